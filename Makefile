@@ -1,0 +1,49 @@
+# `make help` lists the targets. Everything runs in .venv, which is made on first use and brought
+# up to date whenever pyproject.toml changes.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-quick lint format clean
+.DELETE_ON_ERROR:
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+
+install: .venv/ready_for_all  ## Make .venv ready for everything in the repository
+
+demo: .venv/ready_to_run  ## Text to a pre-trained BERT in about six minutes (DEMO_FLAGS="--corpus PATH")
+	$(BIN)/python -m official_bert.demo $(DEMO_FLAGS)
+
+test: .venv/ready_for_all  ## Run every test (PYTEST_FLAGS="-k lamb")
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-quick: .venv/ready_for_all  ## Run the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+lint: .venv/ready_for_all  ## Check style and format, change nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/ready_for_all  ## Mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove everything that these targets made, .venv too (demo_output stays)
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is touched last, so an interrupted installation is taken up again.
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+
+.venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot]"
+	touch $@
+
+.venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot,tensorboard,test]"
+	$(BIN)/python -m pip install --quiet --no-deps --group peers
+	touch .venv/ready_to_run $@

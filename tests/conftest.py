@@ -1,0 +1,19 @@
+"""What must be set before TensorFlow is imported, for every test."""
+
+import os
+
+# tf.keras is then tf_keras, which TensorFlow Addons (a reference here) was written for. Our own
+# code never says tf.keras; `import keras` is Keras 3 either way.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import tensorflow as tf  # noqa: E402
+
+# Two devices, so that MirroredStrategy(["CPU:0", "CPU:1"]) works in any test; the number is fixed
+# as soon as a first operation has run.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
