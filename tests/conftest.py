@@ -10,7 +10,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
 # Two devices, so that MirroredStrategy(["CPU:0", "CPU:1"]) works in any test; the number is fixed
 # as soon as a first operation has run.

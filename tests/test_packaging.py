@@ -1,0 +1,188 @@
+"""The project as others meet it: as a wheel, in Bazel's BUILD file, in a citation."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import starlark
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+VERSION = PYPROJECT["project"]["version"]
+
+
+def project_files(*folders):
+    """The Python files of the working tree, without what tools leave behind."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    }
+
+
+def bazel_targets():
+    """BUILD evaluated by a Starlark interpreter: a list of (rule, attributes)."""
+    targets = []
+
+    def matches(patterns):
+        return {path.relative_to(ROOT).as_posix() for p in patterns for path in ROOT.glob(p)}
+
+    def glob(include, exclude=(), allow_empty=False):
+        found = sorted(matches(include) - matches(exclude))
+        assert found or allow_empty, f"{include} matches no file"
+        return found
+
+    def rule(kind):
+        return lambda **attributes: targets.append((kind, attributes))
+
+    rules = starlark.Module()
+    rules.add_callable("py_library", rule("py_library"))
+    rules.add_callable("py_test", rule("py_test"))
+    build = starlark.Module()
+    build.add_callable("glob", glob)
+    build.add_callable("package", lambda **_: None)
+    build.add_callable("licenses", lambda _: None)
+    build.add_callable("exports_files", lambda _: None)
+
+    dialect = starlark.Dialect.standard()
+    dialect.enable_load = True
+    starlark.eval(
+        build,
+        starlark.parse("BUILD", (ROOT / "BUILD").read_text(), dialect),
+        starlark.Globals.standard(),
+        starlark.FileLoader(lambda _: rules.freeze()),
+    )
+    return targets
+
+
+def test_every_package_has_a_library_target_in_build():
+    libraries = {a["name"]: set(a["srcs"]) for kind, a in bazel_targets() if kind == "py_library"}
+    assert libraries["lamb_tf"] == project_files("lamb_tf")
+    assert libraries["official_bert"] == project_files("official_bert")
+
+
+def test_every_test_file_has_a_test_target_in_build():
+    tests = {a["name"]: a for kind, a in bazel_targets() if kind == "py_test"}
+    expected = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(tests) == expected
+    for name, attributes in tests.items():
+        assert f"tests/{name}.py" in attributes["srcs"]
+        assert attributes["args"] == [f"$(location tests/{name}.py)"]
+
+
+def test_every_python_file_is_in_a_target_of_build():
+    built = {file for _, attributes in bazel_targets() for file in attributes["srcs"]}
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert set(tracked) - built == set()
+
+
+def test_every_dependency_named_in_build_is_a_target_of_it():
+    targets = bazel_targets()
+    names = {f":{attributes['name']}" for _, attributes in targets}
+    assert {d for _, attributes in targets for d in attributes.get("deps", [])} <= names
+
+
+def test_setup_py_only_calls_setup():
+    body = ast.parse((ROOT / "setup.py").read_text()).body
+    docstring, import_line, call = body
+    assert isinstance(docstring.value, ast.Constant)
+    assert ast.unparse(import_line) == "from setuptools import setup"
+    assert ast.unparse(call) == "setup()"
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == VERSION
+    changelog = re.findall(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert changelog[0] == VERSION
+
+
+def test_the_citation_file_names_every_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    for key in ("cff-version", "message", "title", "authors", "license"):
+        assert citation[key]
+    papers = {
+        identifier["value"].removeprefix("arXiv:")
+        for reference in citation["references"]
+        for identifier in reference["identifiers"]
+    }
+    # LAMB, LARS, LEGW, multi-node BERT, MSLT, the comparison by Nado et al., sharded updates, BERT
+    assert papers == {
+        "1904.00962",
+        "1708.03888",
+        "1901.08256",
+        "2008.00177",
+        "2011.13635",
+        "2102.06356",
+        "2004.13336",
+        "1810.04805",
+    }
+
+
+def test_every_import_of_the_packages_is_a_declared_dependency():
+    declared = [
+        requirement
+        for extra in ("cpu", "plot", "legacy", "rehearse", "tensorboard")
+        for requirement in PYPROJECT["project"]["optional-dependencies"][extra]
+    ] + PYPROJECT["project"]["dependencies"]
+    modules = {"absl_py": "absl", "tensorflow_cpu": "tensorflow"}
+    names = [re.match(r"[A-Za-z0-9-]+", r).group().lower().replace("-", "_") for r in declared]
+    allowed = {modules.get(name, name) for name in names} | set(sys.stdlib_module_names)
+    allowed |= {"lamb_tf", "official_bert"}
+    for file in sorted(project_files("lamb_tf", "official_bert")):
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Import):
+                roots = {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                roots = {node.module.split(".")[0]}
+            else:
+                continue
+            assert roots <= allowed, f"{file} imports {roots - allowed}"
+
+
+@pytest.mark.slow
+def test_the_wheel_installs_and_imports_elsewhere(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"lamb_tf-{VERSION}-py3-none-any.whl"
+    packaged = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert packaged == project_files("lamb_tf", "official_bert")
+
+    # A new environment that borrows the installed libraries, but not this working tree: the
+    # editable installation is a .pth file, and those of another environment are not read.
+    elsewhere = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", elsewhere], check=True)
+    python = elsewhere / "bin/python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", wheel],
+        check=True,
+        capture_output=True,
+    )
+    libraries = Path(pytest.__file__).parents[1]
+    script = (
+        "import sys, lamb_tf, official_bert.run_pretraining;"
+        "assert sys.prefix in lamb_tf.__file__, lamb_tf.__file__;"
+        "print(lamb_tf.LAMB().name)"
+    )
+    imported = subprocess.run(
+        [python, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(libraries), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert imported.returncode == 0, imported.stderr
+    assert imported.stdout.split()[-1] == "lamb"

@@ -1,0 +1,53 @@
+"""README.md keeps its word: its Python runs, and its commands are those that .ci/run runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def code_blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands(script):
+    """The commands of a shell script, one list of words each, without comments."""
+    return [words for line in script.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+@pytest.mark.parametrize("block", code_blocks("python"))
+def test_the_python_of_the_readme_runs(block):
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_lamb_learns_in_the_first_example():
+    example = code_blocks("python")[0]
+    assert len([line for line in example.splitlines() if line]) <= 10
+    namespace = {}
+    exec(compile(example, "README.md", "exec"), namespace)
+    accuracy = namespace["history"].history["accuracy"]
+    assert accuracy[0] < 0.8 < 0.9 < accuracy[-1]
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    (checks,) = [c for b in code_blocks("bash") if len(c := commands(b)) > 1]
+    in_ci = [c[:2] for c in commands((ROOT / ".ci/run").read_text()) if c[0] == "make"]
+    assert in_ci == checks == [["make", "lint"], ["make", "test"], ["make", "demo"]]
+
+
+def test_every_make_command_of_the_documents_is_a_target():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for document in (README, (ROOT / "CONTRIBUTING.md").read_text()):
+        for block in re.findall(r"^```bash\n(.*?)^```", document, re.MULTILINE | re.DOTALL):
+            assert {c[1] for c in commands(block) if c[0] == "make"} <= targets
+
+
+def test_the_files_that_the_documents_link_to_exist():
+    for document in ("README.md", "CONTRIBUTING.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
+            assert (ROOT / link).exists(), f"{document} links to {link}"
