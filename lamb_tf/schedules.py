@@ -1,0 +1,520 @@
+"""Learning-rate schedules for large batches: warm-up, decay, re-warm-up, LEGW, scaling rules.
+
+A schedule is a function of the number of updates made so far: the first update asks for step 0.
+Each class here is an ordinary `keras.optimizers.schedules.LearningRateSchedule`, made of
+`keras.ops` only, so it runs on every backend, inside graphs and XLA, and is saved with the
+optimizer that holds it. `step` may also be an array of steps; that is how a schedule is plotted.
+
+Steps are subtracted as integers and only their differences become float32, so the rate is right to
+float32 round-off anywhere below 2^31 steps, also close to the end of a long decay, where `1 - step
+/ total_steps` would lose its digits.
+"""
+
+import math
+import operator
+
+import keras
+from keras import ops
+
+_register = keras.saving.register_keras_serializable(package="lamb_tf")
+
+
+class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up; what comes after it is the subclass's `_decayed`.
+
+        rate(t) = peak · max(0, t - s) / warmup_steps     for t < s + warmup_steps
+
+    with s = `start_warmup_step`.
+    """
+
+    def __init__(self, peak_learning_rate, warmup_steps, start_warmup_step):
+        self.peak_learning_rate = _number("peak_learning_rate", peak_learning_rate)
+        self.warmup_steps = _steps("warmup_steps", warmup_steps)
+        self.start_warmup_step = _steps("start_warmup_step", start_warmup_step, least=None)
+
+    @property
+    def warmup_end(self):
+        """The first step after the warm-up."""
+        return max(0, self.start_warmup_step + self.warmup_steps)
+
+    def __call__(self, step):
+        step = ops.convert_to_tensor(step)
+        decayed = self._decayed(step)
+        if self.warmup_end == 0:
+            return decayed
+        warmed = self.peak_learning_rate * _share(
+            step - self.start_warmup_step, max(1, self.warmup_steps)
+        )
+        return ops.where(step < self.warmup_end, warmed, decayed)
+
+    def get_config(self):
+        return {
+            "peak_learning_rate": self.peak_learning_rate,
+            "warmup_steps": self.warmup_steps,
+            "start_warmup_step": self.start_warmup_step,
+        }
+
+
+class _WarmupToTotal(_Warmup):
+    """A warm-up and a decay that reaches `end_learning_rate` at `total_steps`."""
+
+    def __init__(
+        self,
+        peak_learning_rate,
+        total_steps,
+        warmup_steps,
+        end_learning_rate,
+        decay_from,
+        start_warmup_step,
+    ):
+        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
+        self.total_steps = _steps("total_steps", total_steps, least=1)
+        self.end_learning_rate = _number("end_learning_rate", end_learning_rate)
+        self.decay_from = _decay_from(decay_from)
+        if self.warmup_end > self.total_steps:
+            raise ValueError(
+                f"The warm-up (start_warmup_step={start_warmup_step}, warmup_steps={warmup_steps}) "
+                f"ends at step {self.warmup_end}, after total_steps={total_steps}. "
+                "Shorten the warm-up or train longer."
+            )
+
+    def _decayed(self, step):
+        first = self.warmup_end if self.decay_from == "warmup_end" else 0
+        remaining = _share(self.total_steps - step, max(1, self.total_steps - first), most=1.0)
+        span = self.peak_learning_rate - self.end_learning_rate
+        return self.end_learning_rate + span * self._factor(remaining)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "total_steps": self.total_steps,
+            "end_learning_rate": self.end_learning_rate,
+            "decay_from": self.decay_from,
+        }
+
+
+@_register
+class WarmupPolynomialDecay(_WarmupToTotal):
+    """Linear warm-up, then polynomial decay to `end_learning_rate` at `total_steps`.
+
+    With W the end of the warm-up, T = `total_steps`, p = `power`, the rate after the warm-up is
+
+        decay_from="warmup_end":  end + (peak - end) · ((T - t) / (T - W))^p
+        decay_from="start":       end + (peak - end) · (1 - t / T)^p
+
+    The first is continuous. The second is that of Google's BERT code: the decay has been running
+    since step 0, so the rate *drops* from the peak to peak · (1 - W/T)^p when the warm-up ends.
+
+    Args:
+        peak_learning_rate: the rate at which the warm-up ends.
+        total_steps: the step at which the decay ends; later steps keep `end_learning_rate`.
+        warmup_steps: length of the linear warm-up, in updates. 0: none.
+        end_learning_rate: the rate at `total_steps`.
+        power: the exponent p > 0. 1 is linear (LAMB's paper), 2 is LARS's, 0.5 NVIDIA's.
+        decay_from: `"warmup_end"` or `"start"`.
+        start_warmup_step: the step at which the warm-up starts from 0. A positive one delays it,
+            with a rate of 0 before; a negative one makes the first update start part of the way up,
+            as in MLPerf.
+
+    Raises:
+        TypeError: a step count that is not an integer, a rate that is not a number.
+        ValueError: a negative rate or length, `power` ≤ 0, an unknown `decay_from`, a warm-up that
+            ends after `total_steps`.
+
+    Reference: LAMB, https://arxiv.org/abs/1904.00962, section 4.
+
+    >>> schedule = WarmupPolynomialDecay(5e-3, total_steps=15_625, warmup_steps=3_125)
+    >>> [round(float(schedule(step)), 6) for step in (0, 1_250, 3_125, 9_375, 15_625)]
+    [0.0, 0.002, 0.005, 0.0025, 0.0]
+    """
+
+    def __init__(
+        self,
+        peak_learning_rate,
+        total_steps,
+        warmup_steps=0,
+        end_learning_rate=0.0,
+        power=1.0,
+        decay_from="warmup_end",
+        start_warmup_step=0,
+    ):
+        super().__init__(
+            peak_learning_rate,
+            total_steps,
+            warmup_steps,
+            end_learning_rate,
+            decay_from,
+            start_warmup_step,
+        )
+        self.power = _number("power", power)
+        if self.power == 0:
+            raise ValueError("power must be > 0, got 0. For a constant rate use WarmupConstant.")
+
+    def _factor(self, remaining):
+        return remaining**self.power
+
+    def get_config(self):
+        return {**super().get_config(), "power": self.power}
+
+
+@_register
+class WarmupCosineDecay(_WarmupToTotal):
+    """Linear warm-up, then half a cosine down to `end_learning_rate` at `total_steps`.
+
+        rate(t) = end + (peak - end) · ½ (1 + cos(π (t - W) / (T - W)))
+
+    `decay_from="start"` puts 0 in the place of W inside the cosine. The arguments and errors are
+    those of `WarmupPolynomialDecay`, less `power`.
+
+    >>> schedule = WarmupCosineDecay(1.0, total_steps=100, warmup_steps=20)
+    >>> [round(float(schedule(step)), 4) for step in (10, 20, 60, 100)]
+    [0.5, 1.0, 0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        peak_learning_rate,
+        total_steps,
+        warmup_steps=0,
+        end_learning_rate=0.0,
+        decay_from="warmup_end",
+        start_warmup_step=0,
+    ):
+        super().__init__(
+            peak_learning_rate,
+            total_steps,
+            warmup_steps,
+            end_learning_rate,
+            decay_from,
+            start_warmup_step,
+        )
+
+    def _factor(self, remaining):
+        # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which keeps its digits near the end, where 1 + cos
+        # does not.
+        return ops.sin(0.5 * math.pi * remaining) ** 2
+
+
+@_register
+class WarmupExponentialDecay(_Warmup):
+    """Linear warm-up, then the rate falls by `decay_rate` every `decay_steps` updates.
+
+        rate(t) = peak · decay_rate ^ ((t - W) / decay_steps)
+
+    Args:
+        peak_learning_rate: the rate at which the warm-up ends.
+        decay_steps: the number of updates in which the rate falls by the factor `decay_rate`.
+        decay_rate: the factor, in (0, 1].
+        warmup_steps: length of the linear warm-up, in updates.
+        staircase: round the exponent down, so that the rate falls once every `decay_steps`.
+        decay_from: `"warmup_end"`, or `"start"` for an exponent of t / decay_steps, which drops
+            when the warm-up ends.
+        start_warmup_step: as in `WarmupPolynomialDecay`.
+
+    Raises:
+        TypeError, ValueError: as in `WarmupPolynomialDecay`; `decay_rate` outside (0, 1].
+
+    >>> schedule = WarmupExponentialDecay(1.0, decay_steps=100, decay_rate=0.5, warmup_steps=10)
+    >>> [float(schedule(step)) for step in (5, 10, 110, 210)]
+    [0.5, 1.0, 0.5, 0.25]
+    """
+
+    def __init__(
+        self,
+        peak_learning_rate,
+        decay_steps,
+        decay_rate,
+        warmup_steps=0,
+        staircase=False,
+        decay_from="warmup_end",
+        start_warmup_step=0,
+    ):
+        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
+        self.decay_steps = _steps("decay_steps", decay_steps, least=1)
+        self.decay_rate = _number("decay_rate", decay_rate)
+        if not 0 < self.decay_rate <= 1:
+            raise ValueError(f"decay_rate must be in (0, 1], got {decay_rate}.")
+        self.staircase = bool(staircase)
+        self.decay_from = _decay_from(decay_from)
+
+    def _decayed(self, step):
+        first = self.warmup_end if self.decay_from == "warmup_end" else 0
+        past = ops.maximum(step - first, 0)
+        # Whole periods are counted in integers: as float32, 3 · 10⁷ steps would already be off by
+        # one.
+        periods = ops.cast(past // self.decay_steps, "float32")
+        if not self.staircase:
+            periods = periods + _share(past % self.decay_steps, self.decay_steps)
+        return self.peak_learning_rate * ops.exp(math.log(self.decay_rate) * periods)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "decay_steps": self.decay_steps,
+            "decay_rate": self.decay_rate,
+            "staircase": self.staircase,
+            "decay_from": self.decay_from,
+        }
+
+
+@_register
+class WarmupMultiStepDecay(_Warmup):
+    """Linear warm-up, then the rate falls by `decay_rate` at each boundary.
+
+        rate(t) = peak · decay_rate ^ (number of boundaries ≤ t)
+
+    Args:
+        peak_learning_rate: the rate at which the warm-up ends.
+        boundaries: the steps, in rising order, from which on the rate is lower; counted from step 0
+            and not from the end of the warm-up.
+        decay_rate: the factor, in (0, 1].
+        warmup_steps: length of the linear warm-up, in updates.
+        start_warmup_step: as in `WarmupPolynomialDecay`.
+
+    Raises:
+        TypeError, ValueError: as in `WarmupPolynomialDecay`; boundaries that do not rise or lie
+            inside the warm-up; `decay_rate` outside (0, 1].
+
+    >>> schedule = WarmupMultiStepDecay(1.0, boundaries=[30, 60], decay_rate=0.1, warmup_steps=10)
+    >>> [round(float(schedule(step)), 4) for step in (5, 10, 29, 30, 60)]
+    [0.5, 1.0, 1.0, 0.1, 0.01]
+    """
+
+    def __init__(
+        self,
+        peak_learning_rate,
+        boundaries,
+        decay_rate=0.1,
+        warmup_steps=0,
+        start_warmup_step=0,
+    ):
+        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
+        self.boundaries = [_steps("boundaries", step, least=1) for step in boundaries]
+        if not self.boundaries or self.boundaries != sorted(set(self.boundaries)):
+            raise ValueError(
+                f"boundaries must be rising steps, at least one, got {self.boundaries}."
+            )
+        if self.boundaries[0] < self.warmup_end:
+            raise ValueError(
+                f"The first boundary, {self.boundaries[0]}, lies inside the warm-up, which ends at "
+                f"step {self.warmup_end}. Boundaries count from step 0."
+            )
+        self.decay_rate = _number("decay_rate", decay_rate)
+        if not 0 < self.decay_rate <= 1:
+            raise ValueError(f"decay_rate must be in (0, 1], got {decay_rate}.")
+
+    def _decayed(self, step):
+        rate = self.peak_learning_rate * ops.ones_like(step, dtype="float32")
+        for passed, boundary in enumerate(self.boundaries, start=1):
+            rate = ops.where(
+                step < boundary, rate, self.peak_learning_rate * self.decay_rate**passed
+            )
+        return rate
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "boundaries": list(self.boundaries),
+            "decay_rate": self.decay_rate,
+        }
+
+
+@_register
+class WarmupConstant(_Warmup):
+    """Linear warm-up, then `peak_learning_rate` for good.
+
+    The arguments and errors are those of `WarmupPolynomialDecay` with the same names.
+
+    >>> schedule = WarmupConstant(1.0, warmup_steps=10)
+    >>> [float(schedule(step)) for step in (0, 5, 10, 1_000)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+
+    def __init__(self, peak_learning_rate, warmup_steps=0, start_warmup_step=0):
+        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
+
+    def _decayed(self, step):
+        return self.peak_learning_rate * ops.ones_like(step, dtype="float32")
+
+
+@_register
+class Stages(keras.optimizers.schedules.LearningRateSchedule):
+    """One schedule after another, each counting from the start of its own stage: re-warm-up.
+
+        rate(t) = schedule_k(t - S_k),   S_k = steps_0 + … + steps_(k-1),   S_k ≤ t < S_(k+1)
+
+    After the last stage its schedule goes on counting.
+
+    Args:
+        stages: a list of (schedule, steps): a `LearningRateSchedule` and the number of updates for
+            which it holds.
+
+    Raises:
+        TypeError: something else than pairs of a schedule and an integer.
+        ValueError: no stage at all, or one without steps.
+
+    The paper's mixed-batch run (section 4.1; the rate ramps up from zero again in stage 2), with
+    NVIDIA's rates:
+
+    >>> schedule = Stages([
+    ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_000, power=0.5), 7_038),
+    ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
+    ... ])
+    >>> [round(float(schedule(step)), 6) for step in (2_000, 7_038, 7_138, 7_238)]
+    [0.006, 0.0, 0.002, 0.004]
+    """
+
+    def __init__(self, stages):
+        self.stages = [
+            (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
+        ]
+        if not self.stages:
+            raise ValueError("Stages needs at least one (schedule, steps) pair, got none.")
+
+    def __call__(self, step):
+        step = ops.convert_to_tensor(step)
+        rate, start = None, 0
+        for schedule, steps in self.stages:
+            # Clamped, so that no schedule is asked for a step before its own beginning.
+            here = schedule(ops.maximum(step - start, 0))
+            rate = here if rate is None else ops.where(step < start, rate, here)
+            start += steps
+        return rate
+
+    def get_config(self):
+        return {
+            "stages": [
+                [keras.optimizers.schedules.serialize(schedule), steps]
+                for schedule, steps in self.stages
+            ]
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        deserialize = keras.optimizers.schedules.deserialize
+        return cls([(deserialize(schedule), steps) for schedule, steps in config["stages"]])
+
+
+def sqrt_scaling(batch_size, base_batch_size, base_learning_rate):
+    """The rate for `batch_size` under the square-root rule, base · √(batch / base batch).
+
+    It is LAMB's and LEGW's. The LAMB paper's untuned BERT rates, from 32K down to 512:
+
+    >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
+    [0.005, 0.0025, 0.000625]
+    """
+    return base_learning_rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
+
+
+def linear_scaling(batch_size, base_batch_size, base_learning_rate):
+    """The rate for `batch_size` under the linear rule, base · batch / base batch.
+
+    It is customary for SGD with momentum.
+
+    >>> linear_scaling(1024, 256, 0.1)
+    0.4
+    """
+    return base_learning_rate * _batch_ratio(batch_size, base_batch_size)
+
+
+def legw(
+    batch_size, base_batch_size, base_learning_rate, base_warmup_epochs, num_examples, decay=None
+):
+    """LEGW, Linear-Epoch Gradual Warm-up: the schedule for a large batch from a small one's.
+
+    With k = batch_size / base_batch_size:
+
+        peak rate      = √k · base_learning_rate
+        warm-up epochs = k · base_warmup_epochs
+        warm-up steps  = k · base_warmup_epochs · num_examples / batch_size = base_warmup_epochs ·
+        num_examples / base_batch_size
+
+    so the number of warm-up **steps** is the same for every batch. The number of epochs stays, and
+    so does the shape of the decay.
+
+    Args:
+        batch_size: the global batch to train with.
+        base_batch_size: the global batch that was tuned.
+        base_learning_rate: its peak rate.
+        base_warmup_epochs: its warm-up, in epochs; may be a fraction.
+        num_examples: examples in an epoch.
+        decay: the shape after the warm-up, a function `(peak_learning_rate, warmup_steps,
+            steps_per_epoch) -> schedule`, where `steps_per_epoch` is `num_examples / batch_size`,
+            not rounded. `None`: constant.
+
+    Returns:
+        The schedule that `decay` made, or a `WarmupConstant`.
+
+    Raises:
+        ValueError: a batch size or `num_examples` that is not positive, a negative warm-up or rate.
+
+    Reference: LEGW, https://arxiv.org/abs/1901.08256.
+
+    ResNet-50 at batch 8,192 from the paper's 512 (rate 2², 10/2⁶ epochs of warm-up, 90 epochs,
+    power 2):
+
+    >>> def polynomial(peak, warmup_steps, steps_per_epoch):
+    ...     return WarmupPolynomialDecay(peak, round(90 * steps_per_epoch), warmup_steps, power=2)
+    >>> schedule = legw(8_192, 512, 4.0, 10 / 64, num_examples=1_281_167, decay=polynomial)
+    >>> schedule.peak_learning_rate, schedule.warmup_steps, schedule.total_steps
+    (16.0, 391, 14075)
+    """
+    peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
+    if not num_examples > 0:
+        raise ValueError(f"num_examples must be positive, got {num_examples}.")
+    warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
+    # From the base, not from batch_size, so that no rounding makes the warm-up depend on the batch.
+    warmup_steps = round(warmup_epochs * num_examples / base_batch_size)
+    if decay is None:
+        return WarmupConstant(peak, warmup_steps)
+    return decay(peak, warmup_steps, num_examples / batch_size)
+
+
+def _batch_ratio(batch_size, base_batch_size):
+    for name, value in (("batch_size", batch_size), ("base_batch_size", base_batch_size)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}.")
+    return batch_size / base_batch_size
+
+
+def _share(steps, of, most=None):
+    """steps / of as float32, never below 0 nor above `most`."""
+    share = ops.maximum(ops.cast(steps, "float32") / of, 0.0)
+    return share if most is None else ops.minimum(share, most)
+
+
+def _number(name, value):
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}.") from None
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be finite and ≥ 0, got {value}.")
+    return number
+
+
+def _steps(name, value, least=0):
+    try:
+        steps = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a whole number of steps, got {value!r}; write int(...) or round(...)."
+        ) from None
+    if least is not None and steps < least:
+        raise ValueError(f"{name} must be ≥ {least}, got {steps}.")
+    return steps
+
+
+def _decay_from(value):
+    if value not in ("warmup_end", "start"):
+        raise ValueError(f'decay_from must be "warmup_end" or "start", got {value!r}.')
+    return value
+
+
+def _schedule(value):
+    if not isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        raise TypeError(
+            f"A stage is (schedule, steps) with a keras LearningRateSchedule, got {value!r}. "
+            "For a constant rate use WarmupConstant."
+        )
+    return value
