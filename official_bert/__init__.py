@@ -1,0 +1,1 @@
+"""BERT pre-training with large batches, from raw text to a checkpoint."""

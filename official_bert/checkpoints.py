@@ -1,0 +1,192 @@
+"""Checkpoints that are whole or absent: saved aside, renamed, verified before they are used.
+
+A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlow 1 names, so that
+`tf.train.load_checkpoint` and every converter read it: the weights, their moments `…/adam_m` and
+`…/adam_v`, and `global_step`. Beside the bundle lies `<prefix>.json` with the digests of its files
+and the loop's own state. It is written last: without it, or if a digest differs, the checkpoint
+does not count.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import tensorflow as tf
+
+_PARTS = (".data-00000-of-00001", ".index")
+_NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)\.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint: its path prefix, the step it was taken at and the loop's state."""
+
+    prefix: str
+    step: int
+    state: dict
+
+    def tensors(self):
+        """All tensors by name, as NumPy arrays."""
+        return read_tensors(self.prefix)
+
+
+class CheckpointStore:
+    """The checkpoints of one run, `ctl_step_{step}.ckpt-{count}` in a directory.
+
+    Args:
+        directory: Where they are; created if need be.
+        keep: How many of the newest are kept; 0 keeps all.
+
+    Example:
+
+    >>> store = CheckpointStore("/tmp/model", keep=3)          # doctest: +SKIP
+    >>> store.save({"global_step": np.int64(7)}, step=7, state={})   # doctest: +SKIP
+    """
+
+    def __init__(self, directory, keep=5):
+        self.directory = pathlib.Path(directory)
+        self.keep = keep
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def save(self, tensors, step, state):
+        """Writes a checkpoint and forgets those beyond `keep`; returns its prefix.
+
+        Raises:
+            OSError: if it cannot be written; those already there are untouched.
+        """
+        count = 1 + max((count for _, count, _ in self._found()), default=0)
+        prefix = self.directory / f"ctl_step_{step}.ckpt-{count}"
+        write_bundle(prefix, tensors)
+        manifest = {
+            "step": step,
+            "state": state,
+            "sha256": {part: _digest(f"{prefix}{part}") for part in _PARTS},
+        }
+        write_text(f"{prefix}.json", json.dumps(manifest, indent=1))
+        write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{prefix.name}"\n')
+        self._forget_old()
+        return str(prefix)
+
+    def latest(self, say=print):
+        """The newest whole checkpoint, or `None`; what is damaged is said and passed over."""
+        for _, _, path in sorted(self._found(), reverse=True):
+            prefix = str(path)[: -len(".json")]
+            problem = _problem(prefix)
+            if problem is None:
+                manifest = json.loads(path.read_text())
+                return Checkpoint(prefix, manifest["step"], manifest["state"])
+            say(f"Checkpoint {prefix} is damaged ({problem}); falling back to the one before.")
+        return None
+
+    def _found(self):
+        names = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
+        return [(int(m[1]), int(m[2]), path) for m, path in names if m]
+
+    def _forget_old(self):
+        if not self.keep:
+            return
+        for _, _, path in sorted(self._found())[: -self.keep]:
+            path.unlink()  # first the manifest: from here on the checkpoint does not count
+            for part in _PARTS:
+                pathlib.Path(f"{str(path)[: -len('.json')]}{part}").unlink(missing_ok=True)
+
+
+def read_tensors(prefix):
+    """All tensors of a bundle by name, as NumPy arrays.
+
+    Raises:
+        ValueError: if there is no readable bundle at `prefix`.
+    """
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+    except (tf.errors.OpError, ValueError) as error:
+        raise ValueError(
+            f"No readable checkpoint at {prefix} (expected {prefix}.index and its data files): "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def write_bundle(prefix, tensors):
+    """Writes a tensor bundle whose files appear under their names only when whole.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    prefix = pathlib.Path(prefix)
+    aside = prefix.parent / f".writing-{prefix.name}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        names = sorted(tensors)
+        with tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(aside / "bundle"),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.convert_to_tensor(tensors[name]) for name in names],
+            )
+        for part in _PARTS:
+            _sync(aside / f"bundle{part}")
+            os.replace(aside / f"bundle{part}", f"{prefix}{part}")
+        _sync(prefix.parent)
+    except tf.errors.OpError as error:
+        raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_text(path, text):
+    """Replaces a text file by another in one step."""
+    path = pathlib.Path(path)
+    aside = path.with_name(f".writing-{path.name}")
+    aside.write_text(text, encoding="utf-8")
+    _sync(aside)
+    os.replace(aside, path)
+    _sync(path.parent)
+
+
+def require_space(directory, size):
+    """Refuses to begin where `size` bytes do not fit.
+
+    Raises:
+        OSError: naming what is needed and what is free.
+    """
+    free = shutil.disk_usage(directory).free
+    if free < size:
+        raise OSError(
+            f"{directory} has {free / 1e9:.2f} GB free, but this run's checkpoints need "
+            f"{size / 1e9:.2f} GB; free some space, keep fewer checkpoints, or write elsewhere."
+        )
+
+
+def _problem(prefix):
+    """What is wrong with a checkpoint, or `None`."""
+    try:
+        digests = json.loads(pathlib.Path(f"{prefix}.json").read_text())["sha256"]
+    except (ValueError, KeyError):
+        return "its manifest is not readable"
+    for part in _PARTS:
+        if not os.path.exists(f"{prefix}{part}"):
+            return f"{part} is missing"
+        if _digest(f"{prefix}{part}") != digests[part]:
+            return f"{part} does not match its digest"
+    return None
+
+
+def _digest(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path):
+    """Has the operating system put a file or a folder on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

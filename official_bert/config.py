@@ -1,0 +1,102 @@
+"""`bert_config.json` in and out: the shape of a BERT and nothing about its training."""
+
+import dataclasses
+import json
+
+ACTIVATIONS = ("gelu", "relu", "tanh", "linear")
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT encoder, with the keys of `bert_config.json` (arXiv 1810.04805).
+
+    The defaults are BERT-Base's. Values are checked on construction.
+
+    Args:
+        vocab_size: Number of word pieces.
+        hidden_size: Width H of a token's representation; a multiple of `num_attention_heads`.
+        num_hidden_layers: Number of Transformer layers.
+        num_attention_heads: Attention heads a layer.
+        intermediate_size: Width of the feed-forward layer, customarily 4 H.
+        hidden_act: `"gelu"` (tanh-approximated, as in the official code), `"relu"`, `"tanh"` or
+            `"linear"`.
+        hidden_dropout_prob: Dropout after the embeddings and after each sub-layer, in [0, 1).
+        attention_probs_dropout_prob: Dropout on attention probabilities, in [0, 1).
+        max_position_embeddings: Longest sequence the position table can serve, in tokens.
+        type_vocab_size: Number of segment ids.
+        initializer_range: Standard deviation of the truncated normal initialiser.
+
+    Raises:
+        ValueError: if a value is out of range or two contradict each other.
+
+    Example:
+
+    >>> BertConfig(vocab_size=1000, hidden_size=128, num_attention_heads=2).head_size
+    64
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            self._check(field)
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads; got hidden_size="
+                f"{self.hidden_size} and num_attention_heads={self.num_attention_heads}."
+            )
+
+    def _check(self, field):
+        value = getattr(self, field.name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if field.type is int:
+            good, wanted = number and value == int(value) and value > 0, "a positive integer"
+        elif field.name.endswith("dropout_prob"):
+            good, wanted = number and 0 <= value < 1, "in [0, 1)"
+        elif field.type is float:
+            good, wanted = number and value > 0, "a positive number"
+        else:
+            good, wanted = value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"
+        if not good:
+            raise ValueError(f"{field.name} must be {wanted}; got {value!r}.")
+
+    @property
+    def head_size(self):
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_json_file(cls, path):
+        """Reads `bert_config.json`; keys that released models carry beyond ours are ignored.
+
+        Raises:
+            ValueError: if the file is not such a JSON object, or a value is out of range.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                values = json.load(file)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path} is not JSON: {error}.") from None
+        if not isinstance(values, dict) or "vocab_size" not in values:
+            raise ValueError(
+                f"{path} is not a bert_config.json: expected a JSON object with a vocab_size."
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        try:
+            return cls(**{name: value for name, value in values.items() if name in names})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def to_json(self):
+        """The text of `bert_config.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -1,0 +1,127 @@
+"""The `tf.distribute` strategy from flags; nothing else knows the topology."""
+
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+
+STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
+
+
+def make_strategy(name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1):
+    """The strategy that the flags of the official script ask for.
+
+    Args:
+        name: One of `STRATEGIES`.
+        num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one.
+        tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
+        worker_hosts: Comma-separated `host:port` list of all workers; with
+            `"multi_worker_mirrored"` it takes the place of the environment's `TF_CONFIG`.
+        task_index: This worker's place in `worker_hosts`.
+
+    Raises:
+        ValueError: if the arguments contradict each other or the devices are not there.
+    """
+    if name not in STRATEGIES:
+        hint = (
+            " Asynchronous parameter servers change what a large batch means, so this script "
+            "does not offer them; use multi_worker_mirrored."
+            if name == "parameter_server"
+            else ""
+        )
+        raise ValueError(
+            f"distribution_strategy must be one of {', '.join(STRATEGIES)}; got {name!r}.{hint}"
+        )
+    if tpu and name != "tpu":
+        raise ValueError(
+            f"A TPU is asked for (tpu={tpu!r}) together with distribution_strategy={name!r}, which "
+            "would train without it; pass distribution_strategy=tpu."
+        )
+    if worker_hosts and name != "multi_worker_mirrored":
+        raise ValueError(
+            f"worker_hosts is for distribution_strategy=multi_worker_mirrored; got {name!r}."
+        )
+    if name == "tpu":
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    if name == "multi_worker_mirrored":
+        if worker_hosts:
+            _set_tf_config(worker_hosts, task_index)
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if name == "off":
+        return tf.distribute.get_strategy()
+    devices = _local_devices(num_gpus)
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    return tf.distribute.MirroredStrategy(devices)
+
+
+def distribute(strategy, open_batches, steps):
+    """The batches of `steps`, each host reading its shard only and each replica its rows of that.
+
+    Args:
+        strategy: A `tf.distribute.Strategy`.
+        open_batches: Function of (shard index, number of shards) that returns an
+            `input_pipeline.Batches` of that shard.
+        steps: Range of steps.
+
+    Returns:
+        A distributed dataset; one element of it is one global batch.
+    """
+
+    def for_host(context):
+        batches = open_batches(context.input_pipeline_id, context.num_input_pipelines)
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines
+
+        def replica_batches():
+            for step in steps:
+                batch = batches[step]
+                for replica in range(replicas):
+                    yield {name: np.split(rows, replicas)[replica] for name, rows in batch.items()}
+
+        signature = {
+            name: tf.TensorSpec((len(rows) // replicas, *rows.shape[1:]), rows.dtype)
+            for name, rows in batches[steps.start].items()
+        }
+        dataset = tf.data.Dataset.from_generator(replica_batches, output_signature=signature)
+        return dataset.prefetch(2 * replicas)
+
+    return strategy.distribute_datasets_from_function(for_host)
+
+
+def is_chief(strategy):
+    """Whether this process writes checkpoints and logs."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return True
+    return resolver.task_type == "chief" or (
+        resolver.task_type == "worker"
+        and resolver.task_id == 0
+        and not resolver.cluster_spec().as_dict().get("chief")
+    )
+
+
+def _local_devices(num_gpus):
+    present = len(tf.config.list_logical_devices("GPU"))
+    wanted = min(1, present) if num_gpus is None else num_gpus
+    if not 0 <= wanted <= present:
+        raise ValueError(
+            f"num_gpus={wanted}, but this host shows {present} GPUs; pass num_gpus=0 to train on "
+            "the CPU."
+        )
+    return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
+
+
+def _set_tf_config(worker_hosts, task_index):
+    hosts = worker_hosts.split(",")
+    if not 0 <= task_index < len(hosts):
+        raise ValueError(
+            f"task_index must be in 0 … {len(hosts) - 1} for the {len(hosts)} worker_hosts; got "
+            f"{task_index}."
+        )
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": task_index}}
+    )

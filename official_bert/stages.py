@@ -1,0 +1,168 @@
+"""What a run is: a tuple of stages, an optimizer, a model; and what it shows on the way.
+
+The training loop knows only this. Weights, heads and moments carry over from one stage to the
+next, and each stage warms up again.
+"""
+
+import dataclasses
+import json
+
+import lamb_tf
+from lamb_tf import schedules
+from official_bert.config import BertConfig
+
+DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A number of updates with one batch shape and one learning-rate schedule.
+
+    Args:
+        steps: Updates in this stage.
+        batch_size: Global batch size in sequences, summed over all replicas and micro-batches.
+        max_seq_length: Tokens a sequence; must equal the records'.
+        max_predictions_per_seq: Masked positions a sequence; must equal the records'.
+        learning_rate: Rate at the end of warm-up.
+        warmup_steps: Updates of linear warm-up from zero.
+        end_learning_rate: Rate at the end of the stage.
+        decay_power: Power of the polynomial decay from warm-up's end to the stage's.
+        input_files: Globs of this stage's records; the run's own are used where empty.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    steps: int
+    batch_size: int
+    max_seq_length: int
+    max_predictions_per_seq: int
+    learning_rate: float
+    warmup_steps: int = 0
+    end_learning_rate: float = 0.0
+    decay_power: float = 1.0
+    input_files: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "max_seq_length", "max_predictions_per_seq"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.max_predictions_per_seq > self.max_seq_length:
+            raise ValueError(
+                f"max_predictions_per_seq must not exceed max_seq_length; got "
+                f"{self.max_predictions_per_seq} and {self.max_seq_length}."
+            )
+
+    def schedule(self):
+        """Linear warm-up, then polynomial decay; step 0 is the stage's first update."""
+        return schedules.WarmupPolynomialDecay(
+            self.learning_rate,
+            total_steps=self.steps,
+            warmup_steps=self.warmup_steps,
+            end_learning_rate=self.end_learning_rate,
+            power=self.decay_power,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer of a run; the defaults are those of the LAMB paper for BERT.
+
+    `"adamw"` is the same update with every trust ratio 1, which is Adam with decoupled decay.
+    """
+
+    type: str = "lamb"
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    exclude_from_weight_decay: tuple[str, ...] = ("LayerNorm", "bias")
+    global_clipnorm: float = 1.0
+
+    def __post_init__(self):
+        if self.type not in ("lamb", "adamw"):
+            raise ValueError(f"optimizer_type must be lamb or adamw; got {self.type!r}.")
+
+    def make(self, learning_rate):
+        return lamb_tf.LAMB(
+            learning_rate,
+            self.beta_1,
+            self.beta_2,
+            self.epsilon,
+            self.weight_decay,
+            list(self.exclude_from_weight_decay),
+            None if self.type == "lamb" else [""],  # the empty pattern matches every path
+            global_clipnorm=self.global_clipnorm or None,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """All that decides which weights a run ends with.
+
+    Args:
+        config: The model.
+        stages: What is trained, in order.
+        optimizer: How.
+        input_files: Globs of the training records; `{max_seq_length}` stands for the stage's.
+        init_checkpoint: Prefix of a checkpoint whose weights the run starts from.
+        seed: Decides initial weights, order of the records and dropout.
+        dtype: `"fp32"` or `"bf16"`; weights and moments are float32 in either case.
+        use_next_sentence_label: Whether the next-sentence loss is trained.
+        gradient_accumulation_steps: Micro-batches an update.
+    """
+
+    config: BertConfig
+    stages: tuple[Stage, ...]
+    optimizer: Optimizer
+    input_files: tuple[str, ...]
+    init_checkpoint: str | None = None
+    seed: int = 12345
+    dtype: str = "fp32"
+    use_next_sentence_label: bool = True
+    gradient_accumulation_steps: int = 1
+
+    def __post_init__(self):
+        if self.dtype not in DTYPE_POLICIES:
+            raise ValueError(
+                f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}. (fp16 needs "
+                "a loss scale; bf16 has the range of fp32 and needs none.)"
+            )
+
+    @property
+    def total_steps(self):
+        return sum(stage.steps for stage in self.stages)
+
+    def learning_rate(self):
+        """The rate as a function of the run's step: each stage warms up again."""
+        return schedules.Stages([(stage.schedule(), stage.steps) for stage in self.stages])
+
+    def describe(self):
+        """The run as JSON values; runs with equal descriptions end with equal weights."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """What a run shows and keeps on the way; none of it changes the weights.
+
+    Args:
+        log_steps: Updates between lines of the log.
+        save_checkpoints_steps: Updates between checkpoints; one is always written at the end of
+            a stage and when the process is asked to stop.
+        keep_checkpoint_max: Newest checkpoints to keep; 0 keeps all.
+        eval_steps: Updates between held-out evaluations; 0 evaluates at the ends of stages only.
+        eval_files: Globs of held-out records; none, no evaluation. As `Run.input_files`.
+        eval_batch_size: Global batch size of the evaluation.
+        steps_per_loop: Most updates inside one graph call.
+        enable_xla: Whether forward and backward pass are compiled by XLA.
+    """
+
+    log_steps: int = 100
+    save_checkpoints_steps: int = 1000
+    keep_checkpoint_max: int = 5
+    eval_steps: int = 0
+    eval_files: tuple[str, ...] = ()
+    eval_batch_size: int = 32
+    steps_per_loop: int = 1
+    enable_xla: bool = False

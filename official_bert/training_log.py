@@ -1,0 +1,105 @@
+"""What a run leaves to read: a JSON-lines log, a progress line, and an orderly stop on signals."""
+
+import json
+import os
+import pathlib
+import signal
+
+
+class TrainingLog:
+    """A JSON-lines file in which every line carries the step it was written at.
+
+    Args:
+        path: The file.
+        writes: Whether this process writes it; others of the same run pass `False`.
+    """
+
+    def __init__(self, path, writes=True):
+        self._path, self._writes = pathlib.Path(path), writes
+
+    def rewind(self, step):
+        """Drops what was written after `step`: a resumed run writes it again."""
+        if self._writes and self._path.exists():
+            aside = self._path.with_name(f".writing-{self._path.name}")
+            kept = [line for line in self._path.open() if _step_of(line) <= step]
+            aside.write_text("".join(kept))
+            os.replace(aside, self._path)
+
+    def write(self, **values):
+        if self._writes:
+            with self._path.open("a") as file:
+                file.write(json.dumps(values) + "\n")
+
+
+class Stopped(Exception):
+    """The run was asked to stop and did so with its checkpoint written; `code` for the shell."""
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a request; a second SIGINT stops at once."""
+
+    def __init__(self):
+        self._signal = None
+        self._previous = {}
+
+    def __enter__(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number, _):
+        if self._signal == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self._signal = number
+        print("\nStopping: the checkpoint is written first …", flush=True)
+
+    @property
+    def requested(self):
+        return self._signal is not None
+
+    def raise_if_requested(self, step, model_dir):
+        """Raises `Stopped` if a signal came; call it when all is saved."""
+        if self.requested:
+            raise Stopped(
+                f"Stopped at step {step}; the same command goes on from {model_dir}.",
+                128 + self._signal,
+            )
+
+
+def progress_line(step, total_steps, stage, metrics, learning_rate, examples_per_second, seconds):
+    """One line a person reads while the run goes on."""
+    numbers = [f"loss {metrics['loss']:.3f}", f"masked LM {metrics['masked_lm_accuracy']:.1%}"]
+    if "next_sentence_accuracy" in metrics:
+        numbers.append(f"next sentence {metrics['next_sentence_accuracy']:.1%}")
+    numbers += [
+        f"rate {learning_rate:.2e}",
+        f"{examples_per_second:,.0f} examples/s",
+        f"{duration(seconds)} left",
+    ]
+    width = len(str(total_steps))
+    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(numbers)
+
+
+def duration(seconds):
+    """`95.2` → `"1m 35s"`."""
+    seconds = round(seconds)
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
+
+
+def _step_of(line):
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):
+        return float("inf")  # a line that a kill cut short
