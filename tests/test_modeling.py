@@ -1,0 +1,229 @@
+"""The encoder and its heads, against Hugging Face and against what BERT's code states."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from official_bert.config import BertConfig
+from official_bert.modeling import BertPretrainer, pretraining_sums
+
+CONFIG = BertConfig(
+    vocab_size=97,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=80,
+    max_position_embeddings=24,
+    initializer_range=0.2,  # large, so that errors show
+)
+
+
+def make_batch(seed=0, batch=3, length=16, predictions=4):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(predictions + 2, length, batch)
+    return {
+        "input_ids": rng.integers(0, CONFIG.vocab_size, (batch, length)).astype("int32"),
+        "input_mask": (np.arange(length) < lengths[:, None]).astype("int32"),
+        "segment_ids": (np.arange(length) >= lengths[:, None] // 2).astype("int32"),
+        "masked_lm_positions": rng.integers(1, predictions, (batch, predictions)).astype("int32"),
+        "masked_lm_ids": rng.integers(0, CONFIG.vocab_size, (batch, predictions)).astype("int32"),
+        "masked_lm_weights": rng.integers(0, 2, (batch, predictions)).astype("float32"),
+        "next_sentence_labels": rng.integers(0, 2, batch).astype("int32"),
+        "example_weights": np.ones(batch, "float32"),
+    }
+
+
+def make_model(**arguments):
+    model = BertPretrainer(CONFIG, **arguments)
+    rng = np.random.default_rng(5)
+    for variable in model.weights:  # biases and LayerNorm too, so that each of them matters
+        variable.assign(variable + 0.1 * rng.standard_normal(variable.shape).astype("float32"))
+    return model
+
+
+def test_variable_paths_are_the_official_checkpoint_names():
+    layer = [
+        "attention/self/query/kernel",
+        "attention/self/query/bias",
+        "attention/self/key/kernel",
+        "attention/self/key/bias",
+        "attention/self/value/kernel",
+        "attention/self/value/bias",
+        "attention/output/dense/kernel",
+        "attention/output/dense/bias",
+        "attention/output/LayerNorm/gamma",
+        "attention/output/LayerNorm/beta",
+        "intermediate/dense/kernel",
+        "intermediate/dense/bias",
+        "output/dense/kernel",
+        "output/dense/bias",
+        "output/LayerNorm/gamma",
+        "output/LayerNorm/beta",
+    ]
+    rest = [
+        "bert/embeddings/word_embeddings",
+        "bert/embeddings/position_embeddings",
+        "bert/embeddings/token_type_embeddings",
+        "bert/embeddings/LayerNorm/gamma",
+        "bert/embeddings/LayerNorm/beta",
+        "bert/pooler/dense/kernel",
+        "bert/pooler/dense/bias",
+        "cls/predictions/transform/dense/kernel",
+        "cls/predictions/transform/dense/bias",
+        "cls/predictions/transform/LayerNorm/gamma",
+        "cls/predictions/transform/LayerNorm/beta",
+        "cls/predictions/output_bias",
+        "cls/seq_relationship/output_weights",
+        "cls/seq_relationship/output_bias",
+    ]
+    expected = rest + [f"bert/encoder/layer_{i}/{name}" for i in (0, 1) for name in layer]
+    assert sorted(v.path for v in BertPretrainer(CONFIG).weights) == sorted(expected)
+
+
+def test_logits_equal_those_of_hugging_face():
+    import torch
+    import transformers
+
+    model = make_model()
+    theirs = transformers.BertForPreTraining(
+        transformers.BertConfig(
+            vocab_size=CONFIG.vocab_size,
+            hidden_size=CONFIG.hidden_size,
+            num_hidden_layers=CONFIG.num_hidden_layers,
+            num_attention_heads=CONFIG.num_attention_heads,
+            intermediate_size=CONFIG.intermediate_size,
+            max_position_embeddings=CONFIG.max_position_embeddings,
+            hidden_act="gelu_new",
+        )
+    ).eval()
+    state = {}
+    for variable in model.weights:
+        value = torch.from_numpy(variable.numpy())
+        name = variable.path.replace("/", ".").replace("layer_", "layer.")
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+        name = name.replace("output_bias", "bias").replace("output_weights", "weight")
+        if name.endswith("kernel"):
+            name, value = name.replace("kernel", "weight"), value.T
+        if name.endswith("_embeddings"):
+            name += ".weight"
+        state[name] = value
+    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert not unexpected and all("position_ids" in name for name in missing)
+
+    batch = make_batch()
+    with torch.no_grad():
+        wanted = theirs(
+            input_ids=torch.from_numpy(batch["input_ids"]).long(),
+            attention_mask=torch.from_numpy(batch["input_mask"]),
+            token_type_ids=torch.from_numpy(batch["segment_ids"]).long(),
+        )
+    ours = model(batch)
+    rows = np.arange(3)[:, None], batch["masked_lm_positions"]
+    wanted_masked = wanted.prediction_logits.numpy()[rows]
+    np.testing.assert_allclose(ours["masked_lm_logits"], wanted_masked, rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        ours["next_sentence_logits"], wanted.seq_relationship_logits, rtol=2e-4, atol=2e-4
+    )
+
+
+def test_what_lies_under_padding_does_not_matter():
+    model, batch = make_model(), make_batch()
+    other = dict(batch)
+    other["input_ids"] = np.where(batch["input_mask"] == 1, batch["input_ids"], 7).astype("int32")
+    for name, logits in model(batch).items():
+        np.testing.assert_allclose(logits, model(other)[name], rtol=1e-5, atol=1e-5)
+
+
+def test_initial_values_are_a_truncated_normal_that_follows_from_seed_and_path():
+    first, again, other = (BertPretrainer(CONFIG, seed=seed) for seed in (1, 1, 2))
+    deeper = BertPretrainer(BertConfig(**{**vars(CONFIG), "num_hidden_layers": 3}), seed=1)
+    deeper = {v.path: v.numpy() for v in deeper.weights}
+    for a, b, c in zip(first.weights, again.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+        np.testing.assert_array_equal(a.numpy(), deeper[a.path])
+        if a.path.endswith(("kernel", "_embeddings", "output_weights")):
+            assert not np.array_equal(a.numpy(), c.numpy())
+            assert np.abs(a.numpy()).max() <= 2 * CONFIG.initializer_range
+            assert np.unique(a.numpy()).size > 0.9 * a.numpy().size
+        else:
+            assert (a.numpy() == (1.0 if a.path.endswith("gamma") else 0.0)).all()
+
+
+def test_dropout_is_a_function_of_its_seed():
+    model, batch = make_model(), make_batch()
+
+    def logits(seed):
+        out = model(batch, training=True, dropout_seed=np.array([7, seed], "int32"))
+        return out["masked_lm_logits"].numpy()
+
+    np.testing.assert_array_equal(logits(1), logits(1))
+    assert not np.array_equal(logits(1), logits(2))
+
+
+def test_without_a_seed_every_training_call_drops_anew():
+    model, batch = make_model(), make_batch()
+    first, second = (model(batch, training=True)["masked_lm_logits"].numpy() for _ in range(2))
+    assert not np.array_equal(first, second)
+
+
+def test_sums_equal_their_formula_in_numpy():
+    model, batch = make_model(), make_batch()
+    outputs = {name: logits.numpy().astype(np.float64) for name, logits in model(batch).items()}
+    sums = pretraining_sums(model(batch), batch)
+    for task, labels, weights in (
+        ("masked_lm", batch["masked_lm_ids"], batch["masked_lm_weights"]),
+        ("next_sentence", batch["next_sentence_labels"], batch["example_weights"]),
+    ):
+        logits = outputs[f"{task}_logits"]
+        chosen = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+        cross_entropy = np.log(np.exp(logits).sum(-1)) - chosen
+        hits = logits.argmax(-1) == labels
+        np.testing.assert_allclose(sums[f"{task}_loss"], (weights * cross_entropy).sum(), rtol=1e-5)
+        assert sums[f"{task}_correct"] == (weights * hits).sum()
+        assert sums[f"{task}_weight"] == weights.sum()
+
+
+def test_mixed_precision_keeps_float32_weights_and_logits():
+    model, batch = make_model(dtype="mixed_bfloat16"), make_batch()
+    assert {variable.dtype for variable in model.weights} == {"float32"}
+    low, full = model(batch), make_model()(batch)
+    for name, logits in low.items():
+        assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+        np.testing.assert_allclose(logits, full[name], atol=0.15)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_other_backends_compute_the_same(backend, tmp_path):
+    """The same weights (they follow from seed and path) are set, and the sums must agree."""
+    script = f"""
+import json, sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import test_modeling as here
+import keras
+assert keras.backend.backend() == {backend!r}
+batch = here.make_batch()
+model = here.BertPretrainer(here.CONFIG)
+import numpy as np
+values = np.load({str(tmp_path / "weights.npz")!r})
+for variable in model.weights:
+    variable.assign(values[variable.path])
+sums = here.pretraining_sums(model(batch), batch)
+print(json.dumps({{name: float(value) for name, value in sums.items()}}))
+"""
+    model, batch = make_model(), make_batch()
+    np.savez(tmp_path / "weights.npz", **{v.path: v.numpy() for v in model.weights})
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    for name, value in pretraining_sums(model(batch), batch).items():
+        assert theirs[name] == pytest.approx(float(value), rel=1e-4)
