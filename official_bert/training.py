@@ -53,25 +53,25 @@ class Trainer:
             self.optimizer = run.optimizer.make(run.learning_rate())
             telemetry.record(self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
-        size = sum(value.nbytes for value in self._tensors().values())
-        checkpoints.require_space(model_dir, 2 * size)
+        self._learning_rate = run.learning_rate()
         self._log = TrainingLog(self.model_dir / "train_log.jsonl", writes=self._is_chief)
         self.step = 0  # updates done
         self._seconds = 0.0  # of training, over all processes that have worked on this run
         self._window = np.zeros(len(SUMS))  # sums since the last line of the log
+        size = sum(value.nbytes for value in self._tensors().values())
+        checkpoints.require_space(model_dir, 2 * size)
 
     def train(self):
         """Trains to the end of the last stage.
 
-        Returns:
-            The metrics of the last held-out evaluation, or else of the last log window.
+        Leaves, beside checkpoints and log, the weights alone as `pretrained/bert_model.ckpt-1` and
+        the last figures in `summaries/training_summary.txt`, as the official script does.
 
         Raises:
             training_log.Stopped: after SIGINT or SIGTERM, when the checkpoint is written.
         """
         self._claim_directory()
         self._restore()
-        metrics = {}
         with StopRequest() as stop:
             loop = make_training_loop(
                 self.run, self.model, self.optimizer, self.strategy, self.reporting.enable_xla
@@ -80,11 +80,12 @@ class Trainer:
             for index, stage in enumerate(self.run.stages):
                 begin, end = end, end + stage.steps
                 if self.step < end:
-                    metrics = self._train_stage(loop, index, begin, end, stop)
-        return metrics
+                    self._train_stage(loop, index, begin, end, stop)
+        if self._is_chief:
+            self._export()
 
     def _train_stage(self, loop, index, begin, end, stop):
-        """From `self.step` to `end`, where the stage ends; returns the last metrics."""
+        """From `self.step` to `end`, where the stage ends."""
         stage, reporting = self.run.stages[index], self.reporting
         iterator = iter(
             distribution.distribute(
@@ -93,22 +94,22 @@ class Trainer:
                 range(self.step - begin, stage.steps),
             )
         )
-        metrics, logged = {}, (self.step, self._seconds)
-        while self.step < end:
-            started = time.perf_counter()
+        logged = None  # step and seconds at the last line of the log, or after the first call,
+        while self.step < end:  # which traces the graph and is no measure of the rate
+            started, started_at = time.perf_counter(), self._seconds
             steps = self._steps_to_boundary(end)
             self._window = loop(iterator, self.step, steps, self._window).numpy()
             self.step += steps
             self._seconds += time.perf_counter() - started
             if self._is_due(reporting.log_steps, end):
-                metrics = self._report(index, logged)
-                logged = (self.step, self._seconds)
+                self._report(index, logged or (self.step - steps, started_at))
+                logged = None
+            logged = logged or (self.step, self._seconds)
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
-                metrics = self._evaluate(index)
+                self._evaluate(index)
             if self._is_due(reporting.save_checkpoints_steps, end) or stop.requested:
                 self._save()
                 stop.raise_if_requested(self.step, self.model_dir)
-        return metrics
 
     def _steps_to_boundary(self, end):
         """How many updates the next graph call does: up to the next line, checkpoint, …"""
@@ -124,7 +125,8 @@ class Trainer:
         """Writes the open window to the log and the screen, and opens a new one."""
         metrics = metrics_from_sums(self._window, self.run.use_next_sentence_label)
         self._window = np.zeros(len(SUMS))
-        learning_rate = float(self.optimizer.learning_rate.numpy())
+        updates = int(self.optimizer.iterations.numpy())
+        learning_rate = float(self._learning_rate(updates - 1))  # of the last update
         layers = telemetry.read(self.optimizer)
         rate = (self.step - logged[0]) / max(self._seconds - logged[1], 1e-9)  # updates a second
         batch_size = self.run.stages[index].batch_size
@@ -154,7 +156,6 @@ class Trainer:
                 ),
                 flush=True,
             )
-        return metrics
 
     def _tokens(self, index):
         """Tokens an update of this stage."""
@@ -178,7 +179,6 @@ class Trainer:
         self._log.write(kind="eval", step=self.step, stage=index, **metrics)
         if self._is_chief:
             print(f"held out: {evaluation.describe(metrics)}", flush=True)
-        return metrics
 
     # Files
 
@@ -259,7 +259,7 @@ class Trainer:
 
     def _tensors(self):
         """Everything a checkpoint holds, by its official name."""
-        tensors = {"global_step": np.int64(getattr(self, "step", 0))}
+        tensors = {"global_step": np.int64(self.step)}
         for variable in self.model.trainable_variables:
             for slot, value in self.optimizer.slots(variable).items():
                 tensors[f"{variable.path}/adam_{slot}"] = value.numpy()
@@ -275,6 +275,22 @@ class Trainer:
         state = {"window": self._window.tolist(), "seconds": self._seconds}
         prefix = self._store.save(self._tensors(), self.step, state)
         print(f"saved {prefix}", flush=True)
+
+    def _export(self):
+        weights = {variable.path: variable.numpy() for variable in self.model.weights}
+        prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"
+        checkpoints.write_bundle(prefix, weights)
+        last_train, last_eval = self._log.last("train"), self._log.last("eval")
+        summary = {
+            "total_training_steps": self.step,
+            "train_loss": last_train["loss"],
+            **{name: last_train[name] for name in last_train if name.endswith("_accuracy")},
+            "held_out": {name: v for name, v in last_eval.items() if name not in ("kind", "stage")},
+        }
+        path = self.model_dir / "summaries" / "training_summary.txt"
+        path.parent.mkdir(exist_ok=True)
+        checkpoints.write_text(path, json.dumps(summary, indent=1) + "\n")
+        print(f"trained {self.step} steps; weights: {prefix}; figures: {path}", flush=True)
 
     def _restore(self):
         """Goes on from the newest whole checkpoint, or starts from `init_checkpoint`."""

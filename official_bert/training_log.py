@@ -25,6 +25,12 @@ class TrainingLog:
             aside.write_text("".join(kept))
             os.replace(aside, self._path)
 
+    def last(self, kind):
+        """The last line of a kind as a dictionary; empty if there is none."""
+        lines = self._path.open() if self._path.exists() else []
+        found = [values for values in map(json.loads, lines) if values["kind"] == kind]
+        return found[-1] if found else {}
+
     def write(self, **values):
         if self._writes:
             with self._path.open("a") as file:
