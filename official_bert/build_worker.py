@@ -1,0 +1,218 @@
+"""The work that builder processes do: a block of documents → a part, and a run of parts → a shard.
+
+Started by `record_builder`, one process a worker. Pickled
+tasks come in on the standard input and pickled answers go out on the standard output; the end of
+the input ends the process. (multiprocessing would import the caller's main module, and with it
+TensorFlow, into every worker.)
+"""
+
+import json
+import os
+import pickle
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from official_bert import corpus, records, tokenization
+from official_bert.instances import InstanceMaker, Sentences, Settings, sequences
+
+RECORDS_PER_BLOCK = 256
+GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a worker needs to know once."""
+
+    settings: Settings
+    vocab_file: str
+    do_lower_case: bool
+    language: str
+    random_seed: int
+    dynamic: bool
+    use_v2_feature_names: bool
+    gzip: bool
+    one_stream: bool
+
+
+class Part(NamedTuple):
+    """A block of documents to turn into a file of records."""
+
+    index: int
+    first_document: int
+    documents: list[corpus.Document]
+    digest: str
+    path: str  # without ending: .records, .lengths.npy, .json are added
+
+
+class Shard(NamedTuple):
+    """Records `start` … `stop` of the concatenated parts, to be written to `path`."""
+
+    path: str
+    pieces: list[tuple[str, int, int]]  # path of a part, first record, end record
+
+
+class Worker:
+    """Answers tasks; holds what is costly to make, such as the tokenizer and its memory of words."""
+
+    def __init__(self, recipe: Recipe):
+        self._recipe = recipe
+        vocabulary = tokenization.read_vocabulary(recipe.vocab_file)
+        self._encode = tokenization.SentenceEncoder(
+            tokenization.load(recipe.vocab_file, recipe.do_lower_case)
+        )
+        self._unknown = vocabulary[tokenization.UNK]
+        settings = recipe.settings
+        if recipe.dynamic:
+            self._record = records.DynamicRecord(len(vocabulary))
+        else:
+            self._make = InstanceMaker(settings, vocabulary)
+            self._record = records.StaticRecord(
+                settings.max_seq_length,
+                settings.max_predictions_per_seq,
+                len(vocabulary),
+                recipe.use_v2_feature_names,
+            )
+
+    def part(self, task: Part) -> dict:
+        """Writes the records of one block; the `.json` beside them appears last and says that they are whole."""
+        documents = [
+            (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
+        ]
+        documents = [(number, sentences) for number, sentences in documents if sentences]
+        counts = _count(documents, self._unknown)
+        seed = self._recipe.random_seed
+        rng = Random(seed if self._recipe.one_stream else f"{seed}/{task.index}")
+        framed, used = [], 0
+        for length, record in (self._dynamic if self._recipe.dynamic else self._static)(
+            documents, rng
+        ):
+            framed.append(record)
+            used += length
+        rng.shuffle(framed)
+        counts |= {"sequences": len(framed), "tokens": used}
+        lengths = np.fromiter(map(len, framed), np.uint32, len(framed))
+        write_whole(f"{task.path}.records", framed)
+        with open(f"{task.path}.lengths.npy", "wb") as file:
+            np.save(file, lengths)
+        made = {"digest": task.digest, "counts": counts, "bytes": int(lengths.sum(dtype=np.int64))}
+        write_whole(f"{task.path}.json", [json.dumps(made).encode()])
+        return made
+
+    def _tokens(self, document: corpus.Document) -> Sentences:
+        return [
+            ids for ids in self._encode(corpus.sentences(document, self._recipe.language)) if ids
+        ]
+
+    def _static(
+        self, documents: list[tuple[int, Sentences]], rng: Random
+    ) -> Iterator[tuple[int, bytes]]:
+        for instance in self._make([sentences for _, sentences in documents], rng):
+            yield len(instance.input_ids), self._record(instance)
+
+    def _dynamic(
+        self, documents: list[tuple[int, Sentences]], rng: Random
+    ) -> Iterator[tuple[int, bytes]]:
+        settings = self._recipe.settings
+        for number, document in documents:
+            for ids, lengths in sequences(document, settings, rng):
+                yield len(ids) + 3, self._record(ids, lengths, number)
+
+    def shard(self, task: Shard) -> dict:
+        """Writes one shard and says where each of its blocks of records begins."""
+        lengths = np.concatenate(
+            [np.load(f"{p}.lengths.npy", mmap_mode="r")[a:b] for p, a, b in task.pieces]
+        )
+        starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        offsets = starts[:-1][::RECORDS_PER_BLOCK].tolist()
+        data = _pieces(task.pieces)
+        if self._recipe.gzip:
+            sizes, offsets = np.diff([*offsets, starts[-1]]), []
+            data = _gzipped(data, sizes, offsets)
+        write_whole(task.path, data)
+        return {
+            "file": os.path.basename(task.path),
+            "records": len(lengths),
+            "bytes": os.path.getsize(task.path),
+            "block_offsets": offsets,
+        }
+
+
+def write_whole(path: str, chunks) -> None:
+    """Writes `chunks` under a temporary name and renames it, so that `path` is never seen half written."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _count(documents: list[tuple[int, Sentences]], unknown: int) -> dict:
+    return {
+        "documents": len(documents),
+        "sentences": sum(len(sentences) for _, sentences in documents),
+        "text_tokens": sum(len(s) for _, sentences in documents for s in sentences),
+        "unknown_tokens": sum(s.count(unknown) for _, sentences in documents for s in sentences),
+    }
+
+
+def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterator[bytes]:
+    for path, start, stop in pieces:
+        lengths = np.load(f"{path}.lengths.npy", mmap_mode="r")
+        left = int(lengths[start:stop].sum(dtype=np.int64))
+        with open(f"{path}.records", "rb") as file:
+            file.seek(int(lengths[:start].sum(dtype=np.int64)))
+            while left:
+                data = file.read(min(left, chunk))
+                if not data:
+                    raise ValueError(
+                        f"{path}.records is shorter than it was; delete its folder and start again."
+                    )
+                left -= len(data)
+                yield data
+
+
+def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> Iterator[bytes]:
+    """One GZIP member in which each block of records can be unpacked on its own (a full flush after each).
+
+    Where the blocks begin is added to `offsets`.
+    """
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    yield GZIP_HEADER
+    buffer, position, crc, total = bytearray(), len(GZIP_HEADER), 0, 0
+    for size in map(int, sizes):
+        while len(buffer) < size:
+            buffer += next(data)
+        block = bytes(buffer[:size])
+        del buffer[:size]
+        packed = compressor.compress(block) + compressor.flush(zlib.Z_FULL_FLUSH)
+        yield packed
+        offsets.append(position)
+        position += len(packed)
+        crc, total = zlib.crc32(block, crc), total + size
+    yield (
+        compressor.flush() + crc.to_bytes(4, "little") + (total & 0xFFFFFFFF).to_bytes(4, "little")
+    )
+
+
+def main() -> None:
+    tasks, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print must not get between the answers
+    worker = Worker(pickle.load(tasks))
+    while True:
+        try:
+            task = pickle.load(tasks)
+        except EOFError:
+            return
+        try:
+            answer = worker.part(task) if isinstance(task, Part) else worker.shard(task)
+        except (OSError, ValueError) as error:
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()

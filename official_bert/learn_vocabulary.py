@@ -1,0 +1,89 @@
+"""Learns a WordPiece vocabulary from text.
+
+python -m official_bert.learn_vocabulary --input_file='wiki/*.txt.gz' --vocab_file=vocab.txt
+--vocab_size=30522
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from official_bert import corpus, tokenization
+
+
+def learn_vocabulary(
+    input_file: str | list[str],
+    vocab_file: str,
+    *,
+    vocab_size: int = 30522,
+    do_lower_case: bool = True,
+    min_frequency: int = 2,
+    max_text_mb: float = 1000.0,
+    input_format: str = "auto",
+    json_field: str = "text",
+) -> int:
+    """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
+
+    Args:
+        input_file: files, globs or folders, as for `create_pretraining_data`.
+        vocab_size: the size aimed at, special tokens included.
+        min_frequency: a piece must occur so often.
+        max_text_mb: learn from so much text at most, taken from the start; more changes the
+            vocabulary little.
+
+    Raises:
+        ValueError: the input holds no text or cannot be read, or `vocab_size` is too small.
+    """
+    paths = corpus.find_files(input_file)
+    folder = os.path.dirname(os.path.abspath(vocab_file))
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
+    text = _text(paths, input_format, json_field, int(max_text_mb * 1e6))
+    return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
+
+
+def _text(paths: list[str], form: str, json_field: str, limit: int) -> Iterator[str]:
+    size = 0
+    for document in corpus.documents(paths, form, json_field):
+        yield from document.lines
+        size += sum(map(len, document.lines))
+        if size > limit:
+            return
+
+
+def main(_) -> int:
+    names = (
+        "vocab_file",
+        "vocab_size",
+        "do_lower_case",
+        "min_frequency",
+        "max_text_mb",
+        "input_format",
+        "json_field",
+    )
+    try:
+        size = learn_vocabulary(
+            flags.FLAGS.input_file, **{name: flags.FLAGS[name].value for name in names}
+        )
+    except (ValueError, OSError) as error:
+        print(f"learn_vocabulary: {error}", file=sys.stderr)
+        return 1
+    print(f"{flags.FLAGS.vocab_file}: {size:,} word pieces", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string(
+        "input_file", None, "Input text: files, globs or folders, separated by commas."
+    )
+    flags.DEFINE_string("vocab_file", None, "The vocabulary to write.")
+    flags.DEFINE_integer("vocab_size", 30522, "Number of word pieces, special tokens included.")
+    flags.DEFINE_bool("do_lower_case", True, "Learn an uncased vocabulary.")
+    flags.DEFINE_integer("min_frequency", 2, "A word piece must occur so often.")
+    flags.DEFINE_float("max_text_mb", 1000.0, "Learn from so much text at most.")
+    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
+    flags.DEFINE_string("json_field", "text", "The field that holds the text, in JSON lines.")
+    flags.mark_flags_as_required(["input_file", "vocab_file"])
+    app.run(main)

@@ -1,0 +1,53 @@
+"""The manifest: a JSON file beside the shards that says what they are. Written last, so that it vouches for them."""
+
+import base64
+import json
+import os
+import re
+
+import numpy as np
+
+from official_bert.build_worker import write_whole
+
+FORMAT = "pre-training records 1"
+ENDING = ".manifest.json"
+
+
+def stem(shard: str) -> str:
+    """What the files of one build have in common: `/d/wiki` for `/d/wiki.tfrecord-00003-of-00010`."""
+    return re.sub(r"(\.tfrecords?|\.tf_record)?(\.gz)?(-\d{5}-of-\d{5})?$", "", shard)
+
+
+def path_for(shards: list[str]) -> str:
+    """Where the manifest of `shards` lies. Not `…tfrecord…`, so that a glob for the shards does not find it."""
+    return stem(shards[0]) + ENDING
+
+
+def write(shards: list[str], contents: dict) -> None:
+    """Writes the manifest of `shards` under a temporary name and renames it."""
+    write_whole(path_for(shards), [json.dumps(contents, indent=1).encode()])
+
+
+def find(shard: str, listing: list[str], read) -> dict | None:
+    """The manifest that names `shard`, among the files `listing` of its folder; `read` opens a path as text."""
+    name = os.path.basename(shard)
+    for candidate in sorted(listing):
+        if candidate.endswith(ENDING):
+            made = json.loads(read(os.path.join(os.path.dirname(shard), candidate)))
+            if made.get("format") == FORMAT and any(
+                entry["file"] == name for entry in made["shards"]
+            ):
+                return made
+    return None
+
+
+def pack_flags(flags: np.ndarray) -> str:
+    """Booleans (one a vocabulary entry) as a short string."""
+    return base64.b64encode(np.packbits(flags).tobytes()).decode()
+
+
+def unpack_flags(packed: str, count: int) -> np.ndarray:
+    """The inverse of `pack_flags`."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(packed), np.uint8), count=count).astype(
+        bool
+    )

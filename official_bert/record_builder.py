@@ -1,0 +1,271 @@
+"""From files of text to shards of records: many processes, bounded memory, and nothing lost when it is killed.
+
+    corpus → blocks of documents → (workers) parts → (workers) shards of even size → manifest
+
+A part holds the records of one block and depends on the block, the settings and the block's number
+alone, so the number of workers changes nothing. Parts lie in a folder `NAME.building` beside the
+output until the manifest stands; a run that was killed finds them there and makes only what is
+missing.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import official_bert
+from official_bert import corpus, manifest
+from official_bert.build_worker import Part, Recipe, Shard, write_whole
+
+
+class Builder:
+    """One build: what goes in, what comes out, and the folder where its parts lie.
+
+    Args:
+        recipe: what the records look like.
+        documents: yields the corpus, the same documents in the same order at every call.
+        shards: the paths to write.
+        workers: number of processes.
+        progress: called with (bytes of text done, records made) now and then.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        documents: Iterator,
+        shards: list[str],
+        workers: int,
+        progress: Callable,
+    ):
+        self._recipe, self._documents, self._shards = recipe, documents, shards
+        self._workers, self._progress = workers, progress
+        self._folder = manifest.stem(shards[0]) + ".building"
+
+    def run(self) -> tuple[list[dict], dict]:
+        """Builds parts, then shards. Returns what the manifest says of the shards, and the counts."""
+        os.makedirs(self._folder, exist_ok=True)
+        with self._locked():
+            self._forget_other_builds()
+            with Workers(self._recipe, self._workers) as workers:
+                parts = self._make_parts(workers)
+                shards = self._make_shards(workers, parts)
+        counts = {key: sum(part["counts"][key] for part in parts) for key in parts[0]["counts"]}
+        return shards, counts
+
+    def finish(self) -> None:
+        """Removes the parts; called when the manifest stands."""
+        shutil.rmtree(self._folder)
+
+    @contextlib.contextmanager
+    def _locked(self):
+        with open(os.path.join(self._folder, "lock"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"output_file: another process is building into {self._folder}; wait for it."
+                ) from None
+            yield
+
+    def _forget_other_builds(self) -> None:
+        """Parts of other settings, or of a build whose shards were taken away since, are of no use."""
+        path = os.path.join(self._folder, "build.json")
+        build = json.dumps(
+            {**dataclasses.asdict(self._recipe), "shards": len(self._shards)}, sort_keys=True
+        )
+        with open(self._recipe.vocab_file, "rb") as file:
+            build += hashlib.sha256(file.read()).hexdigest()
+        same = os.path.exists(path) and open(path).read() == build
+        if not (
+            same
+            and all(_is_whole(shard, _read(self._made(n))) for n, shard in enumerate(self._shards))
+        ):
+            for name in os.listdir(self._folder):
+                if name != "lock":
+                    os.remove(os.path.join(self._folder, name))
+        write_whole(path, [build.encode()])
+
+    def _made(self, number: int) -> str:
+        return os.path.join(self._folder, f"shard-{number:05d}.json")
+
+    def _make_parts(self, workers: "Workers") -> list[dict]:
+        source, parts, first = corpus.blocks(self._documents), [], 0
+        if self._recipe.one_stream:
+            source = iter([[document for block in source for document in block]])
+
+        def tasks() -> Iterator[Part]:
+            nonlocal first
+            for index, block in enumerate(filter(None, source)):
+                path = os.path.join(self._folder, f"part-{index:06d}")
+                digest = hashlib.sha256(b"".join(map(corpus.digest, block))).hexdigest()
+                yield Part(index, first, block, digest, path)
+                first += len(block)
+
+        def make(call: Callable, task: Part) -> None:
+            part = _read(f"{task.path}.json")
+            if not part or part["digest"] != task.digest:
+                part = call(task)
+            parts.append((task.index, {"path": task.path, **part}))
+            self._progress(
+                sum(len(line) for d in task.documents for line in d.lines),
+                part["counts"]["sequences"],
+            )
+
+        workers.work(tasks(), make)
+        if not parts:
+            raise ValueError("input_file: the files hold no text.")
+        return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+
+    def _make_shards(self, workers: "Workers", parts: list[dict]) -> list[dict]:
+        ends = np.cumsum([part["counts"]["sequences"] for part in parts])
+        cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
+        if ends[-1] < len(self._shards):
+            raise ValueError(
+                f"num_shards: {len(self._shards)} shards are more than the {ends[-1]} records there are."
+            )
+        made = [_read(self._made(n)) for n in range(len(self._shards))]
+
+        def tasks() -> Iterator[tuple[int, Shard]]:
+            for number, path in enumerate(self._shards):
+                if not made[number]:
+                    yield (
+                        number,
+                        Shard(path, _overlaps(parts, ends, cuts[number], cuts[number + 1])),
+                    )
+
+        def make(call: Callable, task: tuple[int, Shard]) -> None:
+            number, shard = task
+            made[number] = call(shard)
+            write_whole(self._made(number), [json.dumps(made[number]).encode()])
+            # A part whose records stand in finished shards is not needed again: the disk holds
+            # hardly more than once.
+            for part, end in zip(parts, ends, strict=True):
+                start = end - part["counts"]["sequences"]
+                covering = [
+                    n for n in range(len(cuts) - 1) if cuts[n] < end and cuts[n + 1] > start
+                ]
+                if all(made[n] for n in covering):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(f"{part['path']}.records")
+
+        workers.work(tasks(), make)
+        return made
+
+
+class Workers:
+    """Processes that answer tasks, each driven by a thread of this one."""
+
+    def __init__(self, recipe: Recipe, count: int):
+        self._recipe, self._count = recipe, count
+
+    def __enter__(self):
+        root = os.path.dirname(os.path.dirname(os.path.abspath(official_bert.__file__)))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TOKENIZERS_PARALLELISM": "false",  # the parallelism is here
+        }
+        self._processes = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    "from official_bert import build_worker; build_worker.main()",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            for _ in range(self._count)
+        ]
+        for process in self._processes:
+            _send(process, self._recipe)
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+    def work(self, tasks: Iterator, make: Callable) -> None:
+        """Calls `make(call, task)` for every task, on as many threads as there are processes; `call` asks a process."""
+        take = threading.Lock()
+        failed = threading.Event()
+
+        def serve(process: subprocess.Popen) -> None:
+            def call(task):
+                _send(process, task)
+                try:
+                    answer = pickle.load(process.stdout)
+                except EOFError:
+                    raise ValueError(
+                        f"a worker process died (exit code {process.wait()}), perhaps for want of memory; what is "
+                        f"finished stays: start again, with fewer --num_workers."
+                    ) from None
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            try:
+                while not failed.is_set():
+                    with take:
+                        task = next(tasks, None)
+                    if task is None:
+                        return
+                    make(call, task)
+            except BaseException:
+                failed.set()
+                raise
+
+        with ThreadPoolExecutor(self._count) as threads:
+            results = [threads.submit(serve, process) for process in self._processes]
+            try:
+                for result in results:
+                    result.result()
+            except BaseException:  # Ctrl-C too: the threads finish the task in hand and no more
+                failed.set()
+                raise
+
+
+def _send(process: subprocess.Popen, task) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the missing answer tells it better
+        pickle.dump(task, process.stdin)
+        process.stdin.flush()
+
+
+def _read(path: str) -> dict | None:
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def _is_whole(shard: str, made: dict | None) -> bool:
+    return not made or (os.path.exists(shard) and os.path.getsize(shard) == made["bytes"])
+
+
+def _overlaps(
+    parts: list[dict], ends: np.ndarray, start: int, stop: int
+) -> list[tuple[str, int, int]]:
+    """Which records of which parts are the records `start` … `stop` of all."""
+    pieces = []
+    for part, end in zip(parts, map(int, ends), strict=True):
+        begin = end - part["counts"]["sequences"]
+        low, high = max(start, begin), min(stop, end)
+        if low < high:
+            pieces.append((part["path"], low - begin, high - begin))
+    return pieces
