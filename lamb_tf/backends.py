@@ -1,0 +1,145 @@
+"""What differs between Keras' backends when an optimizer takes a step, and nothing else.
+
+`layerwise.py` states the order of a step once, in terms of the functions below. On TensorFlow they
+speak to `tf.distribute` (a gradient has one value on each replica, and so has a variable); on JAX
+state is threaded through `keras.StatelessScope`; on torch all is eager.
+"""
+
+import contextlib
+
+import keras
+from keras import ops
+
+BACKEND = keras.backend.backend()
+
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+elif BACKEND == "torch":
+    import torch
+
+
+def merge_replicas(function, *args):
+    """Calls `function(*args)` once for all replicas.
+
+    What differs between replicas arrives as a distributed value.
+    """
+    if BACKEND == "tensorflow":
+        strategy = tf.distribute.get_strategy()
+        return tf.__internal__.distribute.interim.maybe_merge_call(
+            lambda _, *merged: function(*merged), strategy, *args
+        )
+    return function(*args)
+
+
+def sum_over_replicas(gradients, variables):
+    """The gradients summed over all replicas and workers. (JAX's are global already.)"""
+    if BACKEND != "tensorflow" or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return gradients
+    if tf.distribute.in_cross_replica_context():
+        pairs = [(g, native(v)) for g, v in zip(gradients, variables)]
+        return tf.distribute.get_strategy().extended.batch_reduce_to("SUM", pairs)
+    return tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+
+
+def widen(gradients):
+    """Gradients as float32, sparse ones still sparse.
+
+    A sum of many bfloat16 gradients, or of scaled float16 ones, would lose digits or overflow.
+    """
+    if BACKEND == "tensorflow":
+        return [tf.cast(g, tf.float32) for g in gradients]
+    return [ops.cast(ops.convert_to_tensor(g, sparse=False), "float32") for g in gradients]
+
+
+def densify(gradient, variable):
+    """The gradient of `variable` as a dense tensor on each replica (see `dense`)."""
+    if BACKEND != "tensorflow" or not isinstance(first_replica(gradient), tf.IndexedSlices):
+        return gradient
+    if tf.distribute.in_cross_replica_context():
+        extended = tf.distribute.get_strategy().extended
+        return extended.call_for_each_replica(lambda g: dense(g, variable), args=(gradient,))
+    return dense(gradient, variable)
+
+
+def dense(gradient, variable):
+    """A gradient as a dense tensor; repeated indices of a sparse one are summed."""
+    if BACKEND == "tensorflow" and isinstance(gradient, tf.IndexedSlices):
+        rows = variable.shape[0]
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    return gradient
+
+
+def first_replica(value):
+    """The value on this host's first replica, of something that is the same on all of them."""
+    if BACKEND == "tensorflow" and isinstance(value, tf.distribute.DistributedValues):
+        return tf.distribute.get_strategy().experimental_local_results(value)[0]
+    return value
+
+
+def update_on_replicas(function, variable, *args):
+    """Calls `function(variable, *args)` on each replica, with that replica's share of each.
+
+    Returns what it returns on the first replica.
+    """
+    if BACKEND != "tensorflow":
+        return function(variable, *args)
+    extended = tf.distribute.get_strategy().extended
+    args = keras.tree.map_structure(native, args)
+    if tf.distribute.in_cross_replica_context():
+        return extended.update(native(variable), function, args=args, group=False)[0]
+    # Where replicas cannot merge (XLA on several GPUs), `update` selects the replica's part of the
+    # variable, but not of the arguments.
+    args = keras.tree.map_structure(
+        lambda a: extended.update(a, lambda part: part) if is_tf_variable(a) else a, args
+    )
+    return extended.update(native(variable), function, args=args)
+
+
+def is_tf_variable(value):
+    """Whether this is a `tf.Variable`."""
+    return isinstance(value, tf.Variable)
+
+
+def read(variable):
+    """The value of a variable as a tensor; on a replica, that replica's."""
+    variable = native(variable)
+    return variable.read_value() if BACKEND == "tensorflow" else variable
+
+
+def set_zero(variable):
+    """Sets a variable, or each replica's own part of it, to zero."""
+    if BACKEND == "tensorflow":
+        for part in tf.distribute.get_strategy().experimental_local_results(native(variable)):
+            part.assign(tf.zeros_like(part))
+    else:
+        variable.assign(ops.zeros(variable.shape, variable.dtype))
+
+
+def run_if(condition, then, otherwise, state):
+    """Runs `then()` or `otherwise()`; both may assign to the variables in `state`."""
+    if BACKEND == "tensorflow":
+        tf.cond(condition, lambda: (then(), tf.no_op())[1], lambda: (otherwise(), tf.no_op())[1])
+        return
+    if BACKEND == "torch":
+        then() if condition else otherwise()
+        return
+
+    def values_after(branch):
+        with keras.StatelessScope(state_mapping=[(v, v.value) for v in state]) as scope:
+            branch()
+        return [scope.get_current_value(v) for v in state]
+
+    # A branch that assigned to variables inside lax.cond would leak its tracers: it returns values.
+    new_values = ops.cond(condition, lambda: values_after(then), lambda: values_after(otherwise))
+    for variable, value in zip(state, new_values):
+        variable.assign(value)
+
+
+def native(value):
+    """The `tf.Variable` in a `keras.Variable`; anything else as it is."""
+    return value.value if isinstance(value, keras.Variable) else value
+
+
+def no_autograd():
+    """The context in which torch records no graph."""
+    return torch.no_grad() if BACKEND == "torch" else contextlib.nullcontext()
