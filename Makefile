@@ -44,6 +44,6 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	touch $@
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot,tensorboard,test]"
+	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot,tensorboard,zstd,test]"
 	$(BIN)/python -m pip install --quiet --no-deps --group peers
 	touch .venv/ready_to_run $@

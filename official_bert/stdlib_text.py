@@ -84,6 +84,7 @@ def prose_paragraphs(text: str) -> list[str]:
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         if ">>>" in block:
             continue
+        block = re.sub(r"(\w-)\n\s*", r"\1", block)  # a word that was cut at its hyphen
         line = _without_markup(" ".join(block.split()))
         if _is_prose(line):
             paragraphs.append(line)
@@ -92,7 +93,7 @@ def prose_paragraphs(text: str) -> list[str]:
 
 def _without_markup(line: str) -> str:
     line = re.sub(r":[a-z:]+:`~?([^`<]+?)(?: *<[^`>]*>)?`", r"\1", line)  # :meth:`~str.join`
-    line = re.sub(r"[`*_]{2}([^`*]+)[`*_]{2}|`([^`]+)`", r"\1\2", line)  # ``x``, **x**, `x`
+    line = re.sub(r"[`*]{2}([^`*]+)[`*]{2}|`([^`]+)`", r"\1\2", line)  # ``x``, **x**, `x`
     line = re.sub(r"(?<!\w)\*(\w[^*]*?)\*(?!\w)", r"\1", line)  # *x*
     line = re.sub(r"([*=\-~^\"])\1{3,}", "", line)  # the underlining of titles
     return re.sub(r"^[*\-•] |::$", "", line).strip()

@@ -14,7 +14,9 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-VERSION = PYPROJECT["project"]["version"]
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "lamb_tf/__init__.py").read_text(), re.MULTILINE
+)[1]
 
 
 def project_files(*folders):
@@ -100,6 +102,8 @@ def test_setup_py_only_calls_setup():
 
 
 def test_the_version_is_the_same_everywhere():
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "lamb_tf.__version__"}
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == VERSION
     changelog = re.findall(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
@@ -129,11 +133,10 @@ def test_the_citation_file_names_every_paper():
 
 
 def test_every_import_of_the_packages_is_a_declared_dependency():
-    declared = [
-        requirement
-        for extra in ("cpu", "plot", "legacy", "rehearse", "tensorboard")
-        for requirement in PYPROJECT["project"]["optional-dependencies"][extra]
-    ] + PYPROJECT["project"]["dependencies"]
+    project = PYPROJECT["project"]
+    declared = list(project["dependencies"])
+    for extra, requirements in project["optional-dependencies"].items():
+        declared += requirements if extra != "test" else []
     modules = {"absl_py": "absl", "tensorflow_cpu": "tensorflow"}
     names = [re.match(r"[A-Za-z0-9-]+", r).group().lower().replace("-", "_") for r in declared]
     allowed = {modules.get(name, name) for name in names} | set(sys.stdlib_module_names)

@@ -1,0 +1,67 @@
+"""Runs commands of this package as child processes that end when this one is asked to end."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+
+class Interrupted(Exception):
+    """The user (Ctrl-C), the terminal or the system asked this process to stop."""
+
+
+class ChildFailed(Exception):
+    """A command ended with an error, about which it has said what there is to say."""
+
+    def __init__(self, command, code):
+        super().__init__(f"{command} ended with exit code {code}")
+        self.code = code
+
+
+def raise_on_signals():
+    """From now on SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number, frame):
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)  # a child may need a moment to save its work
+        raise Interrupted
+
+    for number in numbers:
+        signal.signal(number, interrupt)
+
+
+def call(command, *arguments):
+    """Runs `python -m official_bert.<command>` to its end.
+
+    It runs in a session of its own, so that a Ctrl-C reaches this process alone, which passes it on
+    as SIGTERM and waits. File descriptors made inheritable here are open there, too.
+
+    Raises:
+        ChildFailed: if the command failed.
+        Interrupted: if this process was asked to stop; the command has ended then.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-m", f"official_bert.{command}", *arguments],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3")},
+        start_new_session=True,
+        close_fds=False,
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        code = child.wait()
+    except Interrupted:
+        child.terminate()
+        child.wait()
+        raise
+    if code:
+        raise ChildFailed(command, code)
+
+
+def _end_with_parent():
+    """Has Linux send SIGTERM to this process when its parent is gone, as after `kill -9`."""
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

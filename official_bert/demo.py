@@ -1,0 +1,359 @@
+"""One command from text to a pre-trained BERT, in minutes, on a machine without a GPU.
+
+    python -m official_bert.demo [--corpus=my_texts/] [--output_dir=demo_output]
+
+text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
+held-out scores, filled blanks, plots. Each step calls what a larger run would call; what a step has
+finished is found by the next start, so an interrupted demo goes on where it stopped.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import NamedTuple
+
+from absl import app, flags
+
+from official_bert import child_commands, corpus, plots, stdlib_text, tokenization
+from official_bert.config import BertConfig
+
+FLAGS = flags.FLAGS
+
+RECIPE = "demo"
+VOCAB_SIZE = 4096
+HELD_OUT_SHARE = 12  # one document of so many is held out …
+HELD_OUT_CHARACTERS = 300_000  # … up to this much text
+
+# Asked at the end of a run on the text that comes with Python; of other texts, held-out sentences.
+BLANKS = (
+    "Return [MASK] if the file exists.",
+    "If the object is not found, a KeyError is [MASK].",
+    "The first [MASK] of the function is the name of the file.",
+    "Convert a string to an [MASK].",
+)
+
+
+class Layout(NamedTuple):
+    """Where everything is, below the output folder."""
+
+    folder: pathlib.Path
+
+    def text(self, split):
+        return self.folder / "text" / f"{split}.txt"
+
+    def records(self, split, length):
+        return self.folder / "records" / f"{split}_{length}.tfrecord"
+
+    vocab = property(lambda self: self.folder / "vocab.txt")
+    config = property(lambda self: self.folder / "bert_config.json")
+    model = property(lambda self: self.folder / "model")
+    log = property(lambda self: self.model / "train_log.jsonl")
+    plots = property(lambda self: self.folder / "plots")
+    results = property(lambda self: self.folder / "results.json")
+    settings = property(lambda self: self.folder / "demo.json")
+
+
+def main(arguments):
+    if len(arguments) > 1:
+        return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
+    child_commands.raise_on_signals()
+    folder = pathlib.Path(FLAGS.output_dir)
+    try:
+        run(folder, FLAGS.corpus, FLAGS.corpus_format, FLAGS.recipe)
+    except child_commands.Interrupted:
+        print(f"\nStopped. The same command goes on from what is in {folder}.", flush=True)
+        return 130
+    except child_commands.ChildFailed as failed:
+        return failed.code
+    except (ValueError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
+    """The whole demo; returns what `results.json` then holds.
+
+    Args:
+        folder: Where everything is left, and where an earlier start is gone on with.
+        corpus_patterns: The user's own text: files, globs or folders. None: what comes with Python.
+        corpus_format: How that text is laid out; see `corpus.documents`.
+        recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
+
+    Raises:
+        ValueError: if the corpus cannot be used, or `folder` holds a demo with other settings.
+        OSError: if the disk is full or not writable.
+    """
+    if not importlib.util.find_spec("matplotlib"):
+        raise ValueError('the plots need matplotlib; pip install "lamb_tf[plot]" brings it.')
+    paths = corpus.find_files(corpus_patterns) if corpus_patterns else []
+    layout = Layout(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder), _clock(layout, paths, corpus_format, recipe) as seconds:
+        _step(1, "text", _write_text, layout, paths, corpus_format)
+        _step(2, "vocabulary", _learn_vocabulary, layout)
+        _step(3, "records", _write_records, layout, recipe)
+        _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
+        _step(5, "plots", _draw, layout)
+        results = _held_out_results(layout)
+        results["seconds"] = round(seconds(), 1)
+        _write_json(layout.results, results)
+    _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
+    print(report(results, layout), flush=True)
+    return results
+
+
+# The steps
+
+
+def _write_text(layout, paths, corpus_format):
+    """Documents with one sentence a line; whole documents, chosen by their text, are held out."""
+    if layout.text("train").exists():
+        return "already there"
+    if paths:
+        documents = corpus.documents(paths, corpus_format)
+    else:
+        documents = (corpus.Document(lines, split=True) for _, lines in stdlib_text.documents())
+    layout.text("train").parent.mkdir(exist_ok=True)
+    counts = {"train": [0, 0], "held_out": [0, 0]}  # documents, characters
+    with _whole_file(layout.text("train")) as train, _whole_file(layout.text("held_out")) as held:
+        for document in documents:
+            split = "train"
+            if int.from_bytes(corpus.digest(document)) % HELD_OUT_SHARE == 0:
+                split = "held_out" if counts["held_out"][1] < HELD_OUT_CHARACTERS else "train"
+            text = "\n".join(map(str.strip, corpus.sentences(document))) + "\n\n"
+            (train if split == "train" else held).write(text)
+            counts[split][0] += 1
+            counts[split][1] += len(text)
+        if not counts["train"][0] or not counts["held_out"][0]:
+            raise ValueError(
+                f"The corpus has {sum(c[0] for c in counts.values())} documents, too few to hold "
+                "whole ones out. Documents are separated by blank lines in a file with a sentence "
+                "a line; --corpus_format names other forms."
+            )
+    return "; ".join(
+        f"{split.replace('_', ' ')}: {count} documents, {size / 1e6:.2f} MB"
+        for split, (count, size) in counts.items()
+    )
+
+
+def _learn_vocabulary(layout):
+    """A WordPiece vocabulary of the training text, and the small BERT's shape that goes with it."""
+    if not layout.vocab.exists():
+        with open(layout.text("train"), encoding="utf-8") as lines:
+            tokenization.learn(lines, str(layout.vocab), VOCAB_SIZE)
+    size = len(tokenization.read_vocabulary(str(layout.vocab)))
+    config = model_config(size)
+    layout.config.write_text(config.to_json())
+    return f"{size} word pieces"
+
+
+def model_config(vocab_size):
+    """A BERT that two CPU cores train in minutes."""
+    return BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=512,
+        max_position_embeddings=128,
+    )
+
+
+def _write_records(layout, recipe):
+    """Records of the official schema for the lengths of the recipe.
+
+    Training sequences are stored once and masked afresh in every epoch; the held-out ones keep
+    their masks, so that scores can be compared.
+    """
+    from official_bert import quiet_tensorflow  # noqa: F401 (what follows needs it)
+    from official_bert.recipes import RECIPES
+
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {recipe!r}.")
+    for stage in RECIPES[recipe]():
+        for split, masking in (
+            ("train", ["--dynamic_masking", "--dupe_factor=1", "--num_shards=4"]),
+            ("held_out", ["--dupe_factor=4", "--num_shards=1"]),
+        ):
+            child_commands.call(
+                "create_pretraining_data",
+                f"--input_file={layout.text(split)}",
+                f"--output_file={layout.records(split, stage.max_seq_length)}",
+                f"--vocab_file={layout.vocab}",
+                f"--max_seq_length={stage.max_seq_length}",
+                f"--max_predictions_per_seq={stage.max_predictions_per_seq}",
+                *masking,
+            )
+
+
+def _pretrain(layout, recipe):
+    """The command that a larger run would use, too."""
+    patterns = {
+        split: layout.records(split, "{max_seq_length}").with_suffix(".tfrecord*")
+        for split in ("train", "held_out")
+    }
+    child_commands.call(
+        "run_pretraining",
+        f"--recipe={recipe}",
+        "--optimizer_type=lamb",
+        f"--input_files={patterns['train']}",
+        f"--eval_files={patterns['held_out']}",
+        f"--bert_config_file={layout.config}",
+        f"--model_dir={layout.model}",
+        "--log_steps=50",
+        "--eval_steps=250",
+        "--eval_batch_size=128",
+        "--save_checkpoints_steps=250",
+        "--keep_checkpoint_max=2",
+    )
+
+
+def _draw(layout):
+    return ", ".join(str(path) for path in plots.plot_log(layout.log, layout.plots))
+
+
+def _fill_blanks(layout, own_text):
+    from official_bert.fill_blanks import BlankFiller, describe
+
+    filler = BlankFiller(layout.model, layout.vocab)
+    sentences = _held_out_blanks(layout) if own_text else BLANKS
+    return "".join(f"\n{describe(s, filler.guesses(s))}" for s in sentences)
+
+
+def _held_out_blanks(layout, count=4):
+    """Sentences of the held-out text, spread over it, each with its middle word blanked."""
+    with open(layout.text("held_out"), encoding="utf-8") as file:
+        sentences = [line.split() for line in file if 6 <= len(line.split()) <= 20]
+    chosen = sentences[:: max(1, len(sentences) // count)][:count]
+    return [
+        " ".join([*words[: len(words) // 2], "[MASK]", *words[len(words) // 2 + 1 :]])
+        for words in chosen
+    ]
+
+
+def _held_out_results(layout):
+    """What `results.json` says: the scores of the last held-out evaluation, and of what."""
+    lines = [json.loads(line) for line in layout.log.read_text().splitlines()]
+    last = [line for line in lines if line["kind"] == "eval"][-1]
+    names = ("masked_lm_loss", "masked_lm_accuracy", "most_frequent_token_accuracy")
+    names += ("next_sentence_loss", "next_sentence_accuracy")
+    return {**{name: last[name] for name in names}, "steps": last["step"]}
+
+
+def report(results, layout):
+    """What the user reads at the end."""
+    from official_bert.checkpoints import CheckpointStore
+
+    rows = [
+        ("masked-LM accuracy", f"{results['masked_lm_accuracy']:.1%}"),
+        ("  always the most frequent token", f"{results['most_frequent_token_accuracy']:.1%}"),
+        ("masked-LM loss", f"{results['masked_lm_loss']:.3f} nats"),
+        ("next-sentence accuracy", f"{results['next_sentence_accuracy']:.1%}"),
+        ("  guessing", "50.0%"),
+        ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
+    ]
+    table = "\n".join(f"  {name:<34}{value:>12}" for name, value in rows)
+    return f"""
+On held-out text
+{table}
+
+checkpoint  {CheckpointStore(layout.model).latest().prefix}
+            (with {layout.config} and {layout.vocab})
+results     {layout.results}
+plots       {layout.plots}
+
+What to try next
+  your own text        python -m official_bert.demo --corpus=FOLDER --output_dir=my_output
+  your own blanks      python -m official_bert.fill_blanks --model_dir={layout.model} \\
+                           --vocab_file={layout.vocab} "Your sentence with a [MASK]."
+  a larger model       python -m official_bert.run_pretraining --help"""
+
+
+# How the steps run
+
+
+def _step(number, title, function, *arguments):
+    print(f"[{number}/6] {title}", flush=True)
+    outcome = function(*arguments)
+    if outcome:
+        print(f"      {outcome}", flush=True)
+
+
+@contextlib.contextmanager
+def _alone_in(folder):
+    """Waits until no other demo, nor a command that one left behind, works in `folder`."""
+    with open(folder / ".lock", "w") as lock:
+        os.set_inheritable(lock.fileno(), True)  # children hold it too, for as long as they live
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _clock(layout, paths, corpus_format, recipe):
+    """The seconds that this demo has taken so far, earlier starts in the same folder included.
+
+    Raises:
+        ValueError: if the folder holds a demo with other settings.
+    """
+    settings = {"corpus": [os.path.abspath(p) for p in paths], "corpus_format": corpus_format}
+    settings["recipe"] = recipe
+    earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
+    for name, value in settings.items():
+        if earlier.get(name, value) != value:
+            raise ValueError(
+                f"{layout.folder} holds a demo with {name}={earlier[name]!r}, not {value!r}; give "
+                "another --output_dir, or remove that folder."
+            )
+    finished = earlier.get("finished", False)
+    started = time.monotonic() - earlier.get("seconds", 0.0)
+
+    def seconds():
+        return earlier["seconds"] if finished else time.monotonic() - started
+
+    try:
+        yield seconds
+        finished, earlier = True, {"seconds": seconds()}
+    finally:
+        _write_json(layout.settings, {**settings, "seconds": seconds(), "finished": finished})
+
+
+@contextlib.contextmanager
+def _whole_file(path):
+    """A file to write to that appears under its name when all is written, or not at all."""
+    aside = path.with_name(f".writing-{path.name}")
+    with open(aside, "w", encoding="utf-8") as file:
+        yield file
+    os.replace(aside, path)
+
+
+def _write_json(path, values):
+    with _whole_file(path) as file:
+        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def _fail(reason):
+    print(f"demo: error: {reason}", file=sys.stderr)
+    return 2
+
+
+def _define_flags():
+    flags.DEFINE_string("output_dir", "demo_output", "Where everything is left.")
+    flags.DEFINE_list(
+        "corpus", [], "Your own text: files, globs or folders. Default: what comes with Python."
+    )
+    flags.DEFINE_enum("corpus_format", "auto", corpus.FORMS, "How that text is laid out.")
+    flags.DEFINE_string("recipe", RECIPE, "The stages of the pre-training, by name.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

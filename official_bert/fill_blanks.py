@@ -1,0 +1,139 @@
+"""Asks a pre-trained model for the words behind [MASK]: the quickest way to see what it knows.
+
+    python -m official_bert.fill_blanks --model_dir=demo_output/model \
+        --vocab_file=demo_output/vocab.txt "Return the [MASK] of the list."
+"""
+
+import pathlib
+import sys
+from typing import NamedTuple
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+
+
+class Guess(NamedTuple):
+    """A word piece and the probability that the model gives it."""
+
+    token: str
+    probability: float
+
+
+class BlankFiller:
+    """A pre-trained model together with its vocabulary.
+
+    Args:
+        model_dir: Folder with `bert_config.json` and the checkpoints of a run; the newest whole one
+            is used.
+        vocab_file: The vocabulary that the model was trained with.
+        do_lower_case: Whether that vocabulary is an uncased one.
+
+    Raises:
+        ValueError: if there is no checkpoint, or the vocabulary is not the model's.
+    """
+
+    def __init__(self, model_dir, vocab_file, do_lower_case=True):
+        from official_bert import tokenization, training
+        from official_bert.checkpoints import CheckpointStore
+        from official_bert.config import BertConfig
+        from official_bert.modeling import BertPretrainer
+
+        model_dir = pathlib.Path(model_dir)
+        self._tokenizer = tokenization.load(str(vocab_file), do_lower_case)
+        config = BertConfig.from_json_file(model_dir / "bert_config.json")
+        if self._tokenizer.get_vocab_size() != config.vocab_size:
+            raise ValueError(
+                f"{vocab_file} holds {self._tokenizer.get_vocab_size()} word pieces, but the model "
+                f"in {model_dir} was made for {config.vocab_size}; give the model's own vocabulary."
+            )
+        checkpoint = CheckpointStore(model_dir).latest()
+        if checkpoint is None:
+            raise ValueError(f"{model_dir} holds no checkpoint; has its run written one yet?")
+        self._model = BertPretrainer(config)
+        self._longest = config.max_position_embeddings
+        training.load_weights(self._model, checkpoint.prefix)
+
+    def guesses(self, sentence, count=3):
+        """The `count` likeliest word pieces for each `[MASK]` of `sentence`, likeliest first.
+
+        Raises:
+            ValueError: if the sentence has no `[MASK]` or is too long for the model.
+
+        Example:
+
+        >>> filler.guesses("Return the [MASK] of the list.")     # doctest: +SKIP
+        [[Guess(token='length', probability=0.21), Guess(token='value', probability=0.09), …]]
+        """
+        import numpy as np
+
+        ids = self._ids(sentence)
+        mask_id = self._tokenizer.token_to_id("[MASK]")
+        positions = [place for place, token in enumerate(ids) if token == mask_id]
+        batch = {
+            "input_ids": np.array([ids], np.int32),
+            "input_mask": np.ones((1, len(ids)), np.int32),
+            "segment_ids": np.zeros((1, len(ids)), np.int32),
+            "masked_lm_positions": np.array([positions], np.int32),
+        }
+        logits = np.asarray(self._model(batch)["masked_lm_logits"])[0]  # (blanks, V)
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities = odds / odds.sum(axis=-1, keepdims=True)
+        return [
+            [Guess(self._tokenizer.id_to_token(int(i)), float(row[i])) for i in best]
+            for row, best in zip(probabilities, np.argsort(-probabilities)[:, :count])
+        ]
+
+    def _ids(self, sentence):
+        """[CLS] sentence [SEP] as ids; the parts between the blanks are tokenised by themselves."""
+        special = self._tokenizer.token_to_id
+        parts = sentence.split("[MASK]")
+        if len(parts) == 1:
+            raise ValueError(f"{sentence!r} has no [MASK]; put one where the model should guess.")
+        ids = [special("[CLS]")]
+        for index, part in enumerate(parts):
+            ids += [special("[MASK]")] if index else []
+            ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+        ids.append(special("[SEP]"))
+        if len(ids) > self._longest:
+            raise ValueError(
+                f"{sentence[:40]!r}… has {len(ids)} word pieces; the model takes at most "
+                f"{self._longest}."
+            )
+        return ids
+
+
+def describe(sentence, guesses):
+    """A sentence with the guesses for its blanks below it, as text for the screen."""
+    lines = [f"  {sentence}"]
+    for blank in guesses:
+        lines.append("      " + "   ".join(f"{g.token} {g.probability:.0%}" for g in blank))
+    return "\n".join(lines)
+
+
+def main(arguments):
+    if len(arguments) < 2:
+        return _fail('give at least one sentence with a blank: "Return the [MASK] of the list."')
+    try:
+        filler = BlankFiller(FLAGS.model_dir, FLAGS.vocab_file, FLAGS.do_lower_case)
+        for sentence in arguments[1:]:
+            print(describe(sentence, filler.guesses(sentence)))
+    except (ValueError, OSError) as error:
+        return _fail(error)
+    return 0
+
+
+def _fail(reason):
+    print(f"fill_blanks: error: {reason}", file=sys.stderr)
+    return 2
+
+
+def _define_flags():
+    flags.DEFINE_string("model_dir", None, "Folder of a pre-training run.", required=True)
+    flags.DEFINE_string("vocab_file", None, "The model's vocab.txt.", required=True)
+    flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is an uncased one.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

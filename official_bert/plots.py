@@ -1,0 +1,227 @@
+"""Pictures of a run, from the JSON-lines log that the training loop leaves.
+
+    python -m official_bert.plots --log_file=model/train_log.jsonl --output_dir=plots
+
+Needs matplotlib (`pip install "lamb_tf[plot]"`).
+"""
+
+import itertools
+import json
+import pathlib
+import re
+import sys
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+
+_TRAINING, _HELD_OUT, _GUESSING = "#4477aa", "#cc3311", "#777777"
+_STAGE_SHADES = ("#f4f4f4", "#ffffff")
+
+# Where a variable stands in the network, and the panel of the trust-ratio plot that shows it.
+_PANELS = {
+    "query": r"attention/self/query/kernel$",
+    "key": r"attention/self/key/kernel$",
+    "value": r"attention/self/value/kernel$",
+    "attention output": r"attention/output/dense/kernel$",
+    "intermediate": r"intermediate/dense/kernel$",
+    "output": r"layer_\d+/output/dense/kernel$",
+    "embeddings": r"embeddings/\w+_embeddings$",
+    "heads": r"(^cls/.*/(kernel|output_weights)|pooler/dense/kernel)$",
+}
+
+
+def plot_log(log_file, output_dir):
+    """Draws loss.png, accuracy.png, learning_rate.png and trust_ratios.png.
+
+    Args:
+        log_file: The `train_log.jsonl` of a model directory.
+        output_dir: Folder for the pictures; made if need be.
+
+    Returns:
+        The paths of the pictures.
+
+    Raises:
+        ValueError: if the log does not exist or holds no line of training.
+    """
+    train, held_out = _read(log_file)
+    output_dir = pathlib.Path(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    pictures = {
+        "loss": _plot_loss,
+        "accuracy": _plot_accuracy,
+        "learning_rate": _plot_learning_rate,
+        "trust_ratios": _plot_trust_ratios,
+    }
+    return [
+        _save(draw(train, held_out), output_dir / f"{name}.png") for name, draw in pictures.items()
+    ]
+
+
+def _read(log_file):
+    try:
+        lines = [json.loads(line) for line in pathlib.Path(log_file).read_text().splitlines()]
+    except OSError as error:
+        raise ValueError(f"{log_file} cannot be read: {error.strerror}.") from None
+    train = [line for line in lines if line["kind"] == "train"]
+    if not train:
+        raise ValueError(f"{log_file} holds no line of training yet.")
+    return train, [line for line in lines if line["kind"] == "eval"]
+
+
+def _plot_loss(train, held_out):
+    figure, axes = _panels(train, _tasks(train), "loss (nats)")
+    for task, axis in axes.items():
+        _curve(axis, train, held_out, f"{task}_loss")
+    return figure
+
+
+def _plot_accuracy(train, held_out):
+    figure, axes = _panels(train, _tasks(train), "accuracy")
+    for task, axis in axes.items():
+        _curve(axis, train, held_out, f"{task}_accuracy")
+        axis.yaxis.set_major_formatter("{x:.0%}")
+    guess = [line["most_frequent_token_accuracy"] for line in held_out]
+    if guess:
+        _guess(axes["masked_lm"], [line["step"] for line in held_out], guess, "most frequent token")
+    if "next_sentence" in axes:
+        _guess(axes["next_sentence"], [0, train[-1]["step"]], [0.5, 0.5], "guessing")
+    return figure
+
+
+def _plot_learning_rate(train, held_out):
+    figure, axes = _panels(train, [""], "learning rate")
+    _line(axes[""], train, "learning_rate", color=_TRAINING)
+    axes[""].set_ylim(bottom=0)
+    return figure
+
+
+def _plot_trust_ratios(train, held_out):
+    """One panel for each kind of kernel, one line for each layer, from light (first) to dark."""
+    from matplotlib import colormaps
+
+    paths = train[-1]["trust_ratios"]
+    panels = {
+        title: [path for path in paths if re.search(pattern, path)]
+        for title, pattern in _PANELS.items()
+    }
+    panels = {title: members for title, members in panels.items() if members}
+    figure, axes = _panels(train, panels, "trust ratio", columns=4, share_y=True)
+    layers = 1 + max((_layer(path) or 0 for path in paths), default=0)
+    for title, members in panels.items():
+        for index, path in enumerate(members):
+            layer = _layer(path)
+            number, last = (index, len(members) - 1) if layer is None else (layer, layers - 1)
+            lines = [line for line in train if path in line["trust_ratios"]]
+            axes[title].plot(
+                [line["step"] for line in lines],
+                [line["trust_ratios"][path] for line in lines],
+                color=colormaps["viridis_r"](0.15 + 0.85 * number / max(1, last)),
+                linewidth=1.4,
+                label=_short_name(path) if layer is None else f"layer {layer}",
+            )
+        axes[title].set_yscale("log")
+        if len(members) <= 6:
+            axes[title].legend(fontsize=7)
+    return figure
+
+
+def _panels(train, names, y_label, columns=2, share_y=False):
+    """A figure with a titled panel for each name, the stages of the run as shades behind each."""
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    names = list(names)
+    columns = min(columns, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(1 + 4.4 * columns, 0.6 + 2.9 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
+    for axis in grid[len(names) :]:
+        axis.remove()
+    for index, (name, axis) in enumerate(zip(names, grid)):
+        _shade_stages(axis, train)
+        axis.set_title({"masked_lm": "masked LM", "next_sentence": "next sentence"}.get(name, name))
+        axis.set_xlabel("step")
+        axis.set_xlim(0, train[-1]["step"])
+        axis.spines[["top", "right"]].set_visible(False)
+        if index % columns == 0 or not share_y:
+            axis.set_ylabel(y_label)
+    return figure, dict(zip(names, grid))
+
+
+def _shade_stages(axis, train):
+    starts = {0: 0}  # stage → step it begins at, as far as the log's lines tell
+    for before, line in itertools.pairwise(train):
+        if line["stage"] != before["stage"]:
+            starts[line["stage"]] = before["step"]
+    ends = [*list(starts.values())[1:], train[-1]["step"]]
+    if len(starts) > 1:
+        for (stage, start), end in zip(starts.items(), ends):
+            axis.axvspan(start, end, color=_STAGE_SHADES[stage % 2], zorder=0, linewidth=0)
+            axis.text(
+                (start + end) / 2,
+                1.0,
+                f"stage {stage + 1}",
+                transform=axis.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=8,
+                color=_GUESSING,
+            )
+
+
+def _curve(axis, train, held_out, name):
+    _line(axis, train, name, color=_TRAINING, label="training")
+    if held_out:
+        _line(axis, held_out, name, color=_HELD_OUT, marker="o", markersize=4, label="held out")
+    axis.legend(loc="best")
+
+
+def _line(axis, lines, name, **style):
+    lines = [line for line in lines if name in line]
+    axis.plot([line["step"] for line in lines], [line[name] for line in lines], **style)
+
+
+def _guess(axis, steps, values, label):
+    axis.plot(steps, values, color=_GUESSING, linestyle="--", linewidth=1, label=label)
+    axis.set_ylim(bottom=0)
+    axis.legend(loc="best")
+
+
+def _tasks(train):
+    return ["masked_lm", *(["next_sentence"] if "next_sentence_loss" in train[0] else [])]
+
+
+def _layer(path):
+    match = re.search(r"layer_(\d+)/", path)
+    return int(match[1]) if match else None
+
+
+def _short_name(path):
+    return re.sub(r"^(bert/|cls/)|(/dense)?/kernel$|^bert/embeddings/", "", path)
+
+
+def _save(figure, path):
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def main(arguments):
+    try:
+        for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
+            print(path)
+    except (ValueError, OSError) as error:
+        print(f"plots: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _define_flags():
+    flags.DEFINE_string(
+        "log_file", None, "The train_log.jsonl of a model directory.", required=True
+    )
+    flags.DEFINE_string("output_dir", "plots", "Folder for the pictures.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)
