@@ -19,8 +19,24 @@ SUMS = (
     "next_sentence_loss",
     "next_sentence_correct",
     "next_sentence_weight",
+    "tokens",
 )
-_MASKED_LM_WEIGHT, _NEXT_SENTENCE_WEIGHT = SUMS.index(SUMS[2]), SUMS.index(SUMS[5])
+# Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
+FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
+
+
+def first_state(dtype):
+    """The loop's own state before the first step, as JSON values.
+
+    `sums` are those since the last line of the log; the others drive the loss scale and the
+    decision to give up.
+    """
+    return {
+        "sums": [0.0] * len(SUMS),
+        "loss_scale": FIRST_LOSS_SCALE if dtype == "fp16" else 1.0,
+        "good_updates": 0,
+        "skipped_in_a_row": 0,
+    }
 
 
 def metrics_from_sums(sums, use_next_sentence_label=True):
@@ -40,76 +56,119 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
     """Several updates inside one graph call.
 
     Args:
-        run: A `training.Run`.
+        run: A `stages.Run`.
         model: The `BertPretrainer`, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
         strategy: A `tf.distribute.Strategy`.
         enable_xla: Whether forward and backward pass are compiled by XLA.
 
     Returns:
-        A function `loop(iterator, first_step, steps, sums)` that does `steps` updates on batches
-        of the distributed `iterator` and returns `sums` (float64, as `SUMS`) plus theirs. Adding
-        step by step makes the result independent of how steps are cut into calls.
+        A function `loop(iterator, first_step, steps, state)` that does `steps` updates on batches
+        of the distributed `iterator` and returns the new state (see `first_state`). Nothing in it
+        depends on how steps are cut into calls.
     """
     forward_backward = _make_forward_backward(run, model)
     if enable_xla:
         forward_backward = tf.function(forward_backward, jit_compile=True)
+    learning_rate = run.learning_rate()
 
-    def replica_update(batch, step):
+    @tf.autograph.experimental.do_not_convert
+    def replica_update(batch, step, loss_scale):
         weights = _global_weights(batch)
-        gradients, sums = _accumulate(forward_backward, batch, weights, step, run)
+        gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
+        gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
         optimizer.apply(gradients, model.trainable_variables)
         return sums
 
-    @tf.function
-    def loop(iterator, first_step, steps, sums):
-        for offset in tf.range(steps):
-            replica_sums = strategy.run(
-                tf.autograph.experimental.do_not_convert(replica_update),
-                args=(next(iterator), first_step + offset),
-            )
-            step_sums = strategy.reduce("SUM", replica_sums, axis=None)
-            sums += tf.cast(step_sums, tf.float64)
-        return sums
+    @tf.autograph.experimental.do_not_convert
+    def update(batch, step, state):
+        optimizer.learning_rate.assign(learning_rate(step))
+        skipped_before = tf.identity(optimizer.skipped_updates.value)
+        sums = strategy.run(replica_update, args=(batch, step, state["loss_scale"]))
+        sums = tf.cast(strategy.reduce("SUM", sums, axis=None), tf.float64)
+        skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
+        return _next_state(state, sums, skipped, scales=_scales(run))
 
-    return lambda iterator, first_step, steps, sums: loop(
-        iterator, tf.constant(first_step), tf.constant(steps), tf.constant(sums, tf.float64)
-    )
+    @tf.function
+    def loop(iterator, first_step, steps, state):
+        for offset in tf.range(steps):
+            state = update(next(iterator), first_step + offset, state)
+        return state
+
+    def call(iterator, first_step, steps, state):
+        tensors = {
+            "sums": tf.constant(state["sums"], tf.float64),
+            "loss_scale": tf.constant(state["loss_scale"], tf.float32),
+            "good_updates": tf.constant(state["good_updates"]),
+            "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
+        }
+        tensors = loop(iterator, tf.constant(first_step), tf.constant(steps), tensors)
+        return {name: value.numpy().tolist() for name, value in tensors.items()}
+
+    return call
 
 
 def make_evaluation_step(model, strategy):
     """A function that returns the `SUMS` of the next batch of a distributed iterator."""
 
+    @tf.autograph.experimental.do_not_convert
     def replica_sums(batch):
-        sums = pretraining_sums(model(batch, training=False), batch)
-        return tf.stack([sums[name] for name in SUMS])
+        return _stack_sums(model(batch, training=False), batch)
 
     @tf.function
     def evaluation_step(iterator):
-        sums = strategy.run(
-            tf.autograph.experimental.do_not_convert(replica_sums), args=(next(iterator),)
-        )
+        sums = strategy.run(replica_sums, args=(next(iterator),))
         return strategy.reduce("SUM", sums, axis=None)
 
     return evaluation_step
 
 
+def non_finite(run, model, batch, step, loss_scale):
+    """What is not finite in a step: names of losses and of variables with such a gradient.
+
+    Args:
+        run: A `stages.Run`.
+        model: The `BertPretrainer`.
+        batch: Some rows of the step's batch, as a dictionary of arrays.
+        step: The step, from which dropout follows.
+        loss_scale: The loss scale at that step.
+    """
+    batch = {name: tf.constant(rows) for name, rows in batch.items()}
+    seed = _step_seed(run, step)
+    gradients, sums = _make_forward_backward(run, model)(batch, tf.ones(2), seed, loss_scale)
+    losses = [name for name, value in zip(SUMS, sums.numpy()) if not np.isfinite(value)]
+    pairs = zip(model.trainable_variables, gradients, strict=True)
+    return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
+
+
+def _scales(run):
+    return run.dtype == "fp16"
+
+
 def _make_forward_backward(run, model):
     variables = model.trainable_variables
 
-    def forward_backward(batch, weights, dropout_seed):
-        """Gradients of this micro-batch's share of the loss, and its sums."""
+    def forward_backward(batch, weights, dropout_seed, loss_scale):
+        """Gradients of this micro-batch's share of the loss, times its scale; and its sums."""
         with tf.GradientTape() as tape:
             outputs = model(batch, training=True, dropout_seed=dropout_seed)
             sums = pretraining_sums(outputs, batch)
             loss = tf.math.divide_no_nan(sums["masked_lm_loss"], weights[0])
             if run.use_next_sentence_label:
                 loss += tf.math.divide_no_nan(sums["next_sentence_loss"], weights[1])
+            if _scales(run):
+                loss *= loss_scale
         gradients = tape.gradient(loss, variables)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return dense, tf.stack([sums[name] for name in SUMS])
+        return dense, _stack_sums(outputs, batch, sums)
 
     return forward_backward
+
+
+def _stack_sums(outputs, batch, sums=None):
+    sums = dict(sums or pretraining_sums(outputs, batch))
+    sums["tokens"] = tf.cast(tf.reduce_sum(batch["input_mask"]), tf.float32)
+    return tf.stack([sums[name] for name in SUMS])
 
 
 def _global_weights(batch):
@@ -118,19 +177,23 @@ def _global_weights(batch):
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
-def _accumulate(forward_backward, batch, weights, step, run):
+def _step_seed(run, step):
+    return tf.random.experimental.stateless_fold_in(tf.constant([run.seed, 0]), step)
+
+
+def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     """Gradients and sums added up over this replica's micro-batches."""
     count = run.gradient_accumulation_steps
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    step_seed = tf.random.experimental.stateless_fold_in(tf.constant([run.seed, 0]), step)
+    step_seed = _step_seed(run, step)
 
     def micro_batch(index):
-        rows = {  # a strided cut, so that every micro-batch is a sample of the replica's rows
+        rows = {  # every count-th row, so that each micro-batch is a sample of the replica's rows
             name: tf.reshape(value, (-1, count, *value.shape[1:]))[:, index]
             for name, value in batch.items()
         }
         seed = tf.random.experimental.stateless_fold_in(step_seed, replica * count + index)
-        return forward_backward(rows, weights, seed)
+        return forward_backward(rows, weights, seed, loss_scale)
 
     gradients, sums = micro_batch(0)
     if count == 1:
@@ -145,3 +208,19 @@ def _accumulate(forward_backward, batch, weights, step, run):
         lambda index, *_: index < count, add, (tf.constant(1), gradients, sums)
     )
     return gradients, sums
+
+
+def _next_state(state, sums, skipped, scales):
+    good = tf.where(skipped, 0, state["good_updates"] + 1)
+    scale = state["loss_scale"]
+    if scales:
+        doubles = good == GOOD_UPDATES_TO_DOUBLE
+        scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
+        scale = tf.clip_by_value(scale, 1.0, MOST_LOSS_SCALE)
+        good = tf.where(doubles, 0, good)
+    return {
+        "sums": state["sums"] + tf.where(skipped, tf.zeros_like(sums), sums),
+        "loss_scale": scale,
+        "good_updates": good,
+        "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),
+    }

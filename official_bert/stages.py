@@ -11,7 +11,7 @@ import lamb_tf
 from lamb_tf import schedules
 from official_bert.config import BertConfig
 
-DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16"}
+DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,13 @@ class Stage:
         end_learning_rate: Rate at the end of the stage.
         decay_power: Power of the polynomial decay from warm-up's end to the stage's.
         input_files: Globs of this stage's records; the run's own are used where empty.
+        depth: Encoder layers of the model in this stage; `None`, the configuration's.
+        growth: How layers beyond the previous stage's get their values: `"copy_top"`,
+            `"copy_stack"` or `"fresh"`; see `stacking.grow`.
+        trained_layers: Indices of the encoder layers that train; `None`, all of them.
+        train_embeddings: Whether the embeddings, and with them the tied output matrix, train.
+        carry_moments: Whether the optimizer's moments and count of updates carry over from the
+            stage before; without, they start at zero.
 
     Raises:
         ValueError: if a value is out of range.
@@ -42,6 +49,11 @@ class Stage:
     end_learning_rate: float = 0.0
     decay_power: float = 1.0
     input_files: tuple[str, ...] = ()
+    depth: int | None = None
+    growth: str = "copy_top"
+    trained_layers: tuple[int, ...] | None = None
+    train_embeddings: bool = True
+    carry_moments: bool = True
 
     def __post_init__(self):
         for name in ("steps", "batch_size", "max_seq_length", "max_predictions_per_seq"):
@@ -52,6 +64,19 @@ class Stage:
                 f"max_predictions_per_seq must not exceed max_seq_length; got "
                 f"{self.max_predictions_per_seq} and {self.max_seq_length}."
             )
+
+    @property
+    def tokens(self):
+        """Tokens an update, padding included."""
+        return self.batch_size * self.max_seq_length
+
+    def model_key(self):
+        """Stages with equal keys train the same variables of the same model."""
+        return self.depth, self.trained_layers, self.train_embeddings
+
+    def resolve(self, patterns):
+        """Globs in which `{max_seq_length}` stands for this stage's."""
+        return [p.replace("{max_seq_length}", str(self.max_seq_length)) for p in patterns]
 
     def schedule(self):
         """Linear warm-up, then polynomial decay; step 0 is the stage's first update."""
@@ -83,9 +108,10 @@ class Optimizer:
         if self.type not in ("lamb", "adamw"):
             raise ValueError(f"optimizer_type must be lamb or adamw; got {self.type!r}.")
 
-    def make(self, learning_rate):
+    def make(self):
+        """The optimizer, at rate 0: the loop sets the rate of each step."""
         return lamb_tf.LAMB(
-            learning_rate,
+            0.0,
             self.beta_1,
             self.beta_2,
             self.epsilon,
@@ -107,7 +133,8 @@ class Run:
         input_files: Globs of the training records; `{max_seq_length}` stands for the stage's.
         init_checkpoint: Prefix of a checkpoint whose weights the run starts from.
         seed: Decides initial weights, order of the records and dropout.
-        dtype: `"fp32"` or `"bf16"`; weights and moments are float32 in either case.
+        dtype: `"fp32"`, `"bf16"` or `"fp16"` (with a dynamic loss scale); weights and moments are
+            float32 in every case.
         use_next_sentence_label: Whether the next-sentence loss is trained.
         gradient_accumulation_steps: Micro-batches an update.
     """
@@ -124,10 +151,7 @@ class Run:
 
     def __post_init__(self):
         if self.dtype not in DTYPE_POLICIES:
-            raise ValueError(
-                f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}. (fp16 needs "
-                "a loss scale; bf16 has the range of fp32 and needs none.)"
-            )
+            raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
 
     @property
     def total_steps(self):
@@ -156,6 +180,8 @@ class Reporting:
         eval_batch_size: Global batch size of the evaluation.
         steps_per_loop: Most updates inside one graph call.
         enable_xla: Whether forward and backward pass are compiled by XLA.
+        max_skipped_updates: The run gives up after so many updates in a row were skipped for
+            gradients that are not finite.
     """
 
     log_steps: int = 100
@@ -166,3 +192,4 @@ class Reporting:
     eval_batch_size: int = 32
     steps_per_loop: int = 1
     enable_xla: bool = False
+    max_skipped_updates: int = 20

@@ -1,10 +1,12 @@
 """The training loop: from stages and records to a checkpoint.
 
 What a step does is a function of (run, step): the batch, the dropout, the learning rate. With the
-weights, the moments and the sums of the open log window in the checkpoint, a run that was killed
-goes on as if nothing had happened.
+weights, the moments and the loop's own state in the checkpoint, a run that was killed goes on as
+if nothing had happened.
 """
 
+import dataclasses
+import itertools
 import json
 import pathlib
 import time
@@ -12,9 +14,29 @@ import time
 import numpy as np
 
 from lamb_tf import telemetry
-from official_bert import checkpoints, distribution, evaluation, input_pipeline, modeling, stages
-from official_bert.pretraining_step import SUMS, make_training_loop, metrics_from_sums
+from official_bert import (
+    checkpoints,
+    distribution,
+    evaluation,
+    input_pipeline,
+    model_directory,
+    model_state,
+    modeling,
+    stacking,
+    stages,
+)
+from official_bert.pretraining_step import (
+    SUMS,
+    first_state,
+    make_training_loop,
+    metrics_from_sums,
+    non_finite,
+)
 from official_bert.training_log import StopRequest, TrainingLog, progress_line
+
+
+class Diverged(Exception):
+    """Too many updates in a row had gradients that are not finite; the message says where."""
 
 
 class Trainer:
@@ -24,8 +46,8 @@ class Trainer:
     space on the disk. `train` does the work.
 
     Args:
-        run: What to train.
-        reporting: What to show and keep.
+        run: A `stages.Run`: what to train.
+        reporting: A `stages.Reporting`: what to show and keep.
         strategy: A `tf.distribute.Strategy`.
         model_dir: Where checkpoints and logs are; a run found there is gone on with.
 
@@ -37,29 +59,23 @@ class Trainer:
     def __init__(self, run, reporting, strategy, model_dir):
         self.run, self.reporting, self.strategy = run, reporting, strategy
         self.model_dir = pathlib.Path(model_dir)
+        self.step = 0  # updates done, those that were skipped included
         self._is_chief = distribution.is_chief(strategy)
-        self._check_batch_sizes()
-        for stage in run.stages:  # opening records checks them
-            self._open_training(stage, 0, 1)
-            self._open_held_out(stage, 0, 1)
-        self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
-        self._check_directory()
-        with strategy.scope():
-            self.model = modeling.BertPretrainer(
-                run.config, seed=run.seed, dtype=stages.DTYPE_POLICIES[run.dtype]
-            )
-            if not run.use_next_sentence_label:
-                self.model.pooler.trainable = self.model.next_sentence_head.trainable = False
-            self.optimizer = run.optimizer.make(run.learning_rate())
-            telemetry.record(self.optimizer)
-            self.optimizer.build(self.model.trainable_variables)
-        self._learning_rate = run.learning_rate()
-        self._log = TrainingLog(self.model_dir / "train_log.jsonl", writes=self._is_chief)
-        self.step = 0  # updates done
         self._seconds = 0.0  # of training, over all processes that have worked on this run
-        self._window = np.zeros(len(SUMS))  # sums since the last line of the log
-        size = sum(value.nbytes for value in self._tensors().values())
-        checkpoints.require_space(model_dir, 2 * size)
+        self._state = first_state(run.dtype)
+        self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
+        self._learning_rate = run.learning_rate()
+        self._check_sizes()
+        for stage in run.stages:  # opening records checks them
+            self._open_training(stage)
+            self._open_held_out(stage)
+        self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
+        model_directory.check(self.model_dir, run)
+        self._make(run.stages[0])
+        if run.init_checkpoint:
+            self._say(model_state.load_weights(self.model, run.init_checkpoint))
+        checkpoints.require_space(model_dir, 2 * 12 * self.model.count_params())  # x, m, v; twice
+        self._log = TrainingLog(self.model_dir / "train_log.jsonl", writes=self._is_chief)
 
     def train(self):
         """Trains to the end of the last stage.
@@ -69,24 +85,27 @@ class Trainer:
 
         Raises:
             training_log.Stopped: after SIGINT or SIGTERM, when the checkpoint is written.
+            Diverged: when no update could be made for too long.
         """
-        self._claim_directory()
+        if self._is_chief:
+            model_directory.claim(self.model_dir, self.run)
         self._restore()
         with StopRequest() as stop:
-            loop = make_training_loop(
-                self.run, self.model, self.optimizer, self.strategy, self.reporting.enable_xla
-            )
-            end = 0
-            for index, stage in enumerate(self.run.stages):
-                begin, end = end, end + stage.steps
+            for index, end in enumerate(self._ends):
                 if self.step < end:
-                    self._train_stage(loop, index, begin, end, stop)
+                    if self.step and self.step == self._begin(index):
+                        self._change_stage(index)
+                    self._train_stage(index, stop)
         if self._is_chief:
             self._export()
 
-    def _train_stage(self, loop, index, begin, end, stop):
-        """From `self.step` to `end`, where the stage ends."""
+    def _train_stage(self, index, stop):
+        """From `self.step` to the end of the stage."""
         stage, reporting = self.run.stages[index], self.reporting
+        begin, end = self._begin(index), self._ends[index]
+        loop = make_training_loop(
+            self.run, self.model, self.optimizer, self.strategy, reporting.enable_xla
+        )
         iterator = iter(
             distribution.distribute(
                 self.strategy,
@@ -94,22 +113,27 @@ class Trainer:
                 range(self.step - begin, stage.steps),
             )
         )
-        logged = None  # step and seconds at the last line of the log, or after the first call,
-        while self.step < end:  # which traces the graph and is no measure of the rate
-            started, started_at = time.perf_counter(), self._seconds
+        pace = None  # step and seconds at the last line of the log, or after the first call,
+        while self.step < end:  # which traces the graph and says nothing of the rate
+            started, before = time.perf_counter(), (self.step, self._seconds)
             steps = self._steps_to_boundary(end)
-            self._window = loop(iterator, self.step, steps, self._window).numpy()
+            self._state = loop(iterator, self.step, steps, self._state)
             self.step += steps
             self._seconds += time.perf_counter() - started
+            if self._state["skipped_in_a_row"] >= reporting.max_skipped_updates:
+                raise Diverged(self._diagnosis(index))
             if self._is_due(reporting.log_steps, end):
-                self._report(index, logged or (self.step - steps, started_at))
-                logged = None
-            logged = logged or (self.step, self._seconds)
+                self._report(index, pace or before)
+                pace = None
+            pace = pace or (self.step, self._seconds)
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
-                self._evaluate(index)
+                self._evaluate(stage)
             if self._is_due(reporting.save_checkpoints_steps, end) or stop.requested:
                 self._save()
                 stop.raise_if_requested(self.step, self.model_dir)
+
+    def _begin(self, index):
+        return self._ends[index] - self.run.stages[index].steps
 
     def _steps_to_boundary(self, end):
         """How many updates the next graph call does: up to the next line, checkpoint, …"""
@@ -119,17 +143,53 @@ class Trainer:
         return min(reporting.steps_per_loop, end - self.step, *to_boundary)
 
     def _is_due(self, every, end):
-        return self.step == end or (bool(every) and self.step % every == 0)
+        return self.step == end or (every > 0 and self.step % every == 0)
 
-    def _report(self, index, logged):
-        """Writes the open window to the log and the screen, and opens a new one."""
-        metrics = metrics_from_sums(self._window, self.run.use_next_sentence_label)
-        self._window = np.zeros(len(SUMS))
-        updates = int(self.optimizer.iterations.numpy())
-        learning_rate = float(self._learning_rate(updates - 1))  # of the last update
+    # The model of a stage
+
+    def _make(self, stage):
+        """Makes the model and the optimizer of a stage, with their first values."""
+        depth = stage.depth or self.run.config.num_hidden_layers
+        config = dataclasses.replace(self.run.config, num_hidden_layers=depth)
+        with self.strategy.scope():
+            self.model = modeling.BertPretrainer(
+                config, seed=self.run.seed, dtype=stages.DTYPE_POLICIES[self.run.dtype]
+            )
+            for variable in self.model.weights:
+                variable.trainable = self._trains(variable.path, stage)
+            self.optimizer = self.run.optimizer.make()
+            telemetry.record(self.optimizer)
+            self.optimizer.build(self.model.trainable_variables)
+
+    def _trains(self, path, stage):
+        next_sentence_only = path.startswith(("bert/pooler/", "cls/seq_relationship/"))
+        if next_sentence_only and not self.run.use_next_sentence_label:
+            return False
+        return stacking.trained(path, stage)
+
+    def _change_stage(self, index):
+        """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
+        before, stage = self.run.stages[index - 1 : index + 1]
+        if stage.model_key() == before.model_key() and stage.carry_moments:
+            return
+        tensors = model_state.gather(self.model, self.optimizer)
+        old_depth = self.model.config.num_hidden_layers
+        self._make(stage)
+        new_depth = self.model.config.num_hidden_layers
+        tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
+        said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
+        self._say(f"stage {index + 1}: {new_depth} layers; {said}")
+
+    # Reports
+
+    def _report(self, index, since):
+        """Writes the sums since the last line to the log and the screen, and begins anew."""
+        stage, sums = self.run.stages[index], self._state["sums"]
+        metrics = metrics_from_sums(sums, self.run.use_next_sentence_label)
+        self._state["sums"] = [0.0] * len(SUMS)
+        learning_rate = float(self._learning_rate(self.step - 1))  # of the last update
+        steps_per_second = (self.step - since[0]) / max(self._seconds - since[1], 1e-9)
         layers = telemetry.read(self.optimizer)
-        rate = (self.step - logged[0]) / max(self._seconds - logged[1], 1e-9)  # updates a second
-        batch_size = self.run.stages[index].batch_size
         self._log.write(
             kind="train",
             step=self.step,
@@ -137,54 +197,75 @@ class Trainer:
             **metrics,
             learning_rate=learning_rate,
             gradient_norm=telemetry.gradient_norm(self.optimizer),
+            loss_scale=self._state["loss_scale"],
             skipped_updates=int(self.optimizer.skipped_updates.numpy()),
-            examples_per_second=rate * batch_size,
-            seconds=self._seconds,
+            tokens=sums[SUMS.index("tokens")],
             trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
+            timing={
+                "seconds": self._seconds,
+                "examples_per_second": steps_per_second * stage.batch_size,
+            },
         )
-        if self._is_chief:
-            seconds_left = self._tokens_left(index) / (self._tokens(index) * rate)
-            print(
-                progress_line(
-                    step=self.step,
-                    total_steps=self.run.total_steps,
-                    stage=index,
-                    metrics=metrics,
-                    learning_rate=learning_rate,
-                    examples_per_second=rate * batch_size,
-                    seconds=seconds_left,
-                ),
-                flush=True,
+        self._say(
+            progress_line(
+                step=self.step,
+                total_steps=self._ends[-1],
+                stage=index,
+                metrics=metrics,
+                learning_rate=learning_rate,
+                examples_per_second=steps_per_second * stage.batch_size,
+                seconds=self._work_left(index) / steps_per_second,
             )
+        )
 
-    def _tokens(self, index):
-        """Tokens an update of this stage."""
-        return self.run.stages[index].batch_size * self.run.stages[index].max_seq_length
+    def _work_left(self, index):
+        """What is left of the run, in updates of this stage, counting tokens."""
+        left = float(self._ends[index] - self.step)
+        here = self.run.stages[index].tokens
+        later = self.run.stages[index + 1 :]
+        return left + sum(stage.steps * stage.tokens / here for stage in later)
 
-    def _tokens_left(self, index):
-        """Tokens from here to the end of the run."""
-        ends = np.cumsum([stage.steps for stage in self.run.stages])
-        here = (ends[index] - self.step) * self._tokens(index)
-        later = range(index + 1, len(self.run.stages))
-        return here + sum(self._tokens(i) * self.run.stages[i].steps for i in later)
-
-    def _evaluate(self, index):
-        stage = self.run.stages[index]
+    def _evaluate(self, stage):
         metrics = evaluation.evaluate(
             self.model,
             self.strategy,
             lambda *shard: self._open_held_out(stage, *shard),
             self.run.use_next_sentence_label,
         )
-        self._log.write(kind="eval", step=self.step, stage=index, **metrics)
+        self._log.write(kind="eval", step=self.step, stage=self.run.stages.index(stage), **metrics)
+        self._say(f"held out: {evaluation.describe(metrics)}")
+
+    def _diagnosis(self, index):
+        """Where the last step's gradients were not finite: it did not change the weights."""
+        stage, step = self.run.stages[index], self.step - 1
+        batch = self._open_training(stage)[step - self._begin(index)]
+        parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
+        losses, variables = [], []
+        for part in range(parts):
+            rows = {name: np.split(values, parts)[part] for name, values in batch.items()}
+            scale = self._state["loss_scale"]
+            losses, variables = non_finite(self.run, self.model, rows, step, scale)
+            if losses or variables:
+                break
+        return (
+            f"No update could be made for {self._state['skipped_in_a_row']} steps in a row, the "
+            f"last one step {step} of stage {index + 1}: gradients are not finite. Losses that are "
+            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not: "
+            f"{len(variables)} of {len(self.model.trainable_variables)}, first "
+            f"{variables[0] if variables else 'none in a second computation'}. Loss scale "
+            f"{self._state['loss_scale']:g}. The last good checkpoint in {self.model_dir} is "
+            "intact; a lower learning rate or longer warm-up usually mends this."
+        )
+
+    def _say(self, text):
         if self._is_chief:
-            print(f"held out: {evaluation.describe(metrics)}", flush=True)
+            print(text, flush=True)
 
     # Files
 
-    def _open_training(self, stage, shard_index, num_shards):
+    def _open_training(self, stage, shard_index=0, num_shards=1):
         return input_pipeline.Batches(
-            _resolve(stage.input_files or self.run.input_files, stage),
+            stage.resolve(stage.input_files or self.run.input_files),
             stage.batch_size,
             stage.max_seq_length,
             stage.max_predictions_per_seq,
@@ -194,11 +275,11 @@ class Trainer:
             num_shards=num_shards,
         )
 
-    def _open_held_out(self, stage, shard_index, num_shards):
+    def _open_held_out(self, stage, shard_index=0, num_shards=1):
         if not self.reporting.eval_files:
             return None
         return input_pipeline.Batches(
-            _resolve(self.reporting.eval_files, stage),
+            stage.resolve(self.reporting.eval_files),
             self.reporting.eval_batch_size,
             stage.max_seq_length,
             stage.max_predictions_per_seq,
@@ -209,15 +290,15 @@ class Trainer:
             shuffle=False,
         )
 
-    def _check_batch_sizes(self):
-        parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
+    def _check_sizes(self):
+        replicas = self.strategy.num_replicas_in_sync
+        parts = replicas * self.run.gradient_accumulation_steps
         longest = self.run.config.max_position_embeddings
         for stage in self.run.stages:
             if stage.batch_size % parts:
                 raise ValueError(
                     f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
-                    f"{self.strategy.num_replicas_in_sync} replicas × "
-                    f"{self.run.gradient_accumulation_steps} micro-batches."
+                    f"{replicas} replicas × {self.run.gradient_accumulation_steps} micro-batches."
                 )
             if stage.max_seq_length > longest:
                 raise ValueError(
@@ -225,56 +306,32 @@ class Trainer:
                     f"max_position_embeddings is {longest}; shorten the records or enlarge the "
                     "position table in bert_config.json."
                 )
-        if self.reporting.eval_batch_size % self.strategy.num_replicas_in_sync:
+        if self.reporting.eval_batch_size % replicas:
             raise ValueError(
                 f"eval_batch_size {self.reporting.eval_batch_size} is not a multiple of the "
-                f"{self.strategy.num_replicas_in_sync} replicas."
+                f"{replicas} replicas."
             )
-
-    def _check_directory(self):
-        """Refuses the directory of another run, listing what differs."""
-        path = self.model_dir / "run.json"
-        if path.exists():
-            theirs = json.loads(path.read_text())
-            differences = list(_differences(theirs, self.run.describe()))
-            if differences:
-                raise ValueError(
-                    f"{self.model_dir} holds another run: {'; '.join(differences)}. Go on with its "
-                    "settings, or choose another model_dir (and its checkpoint as "
-                    "init_checkpoint, to start from its weights)."
-                )
-        elif any(self.model_dir.glob("*.index")):
-            raise ValueError(
-                f"{self.model_dir} holds checkpoints but no run.json, so they are not of such a "
-                "run; choose another model_dir."
-            )
-
-    def _claim_directory(self):
-        """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
-        if self._is_chief:
-            description = json.dumps(self.run.describe(), indent=1)
-            checkpoints.write_text(self.model_dir / "run.json", description)
-            config = self.run.config.to_json()
-            checkpoints.write_text(self.model_dir / "bert_config.json", config)
-
-    def _tensors(self):
-        """Everything a checkpoint holds, by its official name."""
-        tensors = {"global_step": np.int64(self.step)}
-        for variable in self.model.trainable_variables:
-            for slot, value in self.optimizer.slots(variable).items():
-                tensors[f"{variable.path}/adam_{slot}"] = value.numpy()
-        for variable in self.model.weights:
-            tensors[variable.path] = variable.numpy()
-        for name in ("iterations", "skipped_updates"):
-            tensors[f"optimizer/{name}"] = getattr(self.optimizer, name).numpy()
-        return tensors
 
     def _save(self):
-        if not self._is_chief:
-            return
-        state = {"window": self._window.tolist(), "seconds": self._seconds}
-        prefix = self._store.save(self._tensors(), self.step, state)
-        print(f"saved {prefix}", flush=True)
+        if self._is_chief:
+            tensors = model_state.gather(self.model, self.optimizer)
+            tensors["global_step"] = np.int64(self.step)
+            state = {"loop": self._state, "seconds": self._seconds}
+            self._say(f"saved {self._store.save(tensors, self.step, state)}")
+
+    def _restore(self):
+        """Goes on from the newest whole checkpoint, if there is one."""
+        checkpoint = self._store.latest(self._say)
+        if checkpoint is not None:
+            self.step = checkpoint.step
+            self._state, self._seconds = checkpoint.state["loop"], checkpoint.state["seconds"]
+            # The stage that wrote it, which is the one before if it was written at its end.
+            index = next(i for i, end in enumerate(self._ends) if self.step <= end)
+            if index:
+                self._make(self.run.stages[index])
+            model_state.restore(self.model, self.optimizer, checkpoint.tensors())
+            self._say(f"goes on from {checkpoint.prefix}")
+        self._log.rewind(self.step)
 
     def _export(self):
         weights = {variable.path: variable.numpy() for variable in self.model.weights}
@@ -284,83 +341,10 @@ class Trainer:
         summary = {
             "total_training_steps": self.step,
             "train_loss": last_train["loss"],
-            **{name: last_train[name] for name in last_train if name.endswith("_accuracy")},
+            **{name: value for name, value in last_train.items() if name.endswith("_accuracy")},
             "held_out": {name: v for name, v in last_eval.items() if name not in ("kind", "stage")},
         }
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(exist_ok=True)
         checkpoints.write_text(path, json.dumps(summary, indent=1) + "\n")
-        print(f"trained {self.step} steps; weights: {prefix}; figures: {path}", flush=True)
-
-    def _restore(self):
-        """Goes on from the newest whole checkpoint, or starts from `init_checkpoint`."""
-        checkpoint = self._store.latest()
-        if checkpoint is None:
-            if self.run.init_checkpoint:
-                print(load_weights(self.model, self.run.init_checkpoint), flush=True)
-            self._log.rewind(0)
-            return
-        tensors = checkpoint.tensors()
-        for variable in self.model.trainable_variables:
-            for slot, value in self.optimizer.slots(variable).items():
-                value.assign(tensors[f"{variable.path}/adam_{slot}"])
-        for variable in self.model.weights:
-            variable.assign(tensors[variable.path])
-        for name in ("iterations", "skipped_updates"):
-            getattr(self.optimizer, name).assign(tensors[f"optimizer/{name}"])
-        self.step = checkpoint.step
-        self._window = np.array(checkpoint.state["window"])
-        self._seconds = checkpoint.state["seconds"]
-        self._log.rewind(self.step)
-        print(f"goes on from {checkpoint.prefix}", flush=True)
-
-
-def load_weights(model, prefix):
-    """Puts the weights of a checkpoint with official names into a model.
-
-    Moments, rate and step are not taken over: that is what going on in a model directory does.
-
-    Returns:
-        A sentence that says what was carried over and what was not.
-
-    Raises:
-        ValueError: if the checkpoint is not readable, carries no weight of this model, or one of
-            another shape.
-    """
-    tensors = checkpoints.read_tensors(prefix)
-    fresh = []
-    for variable in model.weights:
-        if variable.path not in tensors:
-            fresh.append(variable.path)
-        elif tensors[variable.path].shape != tuple(variable.shape):
-            raise ValueError(
-                f"{prefix} has {variable.path} of shape {tensors[variable.path].shape}, but the "
-                f"model's is {tuple(variable.shape)}; is it another bert_config.json's?"
-            )
-    if len(fresh) == len(model.weights):
-        raise ValueError(
-            f"{prefix} carries none of the model's variables; expected names like {fresh[0]}, "
-            f"found names like {min(tensors)}."
-        )
-    for variable in model.weights:
-        if variable.path in tensors:
-            variable.assign(tensors[variable.path])
-    carried = f"{len(model.weights) - len(fresh)} of {len(model.weights)} variables"
-    return f"{prefix}: carried {carried}; " + (f"fresh: {', '.join(fresh)}" if fresh else "all")
-
-
-def _resolve(patterns, stage):
-    return [p.replace("{max_seq_length}", str(stage.max_seq_length)) for p in patterns]
-
-
-def _differences(theirs, mine, name=""):
-    """Sentences on where two JSON values differ."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        for key in sorted({*theirs, *mine}):
-            inner = f"{name}.{key}" if name else key
-            yield from _differences(theirs.get(key), mine.get(key), inner)
-    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-        for index, pair in enumerate(zip(theirs, mine, strict=True)):
-            yield from _differences(*pair, f"{name}[{index}]")
-    elif theirs != mine:
-        yield f"{name} was {json.dumps(theirs)} and is {json.dumps(mine)}"
+        self._say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")
