@@ -28,17 +28,19 @@ def write(shards: list[str], contents: dict) -> None:
     write_whole(path_for(shards), [json.dumps(contents, indent=1).encode()])
 
 
-def find(shard: str, listing: list[str], read) -> dict | None:
-    """The manifest that names `shard`, among the files `listing` of its folder; `read` opens a path as text."""
-    name = os.path.basename(shard)
-    for candidate in sorted(listing):
-        if candidate.endswith(ENDING):
-            made = json.loads(read(os.path.join(os.path.dirname(shard), candidate)))
-            if made.get("format") == FORMAT and any(
-                entry["file"] == name for entry in made["shards"]
-            ):
-                return made
-    return None
+def parse(path: str, text: bytes) -> dict:
+    """The contents of a manifest.
+
+    Raises:
+        ValueError: the file is something else, or of a later version.
+    """
+    try:
+        made = json.loads(text)
+        if made["format"] == FORMAT:
+            return made
+    except (json.JSONDecodeError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path}: not a manifest that this version reads ({FORMAT!r}).")
 
 
 def pack_flags(flags: np.ndarray) -> str:

@@ -1,0 +1,133 @@
+"""Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare sequences)."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from official_bert.records import V2_NAMES
+
+STATIC_TYPES = {
+    "input_ids": np.int32,
+    "input_mask": np.int8,
+    "segment_ids": np.int8,
+    "masked_lm_positions": np.int16,
+    "masked_lm_ids": np.int32,
+    "masked_lm_weights": np.float32,
+    "next_sentence_labels": np.int8,
+}
+_PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+
+
+class StaticParser:
+    """Parses the official schema under either set of names; knows the names from the first record.
+
+    Raises:
+        ValueError: at once where the first record has other features or lengths than asked for,
+            later for any other record; the message starts with `name(i)` of the record i.
+    """
+
+    def __init__(self, first: bytes, where: str, max_seq_length: int, max_predictions: int):
+        features = tf.train.Example.FromString(first).features.feature
+        self._names, self._lengths = {}, {}
+        for name in STATIC_TYPES:
+            there = [n for n in (name, V2_NAMES.get(name, name)) if n in features]
+            if not there:
+                raise ValueError(
+                    f"{where}: no feature {name!r} (it holds {', '.join(sorted(features)) or 'none'}); "
+                    f"expected a BERT pre-training record."
+                )
+            self._names[name] = there[0]
+            self._lengths[name] = max_seq_length
+        self._lengths |= dict.fromkeys(_PREDICTIONS, max_predictions) | {"next_sentence_labels": 1}
+        self._check_lengths(first, where)
+        self._spec = {
+            self._names[name]: tf.io.FixedLenFeature(
+                [self._lengths[name]], tf.float32 if kind is np.float32 else tf.int64
+            )
+            for name, kind in STATIC_TYPES.items()
+        }
+
+    def __call__(self, serialized: list[bytes], name) -> dict[str, np.ndarray]:
+        try:
+            with tf.device("CPU"):
+                parsed = tf.io.parse_example(tf.constant(serialized), self._spec)
+        except tf.errors.InvalidArgumentError as error:
+            for number, record in enumerate(serialized):
+                self._check_lengths(record, name(number))
+            raise ValueError(
+                f"{name(0)} or one of the next {len(serialized)}: {error.message}"
+            ) from None
+        arrays = {
+            key: parsed[self._names[key]].numpy().astype(kind)
+            if kind is not np.float32
+            else parsed[key].numpy()
+            for key, kind in STATIC_TYPES.items()
+        }
+        arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
+        return arrays
+
+    def _check_lengths(self, record: bytes, where: str) -> None:
+        try:
+            features = tf.train.Example.FromString(record).features.feature
+        except Exception as error:  # DecodeError, whose module moves between versions of protobuf
+            raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
+        for name, expected in self._lengths.items():
+            feature = features[self._names[name]]
+            values = (
+                feature.float_list.value
+                if STATIC_TYPES[name] is np.float32
+                else feature.int64_list.value
+            )
+            if len(values) != expected:
+                flag = "max_predictions_per_seq" if name in _PREDICTIONS else "max_seq_length"
+                raise ValueError(
+                    f"{where}: {self._names[name]} holds {len(values)} values, expected {expected}"
+                    f"{f'; {flag} must equal that of the records' if expected > 1 else ''}."
+                )
+
+
+class Sequences(NamedTuple):
+    """Parsed records of the dynamic form, one behind the other.
+
+    Record r holds the tokens `token_splits[r] … token_splits[r+1]` and the sentences
+    `sentence_splits[r] … sentence_splits[r+1]`; sentence s begins at token `sentence_starts[s]`.
+    """
+
+    tokens: np.ndarray
+    token_splits: np.ndarray
+    sentence_starts: np.ndarray
+    sentence_splits: np.ndarray
+    documents: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each record."""
+        return np.diff(self.token_splits)
+
+
+class DynamicParser:
+    """Parses records made for dynamic masking."""
+
+    _spec = {
+        "input_ids": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
+        "sentence_lengths": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
+        "document": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def __call__(self, serialized: list[bytes], name) -> Sequences:
+        try:
+            with tf.device("CPU"):
+                parsed = tf.io.parse_example(tf.constant(serialized), self._spec)
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(
+                f"{name(0)} or one of the next {len(serialized)}: {error.message}"
+            ) from None
+        lengths = parsed["sentence_lengths"].values.numpy()
+        return Sequences(
+            parsed["input_ids"].values.numpy().astype(np.int32),
+            parsed["input_ids"].row_splits.numpy(),
+            np.cumsum(lengths) - lengths,
+            parsed["sentence_lengths"].row_splits.numpy(),
+            parsed["document"].numpy(),
+        )

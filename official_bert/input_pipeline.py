@@ -1,0 +1,390 @@
+"""Records → the batch of step k: a function of (files, seed, k), the same on any number of hosts.
+
+How the order comes about. Up to `WINDOW_RECORDS` records are all held in memory and shuffled as
+one. Larger data are read in blocks of neighbouring records:
+
+    epoch e of N records: the blocks in an order drawn from (seed, e); record g of the endless
+    stream is number g mod N of epoch g // N the stream is cut into windows of W records, a window
+    into L sections of W / L; each section is shuffled a batch of B examples takes the next B / L of
+    every section of its window
+
+So a batch mixes hundreds of blocks, a host that trains a part of each batch reads only the sections
+that feed it, and any step can be had at once. Every record comes exactly once an epoch.
+"""
+
+import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from official_bert import manifest
+from official_bert.dynamic_masking import Draws, DynamicMasking
+from official_bert.example_parsing import DynamicParser, Sequences, StaticParser
+from official_bert.record_files import RecordFiles
+
+WINDOW_RECORDS = 65536
+MOST_LANES = 16
+FEWEST_ROWS = 16  # of a lane in a batch: fewer would be slow
+_PARSED_AT_ONCE = 2048
+
+Pool = dict[str, np.ndarray] | Sequences
+
+
+class Section(NamedTuple):
+    """Parsed records and the order in which they are used."""
+
+    pool: Pool
+    order: np.ndarray
+
+
+class Batches:
+    """The batches of a training run, by their step.
+
+    Args:
+        patterns: paths or globs of the record files, official or made for dynamic masking, GZIP or
+            not.
+        batch_size: examples in a batch on all hosts together.
+        max_seq_length, max_predictions_per_seq: S and P; static records must have been made with
+        them. seed: of the order, and of pairs and masks where the records are dynamic. vocab_size:
+        of the model; records with larger ids are refused. shard_index, num_shards: which of how
+        many equal parts of each batch this host wants. shuffle: False gives the records in the
+        order of the files, the last batch padded with rows of weight 0. masked_lm_prob,
+        do_whole_word_mask, max_ngram_size: for dynamic records; None means as they were made.
+        use_next_sentence: for dynamic records; False makes examples of one part and label 0.
+
+    `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
+
+    | key | type | shape |
+    |---|---|---|
+    | `input_ids`, `input_mask`, `segment_ids` | int32 | (b, S) |
+    | `masked_lm_positions`, `masked_lm_ids` | int32 | (b, P) |
+    | `masked_lm_weights` | float32 | (b, P) |
+    | `next_sentence_labels` | int32 | (b,) |
+    | `example_weights` | float32 | (b,), 1, or 0 for the rows that fill up the last batch |
+
+    Attributes:
+        num_examples: records in the files.
+        num_batches: ceil(num_examples / batch_size): batches of one pass without shuffling.
+
+    Raises:
+        ValueError: nothing matches, a truncated or damaged file, records of another length, ids
+            beyond the vocabulary; the message names the file and, where there is one, the record.
+
+    Example:
+        >>> batches = Batches(["records/wiki.tfrecord*"], batch_size=256, max_seq_length=128,
+        ...                   max_predictions_per_seq=20, seed=1)
+        >>> batches[1000]["input_ids"].shape
+        (256, 128)
+    """
+
+    def __init__(
+        self,
+        patterns,
+        batch_size: int,
+        max_seq_length: int,
+        max_predictions_per_seq: int,
+        *,
+        seed: int = 12345,
+        vocab_size: int | None = None,
+        shard_index: int = 0,
+        num_shards: int = 1,
+        shuffle: bool = True,
+        masked_lm_prob: float | None = None,
+        do_whole_word_mask: bool | None = None,
+        max_ngram_size: int | None = None,
+        use_next_sentence: bool = True,
+        window_records: int = WINDOW_RECORDS,
+    ):
+        _check_sharding(batch_size, shard_index, num_shards)
+        self._files = RecordFiles(patterns)
+        self.num_examples = self._files.num_records
+        self.num_batches = -(-self.num_examples // batch_size)
+        self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
+        self._vocab_size, self._max_seq_length = vocab_size, max_seq_length
+        rows = batch_size // num_shards
+        self._rows = range(shard_index * rows, (shard_index + 1) * rows)
+        made = self._files.manifest
+        self._masking = None
+        if made and made["masking"] == "dynamic":
+            self._parse = DynamicParser()
+            asked = {
+                "masked_lm_prob": masked_lm_prob,
+                "do_whole_word_mask": do_whole_word_mask,
+                "max_ngram_size": max_ngram_size,
+            }
+            self._masking = _dynamic_masking(
+                made,
+                max_seq_length,
+                max_predictions_per_seq,
+                use_next_sentence,
+                asked,
+                self._files.paths[0],
+            )
+        else:
+            if (masked_lm_prob, do_whole_word_mask, max_ngram_size) != (None, None, None):
+                raise ValueError(
+                    f"{self._files.paths[0]}: its masks are in the records; masked_lm_prob, do_whole_word_mask and "
+                    f"max_ngram_size are for records made with --dynamic_masking."
+                )
+            self._parse = StaticParser(
+                self._files.read(0, 0, 1)[0],
+                self._files.name(0),
+                max_seq_length,
+                max_predictions_per_seq,
+            )
+        if made and vocab_size and made["vocabulary"]["size"] > vocab_size:
+            raise ValueError(
+                f"{self._files.paths[0]}: made with a vocabulary of {made['vocabulary']['size']:,}, the model's "
+                f"vocab_size is {vocab_size:,}."
+            )
+        self._sizes = self._files.blocks[:, 2]
+        self._orders: dict[int, tuple] = {}
+        self._in_memory = self.num_examples <= window_records
+        self._whole: Pool | None = None
+        # Windows and lanes must not depend on num_shards: they make the order.
+        self._lanes = _lanes(batch_size, max(window_records, batch_size))
+        self._window_steps = max(1, window_records // batch_size)
+        self._sections: dict[tuple[int, int], Future] = {}
+        self._loader = ThreadPoolExecutor(1, "records")
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        """The rows of this shard in the batch of `step` (counted from 0, without end unless `shuffle=False`)."""
+        if step < 0 or (not self._shuffle and step >= self.num_batches):
+            raise IndexError(f"step {step}: there are {self.num_batches} batches.")
+        width = self._batch_size // self._lanes
+        lanes = range(self._rows.start // width, -(-self._rows.stop // width))
+        made = [self._lane(step, lane, width) for lane in lanes]
+        batch = {key: np.concatenate([part[key] for part in made]) for key in made[0]}
+        skip = self._rows.start - lanes.start * width
+        return {key: values[skip : skip + len(self._rows)] for key, values in batch.items()}
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def _lane(self, step: int, lane: int, width: int) -> dict[str, np.ndarray]:
+        """The rows lane · width … (lane + 1) · width of the whole batch."""
+        first = step * self._batch_size + lane * width
+        weights = np.ones(width, np.float32)
+        if not self._shuffle:
+            numbers = np.arange(first, first + width)
+            weights = (numbers < self.num_examples).astype(np.float32)
+            numbers = np.minimum(numbers, self.num_examples - 1)
+            if self._in_memory:
+                pool, rows = self._all(), numbers
+            else:
+                pool, rows = self._load(_runs(self._files, numbers)), np.arange(width)
+                rows = np.minimum(rows, numbers[-1] - numbers[0])
+        elif self._in_memory:
+            pool, rows = self._all(), self._positions_in_memory(first, width)
+        else:
+            window, inside = divmod(step, self._window_steps)
+            pool, order = self._section(window, lane)
+            rows = order[inside * width : (inside + 1) * width]
+        if self._masking:
+            examples = self._masking(pool, rows, self._draws("mask", step, lane))
+        else:
+            examples = {
+                key: values[rows].astype(np.float32 if key == "masked_lm_weights" else np.int32)
+                for key, values in pool.items()
+            }
+        examples["masked_lm_weights"] *= weights[:, None]
+        return examples | {"example_weights": weights}
+
+    def _positions_in_memory(self, first: int, count: int) -> np.ndarray:
+        numbers = np.arange(first, first + count)
+        epochs, places = np.divmod(numbers, self.num_examples)
+        rows = np.empty(count, np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            rows[here] = self._epoch_order(int(epoch), self.num_examples)[places[here]]
+        return rows
+
+    def _epoch_order(self, epoch: int, count: int) -> np.ndarray:
+        if epoch not in self._orders:
+            if len(self._orders) > 2:
+                self._orders.clear()
+            self._orders[epoch] = self._draws("epoch", epoch).permutation(count)
+        return self._orders[epoch]
+
+    def _all(self) -> Pool:
+        if self._whole is None:
+            self._whole = self._load([(n, 0, int(size)) for n, size in enumerate(self._sizes)])
+        return self._whole
+
+    def _section(self, window: int, lane: int) -> Section:
+        """A section of this window; those of the next one are fetched meanwhile."""
+        if (window, lane) not in self._sections:
+            width = self._batch_size // self._lanes
+            mine = range(self._rows.start // width, -(-self._rows.stop // width))
+            for key in [key for key in self._sections if key[0] not in (window, window + 1)]:
+                self._sections.pop(key).cancel()
+            for wanted in (window, window + 1):
+                for each in mine:
+                    if (wanted, each) not in self._sections:
+                        self._sections[wanted, each] = self._loader.submit(
+                            self._load_section, wanted, each
+                        )
+        return self._sections[window, lane].result()
+
+    def _load_section(self, window: int, lane: int) -> Section:
+        size = self._window_steps * self._batch_size // self._lanes
+        start = (window * self._lanes + lane) * size
+        stop, runs, order, loaded = start + size, [], [], 0
+        while start < stop:  # piece by piece: an epoch may end within the section
+            epoch, place = divmod(start, self.num_examples)
+            count = min(stop - start, self.num_examples - place)
+            runs += self._epoch_runs(epoch, place, count)
+            order.append(loaded + self._draws("section", window, lane, epoch).permutation(count))
+            loaded += count
+            start += count
+        return Section(self._load(runs), np.concatenate(order))
+
+    def _epoch_runs(self, epoch: int, place: int, count: int) -> list[tuple[int, int, int]]:
+        """The records `place` … `place + count` of an epoch, as (block, start, stop)."""
+        order = self._epoch_order(epoch, len(self._sizes))
+        ends = np.cumsum(self._sizes[order])
+        runs, number = [], int(np.searchsorted(ends, place, "right"))
+        while count:
+            block = int(order[number])
+            size = int(self._sizes[block])
+            start = place - (int(ends[number]) - size)
+            stop = min(size, start + count)
+            runs.append((block, start, stop))
+            place, count, number = place + stop - start, count - (stop - start), number + 1
+        return runs
+
+    def _load(self, runs: list[tuple[int, int, int]]) -> Pool:
+        """Reads and parses runs of records (block, start, stop); checks what the parser cannot know."""
+        serialized = [record for run in runs for record in self._files.read(*run)]
+        pools = []
+        for at in range(0, len(serialized), _PARSED_AT_ONCE):
+            part = serialized[at : at + _PARSED_AT_ONCE]
+            pool = self._parse(part, lambda number, at=at: self._name(runs, at + number))
+            self._check(pool, lambda number, at=at: self._name(runs, at + number))
+            pools.append(pool)
+        if self._masking:
+            return _joined(pools)
+        return {key: np.concatenate([pool[key] for pool in pools]) for key in pools[0]}
+
+    def _name(self, runs: list[tuple[int, int, int]], number: int) -> str:
+        for block, start, stop in runs:
+            if number < stop - start:
+                return self._files.name(int(self._sizes[:block].sum()) + start + number)
+            number -= stop - start
+        raise IndexError(number)
+
+    def _check(self, pool: Pool, name) -> None:
+        if self._masking:
+            if self._vocab_size and pool.tokens.size and pool.tokens.max() >= self._vocab_size:
+                token = int(np.argmax(pool.tokens >= self._vocab_size))
+                record = int(np.searchsorted(pool.token_splits, token, "right")) - 1
+                raise ValueError(self._beyond(name(record), int(pool.tokens[token])))
+            if pool.lengths.max() > self._max_seq_length - 3:
+                record = int(np.argmax(pool.lengths))
+                raise ValueError(
+                    f"{name(record)}: {pool.lengths[record]} tokens do not fit max_seq_length={self._max_seq_length}."
+                )
+            return
+        for key, limit in (
+            ("input_ids", self._vocab_size),
+            ("masked_lm_ids", self._vocab_size),
+            ("masked_lm_positions", self._max_seq_length),
+        ):
+            values = pool[key]
+            bad = (values < 0) | (values >= limit) if limit else values < 0
+            if bad.any():
+                record = int(np.argmax(bad.any(1)))
+                value = int(values[record][bad[record]][0])
+                if key == "masked_lm_positions":
+                    raise ValueError(
+                        f"{name(record)}: masked position {value} is beyond the sequence."
+                    )
+                raise ValueError(self._beyond(name(record), value))
+
+    def _beyond(self, where: str, token: int) -> str:
+        return (
+            f"{where}: token id {token:,} is not in the vocabulary of {self._vocab_size or 0:,}; "
+            f"the records and the model must be made with the same vocabulary."
+        )
+
+    def _draws(self, *purpose) -> Draws:
+        key = "/".join(map(str, (self._seed, *purpose))).encode()
+        return Draws(hashlib.blake2b(key, digest_size=16).digest())
+
+
+def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:
+    if batch_size < 1 or num_shards < 1 or batch_size % num_shards:
+        raise ValueError(f"batch_size: {batch_size} cannot be divided among {num_shards} hosts.")
+    if not 0 <= shard_index < num_shards:
+        raise ValueError(f"shard_index: got {shard_index}, expected 0 to {num_shards - 1}.")
+
+
+def _lanes(batch_size: int, window: int) -> int:
+    """The largest power of two that divides the batch and leaves lanes and sections worth the name."""
+    lanes = 1
+    while (
+        lanes < MOST_LANES
+        and batch_size % (2 * lanes) == 0
+        and batch_size // (2 * lanes) >= FEWEST_ROWS
+        and window // (2 * lanes) >= 1024
+    ):
+        lanes *= 2
+    return lanes
+
+
+def _runs(files: RecordFiles, numbers: np.ndarray) -> list[tuple[int, int, int]]:
+    """The consecutive records numbers[0] … numbers[-1], as (block, start, stop)."""
+    first = np.concatenate(([0], np.cumsum(files.blocks[:, 2])))
+    low, high = int(numbers[0]), int(numbers[-1]) + 1
+    found = range(
+        int(np.searchsorted(first, low, "right")) - 1, int(np.searchsorted(first, high, "left"))
+    )
+    return [
+        (n, max(low - int(first[n]), 0), min(high, int(first[n + 1])) - int(first[n]))
+        for n in found
+    ]
+
+
+def _dynamic_masking(
+    made, max_seq_length, max_predictions, next_sentence, asked, path
+) -> DynamicMasking:
+    settings, vocabulary = made["settings"], made["vocabulary"]
+    if settings["max_seq_length"] > max_seq_length:
+        raise ValueError(
+            f"{path}: made for max_seq_length={settings['max_seq_length']}, which does not fit {max_seq_length}."
+        )
+    chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
+    if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:
+        raise ValueError(f"max_ngram_size={chosen['max_ngram_size']} needs do_whole_word_mask.")
+    special = vocabulary["special_tokens"]
+    return DynamicMasking(
+        max_seq_length=max_seq_length,
+        max_predictions=max_predictions,
+        masked_lm_prob=chosen["masked_lm_prob"],
+        whole_words=chosen["do_whole_word_mask"],
+        max_ngram_size=chosen["max_ngram_size"],
+        next_sentence=next_sentence,
+        continues_a_word=manifest.unpack_flags(vocabulary["continues_a_word"], vocabulary["size"]),
+        cls=special["[CLS]"],
+        sep=special["[SEP]"],
+        mask=special["[MASK]"],
+    )
+
+
+def _joined(pools: list[Sequences]) -> Sequences:
+    def splits(arrays, sizes):
+        offsets = np.cumsum([0, *sizes[:-1]])
+        return [array + offset for array, offset in zip(arrays, offsets, strict=True)]
+
+    tokens = [len(pool.tokens) for pool in pools]
+    sentences = [len(pool.sentence_starts) for pool in pools]
+    token_splits = splits([pool.token_splits for pool in pools], tokens)
+    sentence_splits = splits([pool.sentence_splits for pool in pools], sentences)
+    return Sequences(
+        np.concatenate([pool.tokens for pool in pools]),
+        np.concatenate([token_splits[0], *(s[1:] for s in token_splits[1:])]),
+        np.concatenate(splits([pool.sentence_starts for pool in pools], tokens)),
+        np.concatenate([sentence_splits[0], *(s[1:] for s in sentence_splits[1:])]),
+        np.concatenate([pool.documents for pool in pools]),
+    )

@@ -1,0 +1,265 @@
+"""Reading record files: where their blocks lie, and what is wrong with them.
+
+Files of this project bring a manifest that says where every block of records begins, so that
+opening them reads next to nothing. Files of other tools are walked through once, header by header;
+GZIP ones without a manifest are unpacked into a temporary file first, since they cannot be entered
+in the middle.
+"""
+
+import contextlib
+import fnmatch
+import glob
+import gzip
+import mmap
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from official_bert import manifest
+from official_bert.records import FOOTER_BYTES, HEADER_BYTES, masked_crc, payload_length
+
+RECORDS_PER_BLOCK = 256
+
+
+class Block(NamedTuple):
+    """A run of neighbouring records in one file: what is read at once."""
+
+    file: int
+    first_record: int
+    records: int
+    offset: int
+    bytes: int
+
+
+class RecordFiles:
+    """The records of some files, in the order of the files.
+
+    Args:
+        patterns: globs or paths, local or with a scheme that TensorFlow's file systems know
+            (`gs://`).
+
+    Attributes:
+        paths: the files.
+        manifest: of the first file; None where another tool made it.
+        blocks: all blocks, as an array with a row (file, first record, records, offset, bytes) for
+            each.
+        num_records: their number.
+
+    Raises:
+        ValueError: a pattern that matches nothing, a truncated or foreign file, files that do not
+            belong together.
+    """
+
+    def __init__(self, patterns: Iterable[str] | str):
+        self.paths = _matches([patterns] if isinstance(patterns, str) else patterns)
+        self._unpacked: dict[int, tempfile._TemporaryFileWrapper] = {}
+        self._packed = [False] * len(self.paths)
+        manifests, found = _Manifests(), []
+        made = [manifests.of(path) for path in self.paths]
+        self.manifest = made[0]
+        _check_same_make(self.paths, made)
+        for number, path in enumerate(self.paths):
+            found.extend(self._blocks(number, path, made[number]))
+        self.blocks = np.array(found, np.int64).reshape(-1, 5)
+        self.num_records = int(self.blocks[:, 2].sum())
+        if not self.num_records:
+            raise ValueError(f"no records in {', '.join(self.paths[:3])}.")
+        self._first = np.concatenate(([0], np.cumsum(self.blocks[:, 2])))
+
+    def read(self, block: int, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """The serialized Examples `start` … `stop` of a block."""
+        file, first, records, offset, size = map(int, self.blocks[block])
+        data = self._read(file, offset, size)
+        found, position = [], 0
+        for number in range(records if stop is None else stop):
+            length = (
+                payload_length(data, position) if position + HEADER_BYTES <= len(data) else None
+            )
+            end = position + HEADER_BYTES + (length or 0)
+            if length is None or end + FOOTER_BYTES > len(data):
+                raise ValueError(
+                    f"{self.paths[file]}, record {first + number}: truncated or damaged; make the file again."
+                )
+            if number >= start:
+                payload = data[position + HEADER_BYTES : end]
+                if masked_crc(payload).to_bytes(4, "little") != data[end : end + FOOTER_BYTES]:
+                    raise ValueError(
+                        f"{self.paths[file]}, record {first + number}: its checksum does not match; "
+                        f"the file is damaged, make it again."
+                    )
+                found.append(payload)
+            position = end + FOOTER_BYTES
+        return found
+
+    def name(self, record: int) -> str:
+        """The file and the number in it of one of all records, for messages."""
+        block = int(np.searchsorted(self._first, record, "right")) - 1
+        file, first, *_ = map(int, self.blocks[block])
+        return f"{self.paths[file]}, record {first + record - int(self._first[block])}"
+
+    def _read(self, file: int, offset: int, size: int) -> bytes:
+        if file in self._unpacked:
+            return os.pread(self._unpacked[file].fileno(), size, offset)
+        with _open(self.paths[file]) as opened:
+            opened.seek(offset)
+            data = opened.read(size)
+        if not self._packed[file]:
+            return data
+        try:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data)
+        except zlib.error as error:
+            raise ValueError(f"{self.paths[file]}: damaged near byte {offset} ({error}).") from None
+
+    def _blocks(self, number: int, path: str, made: dict | None) -> list[Block]:
+        if made is None:
+            return self._scanned_blocks(number, path)
+        entry = next(e for e in made["shards"] if e["file"] == os.path.basename(path))
+        size = _size(path)
+        if size != entry["bytes"]:
+            raise ValueError(
+                f"{path}: {'truncated' if size < entry['bytes'] else 'not the file that was made'}: it has {size:,} "
+                f"bytes, its manifest says {entry['bytes']:,}; make the records again."
+            )
+        self._packed[number] = made["settings"]["gzip_compress"]
+        each, ends = made["records_per_block"], [*entry["block_offsets"][1:], size]
+        return [
+            Block(number, n * each, min(each, entry["records"] - n * each), offset, end - offset)
+            for n, (offset, end) in enumerate(zip(entry["block_offsets"], ends, strict=True))
+        ]
+
+    def _scanned_blocks(self, number: int, path: str) -> list[Block]:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(_open(path))
+            start = file.read(HEADER_BYTES)
+            if start[:2] == b"\x1f\x8b" and payload_length(start) is None:
+                file = self._unpacked[number] = _unpack(path)
+            elif "://" in path:
+                file = self._unpacked[number] = _fetch(path)
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return []
+            data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            offsets = _record_offsets(path, data, size)
+        cuts = [*offsets[:-1:RECORDS_PER_BLOCK], offsets[-1]]
+        records = len(offsets) - 1
+        return [
+            Block(
+                number,
+                n * RECORDS_PER_BLOCK,
+                min(RECORDS_PER_BLOCK, records - n * RECORDS_PER_BLOCK),
+                a,
+                b - a,
+            )
+            for n, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+        ]
+
+
+class _Manifests:
+    """Finds the manifest that vouches for a file; looks at each folder once."""
+
+    def __init__(self):
+        self._listings: dict[str, list[str]] = {}
+        self._found: dict[str, dict] = {}
+
+    def of(self, path: str) -> dict | None:
+        folder = os.path.dirname(path)
+        if folder not in self._listings:
+            self._listings[folder] = _glob(os.path.join(glob.escape(folder), f"*{manifest.ENDING}"))
+            for found in self._listings[folder]:
+                with _open(found) as file:
+                    made = manifest.parse(found, file.read())
+                for entry in made["shards"]:
+                    self._found[os.path.join(folder, entry["file"])] = made
+        return self._found.get(path)
+
+
+def _matches(patterns: Iterable[str]) -> list[str]:
+    found = []
+    for pattern in map(str, patterns):
+        matches = sorted(p for p in _glob(pattern) if not fnmatch.fnmatch(p, f"*{manifest.ENDING}"))
+        if not matches:
+            raise ValueError(f"no file matches {pattern!r} (looked in {os.getcwd()}).")
+        found.extend(matches)
+    if not found:
+        raise ValueError("no input files were named.")
+    return list(dict.fromkeys(found))
+
+
+def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
+    first = made[0]
+    for path, other in zip(paths, made, strict=True):
+        for key in ("masking", "vocabulary"):
+            if (first and first[key]) != (other and other[key]) and (
+                key == "masking" or (first and other)
+            ):
+                raise ValueError(
+                    f"{path} and {paths[0]} do not belong together: their manifests differ in {key!r}."
+                )
+
+
+def _record_offsets(path: str, data: mmap.mmap, size: int) -> list[int]:
+    offsets, position = [0], 0
+    while position < size:
+        length = payload_length(data, position) if position + HEADER_BYTES <= size else 0
+        if length is None:
+            raise ValueError(
+                f"{path}, record {len(offsets) - 1}: not a TFRecord header at byte {position:,}; "
+                f"{'is this a file of records?' if not position else 'the file is damaged.'}"
+            )
+        position += HEADER_BYTES + length + FOOTER_BYTES
+        if position > size:
+            raise ValueError(
+                f"{path}, record {len(offsets) - 1}: truncated: the record ends at byte {position:,}, "
+                f"the file at {size:,}."
+            )
+        offsets.append(position)
+    return offsets
+
+
+def _unpack(path: str):
+    try:
+        with _open(path) as file, gzip.open(file, "rb") as packed:
+            return _temporary_copy(packed)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: truncated or damaged GZIP file ({error}).") from None
+
+
+def _fetch(path: str):
+    with _open(path) as file:
+        return _temporary_copy(file)
+
+
+def _temporary_copy(source):
+    copy = tempfile.TemporaryFile()
+    shutil.copyfileobj(source, copy, 1 << 20)
+    copy.flush()
+    return copy
+
+
+def _glob(pattern: str) -> list[str]:
+    if "://" not in pattern:
+        return glob.glob(pattern)
+    import tensorflow as tf  # its file systems know object stores
+
+    return tf.io.gfile.glob(pattern)
+
+
+def _open(path: str):
+    if "://" not in path:
+        return open(path, "rb")
+    import tensorflow as tf
+
+    return tf.io.gfile.GFile(path, "rb")
+
+
+def _size(path: str) -> int:
+    if "://" not in path:
+        return os.path.getsize(path)
+    import tensorflow as tf
+
+    return tf.io.gfile.stat(path).length
