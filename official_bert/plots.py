@@ -19,7 +19,7 @@ _TRAINING, _HELD_OUT, _GUESSING = "#4477aa", "#cc3311", "#777777"
 _STAGE_SHADES = ("#f4f4f4", "#ffffff")
 
 # Where a variable stands in the network, and the panel of the trust-ratio plot that shows it.
-_PANELS = {
+PANELS = {
     "query": r"attention/self/query/kernel$",
     "key": r"attention/self/key/kernel$",
     "value": r"attention/self/value/kernel$",
@@ -103,7 +103,7 @@ def _plot_trust_ratios(train, held_out):
     paths = train[-1]["trust_ratios"]
     panels = {
         title: [path for path in paths if re.search(pattern, path)]
-        for title, pattern in _PANELS.items()
+        for title, pattern in PANELS.items()
     }
     panels = {title: members for title, members in panels.items() if members}
     figure, axes = _panels(train, panels, "trust ratio", columns=4, share_y=True)

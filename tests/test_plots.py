@@ -1,0 +1,86 @@
+"""The pictures of a run: drawn from whatever log there is, or refused in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from official_bert import plots
+
+PATHS = [
+    "bert/embeddings/word_embeddings",
+    *(f"bert/encoder/layer_{i}/attention/self/query/kernel" for i in range(3)),
+    *(f"bert/encoder/layer_{i}/output/dense/kernel" for i in range(3)),
+    "bert/encoder/layer_0/output/LayerNorm/gamma",
+    "cls/predictions/transform/dense/kernel",
+]
+
+
+def write_log(path, steps=range(50, 501, 50), next_sentence=True, evaluations=True):
+    tasks = ["masked_lm", *(["next_sentence"] if next_sentence else [])]
+    with open(path, "w") as file:
+        for step in steps:
+            metrics = {f"{task}_loss": 8 - step / 100 for task in tasks}
+            metrics |= {f"{task}_accuracy": step / 1000 for task in tasks}
+            line = {"step": step, "stage": int(step > 300), **metrics}
+            ratios = dict.fromkeys(PATHS, 0.01 * step)
+            file.write(
+                json.dumps({"kind": "train", **line, "learning_rate": 0.1, "trust_ratios": ratios})
+                + "\n"
+            )
+            if evaluations and step % 250 == 0:
+                line["most_frequent_token_accuracy"] = 0.05
+                file.write(json.dumps({"kind": "eval", **line}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_four_pictures_are_drawn(tmp_path, next_sentence, evaluations):
+    log = write_log(tmp_path / "log.jsonl", next_sentence=next_sentence, evaluations=evaluations)
+    pictures = plots.plot_log(log, tmp_path / "plots")
+    names = ["loss.png", "accuracy.png", "learning_rate.png", "trust_ratios.png"]
+    assert [path.name for path in pictures] == names
+    for path in pictures:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 5000
+
+
+def test_a_log_of_one_line_can_be_drawn(tmp_path):
+    assert len(plots.plot_log(write_log(tmp_path / "log.jsonl", steps=[50]), tmp_path)) == 4
+
+
+def test_every_adapted_kernel_has_its_place_in_the_trust_ratio_picture():
+    from official_bert.config import BertConfig
+    from official_bert.modeling import BertPretrainer
+
+    model = BertPretrainer(
+        BertConfig(
+            vocab_size=20,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=16,
+        )
+    )
+    paths = [v.path for v in model.trainable_variables]
+    adapted = [p for p in paths if "LayerNorm" not in p and "bias" not in p]
+    for path in paths:
+        panels = [
+            title for title, pattern in plots.PANELS.items() if plots.re.search(pattern, path)
+        ]
+        assert len(panels) == (path in adapted), path
+
+
+def test_a_missing_or_empty_log_is_refused_in_one_line(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    for name, reason in (("none.jsonl", "cannot be read"), ("empty.jsonl", "no line of training")):
+        ended = subprocess.run(
+            [sys.executable, "-m", "official_bert.plots", f"--log_file={tmp_path / name}"],
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 2
+        assert reason in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,78 @@
+"""The text that comes with Python: prose, without markup, and no paragraph twice."""
+
+import ast
+import sys
+
+import pytest
+
+from official_bert import stdlib_text
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """The modules that making the documents imports; filled by `documents`."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def documents(imported):
+    before = set(sys.modules)
+    found = list(stdlib_text.documents())
+    imported.update(set(sys.modules) - before)
+    return found
+
+
+def test_there_is_enough_text_to_train_on(documents):
+    paragraphs = [paragraph for _, lines in documents for paragraph in lines]
+    assert len(documents) > 300
+    assert sum(map(len, paragraphs)) > 1_500_000  # characters
+    assert len({name for name, _ in documents}) == len(documents)
+
+
+def test_no_paragraph_occurs_twice(documents):
+    paragraphs = [paragraph for _, lines in documents for paragraph in lines]
+    assert len(set(paragraphs)) == len(paragraphs)
+
+
+def test_paragraphs_are_prose(documents):
+    for _, lines in documents:
+        for paragraph in lines:
+            assert "\n" not in paragraph
+            assert ">>>" not in paragraph
+            assert paragraph == paragraph.strip()
+
+
+def test_nothing_of_the_library_is_imported(documents, imported):
+    assert documents
+    assert {name for name in imported if not name.startswith("pydoc_data")} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Return the :class:`~array.array` of ``n`` items.", "Return the array.array of n items."),
+        ("The *first* one **must** be a `str` object.", "The first one must be a str object."),
+        ("A word that is hyphen-\nated at the end of a line.", None),
+        (
+            "The method __init__ is called by the class.",
+            "The method __init__ is called by the class.",
+        ),
+    ],
+)
+def test_markup_is_taken_off(text, expected):
+    expected = expected or "A word that is hyphen-ated at the end of a line."
+    assert stdlib_text.prose_paragraphs(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text", ["x = f(y)", ">>> print(1 + 2 + 3)\n6", "+---+---+---+---+", "Too short.", ""]
+)
+def test_what_is_not_prose_is_left_out(text):
+    assert stdlib_text.prose_paragraphs(text) == []
+
+
+def test_docstrings_and_comments_are_found_in_the_order_of_the_source():
+    source = '"""One."""\n# A note\n#  on two lines\ndef f():\n    """Two."""\n    return 1  # no\n'
+    ast.parse(source)
+    assert stdlib_text.docstrings(source) == ["One.", "Two."]
+    assert stdlib_text.comments(source) == ["A note\n on two lines\n"]
