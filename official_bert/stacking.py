@@ -1,0 +1,128 @@
+"""Growing an encoder from stage to stage, and choosing what trains: MSLT and Gong's doubling.
+
+MSLT (multi-stage layerwise training, arXiv 2011.13635) starts with few encoder layers. Each stage
+adds layers on top and trains them and the output head alone; the layers below run forward only:
+no gradients, no optimizer slots, no part in the all-reduce. A last stage trains everything.
+Progressive stacking (Gong et al., ICML 2019) doubles the encoder by a copy of the whole stack, and
+all layers train.
+
+The tied output matrix: the masked-LM head scores with the word embeddings. After the first stage
+they are frozen, in both of their roles; training them as an output matrix would shift the inputs
+of the frozen layers. What the head still trains is its transform, its LayerNorm and its bias.
+
+Everything here is a function of variable paths and layer numbers; the training loop acts on it.
+"""
+
+import itertools
+import re
+
+GROWTH = ("copy_top", "copy_stack", "fresh")
+
+_LAYER = re.compile(r"^bert/encoder/layer_(\d+)/")
+_EMBEDDINGS = "bert/embeddings/"  # the tables and their LayerNorm
+
+
+def sources(old_depth, new_depth, how):
+    """Which layer each new layer is a copy of.
+
+    With k = `new_depth` - `old_depth` new layers, layer i ≥ `old_depth` copies
+
+        copy_top:    layer i - k, so that the current top k layers follow once more, in order
+                     (where there are fewer than k, the whole stack follows until k are reached)
+        copy_stack:  layer i mod `old_depth`: the whole stack from the bottom up, as in Gong et al.
+        fresh:       none; the model's initialiser decides
+
+    Doubling is the same by both copies.
+
+    Returns:
+        Dictionary from new layer to the layer it copies; empty for `"fresh"`.
+
+    Raises:
+        ValueError: if the encoder would shrink, or `how` is no rule.
+
+    Example:
+
+    >>> sources(6, 9, "copy_top")
+    {6: 3, 7: 4, 8: 5}
+    >>> sources(6, 9, "copy_stack")
+    {6: 0, 7: 1, 8: 2}
+    """
+    if how not in GROWTH:
+        raise ValueError(f"growth must be one of {', '.join(GROWTH)}; got {how!r}.")
+    if not 1 <= old_depth <= new_depth:
+        raise ValueError(f"An encoder of {old_depth} layers cannot become one of {new_depth}.")
+    new = new_depth - old_depth
+    if how == "fresh" or not new:
+        return {}
+    copied = old_depth if how == "copy_stack" else min(new, old_depth)
+    return {old_depth + i: old_depth - copied + i % copied for i in range(new)}
+
+
+def grow(weights, old_depth, new_depth, how):
+    """The weights of an encoder of `new_depth` layers from those of `old_depth`.
+
+    Args:
+        weights: Dictionary from variable path to array.
+        old_depth: Encoder layers that `weights` has.
+        new_depth: Encoder layers wanted.
+        how: `"copy_top"`, `"copy_stack"` or `"fresh"`; see `sources`.
+
+    Returns:
+        `weights` and, under their paths, those of the copied layers; the arrays are shared.
+
+    Raises:
+        ValueError: as `sources`.
+    """
+    grown = dict(weights)
+    for new, old in sources(old_depth, new_depth, how).items():
+        prefix = f"bert/encoder/layer_{old}/"
+        for path, value in weights.items():
+            if path.startswith(prefix):
+                grown[f"bert/encoder/layer_{new}/{path.removeprefix(prefix)}"] = value
+    return grown
+
+
+def trained(path, stage):
+    """Whether the variable at `path` trains in this stage.
+
+    Encoder layers by `stage.trained_layers`, the embeddings (tables and LayerNorm, hence the tied
+    output matrix) by `stage.train_embeddings`; pooler and heads always do.
+    """
+    layer = _LAYER.match(path)
+    if layer:
+        return stage.trained_layers is None or int(layer[1]) in stage.trained_layers
+    return stage.train_embeddings or not path.startswith(_EMBEDDINGS)
+
+
+def mslt_plan(depths):
+    """What each stage of MSLT trains, for encoders of `depths` layers one after the other.
+
+    The last stage, which trains all of `depths[-1]` layers, is added to those of `depths`.
+
+    Args:
+        depths: Encoder layers of each partial stage, growing; BERT-Base: (3, 6, 9, 12).
+
+    Returns:
+        Tuple of dictionaries with the `Stage` fields `depth`, `trained_layers` and
+        `train_embeddings`.
+
+    Raises:
+        ValueError: if the depths do not grow.
+
+    Example:
+
+    >>> [stage["trained_layers"] for stage in mslt_plan((3, 6))]
+    [(0, 1, 2), (3, 4, 5), None]
+    """
+    steps = tuple(itertools.pairwise((0, *depths)))
+    if not steps or any(below >= depth for below, depth in steps):
+        raise ValueError(f"MSLT's depths must be positive and grow; got {tuple(depths)}.")
+    partial = tuple(
+        {
+            "depth": depth,
+            "trained_layers": tuple(range(below, depth)),
+            "train_embeddings": below == 0,
+        }
+        for below, depth in steps
+    )
+    return (*partial, {"depth": depths[-1], "trained_layers": None, "train_embeddings": True})
