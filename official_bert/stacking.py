@@ -94,6 +94,33 @@ def trained(path, stage):
     return stage.train_embeddings or not path.startswith(_EMBEDDINGS)
 
 
+def check(config, stages):
+    """Refuses stages that `config`'s encoder cannot go through, before any of them is trained.
+
+    Raises:
+        ValueError: if the encoder would shrink, does not end at `config`'s depth, trains layers
+            that it does not have, or grows by no rule.
+    """
+    depth = 1
+    for number, stage in enumerate(stages, 1):
+        before, depth = depth, stage.depth or config.num_hidden_layers
+        try:
+            sources(before, depth, stage.growth)
+        except ValueError as error:
+            raise ValueError(f"Stage {number}: {error}") from None
+        missing = set(stage.trained_layers or ()) - set(range(depth))
+        if missing:
+            raise ValueError(
+                f"Stage {number} trains the encoder layers {sorted(missing)}, but has {depth}, "
+                "counted from 0."
+            )
+    if depth != config.num_hidden_layers:
+        raise ValueError(
+            f"The stages end with {depth} encoder layers, but num_hidden_layers in the "
+            f"configuration is {config.num_hidden_layers}; choose the one that fits the other."
+        )
+
+
 def mslt_plan(depths):
     """What each stage of MSLT trains, for encoders of `depths` layers one after the other.
 

@@ -27,6 +27,8 @@ class Stage:
         warmup_steps: Updates of linear warm-up from zero.
         end_learning_rate: Rate at the end of the stage.
         decay_power: Power of the polynomial decay from warm-up's end to the stage's.
+        decay_from: `"warmup_end"`, or `"start"` for a decay counted from the stage's first update,
+            as in Google's and NVIDIA's code: the rate drops when the warm-up ends.
         input_files: Globs of this stage's records; the run's own are used where empty.
         depth: Encoder layers of the model in this stage; `None`, the configuration's.
         growth: How layers beyond the previous stage's get their values: `"copy_top"`,
@@ -48,6 +50,7 @@ class Stage:
     warmup_steps: int = 0
     end_learning_rate: float = 0.0
     decay_power: float = 1.0
+    decay_from: str = "warmup_end"
     input_files: tuple[str, ...] = ()
     depth: int | None = None
     growth: str = "copy_top"
@@ -86,6 +89,7 @@ class Stage:
             warmup_steps=self.warmup_steps,
             end_learning_rate=self.end_learning_rate,
             power=self.decay_power,
+            decay_from=self.decay_from,
         )
 
 
@@ -94,6 +98,8 @@ class Optimizer:
     """The optimizer of a run; the defaults are those of the LAMB paper for BERT.
 
     `"adamw"` is the same update with every trust ratio 1, which is Adam with decoupled decay.
+    `exclude_from_layer_adaptation`, for LAMB: `None`, the variables without decay have no trust
+    ratio either, as in the authors' BERT code; `()`, every variable has one, as in NVIDIA's.
     """
 
     type: str = "lamb"
@@ -102,6 +108,7 @@ class Optimizer:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     exclude_from_weight_decay: tuple[str, ...] = ("LayerNorm", "bias")
+    exclude_from_layer_adaptation: tuple[str, ...] | None = None
     global_clipnorm: float = 1.0
 
     def __post_init__(self):
@@ -110,6 +117,9 @@ class Optimizer:
 
     def make(self):
         """The optimizer, at rate 0: the loop sets the rate of each step."""
+        not_adapted = self.exclude_from_layer_adaptation
+        if self.type == "adamw":
+            not_adapted = ("",)  # the empty pattern matches every path
         return lamb_tf.LAMB(
             0.0,
             self.beta_1,
@@ -117,7 +127,7 @@ class Optimizer:
             self.epsilon,
             self.weight_decay,
             list(self.exclude_from_weight_decay),
-            None if self.type == "lamb" else [""],  # the empty pattern matches every path
+            None if not_adapted is None else list(not_adapted),
             global_clipnorm=self.global_clipnorm or None,
         )
 
