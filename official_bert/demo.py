@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from absl import app, flags
 
-from official_bert import child_commands, corpus, plots, stdlib_text, tokenization
+from official_bert import child_commands, corpus, plots, quiet_tensorflow, stdlib_text, tokenization
 from official_bert.config import BertConfig
 
 FLAGS = flags.FLAGS
@@ -170,7 +170,7 @@ def _write_records(layout, recipe):
     Training sequences are stored once and masked afresh in every epoch; the held-out ones keep
     their masks, so that scores can be compared.
     """
-    from official_bert import quiet_tensorflow  # noqa: F401 (what follows needs it)
+    quiet_tensorflow.import_tensorflow()  # what follows needs it
     from official_bert.recipes import RECIPES
 
     if recipe not in RECIPES:

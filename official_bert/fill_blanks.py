@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from absl import app, flags
 
+from official_bert import quiet_tensorflow
+
 FLAGS = flags.FLAGS
 
 
@@ -34,7 +36,8 @@ class BlankFiller:
     """
 
     def __init__(self, model_dir, vocab_file, do_lower_case=True):
-        from official_bert import tokenization, training
+        quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
+        from official_bert import model_state, tokenization
         from official_bert.checkpoints import CheckpointStore
         from official_bert.config import BertConfig
         from official_bert.modeling import BertPretrainer
@@ -52,7 +55,7 @@ class BlankFiller:
             raise ValueError(f"{model_dir} holds no checkpoint; has its run written one yet?")
         self._model = BertPretrainer(config)
         self._longest = config.max_position_embeddings
-        training.load_weights(self._model, checkpoint.prefix)
+        model_state.load_weights(self._model, checkpoint.prefix)
 
     def guesses(self, sentence, count=3):
         """The `count` likeliest word pieces for each `[MASK]` of `sentence`, likeliest first.

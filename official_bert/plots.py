@@ -81,11 +81,18 @@ def _plot_accuracy(train, held_out):
     for task, axis in axes.items():
         _curve(axis, train, held_out, f"{task}_accuracy")
         axis.yaxis.set_major_formatter("{x:.0%}")
+        axis.set_ylim(bottom=0)
     guess = [line["most_frequent_token_accuracy"] for line in held_out]
     if guess:
-        _guess(axes["masked_lm"], [line["step"] for line in held_out], guess, "most frequent token")
-    if "next_sentence" in axes:
-        _guess(axes["next_sentence"], [0, train[-1]["step"]], [0.5, 0.5], "guessing")
+        axes["masked_lm"].step(
+            [line["step"] for line in held_out],
+            guess,
+            color=_GUESSING,
+            linestyle="--",
+            linewidth=1,
+            label="most frequent token",
+        )
+        axes["masked_lm"].legend(loc="best")
     return figure
 
 
@@ -139,7 +146,9 @@ def _panels(train, names, y_label, columns=2, share_y=False):
         axis.remove()
     for index, (name, axis) in enumerate(zip(names, grid)):
         _shade_stages(axis, train)
-        axis.set_title({"masked_lm": "masked LM", "next_sentence": "next sentence"}.get(name, name))
+        axis.set_title(
+            {"masked_lm": "masked LM", "next_sentence": "next sentence"}.get(name, name), pad=14
+        )
         axis.set_xlabel("step")
         axis.set_xlim(0, train[-1]["step"])
         axis.spines[["top", "right"]].set_visible(False)
@@ -159,12 +168,12 @@ def _shade_stages(axis, train):
             axis.axvspan(start, end, color=_STAGE_SHADES[stage % 2], zorder=0, linewidth=0)
             axis.text(
                 (start + end) / 2,
-                1.0,
+                0.99,
                 f"stage {stage + 1}",
                 transform=axis.get_xaxis_transform(),
                 ha="center",
-                va="top",
-                fontsize=8,
+                va="bottom",
+                fontsize=7,
                 color=_GUESSING,
             )
 
@@ -181,12 +190,6 @@ def _line(axis, lines, name, **style):
     axis.plot([line["step"] for line in lines], [line[name] for line in lines], **style)
 
 
-def _guess(axis, steps, values, label):
-    axis.plot(steps, values, color=_GUESSING, linestyle="--", linewidth=1, label=label)
-    axis.set_ylim(bottom=0)
-    axis.legend(loc="best")
-
-
 def _tasks(train):
     return ["masked_lm", *(["next_sentence"] if "next_sentence_loss" in train[0] else [])]
 
@@ -197,7 +200,7 @@ def _layer(path):
 
 
 def _short_name(path):
-    return re.sub(r"^(bert/|cls/)|(/dense)?/kernel$|^bert/embeddings/", "", path)
+    return re.sub(r"^bert/embeddings/|^bert/|^cls/|_embeddings$|(/dense)?/kernel$", "", path)
 
 
 def _save(figure, path):

@@ -1,7 +1,7 @@
-"""Importing this module imports TensorFlow without what its C++ code says on stderr meanwhile.
+"""Imports TensorFlow without what its C++ code says on stderr meanwhile.
 
 TensorFlow greets with some ten lines about oneDNN and CUDA that no setting turns off, and a user
-who reads them looks for an error. If the import fails, they are shown after all.
+who reads them looks for an error.
 """
 
 import os
@@ -9,7 +9,13 @@ import sys
 import tempfile
 
 
-def _import_tensorflow():
+def import_tensorflow():
+    """Imports TensorFlow in silence; its greetings are shown only if the import fails.
+
+    Call it before whatever else imports TensorFlow.
+    """
+    if "tensorflow" in sys.modules:
+        return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -18,7 +24,7 @@ def _import_tensorflow():
         try:
             import tensorflow as tf
 
-            tf.config.list_physical_devices("GPU")  # the first look for a GPU has its own greetings
+            tf.config.list_physical_devices("GPU")  # the first look for a GPU has greetings, too
         except BaseException:
             said.seek(0)
             os.write(stderr, said.read())
@@ -26,7 +32,3 @@ def _import_tensorflow():
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-
-
-if "tensorflow" not in sys.modules:
-    _import_tensorflow()
