@@ -1,0 +1,342 @@
+"""LAMB and LARS for tf_keras, the Keras 2 that lives on beside Keras 3 (`TF_USE_LEGACY_KERAS=1`).
+
+`LAMB` takes the place of `tfa.optimizers.LAMB`: the same arguments, slots and names of state, so
+that checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training goes
+on as if Addons had gone on. It needs TensorFlow and tf_keras, nothing of Keras 3.
+`docs/migration.md` shows how to move.
+
+What differs from Addons, on purpose: state and arithmetic are float32 (float64 for float64
+variables) whatever the type of the variable; `epsilon=0` and `exclude_from_layer_adaptation=[]`
+mean what they say; patterns see names without `:0`, and a list of which none is found is an error.
+"""
+
+import os
+import re
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
+
+from lamb_tf import selection
+
+_register = tf_keras.utils.register_keras_serializable(package="lamb_tf")
+_Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
+
+
+class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
+    """An optimizer of tf_keras whose step in a variable is scaled by that variable's ratio.
+
+    A subclass names its slots and writes its equations in `_step`.
+    """
+
+    _slot_order = ()
+
+    def __init__(
+        self,
+        learning_rate,
+        weight_decay,
+        exclude_from_weight_decay,
+        exclude_from_layer_adaptation,
+        name,
+        **kwargs,
+    ):
+        for old, new in (("weight_decay_rate", "weight_decay"), ("lr", "learning_rate")):
+            if old in kwargs:
+                raise TypeError(f"`{old}` is an old name: write `{new}={kwargs[old]!r}`.")
+        super().__init__(name, **kwargs)
+        self._set_hyper("learning_rate", _schedule(learning_rate))
+        self._set_hyper("decay", self._initial_decay)
+        self._set_hyper("weight_decay", _schedule(_checked("weight_decay", weight_decay)))
+        self._exclusions = (
+            _patterns("exclude_from_weight_decay", exclude_from_weight_decay),
+            _patterns("exclude_from_layer_adaptation", exclude_from_layer_adaptation),
+        )
+        self._exclusions_were_checked = False
+
+    @property
+    def exclude_from_weight_decay(self):
+        """The patterns given, or None. Read-only: a traced step would not see a change."""
+        return self._exclusions[0]
+
+    @property
+    def exclude_from_layer_adaptation(self):
+        """The patterns given; None stands for those of the decay. Read-only likewise."""
+        return self._exclusions[1]
+
+    def get_config(self):
+        names = ("learning_rate", "decay", "weight_decay")
+        return {
+            **super().get_config(),
+            **{name: self._serialize_hyperparameter(name) for name in names},
+            "exclude_from_weight_decay": self._exclusions[0],
+            "exclude_from_layer_adaptation": self._exclusions[1],
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer of a saved config, also one that older Addons or tf-models wrote."""
+        config = dict(config)
+        if "weight_decay_rate" in config:
+            config["weight_decay"] = config.pop("weight_decay_rate")
+        for name in ("learning_rate", "weight_decay"):
+            if isinstance(config.get(name), dict):
+                config[name] = _restored_schedule(config[name], custom_objects)
+        return super().from_config(config, custom_objects)
+
+    def _create_slots(self, var_list):
+        if not self._exclusions_were_checked:
+            for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+                selection.excluded(var_list, getattr(self, argument), argument)
+            self._exclusions_were_checked = True
+        for slot_name in self._slot_order:  # all of one, then all of the next, as Addons saved them
+            for var in var_list:
+                self.add_slot(var, slot_name)
+
+    def add_slot(self, var, slot_name, initializer="zeros", shape=None):
+        """As tf_keras' own, but float32 for float16 and bfloat16 variables."""
+        if getattr(var, "true_dtype", var.dtype) not in (tf.float16, tf.bfloat16):
+            return super().add_slot(var, slot_name, initializer, shape)
+        slots = self._slots.setdefault(_var_key(var), {})
+        if slot_name not in slots:
+            strategy = tf.distribute.get_strategy()
+            with self._distribution_strategy_scope(), strategy.extended.colocate_vars_with(var):
+                slot = tf.Variable(
+                    tf.zeros(var.shape), trainable=False, name=f"{var._shared_name}/{slot_name}"
+                )
+            slots[slot_name] = slot
+            self._weights.append(slot)
+            if slot_name not in self._slot_names:
+                self._slot_names.append(slot_name)
+            self._restore_slot_variable(slot_name, var, slot)
+        return slots[slot_name]
+
+    def _prepare_local(self, var_device, var_dtype, apply_state):
+        dtype = _precise(var_dtype)
+        weight_decay = self._get_hyper("weight_decay")
+        if isinstance(weight_decay, _Schedule):
+            weight_decay = weight_decay(self.iterations)
+        apply_state[(var_device, var_dtype)] = {
+            "learning_rate": tf.cast(self._decayed_lr(dtype), dtype),
+            "weight_decay": tf.cast(weight_decay, dtype),
+        }
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        key = (var.device, var.dtype.base_dtype)
+        coefficients = (apply_state or {}).get(key) or self._fallback_apply_state(*key)
+        dtype = _precise(key[1])
+        x, g = tf.cast(var, dtype), tf.cast(grad, dtype)
+        slots = {name: self.get_slot(var, name) for name in self._slot_order}
+        no_decay, no_adaptation = self._exclusions
+        weight_decay = 0.0 if _found(no_decay, var) else coefficients["weight_decay"]
+        adapted = not _found(no_decay if no_adaptation is None else no_adaptation, var)
+        new_x = self._step(x, g, slots, coefficients, weight_decay, adapted)
+        return var.assign(tf.cast(new_x, var.dtype), use_locking=self._use_locking)
+
+    def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
+        grad = tf.cast(grad, _precise(var.dtype.base_dtype))
+        # scatter_nd sums repeated indices; moments, norms and decay need every row anyway.
+        dense = tf.scatter_nd(indices[:, tf.newaxis], grad, tf.shape(var, out_type=indices.dtype))
+        return self._resource_apply_dense(dense, var, apply_state)
+
+    _resource_apply_sparse_duplicate_indices = _resource_apply_sparse
+
+
+@_register
+class LAMB(_Layerwise):
+    """LAMB as an optimizer of tf_keras, with slots `m` and `v`.
+
+        m ← β₁ m + (1 - β₁) g         m̂ = m / (1 - β₁ᵗ)
+        v ← β₂ v + (1 - β₂) g²        v̂ = v / (1 - β₂ᵗ)
+        u = m̂ / (√v̂ + ε) + λ x
+        x ← x - η · ‖x‖/‖u‖ · u       (ratio 1 where a norm is 0 or the variable is excluded)
+
+    Gradients may be dense or `tf.IndexedSlices`, whose repeated indices are summed; both give the
+    same result. Under a `tf.distribute` strategy gradients are summed over replicas, then clipped,
+    then applied, as in every optimizer of tf_keras.
+
+    Args:
+        learning_rate: η: a float, a tensor, a function without arguments, a schedule of tf_keras,
+            or one of `lamb_tf.schedules`.
+        beta_1: β₁ in [0, 1).
+        beta_2: β₂ in [0, 1).
+        epsilon: ε ≥ 0, outside the root.
+        weight_decay: λ ≥ 0, inside the direction whose norm is taken: a float, a function without
+            arguments or a schedule.
+        exclude_from_weight_decay: list of regular expressions; λ = 0 for each variable in whose
+            name one of them is found.
+        exclude_from_layer_adaptation: likewise, for a ratio of 1. `None`: those of the decay. `[]`:
+            none.
+        name: prefix of the names of the state.
+        **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as everywhere in tf_keras.
+
+    Raises:
+        TypeError: an exclusion that is not a pattern; `weight_decay_rate` or `lr`, the old names.
+        ValueError: a value out of range; on the first step, exclusions of which none is found.
+
+    Reference: LAMB, https://arxiv.org/abs/1904.00962.
+
+    >>> model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
+    >>> model.compile(LAMB(0.01, weight_decay=0.01, exclude_from_weight_decay=["bias"]), "mse")
+    """
+
+    _slot_order = ("m", "v")
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        weight_decay=0.0,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        name="LAMB",
+        **kwargs,
+    ):
+        super().__init__(
+            learning_rate,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            name,
+            **kwargs,
+        )
+        self._set_hyper("beta_1", _checked("beta_1", beta_1, below=1))
+        self._set_hyper("beta_2", _checked("beta_2", beta_2, below=1))
+        self.epsilon = _checked("epsilon", epsilon)
+
+    def _prepare_local(self, var_device, var_dtype, apply_state):
+        super()._prepare_local(var_device, var_dtype, apply_state)
+        coefficients = apply_state[(var_device, var_dtype)]
+        step = tf.cast(self.iterations + 1, _precise(var_dtype))
+        for name in ("beta_1", "beta_2"):
+            beta = self._get_hyper(name, step.dtype)
+            coefficients[name] = beta
+            coefficients[f"one_minus_{name}_power"] = 1 - tf.pow(beta, step)
+
+    def _step(self, x, g, slots, c, weight_decay, adapted):
+        beta_1, beta_2 = c["beta_1"], c["beta_2"]
+        m = _assign(slots["m"], beta_1 * slots["m"] + (1 - beta_1) * g)
+        v = _assign(slots["v"], beta_2 * slots["v"] + (1 - beta_2) * tf.square(g))
+        m_hat = m / c["one_minus_beta_1_power"]
+        v_hat = v / c["one_minus_beta_2_power"]
+        u = tf.math.divide_no_nan(m_hat, tf.sqrt(v_hat) + self.epsilon) + weight_decay * x
+        ratio = _trust_ratio(tf.norm(x), tf.norm(u)) if adapted else 1.0
+        return x - c["learning_rate"] * ratio * u
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "beta_1": self._serialize_hyperparameter("beta_1"),
+            "beta_2": self._serialize_hyperparameter("beta_2"),
+            "epsilon": self.epsilon,
+        }
+
+
+def load_model(path, custom_objects=None):
+    """A tf_keras model saved with `LAMB`, Addons' or this one, ready to go on training.
+
+    `tf_keras.models.load_model`, and what it leaves out: it takes `Addons>LAMB` for `LAMB`, whether
+    Addons is installed or not, and it restores the optimizer's slots from a SavedModel too.
+
+    Args:
+        path: an `.h5` file or the directory of a SavedModel.
+        custom_objects: names and classes of whatever else the model holds.
+
+    Returns:
+        The compiled model, its optimizer with step count and slots.
+
+    Raises:
+        OSError: there is no model at `path`.
+    """
+    registered = tf_keras.utils.get_custom_objects()
+    before = dict(registered)
+    registered["Addons>LAMB"] = LAMB  # here, as what is registered goes before custom_objects
+    try:
+        model = tf_keras.models.load_model(path, custom_objects=custom_objects)
+    finally:
+        registered.clear()
+        registered.update(before)
+    if os.path.isdir(path):
+        # A SavedModel holds a checkpoint of the whole model; metrics of the old one may be left.
+        model.load_weights(os.path.join(path, "variables", "variables")).expect_partial()
+    return model
+
+
+@_register
+class _Keras3Schedule(_Schedule):
+    """A schedule of Keras 3, such as those of `lamb_tf.schedules`, in the hands of tf_keras."""
+
+    def __init__(self, schedule):
+        self.schedule = schedule
+
+    def __call__(self, step):
+        return self.schedule(step)
+
+    def get_config(self):
+        import keras  # Keras 3: only those who use its schedules need it
+
+        return {"schedule": keras.optimizers.schedules.serialize(self.schedule)}
+
+    @classmethod
+    def from_config(cls, config):
+        import keras
+
+        return cls(keras.optimizers.schedules.deserialize(config["schedule"]))
+
+
+def _schedule(value):
+    """`value`, or where it is a schedule of Keras 3, that schedule wrapped for tf_keras."""
+    if isinstance(value, _Schedule) or not hasattr(value, "get_config"):
+        return value
+    return _Keras3Schedule(value)
+
+
+def _restored_schedule(config, custom_objects):
+    # An .h5 file is read by the older of tf_keras' two ways, which knows no registered names.
+    if config["class_name"].endswith(_Keras3Schedule.__name__):
+        return _Keras3Schedule.from_config(config["config"])
+    return tf_keras.optimizers.schedules.deserialize(config, custom_objects)
+
+
+def _precise(dtype):
+    """The type to compute in for a variable of this type."""
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def _assign(slot, value):
+    return tf.convert_to_tensor(slot.assign(value))
+
+
+def _trust_ratio(weight_norm, update_norm):
+    both = tf.logical_and(weight_norm > 0, update_norm > 0)
+    return tf.where(both, weight_norm / update_norm, tf.ones_like(weight_norm))
+
+
+def _name(variable):
+    """The name that patterns see: without the output's number, and the same on every replica."""
+    return re.sub(r"(/replica_\d+)?(:\d+)?$", "", variable.name)
+
+
+def _found(patterns, variable):
+    return any(re.search(pattern, _name(variable)) for pattern in patterns or ())
+
+
+def _patterns(argument, value):
+    if value is None:
+        return None
+    for pattern in [value] if isinstance(value, str) else value:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"`{argument}` takes a list of regular expressions, searched for in the names of "
+                f"variables. Received an item of type {type(pattern).__name__}: {pattern!r}."
+            )
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _checked(argument, value, below=None):
+    """`value`, whose range is checked where it is a plain number."""
+    if isinstance(value, int | float) and not (value >= 0 and (below is None or value < below)):
+        limits = "≥ 0" if below is None else f"in [0, {below})"
+        raise ValueError(f"`{argument}` must be {limits}, got {value}.")
+    return value

@@ -1,0 +1,382 @@
+"""LAMB and LARS for tf_keras beside TensorFlow Addons, in one process and with its files."""
+
+import doctest
+
+import addons
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from lamb_tf import legacy
+
+tfa = addons.load()
+
+KERAS_3 = keras.__version__.startswith("3.")
+SHAPES = {"dense/kernel": (7, 5), "dense/bias": (5,), "LayerNorm/gamma": (5,), "scalar": ()}
+
+
+def variables(dtype="float32"):
+    random = np.random.default_rng(0)
+    return [
+        tf.Variable(tf.cast(random.normal(size=shape), dtype), name=name)
+        for name, shape in SHAPES.items()
+    ]
+
+
+def gradients(step, dtype="float32"):
+    random = np.random.default_rng(1_000 + step)
+    return [tf.constant(random.normal(size=s), dtype) for s in SHAPES.values()]
+
+
+def train(optimizer, x, steps, dtype="float32", start=0, compiled=None):
+    def apply(g):
+        optimizer.apply_gradients(zip(g, x, strict=True))
+
+    if compiled is not None:
+        apply = tf.function(apply, jit_compile=compiled)
+    for step in range(start, start + steps):
+        apply(gradients(step, dtype))
+    return [np.asarray(tf.cast(v, "float64")) for v in x]
+
+
+def assert_same(ours, theirs, tolerance=2e-6):
+    """Each tensor within `tolerance` of the other, relative to its norm."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert np.linalg.norm(a - b) <= tolerance * max(np.linalg.norm(b), 1e-30)
+
+
+OPTIONS = {
+    "defaults": {},
+    "decay": {"weight_decay": 0.1},
+    "betas": {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "weight_decay": 0.01},
+    "no-momentum": {"beta_1": 0.0, "beta_2": 0.0},
+    "excluded": {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias", "LayerNorm"]},
+    "excluded-apart": {
+        "weight_decay": 0.1,
+        "exclude_from_weight_decay": ["bias"],
+        "exclude_from_layer_adaptation": ["LayerNorm", "scalar"],
+    },
+    "clipnorm": {"clipnorm": 0.5},
+    "clipvalue": {"clipvalue": 0.5},
+    "global_clipnorm": {"global_clipnorm": 1.0, "weight_decay": 0.01},
+    "inverse-time-decay": {"decay": 0.1},
+    "schedule": {
+        "learning_rate": tf_keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5),
+        "weight_decay": 0.1,
+    },
+    "callable": {"learning_rate": lambda: 0.02},
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [(options, "graph") for options in OPTIONS]
+    + [("excluded", "eager"), ("schedule", "eager"), ("excluded-apart", "xla"), ("decay", "xla")],
+)
+def test_lamb_is_addons_lamb_over_50_steps(options, mode):
+    compiled = {"eager": None, "graph": False, "xla": True}[mode]
+    options = {"learning_rate": 0.01, **OPTIONS[options]}
+    ours = train(legacy.LAMB(**options), variables(), 50, compiled=compiled)
+    theirs = train(tfa.optimizers.LAMB(**options), variables(), 50)
+    assert_same(ours, theirs)
+
+
+def sparse_gradients(step, dense=False):
+    """Rows 1, 3 and 1 again of an embedding of 6."""
+    random = np.random.default_rng(step)
+    rows, indices = tf.constant(random.normal(size=(3, 4)), tf.float32), tf.constant([1, 3, 1])
+    if dense:
+        return tf.scatter_nd(indices[:, None], rows, (6, 4))
+    return tf.IndexedSlices(rows, indices, tf.constant([6, 4]))
+
+
+@pytest.mark.parametrize("compiled", [None, False, True])
+def test_repeated_sparse_indices_give_the_dense_result_and_that_of_addons(compiled):
+    results = []
+    for make, dense in (
+        (legacy.LAMB, False),
+        (legacy.LAMB, True),
+        (tfa.optimizers.LAMB, False),
+    ):
+        x = tf.Variable(tf.reshape(tf.range(24.0), (6, 4)), name="embeddings")
+        optimizer = make(0.01, weight_decay=0.1)
+
+        def apply(g, optimizer=optimizer, x=x):
+            optimizer.apply_gradients([(g, x)])
+
+        if compiled is not None and make is legacy.LAMB:
+            apply = tf.function(apply, jit_compile=compiled)
+        for step in range(30):
+            apply(sparse_gradients(step, dense))
+        results.append([x.numpy()])
+    assert_same(results[0], results[1], 1e-7)
+    assert_same(results[0], results[2])
+
+
+CHECKPOINTED = {
+    "learning_rate": 0.01,
+    "beta_1": 0.8,
+    "weight_decay": 0.05,
+    "exclude_from_weight_decay": ["bias", "LayerNorm"],
+}
+
+
+@pytest.mark.parametrize("restored", ["before the first step", "into existing slots"])
+def test_a_tf_checkpoint_of_addons_goes_on_as_addons_would(tmp_path, restored):
+    x, optimizer = variables(), tfa.optimizers.LAMB(**CHECKPOINTED)
+    train(optimizer, x, 10)
+    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "addons")
+    theirs = train(optimizer, x, 20, start=10)
+
+    # The rates come with the checkpoint, as they do in Addons; only what it does not hold is given.
+    x = [tf.Variable(tf.zeros_like(v), name=v.name.split(":")[0]) for v in x]
+    optimizer = legacy.LAMB(exclude_from_weight_decay=["bias", "LayerNorm"])
+    if restored == "into existing slots":
+        train(optimizer, x, 2)
+    status = tf.train.Checkpoint(x=x, optimizer=optimizer).restore(path)
+    if restored == "into existing slots":
+        status.assert_consumed()
+    ours = train(optimizer, x, 20, start=10)
+    assert int(optimizer.iterations) == 30
+    assert_same(ours, theirs)
+
+
+def test_addons_reads_our_checkpoint_too(tmp_path):
+    x, optimizer = variables(), legacy.LAMB(**CHECKPOINTED)
+    train(optimizer, x, 10)
+    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "ours")
+    ours = train(optimizer, x, 20, start=10)
+    x, optimizer = variables(), tfa.optimizers.LAMB(**CHECKPOINTED)
+    train(optimizer, x, 1)
+    tf.train.Checkpoint(x=x, optimizer=optimizer).restore(path).assert_consumed()
+    assert_same(train(optimizer, x, 20, start=10), ours)
+
+
+def text_model():
+    """An Embedding, so that sparse gradients take part."""
+    tf_keras.utils.set_random_seed(0)
+    return tf_keras.Sequential(
+        [
+            tf_keras.layers.Embedding(20, 8, input_length=6),
+            tf_keras.layers.Flatten(),
+            tf_keras.layers.Dense(16, activation="tanh"),
+            tf_keras.layers.LayerNormalization(),
+            tf_keras.layers.Dense(3),
+        ]
+    )
+
+
+def fit(model, steps, start=0):
+    random = np.random.default_rng(7)
+    x, y = random.integers(0, 20, (40 * 8, 6)), random.normal(size=(40 * 8, 3))
+    part = slice(start * 8, (start + steps) * 8)
+    model.fit(x[part], y[part], batch_size=8, shuffle=False, verbose=0)
+    return [w.astype("float64") for w in model.get_weights()]
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("suffix", [".h5", ""], ids=["h5", "SavedModel"])
+def test_a_model_saved_with_addons_goes_on_as_addons_would(tmp_path, suffix):
+    model = text_model()
+    options = {**CHECKPOINTED, "exclude_from_weight_decay": ["bias", "layer_normalization"]}
+    model.compile(tfa.optimizers.LAMB(**options), "mse")
+    fit(model, 10)
+    model.save(tmp_path / f"model{suffix}")
+    theirs = fit(model, 20, start=10)
+
+    model = legacy.load_model(tmp_path / f"model{suffix}")
+    assert type(model.optimizer) is legacy.LAMB
+    assert model.optimizer.exclude_from_weight_decay == ["bias", "layer_normalization"]
+    assert_same(fit(model, 20, start=10), theirs)
+    assert int(model.optimizer.iterations) == 30
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("suffix", [".h5", ""], ids=["h5", "SavedModel"])
+def test_our_own_model_is_saved_and_loaded(tmp_path, suffix):
+    model = text_model()
+    model.compile(legacy.LAMB(**{**CHECKPOINTED, "exclude_from_weight_decay": ["bias"]}), "mse")
+    fit(model, 10)
+    model.save(tmp_path / f"model{suffix}")
+    expected = fit(model, 20, start=10)
+    model = legacy.load_model(tmp_path / f"model{suffix}")
+    assert type(model.optimizer) is legacy.LAMB
+    assert_same(fit(model, 20, start=10), expected, 1e-7)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="lamb_tf.schedules are schedules of Keras 3")
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("suffix", [".h5", ""], ids=["h5", "SavedModel"])
+def test_the_schedules_of_this_package_work_and_are_saved(tmp_path, suffix):
+    from lamb_tf.schedules import WarmupPolynomialDecay
+
+    schedule = WarmupPolynomialDecay(0.05, 30, 10)
+    x, optimizer = variables(), legacy.LAMB(schedule, weight_decay=schedule)
+    by_hand, rate = variables(), tf.Variable(0.0)
+    reference = tfa.optimizers.LAMB(rate, weight_decay=lambda: rate)
+    for step in range(30):
+        rate.assign(schedule(step))
+        reference.apply_gradients(zip(gradients(step), by_hand, strict=True))
+    assert_same(train(optimizer, x, 30, compiled=False), [v.numpy() for v in by_hand])
+
+    model = text_model()
+    model.compile(legacy.LAMB(schedule), "mse")
+    fit(model, 3)
+    model.save(tmp_path / f"model{suffix}")
+    again = legacy.load_model(tmp_path / f"model{suffix}")
+    assert again.optimizer.learning_rate.schedule.get_config() == schedule.get_config()
+    assert_same(fit(again, 5, start=3), fit(model, 5, start=3), 1e-7)
+
+
+def test_two_replicas_give_the_result_of_one_also_with_clipping():
+    options = {"global_clipnorm": 0.5, "weight_decay": 0.1, "exclude_from_weight_decay": ["bias$"]}
+    one = train(legacy.LAMB(0.01, **options), variables(), 10)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        x, optimizer = variables(), legacy.LAMB(0.01, **options)
+
+    @tf.function
+    def step(grads):
+        def on_replica(grads):
+            # Halves that differ and sum to the gradient.
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            share = tf.where(tf.equal(replica, 0), 0.25, 0.75)
+            optimizer.apply_gradients([(g * share, v) for g, v in zip(grads, x, strict=True)])
+
+        strategy.run(on_replica, args=(grads,))
+
+    for number in range(10):
+        step(gradients(number))
+    assert_same([v.numpy() for v in x], one)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_variables_where_addons_gives_nan(dtype):
+    """400 × 400 ones have a squared norm of 160,000, beyond float16; and 0.999 is 1 in bfloat16."""
+    results = {}
+    for make in (legacy.LAMB, tfa.optimizers.LAMB):
+        x = tf.Variable(tf.ones((400, 400), dtype), name="kernel")
+        optimizer = make(0.1)
+        for step in range(3):
+            gradient = np.random.default_rng(step).normal(size=(400, 400))
+            optimizer.apply_gradients([(tf.cast(gradient, dtype), x)])
+        results[make] = tf.cast(x, tf.float64).numpy()
+    assert not np.isfinite(results[tfa.optimizers.LAMB]).all()
+
+    optimizer = legacy.LAMB(0.1)
+    x = tf.Variable(tf.ones((400, 400), "float64"), name="kernel")
+    for step in range(3):
+        gradient = np.random.default_rng(step).normal(size=(400, 400))
+        optimizer.apply_gradients([(tf.cast(tf.cast(gradient, dtype), "float64"), x)])
+    error = np.linalg.norm(results[legacy.LAMB] - x.numpy()) / np.linalg.norm(x)
+    assert error < {"bfloat16": 5e-3, "float16": 6e-4}[dtype]
+
+
+def test_slots_of_low_precision_variables_are_float32_and_checkpointed(tmp_path):
+    x, optimizer = variables("bfloat16"), legacy.LAMB(0.01)
+    train(optimizer, x, 3, "bfloat16")
+    assert {optimizer.get_slot(v, s).dtype for v in x for s in "mv"} == {tf.float32}
+    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "c")
+    expected = train(optimizer, x, 3, "bfloat16", start=3)
+    x, optimizer = variables("bfloat16"), legacy.LAMB(0.01)
+    tf.train.Checkpoint(x=x, optimizer=optimizer).restore(path)
+    assert_same(train(optimizer, x, 3, "bfloat16", start=3), expected, 0)
+
+
+def test_epsilon_zero_is_zero_where_addons_raises():
+    with pytest.raises(AttributeError):
+        tfa.optimizers.LAMB(epsilon=0.0)
+    x = [tf.Variable([1.0, 2.0, 2.0], name="kernel")]
+    optimizer = legacy.LAMB(0.1, beta_1=0.0, beta_2=0.0, epsilon=0.0)
+    optimizer.apply_gradients([(tf.constant([3.0, 0.0, -0.5]), x[0])])
+    # The update is η‖x‖ sign(g)/‖sign(g)‖; a gradient of 0 moves nothing.
+    step = 0.1 * 3 / np.sqrt(2)
+    np.testing.assert_allclose(x[0], [1 - step, 2, 2 + step], rtol=1e-6)
+
+
+def test_an_empty_list_is_nothing_where_addons_takes_it_for_none():
+    options = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
+    addons_options = {**options, "exclude_from_layer_adaptation": []}
+    theirs = train(tfa.optimizers.LAMB(0.01, **addons_options), variables(), 3)
+    assert_same(theirs, train(tfa.optimizers.LAMB(0.01, **options), variables(), 3), 0)
+    ours = train(legacy.LAMB(0.01, **addons_options), variables(), 3)
+    nowhere = {**options, "exclude_from_layer_adaptation": ["no such name"]}
+    assert_same(ours, train(tfa.optimizers.LAMB(0.01, **nowhere), variables(), 3))
+    assert np.linalg.norm(ours[1] - theirs[1]) > 1e-3
+
+
+def test_a_pattern_may_end_with_a_dollar_sign():
+    anchored = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias$"]}
+    plain = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
+    ours = train(legacy.LAMB(0.01, **anchored), variables(), 3)
+    assert_same(ours, train(legacy.LAMB(0.01, **plain), variables(), 3), 0)
+
+
+def test_float64_variables_are_computed_in_float64():
+    ours = train(legacy.LAMB(0.01, weight_decay=0.1), variables("float64"), 50, "float64")
+    theirs = train(tfa.optimizers.LAMB(0.01, weight_decay=0.1), variables("float64"), 50, "float64")
+    assert_same(ours, theirs, 1e-14)
+
+
+def test_mixed_float16_with_loss_scaling_trains():
+    tf_keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = text_model()
+        model.compile(legacy.LAMB(0.01), "mse")
+        weights = fit(model, 20)
+    finally:
+        tf_keras.mixed_precision.set_global_policy("float32")
+    assert all(np.isfinite(w).all() for w in weights)
+    assert {v.dtype for v in model.optimizer.inner_optimizer.weights[1:]} == {tf.float32}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"weight_decay_rate": 0.1}, TypeError, "write `weight_decay=0.1`"),
+        ({"lr": 0.1}, TypeError, "write `learning_rate=0.1`"),
+        ({"beta_1": 1.0}, ValueError, r"`beta_1` must be in \[0, 1\), got 1.0"),
+        ({"beta_2": -0.1}, ValueError, "`beta_2`"),
+        ({"epsilon": -1e-6}, ValueError, "`epsilon` must be ≥ 0"),
+        ({"weight_decay": -0.1}, ValueError, "`weight_decay`"),
+        ({"exclude_from_weight_decay": [3]}, TypeError, "type int: 3"),
+        ({"no_such_argument": 1}, TypeError, "no_such_argument"),
+    ],
+)
+def test_bad_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        legacy.LAMB(**options)
+
+
+def test_exclusions_that_find_nothing_are_an_error_and_an_idle_one_a_warning():
+    with pytest.raises(ValueError, match="dense/kernel"):
+        train(legacy.LAMB(exclude_from_weight_decay=["layer_norm", "beta"]), variables(), 1)
+    with pytest.warns(UserWarning, match="'beta' in `exclude_from_weight_decay`"):
+        train(legacy.LAMB(exclude_from_weight_decay=["LayerNorm", "beta"]), variables(), 1)
+
+
+def test_exclusions_cannot_be_changed_unnoticed():
+    optimizer = legacy.LAMB(exclude_from_weight_decay=["bias"])
+    with pytest.raises(AttributeError):
+        optimizer.exclude_from_weight_decay = ["kernel"]
+
+
+def test_config_makes_the_same_optimizer():
+    optimizer = legacy.LAMB(0.02, 0.8, 0.99, 1e-5, 0.1, ["bias"], ["scalar"], clipnorm=2.0)
+    config = optimizer.get_config()
+    again = legacy.LAMB.from_config(config)
+    assert again.get_config() == config
+    assert_same(train(again, variables(), 5), train(optimizer, variables(), 5), 0)
+
+
+def test_configs_of_older_addons_and_of_tf_models_are_read():
+    config = legacy.LAMB(0.02).get_config()
+    del config["weight_decay"]
+    again = legacy.LAMB.from_config({**config, "weight_decay_rate": 0.125})
+    assert again.get_config()["weight_decay"] == 0.125
+
+
+def test_the_example_in_the_docstring_runs():
+    assert doctest.testmod(legacy).failed == 0
