@@ -171,11 +171,9 @@ def _write_records(layout, recipe):
     their masks, so that scores can be compared.
     """
     quiet_tensorflow.import_tensorflow()  # what follows needs it
-    from official_bert.recipes import RECIPES
+    from official_bert import recipes
 
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {recipe!r}.")
-    for stage in RECIPES[recipe]():
+    for stage in recipes.find(recipe).stages:
         for split, masking in (
             ("train", ["--dynamic_masking", "--dupe_factor=1", "--num_shards=4"]),
             ("held_out", ["--dupe_factor=4", "--num_shards=1"]),

@@ -1,6 +1,215 @@
-"""Recipes: functions that return the stages of a run, with their command and what they reach."""
+"""Recipes: functions that return the stages and the optimizer of a run, with what they reach.
 
-from official_bert.stages import Stage
+    python -m official_bert.run_pretraining --recipe=NAME \
+        --bert_config_file=bert_config.json --model_dir=model \
+        --input_files='records/{max_seq_length}/train_*' \
+        --eval_files='records/{max_seq_length}/held_out_*'
+
+is every recipe's command, with a NAME of `RECIPES`, or `--recipe=FILE.py:FUNCTION` for one of your
+own. On few devices add `--gradient_accumulation_steps`: a batch is the global one. A recipe fixes
+what decides the result; flags of the optimizer that are given replace the recipe's.
+
+"Reports" in a docstring is what the source of the recipe measured, with its hardware; a figure
+recalled and not looked up says so. "Measured here" is what this project ran itself.
+"""
+
+import dataclasses
+import functools
+import math
+import runpy
+
+from official_bert import stacking
+from official_bert.stages import Optimizer, Stage
+
+PAPER_SEQUENCES = 512 * 1_000_000  # of the LAMB paper's BERT-Large runs; 40 epochs in its count
+BERT_SEQUENCES = 256 * 1_000_000  # of the original BERT
+LAMB_RATE_AT_32K = 5e-3
+LAMB_WARMUP_STEPS = 3_125
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What decides a run's result beside the model and the records."""
+
+    stages: tuple[Stage, ...]
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+
+
+def find(name):
+    """The recipe of a name in `RECIPES`, or of a function in a file, `FILE.py:FUNCTION`.
+
+    Raises:
+        ValueError: if there is none, or it does not return a `Recipe`.
+        OSError: if the file cannot be read.
+    """
+    file, colon, function = name.rpartition(":")
+    functions = runpy.run_path(file) if colon else RECIPES
+    if not callable(functions.get(function)):
+        choice = f"a function in {file}" if colon else f"one of {', '.join(RECIPES)}"
+        raise ValueError(f"recipe must be {choice}, or FILE.py:FUNCTION; got {name!r}.")
+    recipe = functions[function]()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{name} must return a recipes.Recipe; it returned {recipe!r}.")
+    return recipe
+
+
+# Two phases: nine tenths of the sequences at length 128, one tenth at 512
+
+
+def bert_base(batch_size=4_096):
+    """BERT-Base by LAMB in two phases, on as many sequences as the original BERT.
+
+    The rate and the warm-up follow the LAMB paper's rule for its batch table (`bert_large`); the
+    62,500 updates of batch 4,096 are the original's 1,000,000 of 256.
+
+    Hardware:  any; 8 GPUs of 40 GB hold the batch in 2 to 8 micro-batches.
+    Time:      2.4e19 model FLOPs (`flops.step_flops`): 67 hours of one device that sustains
+               100 TFLOP/s.
+    Reports:   no published run. The original BERT-Base, by Adam: SQuAD 1.1 F1 88.5 (recalled).
+    Measured here: the seconds of its updates on a CPU, in `benchmarks/mslt.py`; no whole run.
+    """
+    return Recipe(stages=_lamb_two_phase(batch_size, BERT_SEQUENCES))
+
+
+def bert_large(batch_size=32_768):
+    """BERT-Large by LAMB: the paper's batch table, 512 … 32,768, without tuning.
+
+    Rate 5e-3 · √(batch / 32,768), 3,125 updates of warm-up, then linear decay over both phases.
+
+        batch     updates      rate        SQuAD 1.1 F1   TPUv3 chips   time
+        512       1,000,000    0.625e-3    91.752         16            82.8 h
+        1,024       500,000    0.884e-3    91.761         32            43.2 h
+        2,048       250,000    1.250e-3    91.946         64            21.4 h
+        4,096       125,000    1.768e-3    91.137         128           693.6 min
+        8,192        62,500    2.500e-3    91.263         256           390.5 min
+        16,384       31,250    3.536e-3    91.345         512           200.0 min
+        32,768       15,625    5.000e-3    91.475         1,024         101.2 min
+
+    Hardware:  as in the table; other devices by micro-batches.
+    Time:      as in the table.
+    Reports:   the table, from arXiv 1904.00962, table 1. That both phases share one schedule, with
+               no second warm-up, is our reading of it; rates and warm-up are recalled.
+    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    """
+    return Recipe(stages=_lamb_two_phase(batch_size, PAPER_SEQUENCES))
+
+
+def bert_large_mixed_batch():
+    """BERT-Large in 8,599 updates: batch 65,536, then 32,768 with a second warm-up.
+
+    In the second phase the rate rises from zero again. The paper does not print this run's rates;
+    these, with their warm-up of 2,000 and 200 updates, are NVIDIA's for the same batches.
+
+    Hardware:  1,024 TPUv3 chips.
+    Time:      76.19 min there.
+    Reports:   SQuAD 1.1 F1 90.584 (arXiv 1904.00962, table 1).
+    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    """
+    first = _stage_128(steps=7_038, batch_size=65_536, learning_rate=6e-3, warmup_steps=2_000)
+    second = _stage_512(steps=1_561, batch_size=32_768, learning_rate=4e-3, warmup_steps=200)
+    return Recipe(stages=(first, second))
+
+
+def bert_large_nvidia():
+    """BERT-Large as NVIDIA's scripts train it: their rates, decay and variant of LAMB.
+
+    Every tensor has a trust ratio, biases and LayerNorms too; after a warm-up of 28.43 % and
+    12.8 % the rate falls as √(1 - t/T), counted from the start of a phase, so that it drops when
+    the warm-up ends; moments are kept between the phases. Sequences of 512 have 80 predictions.
+
+    Hardware:  256 A100.
+    Time:      1.2 h (their PyTorch), 2.02 h (their TensorFlow 2).
+    Reports:   SQuAD 1.1 F1 90.96 and 90.94; final pre-training loss about 1.24.
+    Measured here: nothing of a run; tests check the schedule against their formula.
+    """
+    decay = {"decay_power": 0.5, "decay_from": "start"}
+    first = _stage_128(
+        steps=7_038,
+        batch_size=65_536,
+        learning_rate=6e-3,
+        warmup_steps=round(0.2843 * 7_038),
+        **decay,
+    )
+    second = _stage_512(
+        steps=1_563,
+        batch_size=32_768,
+        learning_rate=4e-3,
+        warmup_steps=round(0.128 * 1_563),
+        max_predictions_per_seq=80,
+        **decay,
+    )
+    return Recipe(stages=(first, second), optimizer=Optimizer(exclude_from_layer_adaptation=()))
+
+
+# AdamW, to compare with
+
+
+def bert_base_adamw():
+    """The original BERT-Base: Adam with decoupled decay, batch 256, 1,000,000 updates.
+
+    Hardware:  4 Cloud TPUs (16 chips).
+    Time:      4 days there (recalled).
+    Reports:   SQuAD 1.1 F1 88.5 (recalled, arXiv 1810.04805).
+    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    """
+    return Recipe(stages=_adamw_two_phase(256), optimizer=Optimizer(type="adamw"))
+
+
+def bert_large_adamw():
+    """BERT-Large by AdamW at batch 512: the baseline of the LAMB paper's table.
+
+    The paper does not print its rate; 1e-4 and 10,000 updates of warm-up are the original BERT's.
+    A comparison at larger batches wants AdamW tuned as much as LAMB (arXiv 2102.06356).
+
+    Hardware:  16 TPUv3 chips.
+    Time:      81.4 h there.
+    Reports:   SQuAD 1.1 F1 90.395 (arXiv 1904.00962, table 1).
+    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    """
+    return Recipe(stages=_adamw_two_phase(512), optimizer=Optimizer(type="adamw"))
+
+
+# Stacking
+
+
+def bert_base_mslt():
+    """BERT-Base by MSLT: 3 + 3 + 3 + 3 layers, then all; `bert_base`'s updates and batches.
+
+    Hardware:  as `bert_base`.
+    Time:      1.58× fewer model FLOPs than `bert_base`. Five equal phases of one length cost
+               9 + 12 + 15 + 18 + 36 of 5 · 36 layers, 2.0× fewer; but the tenth of the updates at
+               length 512 trains all layers in both runs. The paper reports more than 110 %
+               speed-up, communication included.
+    Reports:   "no significant degradation" (arXiv 2011.13635), with the authors' own schedule.
+    Measured here: seconds an update of each stage against `bert_base`'s on a CPU
+               (`benchmarks/mslt.py`, results in `benchmarks/results`); no whole run.
+    """
+    return Recipe(stages=stacking.mslt(bert_base().stages, (3, 6, 9, 12)))
+
+
+def bert_large_mslt():
+    """BERT-Large by MSLT: 6 layers a stage, then all; `bert_large`'s updates at batch 4,096.
+
+    Hardware:  as `bert_large`.
+    Time:      1.60× fewer model FLOPs than `bert_large_4k`; see `bert_base_mslt`.
+    Reports:   as `bert_base_mslt`.
+    Measured here: nothing of a run; tests check the arithmetic.
+    """
+    return Recipe(stages=stacking.mslt(bert_large(4_096).stages, (6, 12, 18, 24)))
+
+
+def bert_base_progressive_stacking():
+    """BERT-Base by Gong et al.'s doubling, 3 → 6 → 12; `bert_base`'s updates and batches.
+
+    Hardware:  as `bert_base`.
+    Time:      1.15× fewer model FLOPs than `bert_base`.
+    Reports:   about 25 % less time to the same quality (recalled; Gong et al., ICML 2019).
+    Measured here: nothing of a run; tests check the arithmetic.
+    """
+    return Recipe(stages=stacking.doubling(bert_base().stages, (3, 6, 12)))
+
+
+# Small ones
 
 
 def demo():
@@ -8,24 +217,83 @@ def demo():
 
     Command: `make demo`. The figures it reaches are in the README.
     """
+    first = Stage(
+        steps=1000,
+        batch_size=64,
+        max_seq_length=32,
+        max_predictions_per_seq=5,
+        learning_rate=4e-3,
+        warmup_steps=100,
+    )
+    second = Stage(
+        steps=200,
+        batch_size=32,
+        max_seq_length=128,
+        max_predictions_per_seq=20,
+        learning_rate=2e-3,
+        warmup_steps=20,
+    )
+    return Recipe(stages=(first, second))
+
+
+# How they are made
+
+
+def _lamb_two_phase(batch_size, sequences):
+    """Rate ∝ √batch and constant warm-up steps, over as many sequences at any batch size."""
+    rate = LAMB_RATE_AT_32K * math.sqrt(batch_size / 32_768)
+    return _two_phase(batch_size, sequences // batch_size, rate, LAMB_WARMUP_STEPS)
+
+
+def _adamw_two_phase(batch_size):
+    return _two_phase(batch_size, 1_000_000, 1e-4, 10_000)
+
+
+def _two_phase(batch_size, steps, learning_rate, warmup_steps):
+    """Nine tenths of the steps at length 128, the rest at 512, under one linear schedule."""
+    first = math.ceil(0.9 * steps)
+    between = learning_rate * (steps - first) / (steps - warmup_steps)
     return (
-        Stage(
-            steps=1000,
-            batch_size=64,
-            max_seq_length=32,
-            max_predictions_per_seq=5,
-            learning_rate=4e-3,
-            warmup_steps=100,
+        _stage_128(
+            steps=first,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            end_learning_rate=between,
         ),
-        Stage(
-            steps=200,
-            batch_size=32,
-            max_seq_length=128,
-            max_predictions_per_seq=20,
-            learning_rate=2e-3,
-            warmup_steps=20,
-        ),
+        _stage_512(steps=steps - first, batch_size=batch_size, learning_rate=between),
     )
 
 
-RECIPES = {"demo": demo}
+def _stage_128(**fields):
+    return Stage(**{"max_seq_length": 128, "max_predictions_per_seq": 20, **fields})
+
+
+def _stage_512(**fields):
+    return Stage(**{"max_seq_length": 512, "max_predictions_per_seq": 76, **fields})
+
+
+RECIPES = {
+    "demo": demo,
+    "bert_base": bert_base,
+    "bert_base_adamw": bert_base_adamw,
+    "bert_base_mslt": bert_base_mslt,
+    "bert_base_progressive_stacking": bert_base_progressive_stacking,
+    "bert_large": bert_large,
+    **{
+        f"bert_large_{size}": functools.partial(bert_large, batch_size)
+        for size, batch_size in {
+            "512": 512,
+            "1k": 1_024,
+            "2k": 2_048,
+            "4k": 4_096,
+            "8k": 8_192,
+            "16k": 16_384,
+            "32k": 32_768,
+        }.items()
+    },
+    "bert_large_mixed_batch": bert_large_mixed_batch,
+    "bert_large_nvidia": bert_large_nvidia,
+    "bert_large_adamw": bert_large_adamw,
+    "bert_large_mslt": bert_large_mslt,
+}

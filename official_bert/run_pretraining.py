@@ -7,6 +7,7 @@
 Run again with the same flags and --model_dir, it goes on where it stopped.
 """
 
+import dataclasses
 import sys
 
 from absl import app, flags, logging
@@ -46,8 +47,9 @@ flags.DEFINE_integer("warmup_steps", 10000, "Updates over which the rate rises f
 flags.DEFINE_string(
     "recipe",
     None,
-    "A recipe of official_bert/recipes.py. It sets the stages of the run: sequence length, "
-    "predictions, batch size, steps, rate and warm-up, which then cannot be given as flags.",
+    "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION for one of your own. It sets the "
+    "stages of the run: sequence length, predictions, batch size, steps, rate and warm-up, which "
+    "then cannot be given as flags; and the optimizer, whose flags replace its values if given.",
 )
 flags.DEFINE_string("optimizer_type", "adamw", "lamb or adamw.")
 flags.DEFINE_float("weight_decay", 0.01, "Weight decay λ, not applied to LayerNorm and biases.")
@@ -105,6 +107,14 @@ _STAGE_FLAGS = (
     "end_lr",
     "warmup_steps",
 )
+_OPTIMIZER_FLAGS = {  # the field of `stages.Optimizer` that each one sets
+    "optimizer_type": "type",
+    "weight_decay": "weight_decay",
+    "beta_1": "beta_1",
+    "beta_2": "beta_2",
+    "epsilon": "epsilon",
+    "global_clipnorm": "global_clipnorm",
+}
 
 
 def main(arguments):
@@ -138,21 +148,15 @@ def main(arguments):
 
 def _run():
     from official_bert.config import BertConfig
-    from official_bert.stages import Optimizer, Run
+    from official_bert.stages import Run
 
     if not FLAGS.bert_config_file or not FLAGS.input_files:
         raise ValueError("--bert_config_file and --input_files are required.")
+    recipe = _recipe()
     return Run(
         config=BertConfig.from_json_file(FLAGS.bert_config_file),
-        stages=_stages(),
-        optimizer=Optimizer(
-            type=FLAGS.optimizer_type,
-            beta_1=FLAGS.beta_1,
-            beta_2=FLAGS.beta_2,
-            epsilon=FLAGS.epsilon,
-            weight_decay=FLAGS.weight_decay,
-            global_clipnorm=FLAGS.global_clipnorm,
-        ),
+        stages=recipe.stages,
+        optimizer=recipe.optimizer,
         input_files=tuple(FLAGS.input_files),
         init_checkpoint=FLAGS.init_checkpoint,
         seed=FLAGS.seed,
@@ -162,31 +166,34 @@ def _run():
     )
 
 
-def _stages():
-    from official_bert.recipes import RECIPES
-    from official_bert.stages import Stage
+def _recipe():
+    """Stages and optimizer: those of --recipe, less what flags change; or those of the flags."""
+    from official_bert import recipes, stages
 
     if FLAGS.recipe is None:
-        return (
-            Stage(
-                steps=int(FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs),
-                batch_size=FLAGS.train_batch_size,
-                max_seq_length=FLAGS.max_seq_length,
-                max_predictions_per_seq=FLAGS.max_predictions_per_seq,
-                learning_rate=FLAGS.learning_rate,
-                warmup_steps=FLAGS.warmup_steps,
-                end_learning_rate=FLAGS.end_lr,
-            ),
+        optimizer = {field: FLAGS[name].value for name, field in _OPTIMIZER_FLAGS.items()}
+        stage = stages.Stage(
+            steps=int(FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs),
+            batch_size=FLAGS.train_batch_size,
+            max_seq_length=FLAGS.max_seq_length,
+            max_predictions_per_seq=FLAGS.max_predictions_per_seq,
+            learning_rate=FLAGS.learning_rate,
+            warmup_steps=FLAGS.warmup_steps,
+            end_learning_rate=FLAGS.end_lr,
         )
-    if FLAGS.recipe not in RECIPES:
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}; got {FLAGS.recipe!r}.")
+        return recipes.Recipe(stages=(stage,), optimizer=stages.Optimizer(**optimizer))
+    recipe = recipes.find(FLAGS.recipe)
     given = [f"--{name}" for name in _STAGE_FLAGS if FLAGS[name].present]
     if given:
         raise ValueError(
             f"--recipe={FLAGS.recipe} sets what {', '.join(given)} would set; leave them out, or "
             "leave the recipe out."
         )
-    return RECIPES[FLAGS.recipe]()
+    changed = {
+        field: FLAGS[name].value for name, field in _OPTIMIZER_FLAGS.items() if FLAGS[name].present
+    }
+    optimizer = dataclasses.replace(recipe.optimizer, **changed)
+    return dataclasses.replace(recipe, optimizer=optimizer)
 
 
 def _reporting():

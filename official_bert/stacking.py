@@ -13,6 +13,7 @@ of the frozen layers. What the head still trains is its transform, its LayerNorm
 Everything here is a function of variable paths and layer numbers; the training loop acts on it.
 """
 
+import dataclasses
 import itertools
 import re
 
@@ -103,7 +104,9 @@ def check(config, stages):
     """
     depth = 1
     for number, stage in enumerate(stages, 1):
-        before, depth = depth, stage.depth or config.num_hidden_layers
+        before, depth = depth, stage.depth
+        if depth is None:
+            depth = config.num_hidden_layers
         try:
             sources(before, depth, stage.growth)
         except ValueError as error:
@@ -121,24 +124,68 @@ def check(config, stages):
         )
 
 
+def mslt(stages, depths, last_share=0.2, growth="copy_top"):
+    """The stages of a run by MSLT: the same updates and batches, with layers added on the way.
+
+    The partial stages are cut from the run's first stage, in equal parts that make up all but the
+    last `last_share` of the run's updates. What is left of the run trains all layers.
+
+    Args:
+        stages: Tuple of `Stage`, the run from scratch.
+        depths: Encoder layers of the partial stages; BERT-Base: (3, 6, 9, 12), BERT-Large:
+            (6, 12, 18, 24).
+        last_share: Share of the updates that train everything.
+        growth: How new layers start; see `sources`.
+
+    Returns:
+        Tuple of `Stage`.
+
+    Raises:
+        ValueError: if the depths do not grow, or the first stage is too short.
+    """
+    *partial, whole = mslt_plan(depths)
+    steps = round((1 - last_share) * sum(stage.steps for stage in stages) / len(partial))
+    return _cut(stages, [steps] * len(partial), [{**p, "growth": growth} for p in partial], whole)
+
+
+def doubling(stages, depths, shares=(0.125, 0.175)):
+    """The stages of a run by Gong et al.'s progressive stacking: the whole stack is copied.
+
+    All layers train, and the optimizer starts anew at each doubling. Their BERT-Base, 3 → 6 → 12
+    layers, took 50,000, 70,000 and 280,000 updates (recalled), hence the shares.
+
+    Args:
+        stages: Tuple of `Stage`, the run from scratch.
+        depths: Encoder layers of the stages.
+        shares: Shares of the run's updates that the stages but the last one take.
+
+    Returns:
+        Tuple of `Stage`.
+
+    Raises:
+        ValueError: if the first stage is too short.
+    """
+    total = sum(stage.steps for stage in stages)
+    *partial, whole = [{"depth": depth, "growth": "copy_stack"} for depth in depths]
+    return _cut(stages, [round(share * total) for share in shares], partial, whole)
+
+
 def mslt_plan(depths):
     """What each stage of MSLT trains, for encoders of `depths` layers one after the other.
 
-    The last stage, which trains all of `depths[-1]` layers, is added to those of `depths`.
-
     Args:
-        depths: Encoder layers of each partial stage, growing; BERT-Base: (3, 6, 9, 12).
+        depths: Encoder layers of the partial stages, growing.
 
     Returns:
         Tuple of dictionaries with the `Stage` fields `depth`, `trained_layers` and
-        `train_embeddings`.
+        `train_embeddings`: one for each partial stage, and one for the last, which trains all.
 
     Raises:
         ValueError: if the depths do not grow.
 
     Example:
 
-    >>> [stage["trained_layers"] for stage in mslt_plan((3, 6))]
+    >>> [fields["trained_layers"] for fields in mslt_plan((3, 6))]
     [(0, 1, 2), (3, 4, 5), None]
     """
     steps = tuple(itertools.pairwise((0, *depths)))
@@ -153,3 +200,29 @@ def mslt_plan(depths):
         for below, depth in steps
     )
     return (*partial, {"depth": depths[-1], "trained_layers": None, "train_embeddings": True})
+
+
+def _cut(stages, steps, partial, whole):
+    """Cuts partial stages of `steps` updates from the first stage; the rest is of the whole model.
+
+    Each piece of the first stage has its rate, its decay, and the same share of warm-up; and since
+    most of what it trains is new, it starts with new moments.
+    """
+    first, *later = stages
+    left = first.steps - sum(steps)
+    if left < 1:
+        raise ValueError(
+            f"The stages that grow take {sum(steps)} updates, but the first stage of the run from "
+            f"scratch, which they are cut from, has {first.steps}."
+        )
+    pieces = [
+        dataclasses.replace(
+            first,
+            steps=count,
+            warmup_steps=round(first.warmup_steps * count / first.steps),
+            carry_moments=False,
+            **model,
+        )
+        for count, model in zip([*steps, left], [*partial, whole], strict=True)
+    ]
+    return (*pieces, *(dataclasses.replace(stage, **whole) for stage in later))
