@@ -291,6 +291,7 @@ class Trainer:
         )
 
     def _check_sizes(self):
+        stacking.check(self.run.config, self.run.stages)
         replicas = self.strategy.num_replicas_in_sync
         parts = replicas * self.run.gradient_accumulation_steps
         longest = self.run.config.max_position_embeddings
