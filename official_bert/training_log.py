@@ -19,16 +19,18 @@ class TrainingLog:
 
     def rewind(self, step):
         """Drops what was written after `step`: a resumed run writes it again."""
-        if self._writes and self._path.exists():
+        if self._writes:
             aside = self._path.with_name(f".writing-{self._path.name}")
-            kept = [line for line in self._path.open() if _step_of(line) <= step]
+            kept = [line for line in self._lines() if _step_of(line) <= step]
             aside.write_text("".join(kept))
             os.replace(aside, self._path)
 
+    def _lines(self):
+        return self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+
     def last(self, kind):
         """The last line of a kind as a dictionary; empty if there is none."""
-        lines = self._path.open() if self._path.exists() else []
-        found = [values for values in map(json.loads, lines) if values["kind"] == kind]
+        found = [values for values in map(json.loads, self._lines()) if values["kind"] == kind]
         return found[-1] if found else {}
 
     def write(self, **values):

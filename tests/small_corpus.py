@@ -1,0 +1,64 @@
+"""A small real corpus for tests: the language reference that comes with Python, as records."""
+
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from official_bert import stdlib_text, tokenization
+from official_bert.config import BertConfig
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.instances import Settings
+
+VOCAB_SIZE = 600
+PREDICTIONS = {32: 5, 64: 10}
+
+
+class SmallCorpus(NamedTuple):
+    """Where the fixture's files are; `{max_seq_length}` in the globs is 32 or 64."""
+
+    folder: Path
+    vocab_file: str
+    config: BertConfig
+    train: str
+    held_out: str
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small_corpus")
+    documents = [paragraphs for _, paragraphs in itertools.islice(stdlib_text.documents(), 60)]
+    texts = {"train": documents[:50], "held_out": documents[50:]}
+    for split, part in texts.items():
+        lines = ("\n".join(paragraphs) for paragraphs in part)
+        (folder / f"{split}.txt").write_text("\n\n".join(lines) + "\n")
+    vocab_file = str(folder / "vocab.txt")
+    lines = (folder / "train.txt").read_text().splitlines()
+    size = tokenization.learn(lines, vocab_file, VOCAB_SIZE)
+    for split in texts:
+        for length, predictions in PREDICTIONS.items():
+            create_pretraining_data(
+                str(folder / f"{split}.txt"),
+                str(folder / f"{split}_{length}.tfrecord"),
+                vocab_file,
+                Settings(max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=1),
+                num_shards=2 if split == "train" else 1,
+                num_workers=1,
+                input_format="paragraphs",
+            )
+    config = BertConfig(
+        vocab_size=size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    return SmallCorpus(
+        folder,
+        vocab_file,
+        config,
+        str(folder / "train_{max_seq_length}.tfrecord-*"),
+        str(folder / "held_out_{max_seq_length}.tfrecord"),
+    )

@@ -1,0 +1,284 @@
+"""The loop on real text: it learns, it resumes exactly, and how it is cut up does not matter."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_corpus import small_corpus as small_corpus
+
+from official_bert import checkpoints, distribution, input_pipeline, pretraining_step
+from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.training import Diverged, Trainer
+
+SHORT = Stage(
+    steps=8,
+    batch_size=16,
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    learning_rate=5e-3,
+    warmup_steps=3,
+)
+LONG = dataclasses.replace(
+    SHORT, steps=4, batch_size=8, max_seq_length=64, max_predictions_per_seq=10
+)
+QUIET = Reporting(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
+
+
+def make_run(corpus, stages=(SHORT, LONG), **settings):
+    settings.setdefault("config", corpus.config)
+    settings.setdefault("optimizer", Optimizer())
+    return Run(stages=tuple(stages), input_files=(corpus.train,), **settings)
+
+
+def without_dropout(config):
+    return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def train(run, model_dir, reporting=QUIET, strategy=None):
+    trainer = Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir)
+    trainer.train()
+    return trainer
+
+
+def final_tensors(model_dir):
+    return checkpoints.CheckpointStore(model_dir).latest().tensors()
+
+
+def log_lines(model_dir):
+    lines = map(json.loads, (model_dir / "train_log.jsonl").read_text().splitlines())
+    return [{name: v for name, v in line.items() if name != "timing"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(small_corpus, tmp_path_factory):
+    """The model directory of an uninterrupted run of both stages."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(make_run(small_corpus), folder)
+    return folder
+
+
+@pytest.fixture
+def copy_of_whole(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def assert_same(a, b, **tolerance):
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            np.testing.assert_allclose(a[name], b[name], err_msg=name, **tolerance)
+        else:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_the_loss_falls_on_real_text_and_the_files_are_all_there(small_corpus, tmp_path):
+    run = make_run(
+        small_corpus,
+        [dataclasses.replace(SHORT, steps=120, learning_rate=2e-2, warmup_steps=10)],
+    )
+    reporting = Reporting(
+        log_steps=20, eval_files=(small_corpus.held_out,), eval_steps=60, steps_per_loop=20
+    )
+    train(run, tmp_path, reporting)
+    lines = log_lines(tmp_path)
+    losses = [line["masked_lm_loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.7
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    assert [line["step"] for line in evaluations] == [60, 120]
+    assert evaluations[1]["masked_lm_loss"] < evaluations[0]["masked_lm_loss"]
+    summary = json.loads((tmp_path / "summaries" / "training_summary.txt").read_text())
+    assert summary["total_training_steps"] == 120
+    assert summary["held_out"]["masked_lm_accuracy"] == evaluations[1]["masked_lm_accuracy"]
+    exported = checkpoints.read_tensors(tmp_path / "pretrained" / "bert_model.ckpt-1")
+    final = final_tensors(tmp_path)
+    assert exported
+    assert all(np.array_equal(exported[name], final[name]) for name in exported)
+    assert (tmp_path / "bert_config.json").exists()
+
+
+def test_checkpoints_have_the_names_of_the_official_ones(small_corpus, whole):
+    prefix = tf.train.latest_checkpoint(whole)
+    assert prefix == str(whole / "ctl_step_12.ckpt-3")
+    reader = tf.train.load_checkpoint(prefix)
+    assert reader.get_tensor("global_step") == 12
+    for name in ("", "/adam_m", "/adam_v"):
+        assert reader.get_tensor(f"bert/embeddings/word_embeddings{name}").shape == (
+            small_corpus.config.vocab_size,
+            32,
+        )
+
+
+@pytest.mark.parametrize("last_step", [4, 8])  # inside a stage, and between two
+def test_a_run_gone_on_with_equals_one_that_was_never_interrupted(
+    small_corpus, whole, copy_of_whole, last_step
+):
+    for path in copy_of_whole.glob("ctl_step_*.json"):  # as if killed after `last_step`
+        if json.loads(path.read_text())["step"] > last_step:
+            path.unlink()
+    train(make_run(small_corpus), copy_of_whole)
+    assert_same(final_tensors(whole), final_tensors(copy_of_whole))
+    assert log_lines(whole) == log_lines(copy_of_whole)
+
+
+def test_how_steps_are_cut_into_calls_does_not_matter(small_corpus, whole, tmp_path):
+    one = dataclasses.replace(QUIET, steps_per_loop=1, save_checkpoints_steps=3)
+    train(make_run(small_corpus), tmp_path, one)
+    assert_same(final_tensors(whole), final_tensors(tmp_path))
+    assert log_lines(whole) == log_lines(tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
+def test_two_replicas_give_the_weights_of_one(small_corpus, tmp_path, optimizer):
+    """Without dropout, whose masks are drawn per replica; to the round-off of other sums."""
+    run = make_run(
+        small_corpus,
+        [SHORT],
+        config=without_dropout(small_corpus.config),
+        optimizer=Optimizer(type=optimizer),
+    )
+    train(run, tmp_path / "one")
+    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    train(run, tmp_path / "two", strategy=two)
+    weights = [
+        {k: v for k, v in final_tensors(tmp_path / name).items() if "/adam_" not in k}
+        for name in ("one", "two")
+    ]
+    assert_same(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_micro_batches_give_the_weights_of_one_large_batch(small_corpus, tmp_path):
+    config = without_dropout(small_corpus.config)
+    run = make_run(small_corpus, [SHORT], config=config)
+    train(run, tmp_path / "one")
+    train(dataclasses.replace(run, gradient_accumulation_steps=4), tmp_path / "four")
+    weights = [
+        {k: v for k, v in final_tensors(tmp_path / name).items() if "/adam_" not in k}
+        for name in ("one", "four")
+    ]
+    assert_same(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
+    small_corpus, whole, copy_of_whole, capsys
+):
+    data = copy_of_whole / "ctl_step_12.ckpt-3.data-00000-of-00001"
+    damaged = bytearray(data.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    data.write_bytes(damaged)
+    train(make_run(small_corpus), copy_of_whole)
+    said = capsys.readouterr().out
+    assert "ctl_step_12.ckpt-3 is damaged" in said
+    assert f"goes on from {copy_of_whole}/ctl_step_8.ckpt-2" in said
+    assert_same(final_tensors(whole), final_tensors(copy_of_whole))
+
+
+def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
+    other = make_run(small_corpus, [dataclasses.replace(SHORT, learning_rate=1.0), LONG])
+    with pytest.raises(ValueError, match=r"stages\[0\].learning_rate was 0.005 and is 1.0"):
+        Trainer(other, QUIET, tf.distribute.get_strategy(), whole)
+
+
+def test_foreign_checkpoints_are_refused(small_corpus, tmp_path):
+    checkpoints.write_bundle(tmp_path / "model.ckpt-5", {"x": np.ones(3)})
+    with pytest.raises(ValueError, match=r"no run\.json"):
+        Trainer(make_run(small_corpus), QUIET, tf.distribute.get_strategy(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"max_seq_length": 128, "max_predictions_per_seq": 20}, "max_position_embeddings is 64"),
+        ({"max_predictions_per_seq": 6}, "max_predictions_per_seq"),
+        ({"batch_size": 15}, "not a multiple of 2"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused_before_any_work(small_corpus, tmp_path, stage, message):
+    run = make_run(
+        small_corpus, [dataclasses.replace(SHORT, **stage)], gradient_accumulation_steps=2
+    )
+    with pytest.raises(ValueError, match=message):
+        Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_checkpoints_is_refused(small_corpus, tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match="free"):
+        Trainer(make_run(small_corpus), QUIET, tf.distribute.get_strategy(), tmp_path)
+
+
+def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_path, capsys):
+    prefix = str(whole / "pretrained" / "bert_model.ckpt-1")
+    run = make_run(small_corpus, [LONG], init_checkpoint=prefix)
+    started = Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path)
+    wanted = final_tensors(whole)
+    for variable in started.model.weights:
+        np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
+    count = len(started.model.weights)
+    assert f"carried {count} of {count}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path, dtype):
+    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype=dtype)
+    train(run, tmp_path)
+    lines = log_lines(tmp_path)
+    assert lines[-1]["masked_lm_loss"] < lines[0]["masked_lm_loss"]
+    assert all(v.dtype in ("float32", "int64", "int32") for v in final_tensors(tmp_path).values())
+
+
+def test_the_loss_scale_halves_at_an_overflow_and_the_update_is_skipped(
+    small_corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pretraining_step, "FIRST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(pretraining_step, "MOST_LOSS_SCALE", 2.0**40)
+    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
+    train(run, tmp_path, dataclasses.replace(QUIET, max_skipped_updates=100))
+    tensors = final_tensors(tmp_path)
+    skipped = tensors["optimizer/skipped_updates"]
+    assert 5 < skipped < 40
+    assert tensors["optimizer/iterations"] == 40 - skipped
+    assert log_lines(tmp_path)[-1]["loss_scale"] == 2.0 ** (40 - skipped)
+
+
+def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_corpus, tmp_path):
+    bad = dataclasses.replace(SHORT, steps=40, learning_rate=1e30, warmup_steps=10)
+    reporting = dataclasses.replace(QUIET, max_skipped_updates=4, save_checkpoints_steps=1)
+    with pytest.raises(Diverged, match=r"4 steps in a row.*Variables whose gradient is not"):
+        train(make_run(small_corpus, [bad]), tmp_path, reporting)
+    assert checkpoints.CheckpointStore(tmp_path).latest() is not None
+
+
+def test_one_reduction_of_the_gradients_an_update_however_many_micro_batches(small_corpus):
+    """Counted in the graph: of one update with 4 micro-batches, by size of what is reduced."""
+    counts = [_gradient_reductions(small_corpus, micro_batches) for micro_batches in (1, 4)]
+    assert counts[0] == counts[1] > 0
+
+
+def _gradient_reductions(small_corpus, micro_batches):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=micro_batches)
+    with strategy.scope():
+        from official_bert import modeling
+
+        model = modeling.BertPretrainer(run.config)
+        optimizer = run.optimizer.make()
+        optimizer.build(model.trainable_variables)
+    calls = []
+    reduce = strategy.extended._cross_device_ops.batch_reduce
+
+    def counted(reduce_op, pairs, *args, **kwargs):
+        calls.append(len(pairs))
+        return reduce(reduce_op, pairs, *args, **kwargs)
+
+    strategy.extended._cross_device_ops.batch_reduce = counted
+    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
+    iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
+    loop(iterator, 0, 2, pretraining_step.first_state("fp32"))
+    return sum(calls)
