@@ -58,7 +58,7 @@ class Shard(NamedTuple):
 
 
 class Worker:
-    """Answers tasks; holds what is costly to make, such as the tokenizer and its memory of words."""
+    """Answers tasks; holds what is costly to make, such as the tokenizer."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -80,7 +80,7 @@ class Worker:
             )
 
     def part(self, task: Part) -> dict:
-        """Writes the records of one block; the `.json` beside them appears last and says that they are whole."""
+        """Writes the records of one block; a `.json` appears last and says that they are whole."""
         documents = [
             (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
         ]
@@ -144,7 +144,7 @@ class Worker:
 
 
 def write_whole(path: str, chunks) -> None:
-    """Writes `chunks` under a temporary name and renames it, so that `path` is never seen half written."""
+    """Writes under a temporary name and renames, so that `path` is never seen half written."""
     temporary = f"{path}.tmp"
     with open(temporary, "wb") as file:
         file.writelines(chunks)
@@ -179,7 +179,7 @@ def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterato
 
 
 def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> Iterator[bytes]:
-    """One GZIP member in which each block of records can be unpacked on its own (a full flush after each).
+    """One GZIP member; each block of records can be unpacked on its own (full flushes).
 
     Where the blocks begin is added to `offsets`.
     """

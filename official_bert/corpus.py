@@ -69,7 +69,7 @@ class Document(NamedTuple):
 
 
 def find_files(patterns: str | Iterable[str]) -> list[str]:
-    """The files that `patterns` name, sorted within each pattern: files, globs, folders (searched to the bottom).
+    """The files that `patterns` name: files, globs, folders (searched to the bottom); sorted.
 
     Args:
         patterns: a list, or one string with commas between its members.
@@ -90,7 +90,8 @@ def find_files(patterns: str | Iterable[str]) -> list[str]:
                 found.append(match)
             else:
                 raise ValueError(
-                    f"input_file: nothing matches {pattern!r} (looked in {os.getcwd()}); give files, globs or folders."
+                    f"input_file: nothing matches {pattern!r} (looked in {os.getcwd()}); give "
+                    f"files, globs or folders."
                 )
     if not found:
         raise ValueError(f"input_file: {','.join(map(str, patterns))!r} names no file.")
@@ -147,7 +148,7 @@ def documents(
 
 
 def sentences(document: Document, language: str = "en") -> list[str]:
-    """The sentences of a document: its lines, or its paragraphs split by `sentencex` (Wikimedia's segmenter)."""
+    """A document's sentences: its lines, or its paragraphs split by Wikimedia's `sentencex`."""
     if not document.split:
         return document.lines
     return [s for line in document.lines for s in sentencex.segment(language, line)]
@@ -219,8 +220,10 @@ def _lines(path: str, advance: Callable[[int], None]) -> Iterator[str]:
             advance(raw.tell() - position)
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} at byte {error.start} "
-            f"of the line); convert the file first, for example with `iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`."
+            f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} "
+            f"at byte {error.start} "
+            f"of the line); convert the file first, for example with `iconv -f latin1 -t utf-8` "
+            f"or `iconv -c -t utf-8`."
         ) from None
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{path}, after line {number}: cannot be read ({error}).") from None
@@ -279,7 +282,8 @@ def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[list[st
             text = json.loads(line)[field]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number}: expected a JSON object with the text in {field!r} ({error!r}); "
+                f"{path}, line {number}: expected a JSON object with the text in {field!r} "
+                f"({error!r}); "
                 f"--json_field names another field."
             ) from None
         if not isinstance(text, str):

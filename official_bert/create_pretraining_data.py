@@ -47,7 +47,7 @@ def create_pretraining_data(
     one_random_stream: bool = False,
     report=None,
 ) -> dict:
-    """Turns text into shards of records and a manifest, and returns the summary (see `describe_summary`).
+    """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
 
     Args:
         input_file: files, globs or folders; a list, or one string with commas. See
@@ -129,7 +129,8 @@ def describe_summary(summary: dict, max_seq_length: int) -> str:
         f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
         f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
         f"{_unknown_share(summary):.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
-        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, {sequences / seconds:,.0f} sequences/s"
+        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
+        f"{sequences / seconds:,.0f} sequences/s"
     )
 
 
@@ -213,7 +214,7 @@ def _describe(recipe: Recipe, vocabulary: dict[str, int], paths: list[str], *rea
 
 
 def _finished(shards: list[str], described: dict) -> dict | None:
-    """The manifest of an earlier run, if it made just what is asked for and its shards are still there."""
+    """The manifest of an earlier run, if it made just this and its shards are still there."""
     path = manifest.path_for(shards)
     if not os.path.exists(path):
         return None
@@ -254,8 +255,10 @@ def _check_vocabulary_fits(
     share = ids.count(unknown) / max(len(ids), 1)
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
-            f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; {recipe.vocab_file} does "
-            f"not fit this text (another language, or another casing than --do_lower_case={recipe.do_lower_case}?)."
+            f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
+            f"{recipe.vocab_file} does "
+            f"not fit this text (another language, or another casing than "
+            f"--do_lower_case={recipe.do_lower_case}?)."
         )
 
 
@@ -271,7 +274,8 @@ def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shard))).free
     if free < text * each:
         raise ValueError(
-            f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk of {shard}, "
+            f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
+            f"of {shard}, "
             f"which has {free / 1e9:,.1f} GB free."
         )
 

@@ -1,4 +1,7 @@
-"""Sequences → masked examples while training: fresh pairs and masks at every epoch, whole batches at once in NumPy."""
+"""Sequences → masked examples while training: fresh pairs and masks at every epoch.
+
+Whole batches at once, in NumPy.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ from official_bert.example_parsing import Sequences
 
 
 class Draws:
-    """Random numbers that follow from a key alone, the same under every version of NumPy (Philox' raw output)."""
+    """Random numbers that follow from a key alone, under every version of NumPy (raw Philox)."""
 
     def __init__(self, key: bytes):
         self._bits = np.random.Philox(key=np.frombuffer(key, np.uint64))
@@ -51,7 +54,7 @@ class DynamicMasking:
     mask: int
 
     def __call__(self, pool: Sequences, rows: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
-        """Examples of the records `rows` of `pool`, in which the random second parts are looked for too."""
+        """Examples of the records `rows` of `pool`; random second parts come from `pool` too."""
         (a_start, a_length), (b_start, b_length), is_random = (
             self._pairs(pool, rows, draws) if self.next_sentence else self._singles(pool, rows)
         )
@@ -128,7 +131,7 @@ class DynamicMasking:
         return ids * inside, lengths[:, 0], (place >= second) & inside
 
     def _choose_runs(self, ids, maskable, number, draws: Draws) -> np.ndarray:
-        """Draws runs of words until `number` tokens are chosen; those that overlap or are too long do not count."""
+        """Draws runs of words until `number` tokens are chosen, none twice."""
         count, length = ids.shape
         begins = maskable & ~self.continues_a_word[ids]
         begins[:, 1:] |= (
@@ -189,7 +192,7 @@ def _partners(pool: Sequences, rows: np.ndarray, draws: Draws) -> np.ndarray:
 
 
 def _positions(chosen: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen positions of each row in ascending order, padded with zeros, and which are not padding."""
+    """The chosen positions of each row, ascending and zero-padded, and which are no padding."""
     row, position = np.nonzero(chosen)
     counts = chosen.sum(1)
     at = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare sequences)."""
+"""Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare)."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,8 @@ class StaticParser:
             there = [n for n in (name, V2_NAMES.get(name, name)) if n in features]
             if not there:
                 raise ValueError(
-                    f"{where}: no feature {name!r} (it holds {', '.join(sorted(features)) or 'none'}); "
+                    f"{where}: no feature {name!r} (it holds "
+                    f"{', '.join(sorted(features)) or 'none'}); "
                     f"expected a BERT pre-training record."
                 )
             self._names[name] = there[0]
@@ -106,19 +107,20 @@ class Sequences(NamedTuple):
         return np.diff(self.token_splits)
 
 
+_DYNAMIC_SPEC = {
+    "input_ids": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
+    "sentence_lengths": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
+    "document": tf.io.FixedLenFeature([], tf.int64),
+}
+
+
 class DynamicParser:
     """Parses records made for dynamic masking."""
-
-    _spec = {
-        "input_ids": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
-        "sentence_lengths": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
-        "document": tf.io.FixedLenFeature([], tf.int64),
-    }
 
     def __call__(self, serialized: list[bytes], name) -> Sequences:
         try:
             with tf.device("CPU"):
-                parsed = tf.io.parse_example(tf.constant(serialized), self._spec)
+                parsed = tf.io.parse_example(tf.constant(serialized), _DYNAMIC_SPEC)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"

@@ -124,7 +124,8 @@ class Batches:
         else:
             if (masked_lm_prob, do_whole_word_mask, max_ngram_size) != (None, None, None):
                 raise ValueError(
-                    f"{self._files.paths[0]}: its masks are in the records; masked_lm_prob, do_whole_word_mask and "
+                    f"{self._files.paths[0]}: its masks are in the records; masked_lm_prob, "
+                    f"do_whole_word_mask and "
                     f"max_ngram_size are for records made with --dynamic_masking."
                 )
             self._parse = StaticParser(
@@ -135,7 +136,8 @@ class Batches:
             )
         if made and vocab_size and made["vocabulary"]["size"] > vocab_size:
             raise ValueError(
-                f"{self._files.paths[0]}: made with a vocabulary of {made['vocabulary']['size']:,}, the model's "
+                f"{self._files.paths[0]}: made with a vocabulary of "
+                f"{made['vocabulary']['size']:,}, the model's "
                 f"vocab_size is {vocab_size:,}."
             )
         self._sizes = self._files.blocks[:, 2]
@@ -149,7 +151,7 @@ class Batches:
         self._loader = ThreadPoolExecutor(1, "records")
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """The rows of this shard in the batch of `step` (counted from 0, without end unless `shuffle=False`)."""
+        """The rows of this shard in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
             raise IndexError(f"step {step}: there are {self.num_batches} batches.")
         width = self._batch_size // self._lanes
@@ -255,7 +257,7 @@ class Batches:
         return runs
 
     def _load(self, runs: list[tuple[int, int, int]]) -> Pool:
-        """Reads and parses runs of records (block, start, stop); checks what the parser cannot know."""
+        """Reads, parses and checks runs of records (block, start, stop)."""
         serialized = [record for run in runs for record in self._files.read(*run)]
         pools = []
         for at in range(0, len(serialized), _PARSED_AT_ONCE):
@@ -283,7 +285,8 @@ class Batches:
             if pool.lengths.max() > self._max_seq_length - 3:
                 record = int(np.argmax(pool.lengths))
                 raise ValueError(
-                    f"{name(record)}: {pool.lengths[record]} tokens do not fit max_seq_length={self._max_seq_length}."
+                    f"{name(record)}: {pool.lengths[record]} tokens do not fit "
+                    f"max_seq_length={self._max_seq_length}."
                 )
             return
         for key, limit in (
@@ -321,7 +324,7 @@ def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:
 
 
 def _lanes(batch_size: int, window: int) -> int:
-    """The largest power of two that divides the batch and leaves lanes and sections worth the name."""
+    """The largest power of two that divides the batch and leaves no lane too thin."""
     lanes = 1
     while (
         lanes < MOST_LANES
@@ -352,7 +355,8 @@ def _dynamic_masking(
     settings, vocabulary = made["settings"], made["vocabulary"]
     if settings["max_seq_length"] > max_seq_length:
         raise ValueError(
-            f"{path}: made for max_seq_length={settings['max_seq_length']}, which does not fit {max_seq_length}."
+            f"{path}: made for max_seq_length={settings['max_seq_length']}, which does not fit "
+            f"{max_seq_length}."
         )
     chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:

@@ -35,7 +35,8 @@ class Settings:
             raise ValueError(f"max_seq_length: got {self.max_seq_length}, expected at least 8.")
         if not 1 <= self.max_predictions_per_seq <= self.max_seq_length:
             raise ValueError(
-                f"max_predictions_per_seq: got {self.max_predictions_per_seq}, expected 1 to max_seq_length "
+                f"max_predictions_per_seq: got {self.max_predictions_per_seq}, expected 1 to "
+                f"max_seq_length "
                 f"({self.max_seq_length})."
             )
         for name in ("masked_lm_prob", "short_seq_prob"):
@@ -49,7 +50,8 @@ class Settings:
             raise ValueError(f"max_ngram_size: got {self.max_ngram_size}, expected 1 or more.")
         if self.max_ngram_size > 1 and not self.do_whole_word_mask:
             raise ValueError(
-                f"max_ngram_size={self.max_ngram_size} masks runs of whole words; it needs --do_whole_word_mask."
+                f"max_ngram_size={self.max_ngram_size} masks runs of whole words; it needs "
+                f"--do_whole_word_mask."
             )
 
 
@@ -77,7 +79,7 @@ class InstanceMaker:
         self._continues = {index for token, index in vocabulary.items() if token.startswith("##")}
 
     def __call__(self, documents: list[Sentences], rng: Random) -> Iterator[Instance]:
-        """All instances of `documents`, `dupe_factor` times over with fresh draws; shuffles `documents` in place."""
+        """All instances of `documents`, `dupe_factor` times over; shuffles `documents` in place."""
         rng.shuffle(documents)
         for _ in range(self._settings.dupe_factor):
             for index in range(len(documents)):
@@ -148,7 +150,7 @@ class InstanceMaker:
         )
 
     def _candidates(self, ids: list[int], first_sep: int) -> list[list[int]]:
-        """The positions that may be masked: all but the special ones, one by one or gathered into words."""
+        """The positions that may be masked, one by one or gathered into words."""
         positions = [*range(1, first_sep), *range(first_sep + 1, len(ids) - 1)]
         if not self._settings.do_whole_word_mask:
             return [[position] for position in positions]
@@ -178,7 +180,7 @@ def _truncate(first: list[int], second: list[int], room: int, rng: Random) -> No
 def sequences(
     document: Sentences, settings: Settings, rng: Random
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """A document as runs of sentences that fill a sequence, each once: what is stored for dynamic masking.
+    """A document as runs of sentences that fill a sequence: what dynamic masking stores.
 
     Yields the ids and the sentences' lengths. A sentence that does not fit begins the next run; one
     that is longer than a whole sequence is cut.

@@ -1,8 +1,7 @@
-"""The manifest: a JSON file beside the shards that says what they are. Written last, so that it vouches for them."""
+"""The manifest: a JSON file beside the shards that says what they are, written last."""
 
 import base64
 import json
-import os
 import re
 
 import numpy as np
@@ -14,12 +13,12 @@ ENDING = ".manifest.json"
 
 
 def stem(shard: str) -> str:
-    """What the files of one build have in common: `/d/wiki` for `/d/wiki.tfrecord-00003-of-00010`."""
+    """What the files of a build have in common: `/d/wiki` for `/d/wiki.tfrecord-00003-of-00010`."""
     return re.sub(r"(\.tfrecords?|\.tf_record)?(\.gz)?(-\d{5}-of-\d{5})?$", "", shard)
 
 
 def path_for(shards: list[str]) -> str:
-    """Where the manifest of `shards` lies. Not `…tfrecord…`, so that a glob for the shards does not find it."""
+    """Where the manifest of `shards` lies; a glob like `…tfrecord*` for the shards misses it."""
     return stem(shards[0]) + ENDING
 
 

@@ -1,4 +1,4 @@
-"""Which tokens the masked language model has to guess: single pieces, whole words, or n-grams of words.
+"""Which tokens the model has to guess: single pieces, whole words, or n-grams of words.
 
 Number to predict = min(P, max(1, round(p · length))), the length counting [CLS] and [SEP], which
 are never masked. Of the chosen ones 80 % become [MASK], 10 % a random word, 10 % stay as they are.
@@ -15,7 +15,7 @@ def number_to_predict(length: int, masked_lm_prob: float, max_predictions: int) 
 def choose(
     candidates: list[list[int]], number: int, rng: Random, max_ngram_size: int = 1
 ) -> list[list[int]]:
-    """Chooses groups of positions to mask, together at most `number` positions, in the order they were drawn.
+    """Chooses groups of positions to mask, together at most `number`, in the order of drawing.
 
     Args:
         candidates: the words of the sequence in order; each is the list of its pieces' positions

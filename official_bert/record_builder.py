@@ -1,4 +1,4 @@
-"""From files of text to shards of records: many processes, bounded memory, and nothing lost when it is killed.
+"""From files of text to shards of records: many processes, bounded memory, nothing lost if killed.
 
     corpus → blocks of documents → (workers) parts → (workers) shards of even size → manifest
 
@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import shutil
 import subprocess
@@ -53,7 +54,7 @@ class Builder:
         self._folder = manifest.stem(shards[0]) + ".building"
 
     def run(self) -> tuple[list[dict], dict]:
-        """Builds parts, then shards. Returns what the manifest says of the shards, and the counts."""
+        """Builds parts, then shards; returns the manifest's entries of the shards, and counts."""
         os.makedirs(self._folder, exist_ok=True)
         with self._locked():
             self._forget_other_builds()
@@ -79,14 +80,14 @@ class Builder:
             yield
 
     def _forget_other_builds(self) -> None:
-        """Parts of other settings, or of a build whose shards were taken away since, are of no use."""
+        """Removes parts of other settings, or of a build whose shards were taken away since."""
         path = os.path.join(self._folder, "build.json")
         build = json.dumps(
             {**dataclasses.asdict(self._recipe), "shards": len(self._shards)}, sort_keys=True
         )
         with open(self._recipe.vocab_file, "rb") as file:
             build += hashlib.sha256(file.read()).hexdigest()
-        same = os.path.exists(path) and open(path).read() == build
+        same = os.path.exists(path) and pathlib.Path(path).read_text() == build
         if not (
             same
             and all(_is_whole(shard, _read(self._made(n))) for n, shard in enumerate(self._shards))
@@ -132,7 +133,8 @@ class Builder:
         cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
         if ends[-1] < len(self._shards):
             raise ValueError(
-                f"num_shards: {len(self._shards)} shards are more than the {ends[-1]} records there are."
+                f"num_shards: {len(self._shards)} shards are more than the {ends[-1]} records "
+                f"there are."
             )
         made = [_read(self._made(n)) for n in range(len(self._shards))]
 
@@ -201,7 +203,7 @@ class Workers:
             process.stdout.close()
 
     def work(self, tasks: Iterator, make: Callable) -> None:
-        """Calls `make(call, task)` for every task, on as many threads as there are processes; `call` asks a process."""
+        """Calls `make(call, task)` for every task, a thread a process; `call` asks the process."""
         take = threading.Lock()
         failed = threading.Event()
 
@@ -212,7 +214,8 @@ class Workers:
                     answer = pickle.load(process.stdout)
                 except EOFError:
                     raise ValueError(
-                        f"a worker process died (exit code {process.wait()}), perhaps for want of memory; what is "
+                        f"a worker process died (exit code {process.wait()}), perhaps for want of "
+                        f"memory; what is "
                         f"finished stays: start again, with fewer --num_workers."
                     ) from None
                 if isinstance(answer, Exception):

@@ -10,6 +10,7 @@ import contextlib
 import fnmatch
 import glob
 import gzip
+import itertools
 import mmap
 import os
 import shutil
@@ -83,13 +84,15 @@ class RecordFiles:
             end = position + HEADER_BYTES + (length or 0)
             if length is None or end + FOOTER_BYTES > len(data):
                 raise ValueError(
-                    f"{self.paths[file]}, record {first + number}: truncated or damaged; make the file again."
+                    f"{self.paths[file]}, record {first + number}: truncated or damaged; make the "
+                    f"file again."
                 )
             if number >= start:
                 payload = data[position + HEADER_BYTES : end]
                 if masked_crc(payload).to_bytes(4, "little") != data[end : end + FOOTER_BYTES]:
                     raise ValueError(
-                        f"{self.paths[file]}, record {first + number}: its checksum does not match; "
+                        f"{self.paths[file]}, record {first + number}: its checksum does not "
+                        f"match; "
                         f"the file is damaged, make it again."
                     )
                 found.append(payload)
@@ -122,7 +125,9 @@ class RecordFiles:
         size = _size(path)
         if size != entry["bytes"]:
             raise ValueError(
-                f"{path}: {'truncated' if size < entry['bytes'] else 'not the file that was made'}: it has {size:,} "
+                f"{path}: "
+                f"{'truncated' if size < entry['bytes'] else 'not the file that was made'}: it "
+                f"has {size:,} "
                 f"bytes, its manifest says {entry['bytes']:,}; make the records again."
             )
         self._packed[number] = made["settings"]["gzip_compress"]
@@ -144,9 +149,7 @@ class RecordFiles:
             if not size:
                 return []
             data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            offsets = _record_offsets(path, data, size)
-        cuts = [*offsets[:-1:RECORDS_PER_BLOCK], offsets[-1]]
-        records = len(offsets) - 1
+            cuts, records = _walk(path, data, size)
         return [
             Block(
                 number,
@@ -155,7 +158,7 @@ class RecordFiles:
                 a,
                 b - a,
             )
-            for n, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+            for n, (a, b) in enumerate(itertools.pairwise(cuts))
         ]
 
 
@@ -198,27 +201,31 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
                 key == "masking" or (first and other)
             ):
                 raise ValueError(
-                    f"{path} and {paths[0]} do not belong together: their manifests differ in {key!r}."
+                    f"{path} and {paths[0]} do not belong together: their manifests differ in "
+                    f"{key!r}."
                 )
 
 
-def _record_offsets(path: str, data: mmap.mmap, size: int) -> list[int]:
-    offsets, position = [0], 0
+def _walk(path: str, data: mmap.mmap, size: int) -> tuple[list[int], int]:
+    """Where the blocks of an unknown file begin (and the last ends), and its number of records."""
+    cuts, position, records = [], 0, 0
     while position < size:
+        if records % RECORDS_PER_BLOCK == 0:
+            cuts.append(position)
         length = payload_length(data, position) if position + HEADER_BYTES <= size else 0
         if length is None:
             raise ValueError(
-                f"{path}, record {len(offsets) - 1}: not a TFRecord header at byte {position:,}; "
-                f"{'is this a file of records?' if not position else 'the file is damaged.'}"
+                f"{path}, record {records}: no TFRecord header at byte {position:,}; "
+                f"{'the file is damaged.' if position else 'is this a file of records?'}"
             )
         position += HEADER_BYTES + length + FOOTER_BYTES
         if position > size:
             raise ValueError(
-                f"{path}, record {len(offsets) - 1}: truncated: the record ends at byte {position:,}, "
+                f"{path}, record {records}: truncated: the record ends at byte {position:,}, "
                 f"the file at {size:,}."
             )
-        offsets.append(position)
-    return offsets
+        records += 1
+    return [*cuts, position], records
 
 
 def _unpack(path: str):
@@ -235,7 +242,7 @@ def _fetch(path: str):
 
 
 def _temporary_copy(source):
-    copy = tempfile.TemporaryFile()
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as its reader)
     shutil.copyfileobj(source, copy, 1 << 20)
     copy.flush()
     return copy

@@ -123,7 +123,7 @@ def _delimited(tag: int, data: bytes) -> bytes:
 
 
 class _IntegerFeature:
-    """An entry of the feature map that holds packed int64 values: Features.feature[name] = Feature(int64_list)."""
+    """An entry of the feature map with packed int64 values."""
 
     def __init__(self, name: str):
         self._key = _delimited(0x0A, name.encode())

@@ -5,6 +5,7 @@ The Rust `tokenizers` library does the work, set so that it agrees with Google's
 
 import hashlib
 import os
+import string
 from collections.abc import Iterable
 from itertools import chain
 
@@ -34,7 +35,8 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
     for index, token in enumerate(tokens):
         if token in vocabulary:
             raise ValueError(
-                f"vocab_file: {vocab_file!r} holds {token!r} twice, on lines {vocabulary[token] + 1} and {index + 1}."
+                f"vocab_file: {vocab_file!r} holds {token!r} twice, on lines "
+                f"{vocabulary[token] + 1} and {index + 1}."
             )
         vocabulary[token] = index
     missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
@@ -47,7 +49,7 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
 
 
 def digest(vocabulary: dict[str, int]) -> str:
-    """A fingerprint of the tokens and their order, as the manifest of a set of records stores it."""
+    """A fingerprint of the tokens and their order, as the manifest stores it."""
     ordered = sorted(vocabulary, key=vocabulary.get)
     return hashlib.sha256("\n".join(ordered).encode("utf-8")).hexdigest()
 
@@ -83,7 +85,8 @@ def learn(
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise ValueError(
-            f"vocab_size: got {vocab_size}, expected more than the {len(SPECIAL_TOKENS)} special tokens."
+            f"vocab_size: got {vocab_size}, expected more than the {len(SPECIAL_TOKENS)} special "
+            f"tokens."
         )
     tokenizer = _tokenizer({UNK: 0}, do_lower_case)
     trainer = trainers.WordPieceTrainer(
@@ -107,9 +110,11 @@ def learn(
 class SentenceEncoder:
     """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
 
-    Google's tokenizer never looks beyond a space, so the pieces of a run of characters between two
-    spaces can be kept and looked up: natural text repeats nine runs of ten. `limit` bounds the
-    memory (about 200 bytes an entry).
+    Google's tokenizer never looks beyond a space, so the pieces of what stands between two spaces
+    can be kept and looked up: natural text repeats nine of ten. What is new is looked up without
+    the punctuation around it, each sign of which is a piece of its own.
+
+    `limit` bounds the number of entries, about 200 bytes each.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
@@ -119,16 +124,29 @@ class SentenceEncoder:
 
     def __call__(self, sentences: Iterable[str]) -> list[list[int]]:
         words = [sentence.split(" ") for sentence in sentences]
-        pieces = self._pieces
-        new = list(set(chain.from_iterable(words)).difference(pieces))
-        if new:
-            if len(pieces) + len(new) > self._limit:
-                pieces.clear()
-                new = list(set(chain.from_iterable(words)))
-            encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-            pieces.update((word, tuple(e.ids)) for word, e in zip(new, encodings, strict=True))
-        find = pieces.__getitem__
+        new = set(chain.from_iterable(words)).difference(self._pieces)
+        if len(self._pieces) + 2 * len(new) > self._limit:
+            self._pieces.clear()
+            new = set(chain.from_iterable(words))
+        self._learn(new)
+        find = self._pieces.__getitem__
         return [list(chain.from_iterable(map(find, sentence))) for sentence in words]
+
+    def _learn(self, new: set[str]) -> None:
+        pieces = self._pieces
+        cores = {word: word.strip(string.punctuation) for word in new}
+        unknown = list({*cores.values(), *string.punctuation}.difference(pieces))
+        if unknown:
+            encodings = self._tokenizer.encode_batch_fast(unknown, add_special_tokens=False)
+            pieces.update(zip(unknown, (tuple(e.ids) for e in encodings), strict=True))
+        for word, core in cores.items():
+            if word not in pieces:
+                before, _, after = word.partition(core) if core else (word, "", "")
+                pieces[word] = (
+                    *chain.from_iterable(pieces[sign] for sign in before),
+                    *pieces[core],
+                    *chain.from_iterable(pieces[sign] for sign in after),
+                )
 
 
 def _tokenizer(vocabulary: dict[str, int], do_lower_case: bool) -> Tokenizer:
