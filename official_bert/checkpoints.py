@@ -95,6 +95,29 @@ class CheckpointStore:
                 pathlib.Path(f"{str(path)[: -len('.json')]}{part}").unlink(missing_ok=True)
 
 
+def save_best(directory, weights, record):
+    """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
+
+    Losses at different sequence lengths do not compare: a new length begins anew.
+
+    Args:
+        directory: Where; created if need be.
+        weights: Function that returns the tensors, called only if they are the best.
+        record: What to say of them in `best.json`: `loss`, `step`, `max_seq_length`, …
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "best.json"
+    best = json.loads(path.read_text()) if path.exists() else {}
+    if best.get("max_seq_length") == record["max_seq_length"] and best["loss"] <= record["loss"]:
+        return
+    write_bundle(directory / f"bert_model.ckpt-{record['step']}", weights())
+    write_text(path, json.dumps(record, indent=1) + "\n")
+    if best and best["step"] != record["step"]:
+        for part in _PARTS:
+            (directory / f"bert_model.ckpt-{best['step']}{part}").unlink(missing_ok=True)
+
+
 def read_tensors(prefix):
     """All tensors of a bundle by name, as NumPy arrays.
 

@@ -8,8 +8,24 @@ import tensorflow as tf
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
+_ON_ONE_HOST = {
+    None: None,
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+}
+_BETWEEN_HOSTS = {
+    None: tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
 
-def make_strategy(name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1):
+# FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
+_GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
+
+
+def make_strategy(
+    name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1, all_reduce_alg=None
+):
     """The strategy that the flags of the official script ask for.
 
     Args:
@@ -19,6 +35,8 @@ def make_strategy(name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1)
         worker_hosts: Comma-separated `host:port` list of all workers; with
             `"multi_worker_mirrored"` it takes the place of the environment's `TF_CONFIG`.
         task_index: This worker's place in `worker_hosts`.
+        all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
+            `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
 
     Raises:
         ValueError: if the arguments contradict each other or the devices are not there.
@@ -42,6 +60,8 @@ def make_strategy(name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1)
         raise ValueError(
             f"worker_hosts is for distribution_strategy=multi_worker_mirrored; got {name!r}."
         )
+    if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
+        raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
     if name == "tpu":
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
         tf.config.experimental_connect_to_cluster(resolver)
@@ -50,13 +70,27 @@ def make_strategy(name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1)
     if name == "multi_worker_mirrored":
         if worker_hosts:
             _set_tf_config(worker_hosts, task_index)
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS)
+            )
+        )
     if name == "off":
         return tf.distribute.get_strategy()
     devices = _local_devices(num_gpus)
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
-    return tf.distribute.MirroredStrategy(devices)
+    reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
+    return tf.distribute.MirroredStrategy(devices, reduction and reduction())
+
+
+def runs_on_accelerator(strategy):
+    """Whether the replicas are on GPUs or TPUs."""
+    try:
+        device = strategy.extended.worker_devices[0]
+    except RuntimeError:  # the default strategy has no list: it takes a GPU where there is one
+        return bool(tf.config.list_logical_devices("GPU"))
+    return tf.DeviceSpec.from_string(device).device_type != "CPU"
 
 
 def distribute(strategy, open_batches, steps):
@@ -92,6 +126,21 @@ def distribute(strategy, open_batches, steps):
     return strategy.distribute_datasets_from_function(for_host)
 
 
+def peak_flops(strategy, dtype):
+    """FLOP/s of all replicas at their best in dense 16-bit products, or `None` if not known."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if dtype == "fp32" or not gpus or not runs_on_accelerator(strategy):
+        return None
+    device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
+    peaks = [peak for name, peak in _GPU_PEAKS.items() if name in device]
+    return strategy.num_replicas_in_sync * peaks[0] if peaks else None
+
+
+def has_clock(strategy):
+    """Whether `tf.timestamp` works beside a step: a TPU has no such operation."""
+    return not isinstance(strategy, tf.distribute.TPUStrategy)
+
+
 def is_chief(strategy):
     """Whether this process writes checkpoints and logs."""
     resolver = strategy.cluster_resolver
@@ -113,6 +162,13 @@ def _local_devices(num_gpus):
             "the CPU."
         )
     return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
+
+
+def _chosen(all_reduce_alg, choices):
+    if all_reduce_alg not in choices:
+        names = " or ".join(name for name in choices if name)
+        raise ValueError(f"all_reduce_alg must be {names} here; got {all_reduce_alg!r}.")
+    return choices[all_reduce_alg]
 
 
 def _set_tf_config(worker_hosts, task_index):

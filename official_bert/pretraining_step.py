@@ -9,6 +9,7 @@ replicas nor on that of micro-batches.
 import numpy as np
 import tensorflow as tf
 
+from official_bert import distribution
 from official_bert.modeling import pretraining_sums
 
 # What a step sums up over the global batch, in this order; see `modeling.pretraining_sums`.
@@ -25,18 +26,23 @@ SUMS = (
 FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
 
 
-def first_state(dtype):
+def first_state(run):
     """The loop's own state before the first step, as JSON values.
 
-    `sums` are those since the last line of the log; the others drive the loss scale and the
-    decision to give up.
+    `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
+    last line of the log; the others drive the loss scale and the decision to give up.
     """
     return {
-        "sums": [0.0] * len(SUMS),
-        "loss_scale": FIRST_LOSS_SCALE if dtype == "fp16" else 1.0,
+        **new_window(),
+        "loss_scale": run.fixed_loss_scale or (FIRST_LOSS_SCALE if _scales(run) else 1.0),
         "good_updates": 0,
         "skipped_in_a_row": 0,
     }
+
+
+def new_window():
+    """The part of the state that begins anew after every line of the log."""
+    return {"sums": [0.0] * len(SUMS), "input_wait": 0.0}
 
 
 def metrics_from_sums(sums, use_next_sentence_label=True):
@@ -71,6 +77,7 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
     if enable_xla:
         forward_backward = tf.function(forward_backward, jit_compile=True)
     learning_rate = run.learning_rate()
+    clock = tf.timestamp if distribution.has_clock(strategy) else lambda: tf.zeros((), tf.float64)
 
     @tf.autograph.experimental.do_not_convert
     def replica_update(batch, step, loss_scale):
@@ -87,12 +94,19 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
         sums = strategy.run(replica_update, args=(batch, step, state["loss_scale"]))
         sums = tf.cast(strategy.reduce("SUM", sums, axis=None), tf.float64)
         skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
-        return _next_state(state, sums, skipped, scales=_scales(run))
+        adapts = _scales(run) and run.fixed_loss_scale is None
+        return _next_state(state, sums, skipped, adapts)
 
     @tf.function
     def loop(iterator, first_step, steps, state):
         for offset in tf.range(steps):
-            state = update(next(iterator), first_step + offset, state)
+            with tf.control_dependencies([state["sums"]]):  # when the step before is done
+                asked = clock()
+            with tf.control_dependencies([asked]):
+                batch = next(iterator)
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                state["input_wait"] += clock() - asked
+            state = update(batch, first_step + offset, state)
         return state
 
     def call(iterator, first_step, steps, state):
@@ -101,6 +115,7 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
             "loss_scale": tf.constant(state["loss_scale"], tf.float32),
             "good_updates": tf.constant(state["good_updates"]),
             "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
+            "input_wait": tf.constant(state["input_wait"], tf.float64),
         }
         tensors = loop(iterator, tf.constant(first_step), tf.constant(steps), tensors)
         return {name: value.numpy().tolist() for name, value in tensors.items()}
@@ -210,10 +225,10 @@ def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     return gradients, sums
 
 
-def _next_state(state, sums, skipped, scales):
+def _next_state(state, sums, skipped, adapts_loss_scale):
     good = tf.where(skipped, 0, state["good_updates"] + 1)
     scale = state["loss_scale"]
-    if scales:
+    if adapts_loss_scale:
         doubles = good == GOOD_UPDATES_TO_DOUBLE
         scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
         scale = tf.clip_by_value(scale, 1.0, MOST_LOSS_SCALE)
@@ -223,4 +238,5 @@ def _next_state(state, sums, skipped, scales):
         "loss_scale": scale,
         "good_updates": good,
         "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),
+        "input_wait": state["input_wait"],
     }

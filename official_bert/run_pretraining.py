@@ -1,4 +1,4 @@
-"""Pre-trains BERT: records in, checkpoints out, with the flags of the official TensorFlow script.
+r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official TensorFlow script.
 
     python -m official_bert.run_pretraining --bert_config_file=bert_config.json \
         --input_files='records/train_*.tfrecord' --model_dir=model \
@@ -10,93 +10,11 @@ Run again with the same flags and --model_dir, it goes on where it stopped.
 import dataclasses
 import sys
 
-from absl import app, flags, logging
+from absl import app, flags
 
-FLAGS = flags.FLAGS
+from official_bert import quiet_tensorflow
 
-flags.DEFINE_list(
-    "input_files",
-    None,
-    "Training records: comma-separated paths or globs; each must match a file. {max_seq_length} "
-    "in them stands for the sequence length of the stage.",
-)
-flags.DEFINE_string("bert_config_file", None, "The model's shape: a bert_config.json.")
-flags.DEFINE_string(
-    "model_dir", "/tmp", "Where checkpoints and logs go. A run found there is gone on with."
-)
-flags.DEFINE_string(
-    "init_checkpoint",
-    None,
-    "Prefix of a checkpoint with the official TensorFlow 1 names: its weights, heads included as "
-    "far as they are in it, are the starting point. Moments and step are not taken from it.",
-)
-flags.DEFINE_integer("max_seq_length", 128, "Tokens a sequence; must equal the records'.")
-flags.DEFINE_integer(
-    "max_predictions_per_seq", 20, "Masked positions a sequence; must equal the records'."
-)
-flags.DEFINE_integer(
-    "train_batch_size", 32, "Sequences an update, summed over replicas and micro-batches."
-)
-flags.DEFINE_integer(
-    "num_steps_per_epoch", 1000, "Updates an epoch; times num_train_epochs they are the run."
-)
-flags.DEFINE_float("num_train_epochs", 3, "See num_steps_per_epoch.")
-flags.DEFINE_float("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
-flags.DEFINE_float("end_lr", 0.0, "Learning rate at the end of the run.")
-flags.DEFINE_integer("warmup_steps", 10000, "Updates over which the rate rises from 0.")
-flags.DEFINE_string(
-    "recipe",
-    None,
-    "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION for one of your own. It sets the "
-    "stages of the run: sequence length, predictions, batch size, steps, rate and warm-up, which "
-    "then cannot be given as flags; and the optimizer, whose flags replace its values if given.",
-)
-flags.DEFINE_string("optimizer_type", "adamw", "lamb or adamw.")
-flags.DEFINE_float("weight_decay", 0.01, "Weight decay λ, not applied to LayerNorm and biases.")
-flags.DEFINE_float("beta_1", 0.9, "Decay of the first moment, in [0, 1).")
-flags.DEFINE_float("beta_2", 0.999, "Decay of the second moment, in [0, 1).")
-flags.DEFINE_float("epsilon", 1e-6, "ε beside the root of the second moment.")
-flags.DEFINE_float("global_clipnorm", 1.0, "Norm the whole gradient is clipped to; 0: no clipping.")
-flags.DEFINE_bool("use_next_sentence_label", True, "Whether to train the next-sentence task.")
-flags.DEFINE_integer(
-    "gradient_accumulation_steps",
-    1,
-    "Micro-batches an update: each replica works through its share of the batch in so many parts, "
-    "which saves memory and changes nothing else.",
-)
-flags.DEFINE_integer("seed", 12345, "Decides initial weights, order of the records and dropout.")
-flags.DEFINE_string("dtype", "fp32", "fp32 or bf16; weights and moments are float32 in both.")
-flags.DEFINE_bool("enable_xla", False, "Compile forward and backward pass with XLA.")
-flags.DEFINE_integer(
-    "steps_per_loop", None, "Most updates inside one graph call. Default: 1; on a TPU up to 1000."
-)
-
-flags.DEFINE_list(
-    "eval_files", [], "Held-out records, as input_files; without them there is no evaluation."
-)
-flags.DEFINE_integer("eval_batch_size", 32, "Sequences a batch in the evaluation, all replicas.")
-flags.DEFINE_integer("eval_steps", 0, "Updates between evaluations; 0: at the ends of stages only.")
-flags.DEFINE_integer("log_steps", 100, "Updates between lines of the log.")
-flags.DEFINE_integer("save_checkpoints_steps", 1000, "Updates between checkpoints.")
-flags.DEFINE_integer("keep_checkpoint_max", 5, "Newest checkpoints to keep; 0 keeps all.")
-
-flags.DEFINE_string(
-    "distribution_strategy",
-    "mirrored",
-    "off, one_device, mirrored, multi_worker_mirrored or tpu.",
-)
-flags.DEFINE_integer(
-    "num_gpus", None, "GPUs of this host to use; 0: train on the CPU. Default: 1 if there is one."
-)
-flags.DEFINE_string("tpu", "", "Name or address of a Cloud TPU, for distribution_strategy=tpu.")
-flags.DEFINE_string(
-    "worker_hosts",
-    None,
-    "Comma-separated host:port of all workers, for distribution_strategy=multi_worker_mirrored.",
-)
-flags.DEFINE_integer("task_index", -1, "This worker's place in worker_hosts, from 0.")
-
-# What a recipe decides; a value that contradicts it would be ignored, so it is refused.
+# What a recipe decides; a flag that contradicts it would be ignored, so it is refused.
 _STAGE_FLAGS = (
     "max_seq_length",
     "max_predictions_per_seq",
@@ -115,109 +33,280 @@ _OPTIMIZER_FLAGS = {  # the field of `stages.Optimizer` that each one sets
     "epsilon": "epsilon",
     "global_clipnorm": "global_clipnorm",
 }
+# Flags of the official scripts, of 2018 and of TensorFlow 2, that are not here, with the reason.
+_REFUSED = {
+    "input_file": "is called --input_files here.",
+    "output_dir": "is called --model_dir here.",
+    "num_train_steps": "is --num_steps_per_epoch times --num_train_epochs here.",
+    "num_warmup_steps": "is called --warmup_steps here.",
+    "iterations_per_loop": "is called --steps_per_loop here.",
+    "max_eval_steps": "has no counterpart: every evaluation reads all of --eval_files once.",
+    "do_train": "has no counterpart: this command trains.",
+    "do_eval": "has no counterpart: --eval_files makes the run evaluate.",
+    "use_tpu": "is --distribution_strategy=tpu here.",
+    "tpu_name": "is called --tpu here.",
+    "scale_loss": "has no counterpart: the loss is always the mean over the global batch.",
+    "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once an "
+    "update and before they are clipped.",
+    "run_eagerly": "has no counterpart: the loop is always a graph.",
+    "fp16_implementation": "has no counterpart: --dtype=fp16 has one implementation.",
+}
 
 
-def main(arguments):
-    if len(arguments) > 1:
-        return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
-    logging.set_verbosity(logging.WARNING)
-    # TensorFlow takes seconds to import; what can be refused before it is.
-    from official_bert import distribution, training
-    from official_bert.training_log import Stopped
+def define_flags(values=flags.FLAGS):
+    """Defines this command's flags; their help texts are its manual."""
+    arguments = {"flag_values": values, "module_name": sys.argv[0]}
 
+    def text(name, default, words):
+        flags.DEFINE_string(name, default, words, **arguments)
+
+    def integer(name, default, words, **bounds):
+        flags.DEFINE_integer(name, default, words, **bounds, **arguments)
+
+    def number(name, default, words, **bounds):
+        flags.DEFINE_float(name, default, words, **bounds, **arguments)
+
+    def switch(name, default, words):
+        flags.DEFINE_bool(name, default, words, **arguments)
+
+    text(
+        "input_files",
+        None,
+        "Training records: comma-separated paths or globs, each of which must match a file. "
+        "{max_seq_length} in them stands for the sequence length of the stage. Required.",
+    )
+    text("bert_config_file", None, "The model's shape: a bert_config.json. Required.")
+    text("model_dir", "/tmp", "Where checkpoints and logs go. A run found there is gone on with.")
+    text(
+        "init_checkpoint",
+        None,
+        "Prefix of a checkpoint with the official TensorFlow 1 names. Its weights, the heads' too "
+        "as far as it has them, are the starting point; its moments and step are not.",
+    )
+    text(
+        "recipe",
+        None,
+        "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
+        "(sequence length, predictions, batch size, steps, rate, warm-up), which then cannot be "
+        "flags, and the optimizer, whose flags, if given, replace the recipe's.",
+    )
+    integer("max_seq_length", 128, "Tokens a sequence; must equal the records'.")
+    integer("max_predictions_per_seq", 20, "Masked tokens a sequence; must equal the records'.")
+    integer("train_batch_size", 32, "Sequences an update, over all replicas and micro-batches.")
+    integer("num_steps_per_epoch", 1000, "Updates an epoch.", lower_bound=1)
+    number("num_train_epochs", 3, "The run has num_steps_per_epoch times so many updates.")
+    number("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
+    number("end_lr", 0.0, "Learning rate at the end of the run.")
+    integer("warmup_steps", 10000, "Updates over which the rate rises from 0.")
+    text("optimizer_type", "adamw", "lamb or adamw.")
+    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases are exempt.")
+    number("beta_1", 0.9, "Decay of the first moment, in [0, 1).")
+    number("beta_2", 0.999, "Decay of the second moment, in [0, 1).")
+    number("epsilon", 1e-6, "Epsilon beside the root of the second moment.")
+    number("global_clipnorm", 1.0, "Norm the whole gradient is clipped to; 0: no clipping.")
+    switch("use_next_sentence_label", True, "Whether the next-sentence task is trained.")
+    integer(
+        "gradient_accumulation_steps",
+        1,
+        "Micro-batches an update: each replica works through its share of the batch in so many "
+        "parts, which saves memory; gradients are still reduced once an update.",
+        lower_bound=1,
+    )
+    integer("seed", 12345, "Decides initial weights, the order of the records and dropout.")
+    text("dtype", "fp32", "fp32, bf16 or fp16; weights and moments are float32 in all three.")
+    text(
+        "loss_scale",
+        None,
+        "With --dtype=fp16: 'dynamic' (the default) or a number the loss is multiplied with.",
+    )
+    switch(
+        "enable_xla",
+        None,
+        "Compile forward and backward pass with XLA. Default: on GPUs and TPUs, where it is the "
+        "faster choice; not on a CPU, where it is the slower one.",
+    )
+    integer(
+        "steps_per_loop",
+        None,
+        "Most updates inside one graph call. Default: on a TPU the updates of an epoch, 1000 at "
+        "most; else 1.",
+        lower_bound=1,
+    )
+    text("eval_files", None, "Held-out records, as --input_files. Without: no evaluation.")
+    integer("eval_batch_size", 32, "Sequences a batch in the evaluation, over all replicas.")
+    integer("eval_steps", 0, "Updates between evaluations; 0: at the ends of stages only.")
+    integer("log_steps", 100, "Updates between lines of the log.", lower_bound=1)
+    integer("train_summary_interval", 0, "TensorBoard summaries beside the log: negative, none.")
+    text("profile_steps", None, "FIRST,LAST: a TensorFlow profile of these updates.")
+    integer("save_checkpoints_steps", 1000, "Updates between checkpoints.", lower_bound=1)
+    integer("keep_checkpoint_max", 5, "Newest checkpoints to keep; 0: all.", lower_bound=0)
+    integer(
+        "max_skipped_updates",
+        20,
+        "Give up after so many updates in a row whose gradients are not finite.",
+        lower_bound=1,
+    )
+    text(
+        "distribution_strategy",
+        "mirrored",
+        "off, one_device, mirrored, multi_worker_mirrored or tpu.",
+    )
+    integer("num_gpus", None, "GPUs of this host; 0: train on the CPU. Default: 1, if it has one.")
+    text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
+    text("tpu", "", "Name or address of a Cloud TPU, for --distribution_strategy=tpu.")
+    text(
+        "worker_hosts", None, "Comma-separated host:port of all workers: multi_worker_mirrored."
+    )
+    integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
+    for name, reason in _REFUSED.items():
+        flags.DEFINE_string(name, None, f"Refused: --{name} {reason}", **arguments)
+
+
+def main(arguments, values=flags.FLAGS):
+    """Trains what the flags say; returns the exit code."""
     try:
-        strategy = distribution.make_strategy(
-            FLAGS.distribution_strategy,
-            num_gpus=FLAGS.num_gpus,
-            tpu=FLAGS.tpu,
-            worker_hosts=FLAGS.worker_hosts,
-            task_index=FLAGS.task_index,
-        )
-        trainer = training.Trainer(_run(), _reporting(), strategy, FLAGS.model_dir)
+        _check_arguments(arguments, values)
+        quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
+        trainer = _trainer(values)
     except (ValueError, OSError) as error:
         return _fail(error)
+    return _train(trainer, values.model_dir)
+
+
+def _train(trainer, model_dir):
+    from official_bert.training import Diverged
+    from official_bert.training_log import Stopped
+
     try:
         trainer.train()
     except Stopped as stopped:
         print(stopped)
         return stopped.code
+    except Diverged as error:
+        return _fail(error, code=3)
     except OSError as error:  # the disk, in the middle of the run
-        return _fail(f"{error} The checkpoints already written in {FLAGS.model_dir} are intact.")
+        return _fail(f"{error} The checkpoints already written in {model_dir} are intact.")
     return 0
 
 
-def _run():
+def _check_arguments(arguments, values):
+    if len(arguments) > 1:
+        raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
+    for name, reason in _REFUSED.items():
+        if values[name].present:
+            raise ValueError(f"--{name} {reason}")
+    for name in ("bert_config_file", "input_files"):
+        if not values[name].value:
+            raise ValueError(f"--{name} is required.")
+
+
+def _trainer(values):
+    from official_bert import distribution, training
+
+    run = _run(values)
+    strategy = distribution.make_strategy(
+        values.distribution_strategy,
+        num_gpus=values.num_gpus,
+        tpu=values.tpu,
+        worker_hosts=values.worker_hosts,
+        task_index=values.task_index,
+        all_reduce_alg=values.all_reduce_alg,
+    )
+    return training.Trainer(run, _reporting(values, strategy), strategy, values.model_dir)
+
+
+def _run(values):
     from official_bert.config import BertConfig
     from official_bert.stages import Run
 
-    if not FLAGS.bert_config_file or not FLAGS.input_files:
-        raise ValueError("--bert_config_file and --input_files are required.")
-    recipe = _recipe()
+    recipe = _recipe(values)
     return Run(
-        config=BertConfig.from_json_file(FLAGS.bert_config_file),
+        config=BertConfig.from_json_file(values.bert_config_file),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
-        input_files=tuple(FLAGS.input_files),
-        init_checkpoint=FLAGS.init_checkpoint,
-        seed=FLAGS.seed,
-        dtype=FLAGS.dtype,
-        use_next_sentence_label=FLAGS.use_next_sentence_label,
-        gradient_accumulation_steps=FLAGS.gradient_accumulation_steps,
+        input_files=tuple(values.input_files.split(",")),
+        init_checkpoint=values.init_checkpoint,
+        seed=values.seed,
+        dtype=values.dtype,
+        loss_scale=values.loss_scale,
+        use_next_sentence_label=values.use_next_sentence_label,
+        gradient_accumulation_steps=values.gradient_accumulation_steps,
     )
 
 
-def _recipe():
+def _recipe(values):
     """Stages and optimizer: those of --recipe, less what flags change; or those of the flags."""
     from official_bert import recipes, stages
 
-    if FLAGS.recipe is None:
-        optimizer = {field: FLAGS[name].value for name, field in _OPTIMIZER_FLAGS.items()}
+    if values.recipe is None:
+        optimizer = {field: values[name].value for name, field in _OPTIMIZER_FLAGS.items()}
         stage = stages.Stage(
-            steps=int(FLAGS.num_steps_per_epoch * FLAGS.num_train_epochs),
-            batch_size=FLAGS.train_batch_size,
-            max_seq_length=FLAGS.max_seq_length,
-            max_predictions_per_seq=FLAGS.max_predictions_per_seq,
-            learning_rate=FLAGS.learning_rate,
-            warmup_steps=FLAGS.warmup_steps,
-            end_learning_rate=FLAGS.end_lr,
+            steps=int(values.num_steps_per_epoch * values.num_train_epochs),
+            batch_size=values.train_batch_size,
+            max_seq_length=values.max_seq_length,
+            max_predictions_per_seq=values.max_predictions_per_seq,
+            learning_rate=values.learning_rate,
+            warmup_steps=values.warmup_steps,
+            end_learning_rate=values.end_lr,
         )
         return recipes.Recipe(stages=(stage,), optimizer=stages.Optimizer(**optimizer))
-    recipe = recipes.find(FLAGS.recipe)
-    given = [f"--{name}" for name in _STAGE_FLAGS if FLAGS[name].present]
+    recipe = recipes.find(values.recipe)
+    given = [f"--{name}" for name in _STAGE_FLAGS if values[name].present]
     if given:
         raise ValueError(
-            f"--recipe={FLAGS.recipe} sets what {', '.join(given)} would set; leave them out, or "
+            f"--recipe={values.recipe} sets what {', '.join(given)} would set; leave them out, or "
             "leave the recipe out."
         )
     changed = {
-        field: FLAGS[name].value for name, field in _OPTIMIZER_FLAGS.items() if FLAGS[name].present
+        field: values[name].value
+        for name, field in _OPTIMIZER_FLAGS.items()
+        if values[name].present
     }
     optimizer = dataclasses.replace(recipe.optimizer, **changed)
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
-def _reporting():
+def _reporting(values, strategy):
+    from official_bert import distribution
     from official_bert.stages import Reporting
 
-    per_loop = FLAGS.steps_per_loop
-    if per_loop is None:
-        per_loop = 1000 if FLAGS.distribution_strategy == "tpu" else 1
+    on_accelerator = distribution.runs_on_accelerator(strategy)
+    steps_per_loop = values.steps_per_loop
+    if steps_per_loop is None:
+        on_tpu = values.distribution_strategy == "tpu"
+        steps_per_loop = min(1000, values.num_steps_per_epoch) if on_tpu else 1
     return Reporting(
-        log_steps=FLAGS.log_steps,
-        save_checkpoints_steps=FLAGS.save_checkpoints_steps,
-        keep_checkpoint_max=FLAGS.keep_checkpoint_max,
-        eval_steps=FLAGS.eval_steps,
-        eval_files=tuple(FLAGS.eval_files),
-        eval_batch_size=FLAGS.eval_batch_size,
-        steps_per_loop=per_loop,
-        enable_xla=FLAGS.enable_xla,
+        log_steps=values.log_steps,
+        save_checkpoints_steps=values.save_checkpoints_steps,
+        keep_checkpoint_max=values.keep_checkpoint_max,
+        eval_steps=values.eval_steps,
+        eval_files=tuple(values.eval_files.split(",")) if values.eval_files else (),
+        eval_batch_size=values.eval_batch_size,
+        steps_per_loop=steps_per_loop,
+        enable_xla=on_accelerator if values.enable_xla is None else values.enable_xla,
+        max_skipped_updates=values.max_skipped_updates,
+        tensorboard=values.train_summary_interval >= 0,
+        profile_steps=_pair(values.profile_steps),
     )
 
 
-def _fail(reason):
+def _pair(text):
+    if text is None:
+        return None
+    try:
+        first, last = map(int, text.split(","))
+    except ValueError:
+        first, last = 1, 0
+    if not 0 < first <= last:
+        raise ValueError(f"profile_steps must be FIRST,LAST with 0 < FIRST <= LAST; got {text!r}.")
+    return first, last
+
+
+def _fail(reason, code=2):
     print(f"run_pretraining: error: {reason}", file=sys.stderr)
-    return 2
+    return code
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

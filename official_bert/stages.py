@@ -143,8 +143,8 @@ class Run:
         input_files: Globs of the training records; `{max_seq_length}` stands for the stage's.
         init_checkpoint: Prefix of a checkpoint whose weights the run starts from.
         seed: Decides initial weights, order of the records and dropout.
-        dtype: `"fp32"`, `"bf16"` or `"fp16"` (with a dynamic loss scale); weights and moments are
-            float32 in every case.
+        dtype: `"fp32"`, `"bf16"` or `"fp16"`; weights and moments are float32 in every case.
+        loss_scale: For fp16: `"dynamic"`, the default, or a number.
         use_next_sentence_label: Whether the next-sentence loss is trained.
         gradient_accumulation_steps: Micro-batches an update.
     """
@@ -156,12 +156,32 @@ class Run:
     init_checkpoint: str | None = None
     seed: int = 12345
     dtype: str = "fp32"
+    loss_scale: str | None = None
     use_next_sentence_label: bool = True
     gradient_accumulation_steps: int = 1
 
     def __post_init__(self):
         if self.dtype not in DTYPE_POLICIES:
             raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
+        if self.loss_scale is not None and self.dtype != "fp16":
+            raise ValueError(
+                f"loss_scale={self.loss_scale!r} is for dtype fp16; {self.dtype} has the range of "
+                "float32 and needs none."
+            )
+        if self.fixed_loss_scale is not None and not self.fixed_loss_scale > 0:
+            raise ValueError(f"loss_scale must be positive; got {self.loss_scale!r}.")
+
+    @property
+    def fixed_loss_scale(self):
+        """The loss scale as a number, or `None` where it is dynamic or of no use."""
+        if self.loss_scale in (None, "dynamic"):
+            return None
+        try:
+            return float(self.loss_scale)
+        except ValueError:
+            raise ValueError(
+                f"loss_scale must be 'dynamic' or a number; got {self.loss_scale!r}."
+            ) from None
 
     @property
     def total_steps(self):
@@ -192,6 +212,9 @@ class Reporting:
         enable_xla: Whether forward and backward pass are compiled by XLA.
         max_skipped_updates: The run gives up after so many updates in a row were skipped for
             gradients that are not finite.
+        tensorboard: Whether TensorBoard summaries are written beside the log, where TensorBoard
+            is installed.
+        profile_steps: First and last of the updates that the TensorFlow profiler watches.
     """
 
     log_steps: int = 100
@@ -203,3 +226,5 @@ class Reporting:
     steps_per_loop: int = 1
     enable_xla: bool = False
     max_skipped_updates: int = 20
+    tensorboard: bool = False
+    profile_steps: tuple[int, int] | None = None

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-import time
 
 import numpy as np
 
@@ -25,14 +24,9 @@ from official_bert import (
     stacking,
     stages,
 )
-from official_bert.pretraining_step import (
-    SUMS,
-    first_state,
-    make_training_loop,
-    metrics_from_sums,
-    non_finite,
-)
-from official_bert.training_log import StopRequest, TrainingLog, progress_line
+from official_bert.pretraining_step import first_state, make_training_loop, new_window, non_finite
+from official_bert.reports import Pace, Profiler, Reports
+from official_bert.training_log import StopRequest
 
 
 class Diverged(Exception):
@@ -61,10 +55,10 @@ class Trainer:
         self.model_dir = pathlib.Path(model_dir)
         self.step = 0  # updates done, those that were skipped included
         self._is_chief = distribution.is_chief(strategy)
-        self._seconds = 0.0  # of training, over all processes that have worked on this run
-        self._state = first_state(run.dtype)
+        self._pace = Pace(seconds=0.0)
+        self._state = first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
-        self._learning_rate = run.learning_rate()
+        self._reports = Reports(run, reporting, strategy, self.model_dir)
         self._check_sizes()
         for stage in run.stages:  # opening records checks them
             self._open_training(stage)
@@ -73,9 +67,8 @@ class Trainer:
         model_directory.check(self.model_dir, run)
         self._make(run.stages[0])
         if run.init_checkpoint:
-            self._say(model_state.load_weights(self.model, run.init_checkpoint))
+            self._reports.say(model_state.load_weights(self.model, run.init_checkpoint))
         checkpoints.require_space(model_dir, 2 * 12 * self.model.count_params())  # x, m, v; twice
-        self._log = TrainingLog(self.model_dir / "train_log.jsonl", writes=self._is_chief)
 
     def train(self):
         """Trains to the end of the last stage.
@@ -102,7 +95,7 @@ class Trainer:
     def _train_stage(self, index, stop):
         """From `self.step` to the end of the stage."""
         stage, reporting = self.run.stages[index], self.reporting
-        begin, end = self._begin(index), self._ends[index]
+        end = self._ends[index]
         loop = make_training_loop(
             self.run, self.model, self.optimizer, self.strategy, reporting.enable_xla
         )
@@ -110,24 +103,27 @@ class Trainer:
             distribution.distribute(
                 self.strategy,
                 lambda *shard: self._open_training(stage, *shard),
-                range(self.step - begin, stage.steps),
+                range(self.step, end),
             )
         )
-        pace = None  # step and seconds at the last line of the log, or after the first call,
-        while self.step < end:  # which traces the graph and says nothing of the rate
-            started, before = time.perf_counter(), (self.step, self._seconds)
+        profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
+        self._pace.cool()
+        while self.step < end:
             steps = self._steps_to_boundary(end)
-            self._state = loop(iterator, self.step, steps, self._state)
+            profiler.before(self.step, steps)
+            self._state = self._pace.measure(
+                lambda steps=steps: loop(iterator, self.step, steps, self._state), steps
+            )
             self.step += steps
-            self._seconds += time.perf_counter() - started
+            profiler.after(self.step)
             if self._state["skipped_in_a_row"] >= reporting.max_skipped_updates:
                 raise Diverged(self._diagnosis(index))
             if self._is_due(reporting.log_steps, end):
-                self._report(index, pace or before)
-                pace = None
-            pace = pace or (self.step, self._seconds)
+                self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
+                self._state |= new_window()
+                self._pace.restart()
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
-                self._evaluate(stage)
+                self._evaluate(index)
             if self._is_due(reporting.save_checkpoints_steps, end) or stop.requested:
                 self._save()
                 stop.raise_if_requested(self.step, self.model_dir)
@@ -178,67 +174,25 @@ class Trainer:
         new_depth = self.model.config.num_hidden_layers
         tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
         said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
-        self._say(f"stage {index + 1}: {new_depth} layers; {said}")
+        self._reports.say(f"stage {index + 1}: {new_depth} layers; {said}")
 
-    # Reports
-
-    def _report(self, index, since):
-        """Writes the sums since the last line to the log and the screen, and begins anew."""
-        stage, sums = self.run.stages[index], self._state["sums"]
-        metrics = metrics_from_sums(sums, self.run.use_next_sentence_label)
-        self._state["sums"] = [0.0] * len(SUMS)
-        learning_rate = float(self._learning_rate(self.step - 1))  # of the last update
-        steps_per_second = (self.step - since[0]) / max(self._seconds - since[1], 1e-9)
-        layers = telemetry.read(self.optimizer)
-        self._log.write(
-            kind="train",
-            step=self.step,
-            stage=index,
-            **metrics,
-            learning_rate=learning_rate,
-            gradient_norm=telemetry.gradient_norm(self.optimizer),
-            loss_scale=self._state["loss_scale"],
-            skipped_updates=int(self.optimizer.skipped_updates.numpy()),
-            tokens=sums[SUMS.index("tokens")],
-            trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
-            timing={
-                "seconds": self._seconds,
-                "examples_per_second": steps_per_second * stage.batch_size,
-            },
-        )
-        self._say(
-            progress_line(
-                step=self.step,
-                total_steps=self._ends[-1],
-                stage=index,
-                metrics=metrics,
-                learning_rate=learning_rate,
-                examples_per_second=steps_per_second * stage.batch_size,
-                seconds=self._work_left(index) / steps_per_second,
-            )
-        )
-
-    def _work_left(self, index):
-        """What is left of the run, in updates of this stage, counting tokens."""
-        left = float(self._ends[index] - self.step)
-        here = self.run.stages[index].tokens
-        later = self.run.stages[index + 1 :]
-        return left + sum(stage.steps * stage.tokens / here for stage in later)
-
-    def _evaluate(self, stage):
+    def _evaluate(self, index):
+        stage = self.run.stages[index]
         metrics = evaluation.evaluate(
             self.model,
             self.strategy,
             lambda *shard: self._open_held_out(stage, *shard),
             self.run.use_next_sentence_label,
         )
-        self._log.write(kind="eval", step=self.step, stage=self.run.stages.index(stage), **metrics)
-        self._say(f"held out: {evaluation.describe(metrics)}")
+        self._reports.evaluation(self.step, index, metrics)
+        if self._is_chief:
+            record = {"step": self.step, "max_seq_length": stage.max_seq_length, **metrics}
+            checkpoints.save_best(self.model_dir / "best", self._weights, record)
 
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
         stage, step = self.run.stages[index], self.step - 1
-        batch = self._open_training(stage)[step - self._begin(index)]
+        batch = self._open_training(stage)[step]
         parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
         losses, variables = [], []
         for part in range(parts):
@@ -256,10 +210,6 @@ class Trainer:
             f"{self._state['loss_scale']:g}. The last good checkpoint in {self.model_dir} is "
             "intact; a lower learning rate or longer warm-up usually mends this."
         )
-
-    def _say(self, text):
-        if self._is_chief:
-            print(text, flush=True)
 
     # Files
 
@@ -317,28 +267,31 @@ class Trainer:
         if self._is_chief:
             tensors = model_state.gather(self.model, self.optimizer)
             tensors["global_step"] = np.int64(self.step)
-            state = {"loop": self._state, "seconds": self._seconds}
-            self._say(f"saved {self._store.save(tensors, self.step, state)}")
+            state = {"loop": self._state, "seconds": self._pace.seconds}
+            self._reports.say(f"saved {self._store.save(tensors, self.step, state)}")
 
     def _restore(self):
         """Goes on from the newest whole checkpoint, if there is one."""
-        checkpoint = self._store.latest(self._say)
+        checkpoint = self._store.latest(self._reports.say)
         if checkpoint is not None:
             self.step = checkpoint.step
-            self._state, self._seconds = checkpoint.state["loop"], checkpoint.state["seconds"]
+            self._state = checkpoint.state["loop"]
+            self._pace = Pace(checkpoint.state["seconds"])
             # The stage that wrote it, which is the one before if it was written at its end.
             index = next(i for i, end in enumerate(self._ends) if self.step <= end)
             if index:
                 self._make(self.run.stages[index])
             model_state.restore(self.model, self.optimizer, checkpoint.tensors())
-            self._say(f"goes on from {checkpoint.prefix}")
-        self._log.rewind(self.step)
+            self._reports.say(f"goes on from {checkpoint.prefix}")
+        self._reports.log.rewind(self.step)
+
+    def _weights(self):
+        return {variable.path: variable.numpy() for variable in self.model.weights}
 
     def _export(self):
-        weights = {variable.path: variable.numpy() for variable in self.model.weights}
         prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"
-        checkpoints.write_bundle(prefix, weights)
-        last_train, last_eval = self._log.last("train"), self._log.last("eval")
+        checkpoints.write_bundle(prefix, self._weights())
+        last_train, last_eval = self._reports.log.last("train"), self._reports.log.last("eval")
         summary = {
             "total_training_steps": self.step,
             "train_loss": last_train["loss"],
@@ -348,4 +301,4 @@ class Trainer:
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(exist_ok=True)
         checkpoints.write_text(path, json.dumps(summary, indent=1) + "\n")
-        self._say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")
+        self._reports.say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")

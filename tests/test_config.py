@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from official_bert.config import BertConfig
 
 
@@ -21,7 +22,7 @@ def test_keys_of_released_models_that_say_nothing_here_are_tolerated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values, message",
+    ("values", "message"),
     [
         ({"vocab_size": 0}, "vocab_size must be a positive integer; got 0"),
         ({"vocab_size": 9.5}, "vocab_size must be a positive integer"),

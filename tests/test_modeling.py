@@ -8,6 +8,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+
 from official_bert.config import BertConfig
 from official_bert.modeling import BertPretrainer, pretraining_sums
 
@@ -115,7 +116,8 @@ def test_logits_equal_those_of_hugging_face():
     state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
     state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
     missing, unexpected = theirs.load_state_dict(state, strict=False)
-    assert not unexpected and all("position_ids" in name for name in missing)
+    assert not unexpected
+    assert all("position_ids" in name for name in missing)
 
     batch = make_batch()
     with torch.no_grad():

@@ -280,5 +280,5 @@ def _gradient_reductions(small_corpus, micro_batches):
     loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
     batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
     iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
-    loop(iterator, 0, 2, pretraining_step.first_state("fp32"))
+    loop(iterator, 0, 2, pretraining_step.first_state(run))
     return sum(calls)

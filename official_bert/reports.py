@@ -1,0 +1,182 @@
+"""What a run shows: a progress line for the screen, JSON lines and TensorBoard for later."""
+
+import importlib.util
+import time
+
+import tensorflow as tf
+
+from lamb_tf import telemetry
+from official_bert import distribution, evaluation, flops
+from official_bert.pretraining_step import SUMS, metrics_from_sums
+from official_bert.training_log import TrainingLog, progress_line
+
+
+class Reports:
+    """The reports of one run.
+
+    A line of `train_log.jsonl` has what follows from the run and the step alone, and, under
+    `timing`, what also depends on the machine.
+
+    Args:
+        run: A `stages.Run`.
+        reporting: A `stages.Reporting`.
+        strategy: A `tf.distribute.Strategy`.
+        model_dir: Where log and summaries go.
+    """
+
+    def __init__(self, run, reporting, strategy, model_dir):
+        self._run = run
+        self._speaks = distribution.is_chief(strategy)
+        self._log_steps = reporting.log_steps
+        self._peak = distribution.peak_flops(strategy, run.dtype)
+        self._learning_rate = run.learning_rate()
+        self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
+        self._tensorboard = {}
+        if reporting.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
+            self._tensorboard = {
+                kind: tf.summary.create_file_writer(str(model_dir / "summaries" / kind))
+                for kind in ("train", "eval")
+            }
+
+    def say(self, text):
+        if self._speaks:
+            print(text, flush=True)
+
+    def train(self, step, stage_index, state, optimizer, pace):
+        """Reports the updates since the last line.
+
+        Args:
+            step: Updates done.
+            stage_index: The stage's place in the run.
+            state: The loop's state; see `pretraining_step.first_state`.
+            optimizer: The optimizer, which has recorded telemetry.
+            pace: A `Pace` that has watched these updates.
+        """
+        run, stage = self._run, self._run.stages[stage_index]
+        metrics = metrics_from_sums(state["sums"], run.use_next_sentence_label)
+        learning_rate = float(self._learning_rate(step - 1))  # of the last update
+        gradient_norm = telemetry.gradient_norm(optimizer)
+        layers = telemetry.read(optimizer)
+        begin = sum(stage.steps for stage in run.stages[:stage_index])
+        updates = step - max(begin, (step - 1) // self._log_steps * self._log_steps)
+        timing = self._timing(stage, state, pace, updates)
+        self.log.write(
+            kind="train",
+            step=step,
+            stage=stage_index,
+            **metrics,
+            learning_rate=learning_rate,
+            gradient_norm=gradient_norm,
+            loss_scale=state["loss_scale"],
+            skipped_updates=int(optimizer.skipped_updates.numpy()),
+            trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
+            timing=timing,
+        )
+        scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        self._summarise("train", step, scalars | timing)
+        self.say(
+            progress_line(
+                step=step,
+                total_steps=run.total_steps,
+                stage=stage_index,
+                metrics=metrics,
+                learning_rate=learning_rate,
+                examples_per_second=timing["examples_per_second"],
+                seconds=_updates_left(run, stage_index, step) / pace.steps_per_second,
+            )
+        )
+
+    def evaluation(self, step, stage_index, metrics):
+        self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
+        self._summarise("eval", step, metrics)
+        self.say(f"held out: {evaluation.describe(metrics)}")
+
+    def _timing(self, stage, state, pace, updates):
+        per_second = pace.steps_per_second * flops.step_flops(self._run.config, stage)
+        tokens = state["sums"][SUMS.index("tokens")] / updates  # without padding
+        timing = {
+            "seconds": pace.seconds,
+            "examples_per_second": pace.steps_per_second * stage.batch_size,
+            "tokens_per_second": pace.steps_per_second * tokens,
+            "model_flops_per_second": per_second,
+            "input_wait_seconds": state["input_wait"],
+        }
+        return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
+
+    def _summarise(self, kind, step, scalars):
+        if self._tensorboard:
+            with self._tensorboard[kind].as_default(step):
+                for name, value in scalars.items():
+                    tf.summary.scalar(name, value)
+                self._tensorboard[kind].flush()
+
+
+class Pace:
+    """The rate of the updates since the last report, without a stage's first graph call.
+
+    That call also traces and compiles. Where there is no other, it has to do.
+    """
+
+    def __init__(self, seconds):
+        self.seconds = seconds  # of training, over all processes that have worked on the run
+        self.steps_per_second = None
+        self._steps, self._since = 0, 0.0  # since the last report
+        self._is_warm = False
+
+    def measure(self, work, steps):
+        """Calls `work()`, which does so many updates, and returns what it returns."""
+        started = time.perf_counter()
+        done = work()
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        if self._is_warm:
+            self._steps, self._since = self._steps + steps, self._since + seconds
+            self.steps_per_second = self._steps / self._since
+        else:
+            self.steps_per_second = steps / seconds
+        self._is_warm = True
+        return done
+
+    def restart(self):
+        """Begins to count anew, after a report."""
+        self._steps, self._since = 0, 0.0
+
+    def cool(self):
+        """The next call is a stage's first."""
+        self.restart()
+        self._is_warm = False
+
+
+class Profiler:
+    """Has the TensorFlow profiler watch some updates, for TensorBoard's profile page.
+
+    Args:
+        window: First and last update, or `None`.
+        folder: Where the profile goes.
+    """
+
+    def __init__(self, window, folder):
+        self._window, self._folder = window, str(folder)
+        self._is_on = False
+
+    def before(self, step, steps):
+        """Call before the updates `step + 1` to `step + steps`."""
+        if self._window is None or self._is_on:
+            return
+        first, last = self._window
+        if step < last and step + steps >= first:
+            tf.profiler.experimental.start(self._folder)
+            self._is_on = True
+
+    def after(self, step):
+        """Call when `step` updates are done."""
+        if self._is_on and step >= self._window[1]:
+            tf.profiler.experimental.stop()
+            self._is_on = False
+
+
+def _updates_left(run, index, step):
+    """What is left of the run, in updates of this stage, counting tokens."""
+    end = sum(stage.steps for stage in run.stages[: index + 1])
+    here = run.stages[index].tokens
+    return end - step + sum(stage.steps * stage.tokens / here for stage in run.stages[index + 1 :])
