@@ -1,7 +1,10 @@
-"""TensorFlow Addons, the peer that users come from, importable beside Keras 3."""
+"""Peers that do not import by themselves: TensorFlow Addons, and single files of packages."""
 
+import importlib
+import importlib.util
 import sys
 import types
+from pathlib import Path
 
 import keras
 import pytest
@@ -20,3 +23,22 @@ def load():
         sys.modules["keras.src.engine"] = engine
         sys.modules["keras.src.engine.keras_tensor"] = keras_tensor
     return pytest.importorskip("tensorflow_addons", exc_type=ImportError)
+
+
+def module_alone(name):
+    """The module `name` of an installed package, without the `__init__` of the packages it lies in.
+
+    For peers of which one file is wanted, while the whole would ask for much more to be installed.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    packages = name.split(".")[:-1]
+    found = importlib.util.find_spec(packages[0])
+    if found is None:
+        pytest.skip(f"{packages[0]} is not installed")
+    folder = Path(found.submodule_search_locations[0])
+    for depth in range(1, len(packages) + 1):
+        package = types.ModuleType(".".join(packages[:depth]))
+        package.__path__ = [str(folder.joinpath(*packages[1:depth]))]
+        sys.modules[package.__name__] = package
+    return importlib.import_module(name)

@@ -1,0 +1,277 @@
+"""Takes weights and optimizer state from older LAMBs to a Keras 3 model with `lamb_tf.LAMB`.
+
+    from_tf_keras   a file of `tfa.optimizers.LAMB`, tf-models' `LAMB` or `lamb_tf.legacy.LAMB`
+    from_keras      a model trained with `keras.optimizers.Lamb`
+
+Training then goes on as it would have gone on there, given the arguments that make `lamb_tf.LAMB`
+compute the same: `docs/which_lamb.md` lists them, `docs/migration.md` has the steps.
+"""
+
+import dataclasses
+import json
+import os
+
+import keras
+import numpy as np
+
+
+def from_tf_keras(path, model, optimizer, match="name"):
+    """Reads weights, `m`, `v` and the step count of a tf_keras model into `model` and `optimizer`.
+
+    Weights are paired by name: `dense/kernel:0` in the file with `dense/kernel` or, where the name
+    of a model stands before it, `sequential/dense/kernel`. Unless all fits, nothing is written.
+
+    Args:
+        path: an `.h5` file of a whole model, the prefix of a checkpoint (of `tf.train.Checkpoint`
+            or `save_weights`), or the directory of a SavedModel.
+        model: the Keras 3 model, built.
+        optimizer: the `lamb_tf.LAMB` that will train it.
+        match: `"name"`; or `"order"`, for models whose layers are called otherwise, to pair the
+            k-th trainable weight with the k-th weight that the old optimizer updated; or a
+            dictionary `{path in the model: name in the file}`, the rest being paired by name.
+
+    Returns:
+        The old hyperparameters, as far as the file holds them as numbers: a dictionary such as
+        `{"learning_rate": 0.01, "beta_1": 0.9, …}`. They are not set; `optimizer` has its own.
+
+    Raises:
+        ValueError: no optimizer state with slots `m` and `v` in the file; a weight without a
+            counterpart, or with several; shapes that differ; a model that is not built.
+        FileNotFoundError: there is nothing at `path`.
+    """
+    if not model.trainable_variables:
+        raise ValueError("The model has no weights yet: build it, or call it on a batch, before.")
+    read = _read_h5 if str(path).endswith((".h5", ".hdf5")) else _read_checkpoint
+    old = read(str(path))
+    trained = [weight for weight in old.weights if weight.m is not None]
+    if not trained:
+        raise ValueError(f"{path} holds no slots `m` and `v`, so no state of a LAMB optimizer.")
+
+    if match == "order":
+        if len(trained) != len(model.trainable_variables):
+            raise ValueError(
+                f"The model has {len(model.trainable_variables)} trainable weights, but the "
+                f"optimizer in {path} updated {len(trained)}."
+            )
+        pairs = list(zip(model.trainable_variables, trained, strict=True))
+    else:
+        pairs = [(v, _partner(v, trained, match)) for v in model.trainable_variables]
+    others = [weight for weight in old.weights if weight.m is None]
+    pairs += [(v, _partner(v, others, match)) for v in model.non_trainable_weights]
+    _check(pairs, trained)
+
+    optimizer.build(model.trainable_variables)
+    for variable, weight in pairs:
+        variable.assign(weight.value)
+        if weight.m is not None:
+            _set_slots(optimizer, variable, weight.m, weight.v)
+    optimizer.iterations.assign(old.iterations)
+    return old.hyperparameters
+
+
+def from_keras(old, optimizer):
+    """Copies m, v and the step count of `keras.optimizers.Lamb` into `lamb_tf.LAMB`.
+
+    Keras' LAMB with `weight_decay=None` is `lamb_tf.LAMB(epsilon=1e-7)`. With a weight decay it has
+    no counterpart: its decay stands outside the trust ratio, so training goes on differently.
+
+    Args:
+        old: the `keras.optimizers.Lamb` that trained the model, such as the `model.optimizer` of a
+            model loaded from a `.keras` file.
+        optimizer: the `lamb_tf.LAMB` that is to go on with the same variables; compile with it.
+
+    Raises:
+        TypeError: `old` is another optimizer.
+        ValueError: `old` has not made a step, so that there is nothing to copy.
+    """
+    if not isinstance(old, keras.optimizers.Lamb):
+        raise TypeError(f"Expected a keras.optimizers.Lamb, got {type(old).__name__}.")
+    if not old.built:
+        raise ValueError("The old optimizer has no state: it was not built and made no step.")
+    variables = old._trainable_variables
+    optimizer.build(variables)
+    for variable, m, v in zip(variables, old._momentums, old._velocities, strict=True):
+        _set_slots(optimizer, variable, m, v)
+    optimizer.iterations.assign(old.iterations)
+
+
+def _set_slots(optimizer, variable, m, v):
+    slots = optimizer.slots(variable)
+    slots["m"].assign(m)
+    slots["v"].assign(v)
+
+
+@dataclasses.dataclass
+class _Weight:
+    """One variable of the old model; `m` and `v` are None where the optimizer did not update it."""
+
+    name: str
+    value: np.ndarray
+    m: np.ndarray | None = None
+    v: np.ndarray | None = None
+
+
+@dataclasses.dataclass
+class _State:
+    """What the file of an old model holds; trained weights are in the order of their slots."""
+
+    weights: list
+    iterations: int
+    hyperparameters: dict
+
+
+def _read_h5(path):
+    import h5py
+
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"There is no file {path}.")
+    with h5py.File(path) as file:
+        if "optimizer_weights" not in file:
+            raise ValueError(
+                f"{path} holds no optimizer state. Save the whole compiled model with "
+                "`model.save(…)`, not `save_weights`."
+            )
+        weights = [
+            _Weight(_bare(name), group[name][()])
+            for group in (
+                file["model_weights"][n] for n in _strings(file["model_weights"], "layer")
+            )
+            for name in _strings(group, "weight")
+        ]
+        group, iterations, trained = file["optimizer_weights"], 0, {}
+        for name in _strings(group, "weight"):
+            owner, _, slot = _bare(name).rpartition("/")
+            if slot == "iter":
+                iterations = int(group[name][()])
+            elif slot in ("m", "v"):
+                # The owner's name comes after the optimizer's: LAMB/dense/kernel/m.
+                weight = max(
+                    (w for w in weights if _ends_with(owner, w.name)), key=lambda w: len(w.name)
+                )
+                setattr(weight, slot, group[name][()])
+                trained[id(weight)] = weight
+        config = json.loads(file.attrs["training_config"])["optimizer_config"]["config"]
+    config = config.get("inner_optimizer", {}).get("config", config)  # under mixed precision
+    rest = [weight for weight in weights if id(weight) not in trained]
+    return _State([*trained.values(), *rest], iterations, _numbers(config))
+
+
+def _strings(group, kind):
+    """The attribute `layer_names` or `weight_names`, which long models keep in numbered pieces."""
+    name = f"{kind}_names"
+    pieces = [key for key in group.attrs if key.startswith(name)]
+    pieces.sort(key=lambda key: int(key[len(name) :] or 0))
+    items = [item for piece in pieces for item in group.attrs[piece]]
+    return [item.decode() if isinstance(item, bytes) else str(item) for item in items]
+
+
+def _read_checkpoint(path):
+    reader = _open_checkpoint(path)
+    nodes = _nodes(reader, path)
+    owners = [node for node in nodes if {s.slot_name for s in node.slot_variables} >= {"m", "v"}]
+    if len(owners) > 1:
+        raise ValueError(f"{path} holds {len(owners)} optimizers with slots m and v, expected one.")
+
+    slots, taken, hyperparameters = {}, set(), {}
+    for owner in owners:
+        for slot in owner.slot_variables:
+            of_weight = slots.setdefault(slot.original_variable_node_id, {})
+            of_weight[slot.slot_name] = slot.slot_variable_node_id
+            taken.add(slot.slot_variable_node_id)
+        for child in owner.children:
+            if _saved(nodes[child.node_id]):
+                taken.add(child.node_id)
+                value = reader.get_tensor(_saved(nodes[child.node_id]).checkpoint_key)
+                hyperparameters[child.local_name] = value.item() if value.ndim == 0 else value
+
+    def value(index):
+        return reader.get_tensor(_saved(nodes[index]).checkpoint_key)
+
+    def weight(index):
+        mine = {name: value(i) for name, i in slots.get(index, {}).items() if name in ("m", "v")}
+        return _Weight(_bare(_saved(nodes[index]).full_name), value(index), **mine)
+
+    rest = [i for i, n in enumerate(nodes) if _saved(n) and i not in taken and i not in slots]
+    iterations = hyperparameters.pop("iter", 0)
+    return _State([weight(i) for i in [*slots, *rest]], iterations, _numbers(hyperparameters))
+
+
+def _open_checkpoint(path):
+    import tensorflow as tf
+
+    if os.path.isdir(path):
+        inside = os.path.join(path, "variables", "variables")  # of a SavedModel
+        path = inside if os.path.exists(f"{inside}.index") else tf.train.latest_checkpoint(path)
+    if not path or not os.path.exists(f"{path}.index"):
+        raise FileNotFoundError(f"There is no checkpoint {path} (no file {path}.index).")
+    return tf.train.load_checkpoint(path)
+
+
+def _nodes(reader, path):
+    """The objects that were saved: what belongs to what stands there, and nowhere in the keys."""
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    if not reader.has_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"):
+        raise ValueError(
+            f"{path} is a checkpoint of TensorFlow 1 (names only). Expected one that "
+            "tf.train.Checkpoint, save_weights or model.save wrote under TensorFlow 2."
+        )
+    return TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")).nodes
+
+
+def _saved(node):
+    """Where the value of a variable was saved, and under which name; None for other objects."""
+    return next((a for a in node.attributes if a.name == "VARIABLE_VALUE"), None)
+
+
+def _numbers(config):
+    return {name: value for name, value in config.items() if isinstance(value, float)}
+
+
+def _bare(name):
+    return name.split(":")[0]
+
+
+def _ends_with(long, short):
+    return long == short or long.endswith("/" + short)
+
+
+def _partner(variable, weights, match):
+    """The one weight of the file that goes by the variable's name."""
+    wanted = match.get(variable.path) if isinstance(match, dict) else None
+    if wanted is not None:
+        found = [weight for weight in weights if weight.name == _bare(wanted)]
+    else:
+        found = [
+            weight
+            for weight in weights
+            if _ends_with(variable.path, weight.name) or _ends_with(weight.name, variable.path)
+        ]
+        longest = max((len(weight.name) for weight in found), default=0)
+        found = [weight for weight in found if len(weight.name) == longest]
+    if len(found) != 1:
+        names = "\n  ".join(sorted(weight.name for weight in weights))
+        raise ValueError(
+            f"{len(found) or 'No'} weights in the file go by the name of {variable.path!r}"
+            f"{f' (given: {wanted!r})' if wanted else ''}. The file has\n  {names}\n"
+            'Pair by hand with match={path in the model: name in the file}, or with match="order".'
+        )
+    return found[0]
+
+
+def _check(pairs, trained):
+    """Raises ValueError unless shapes agree and each trained weight is used once."""
+    wrong = [
+        f"{v.path} {tuple(v.shape)}, in the file {weight.name} {weight.value.shape}"
+        for v, weight in pairs
+        if tuple(v.shape) != weight.value.shape
+    ]
+    if wrong:
+        raise ValueError("Shapes differ:\n  " + "\n  ".join(wrong))
+    users = [id(weight) for _, weight in pairs]
+    for weight in trained:
+        if users.count(id(weight)) != 1:
+            raise ValueError(
+                f"{weight.name} in the file has {users.count(id(weight))} counterparts in the "
+                "model, expected one. Are the two models the same, and the same layers trainable?"
+            )
