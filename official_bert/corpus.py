@@ -10,6 +10,7 @@ import bz2
 import glob
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -151,7 +152,8 @@ def sentences(document: Document, language: str = "en") -> list[str]:
     """A document's sentences: its lines, or its paragraphs split by Wikimedia's `sentencex`."""
     if not document.split:
         return document.lines
-    return [s for line in document.lines for s in sentencex.segment(language, line)]
+    split = (s.strip() for line in document.lines for s in sentencex.segment(language, line))
+    return [sentence for sentence in split if sentence]
 
 
 def digest(document: Document) -> bytes:
@@ -201,10 +203,43 @@ def _open(path: str, file):
     if path.endswith(".xz"):
         return lzma.open(file, "rb")
     if path.endswith(".zst"):
-        import zstandard
-
-        return zstandard.open(file, "rb")
+        return _zstandard_reader(path, file)
     return file
+
+
+def _zstandard_reader(path: str, file):
+    try:
+        import zstandard  # an extra: Python reads all the others by itself
+    except ImportError:
+        raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
+    return io.BufferedReader(_ZstandardFile(file, zstandard.ZstdDecompressor().decompressobj))
+
+
+class _ZstandardFile(io.RawIOBase):
+    """Reads Zstandard frames; the library's own reader takes a truncated file for a whole one."""
+
+    def __init__(self, file, new_frame: Callable):
+        self._file, self._new_frame = file, new_frame
+        self._frame, self._left = new_frame(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._left:
+            if self._frame.eof:
+                packed = self._frame.unused_data or self._file.read(1 << 16)
+                if not packed:
+                    return 0
+                self._frame = self._new_frame()
+            else:
+                packed = self._file.read(1 << 16)
+                if not packed:
+                    raise EOFError("the last frame is cut off")
+            self._left = self._frame.decompress(packed)
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
 
 
 def _lines(path: str, advance: Callable[[int], None]) -> Iterator[str]:
@@ -221,18 +256,17 @@ def _lines(path: str, advance: Callable[[int], None]) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} "
-            f"at byte {error.start} "
-            f"of the line); convert the file first, for example with `iconv -f latin1 -t utf-8` "
-            f"or `iconv -c -t utf-8`."
+            f"at byte {error.start} of the line); convert the file first, for example with "
+            f"`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`."
         ) from None
     except (OSError, EOFError, lzma.LZMAError) as error:
-        raise ValueError(f"{path}, after line {number}: cannot be read ({error}).") from None
+        raise ValueError(f"{path}, after line {number}: cannot be read ({error!r}).") from None
     except (
         Exception
     ) as error:  # zstandard is imported only where it is needed, so its error has no name here
         if type(error).__name__ != "ZstdError":
             raise
-        raise ValueError(f"{path}, after line {number}: cannot be read ({error}).") from None
+        raise ValueError(f"{path}, after line {number}: cannot be read ({error!r}).") from None
 
 
 def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
@@ -280,11 +314,12 @@ def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[list[st
             continue
         try:
             text = json.loads(line)[field]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if isinstance(text, str):
+                text.encode()  # JSON can hold halves of surrogate pairs, which are no text
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeEncodeError) as error:
             raise ValueError(
                 f"{path}, line {number}: expected a JSON object with the text in {field!r} "
-                f"({error!r}); "
-                f"--json_field names another field."
+                f"({error!r}); --json_field names another field."
             ) from None
         if not isinstance(text, str):
             raise ValueError(

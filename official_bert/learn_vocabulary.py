@@ -7,6 +7,7 @@ python -m official_bert.learn_vocabulary --input_file='wiki/*.txt.gz' --vocab_fi
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from absl import app, flags
 
@@ -40,17 +41,26 @@ def learn_vocabulary(
     folder = os.path.dirname(os.path.abspath(vocab_file))
     if not os.access(folder, os.W_OK):
         raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
-    text = _text(paths, input_format, json_field, int(max_text_mb * 1e6))
+    text = _Text(paths, input_format, json_field, int(max_text_mb * 1e6))
     return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
 
 
-def _text(paths: list[str], form: str, json_field: str, limit: int) -> Iterator[str]:
-    size = 0
-    for document in corpus.documents(paths, form, json_field):
-        yield from document.lines
-        size += sum(map(len, document.lines))
-        if size > limit:
-            return
+@dataclass(frozen=True)
+class _Text:
+    """The lines of the corpus up to a limit; can be gone through again."""
+
+    paths: list[str]
+    form: str
+    json_field: str
+    limit: int
+
+    def __iter__(self) -> Iterator[str]:
+        size = 0
+        for document in corpus.documents(self.paths, self.form, self.json_field):
+            yield from document.lines
+            size += sum(map(len, document.lines))
+            if size > self.limit:
+                return
 
 
 def main(_) -> int:

@@ -46,7 +46,7 @@ class RecordFiles:
 
     Attributes:
         paths: the files.
-        manifest: of the first file; None where another tool made it.
+        manifest: of the first file that has one; None where another tool made them all.
         blocks: all blocks, as an array with a row (file, first record, records, offset, bytes) for
             each.
         num_records: their number.
@@ -62,7 +62,7 @@ class RecordFiles:
         self._packed = [False] * len(self.paths)
         manifests, found = _Manifests(), []
         made = [manifests.of(path) for path in self.paths]
-        self.manifest = made[0]
+        self.manifest = next(filter(None, made), None)
         _check_same_make(self.paths, made)
         for number, path in enumerate(self.paths):
             found.extend(self._blocks(number, path, made[number]))
@@ -141,7 +141,7 @@ class RecordFiles:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(_open(path))
             start = file.read(HEADER_BYTES)
-            if start[:2] == b"\x1f\x8b" and payload_length(start) is None:
+            if start[:2] == b"\x1f\x8b" and len(start) == HEADER_BYTES and not payload_length(start):
                 file = self._unpacked[number] = _unpack(path)
             elif "://" in path:
                 file = self._unpacked[number] = _fetch(path)
@@ -194,14 +194,14 @@ def _matches(patterns: Iterable[str]) -> list[str]:
 
 
 def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
-    first = made[0]
-    for path, other in zip(paths, made, strict=True):
-        for key in ("masking", "vocabulary"):
-            if (first and first[key]) != (other and other[key]) and (
-                key == "masking" or (first and other)
-            ):
+    """Refuses files of both forms, or of two vocabularies. What has no manifest is the static form."""
+    known = [(path, m or {"masking": "static"}) for path, m in zip(paths, made, strict=True)]
+    for key in ("masking", "vocabulary"):
+        having = [(path, m[key]) for path, m in known if key in m]
+        for path, value in having:
+            if value != having[0][1]:
                 raise ValueError(
-                    f"{path} and {paths[0]} do not belong together: their manifests differ in "
+                    f"{path} and {having[0][0]} do not belong together: their manifests differ in "
                     f"{key!r}."
                 )
 

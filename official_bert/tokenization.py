@@ -6,6 +6,7 @@ The Rust `tokenizers` library does the work, set so that it agrees with Google's
 import hashlib
 import os
 import string
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
@@ -75,31 +76,39 @@ def learn(
     do_lower_case: bool = True,
     min_frequency: int = 2,
 ) -> int:
-    """Learns a WordPiece vocabulary from `texts`, writes it to `vocab_file` and returns its size.
+    """Learns a WordPiece vocabulary, writes it to `vocab_file` and returns its size.
 
     The special tokens come first ([PAD] is 0). The vocabulary is smaller than `vocab_size` where
-    the text yields no more.
+    the text yields no more. The same texts give the same vocabulary.
+
+    Args:
+        texts: lines of text; gone through twice, so an iterator is first made a list.
 
     Raises:
-        ValueError: there is no text, or `vocab_size` leaves no room beside the special tokens.
+        ValueError: there is no text, or `vocab_size` is too small.
     """
-    if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(
-            f"vocab_size: got {vocab_size}, expected more than the {len(SPECIAL_TOKENS)} special "
-            f"tokens."
-        )
+    if vocab_size < 50:
+        raise ValueError(f"vocab_size: got {vocab_size}, expected at least 50.")
+    if iter(texts) is texts:
+        texts = list(texts)
     tokenizer = _tokenizer({UNK: 0}, do_lower_case)
+    alphabet = _alphabet(texts, tokenizer, limit=min(1000, vocab_size // 4))
+    if not alphabet:
+        raise ValueError("learn a vocabulary: the input holds no text.")
+    # The library numbers what it meets in the order of a randomly seeded hash table, and ties
+    # between merges are broken by those numbers. Given all single characters beforehand it has
+    # nothing left to chance.
+    continuing = [f"##{c}" for c in alphabet if _joins_words(c, tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=list(SPECIAL_TOKENS),
-        limit_alphabet=min(1000, vocab_size // 2),
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *continuing],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     vocabulary = tokenizer.get_vocab()
-    if len(vocabulary) <= len(SPECIAL_TOKENS):
-        raise ValueError("learn a vocabulary: the input holds no text.")
     temporary = f"{vocab_file}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.writelines(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.get))
@@ -147,6 +156,25 @@ class SentenceEncoder:
                     *pieces[core],
                     *chain.from_iterable(pieces[sign] for sign in after),
                 )
+
+
+def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[str]:
+    """The `limit` most frequent characters of the normalized text, sorted."""
+    raw = Counter()
+    for text in texts:
+        raw.update(text)
+    counts = Counter()
+    for character, count in raw.items():
+        for normal in tokenizer.normalizer.normalize_str(character).split():
+            counts.update(dict.fromkeys(normal, count))
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted(frequent[:limit])
+
+
+def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
+    """Whether it can continue a word; punctuation and ideographs stand alone."""
+    text = tokenizer.normalizer.normalize_str(f"a{character}")
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def _tokenizer(vocabulary: dict[str, int], do_lower_case: bool) -> Tokenizer:

@@ -1,0 +1,127 @@
+"""Text in: every form and compression gives the same documents; what cannot be read is named."""
+
+import bz2
+import gzip
+import json
+import lzma
+
+import pytest
+
+from official_bert import corpus
+
+DOCUMENTS = [["First sentence.", "Second one – with a dash."], ["Another document."]]
+
+
+def text_of(form: str) -> str:
+    if form == "jsonl":
+        return "".join(json.dumps({"id": 1, "text": "\n\n".join(d)}) + "\n" for d in DOCUMENTS)
+    if form == "wikiextractor":
+        page = '<doc id="{0}" url="u" title="T{0}">\nT{0}\n\n{1}\n</doc>\n'
+        return "".join(page.format(n, "\n".join(d)) for n, d in enumerate(DOCUMENTS))
+    return "\n\n\n".join("\n".join(d) for d in DOCUMENTS) + "\n"
+
+
+def lines_of(paths, **options):
+    return [document.lines for document in corpus.documents(map(str, paths), **options)]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("a.txt", "sentences"), ("a.jsonl", "jsonl"), ("wiki_00", "wikiextractor")]
+)
+@pytest.mark.parametrize(
+    ("ending", "compress"),
+    [("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)],
+)
+def test_forms_and_compressions_are_found_out(tmp_path, name, form, ending, compress):
+    path = tmp_path / (name + ending)
+    path.write_bytes(compress(text_of(form).encode()))
+    found = list(corpus.documents([str(path)]))
+    assert [document.lines for document in found] == DOCUMENTS
+    assert all(document.split == (form != "sentences") for document in found)
+
+
+def test_zstandard_is_read(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.compress(text_of("sentences").encode()))
+    assert lines_of([path]) == DOCUMENTS
+
+
+def test_a_file_ends_a_document_and_a_byte_order_mark_is_no_text(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text("\ufeffText.", encoding="utf-8")
+    assert lines_of([tmp_path / "a", tmp_path / "b"]) == [["Text."], ["Text."]]
+
+
+def test_paragraphs_are_split_and_sentences_are_not():
+    lines = ["Dr. Smith came at 5 p.m. He left at once.", "It rained."]
+    split = corpus.sentences(corpus.Document(lines, split=True))
+    assert split == ["Dr. Smith came at 5 p.m.", "He left at once.", "It rained."]
+    assert corpus.sentences(corpus.Document(lines, split=False)) == lines
+
+
+def test_files_globs_and_folders_are_found_once_and_sorted(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.txt", "sub/c.txt", "sub/.hidden"):
+        (tmp_path / name).write_text("x")
+    names = [f"{tmp_path}/{name}" for name in ("a.txt", "b.txt", "sub/c.txt")]
+    assert corpus.find_files(str(tmp_path)) == names
+    assert corpus.find_files(f"{tmp_path}/*.txt,{tmp_path}/sub") == names
+    assert corpus.find_files([f"{tmp_path}/b.txt", f"{tmp_path}/*.txt"]) == [names[1], names[0]]
+
+
+@pytest.mark.parametrize("pattern", ["nowhere/*.txt", "nowhere.txt"])
+def test_a_pattern_that_matches_nothing_is_named(pattern):
+    with pytest.raises(ValueError, match="nothing matches 'nowhere"):
+        corpus.find_files(pattern)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.txt", "good\nna\xefve\n".encode("latin1"), r"latin\.txt, line 2: not UTF-8.*iconv"),
+        ("cut.txt.gz", gzip.compress(b"x" * 10000)[:-9], r"cut\.txt\.gz, after line .* cannot be"),
+        ("cut.txt.xz", lzma.compress(bytes(range(256)) * 99)[:-40], r"cut\.txt\.xz"),
+        ("no.txt.bz2", b"plain text", r"no\.txt\.bz2, after line 0: cannot be read"),
+        ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"a\.jsonl, line 2: .*json_field"),
+        ("a.jsonl", b"no json\n", r"a\.jsonl, line 1: expected a JSON object"),
+        ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl, line 1: 'text' holds int"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(corpus.documents([str(path)]))
+
+
+def test_blocks_hold_whole_documents_of_bounded_size_and_no_small_rest():
+    found = [corpus.Document(["x" * 40], False) for _ in range(25)]
+    blocks = list(corpus.blocks(found, block_bytes=100))
+    assert [len(block) for block in blocks] == [3] * 7 + [4]  # a rest of one joined the last
+    assert [document for block in blocks for document in block] == found
+
+
+def test_a_document_longer_than_a_block_is_cut_at_a_line():
+    blocks = list(corpus.blocks([corpus.Document(["x" * 40] * 6, False)], block_bytes=100))
+    assert [len(document.lines) for block in blocks for document in block] == [2, 2, 2]
+
+
+def test_duplicates_are_counted_and_dropped_on_request(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("One.\n\nTwo.\n\nOne.\n")
+    for drop, left in ((False, 3), (True, 2)):
+        source = corpus.Corpus([str(path)], drop_duplicates=drop)
+        assert len(list(source.documents())) == left
+        assert source.duplicates == 1
+        assert source.share_read == 1
+
+
+def test_a_truncated_zstandard_file_is_refused(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.txt.zst"
+    text = "\n".join(str(n * n) for n in range(50_000)).encode()
+    path.write_bytes(zstandard.compress(text)[:-100])
+    with pytest.raises(ValueError, match=r"a\.txt\.zst, after line"):
+        list(corpus.documents([str(path)]))

@@ -1,0 +1,117 @@
+"""Vocabularies and word pieces, against Google's tokenizer written out (google_tokenizer.py)."""
+
+import itertools
+import lzma
+
+import google_tokenizer
+import pytest
+from small_text import SHARED, UNCASED, needs_shared, topics
+from small_text import small_text as small_text
+
+from official_bert import corpus, tokenization
+
+CASED = UNCASED.with_name("bert-base-cased-vocab.txt")
+SPECIAL = "\n".join(tokenization.SPECIAL_TOKENS)
+
+
+def wikipedia_sentences():
+    with lzma.open(SHARED / "enwiki_sample.txt.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            yield from corpus.sentences(corpus.Document([line.strip()], split=True))
+
+
+def disagreements(sentences, vocab_file, lower) -> tuple[int, int]:
+    vocabulary = tokenization.read_vocabulary(str(vocab_file))
+    encode = tokenization.SentenceEncoder(tokenization.load(str(vocab_file), lower))
+    total = wrong = 0
+    for batch in iter(lambda: list(itertools.islice(sentences, 1000)), []):
+        for sentence, ids in zip(batch, encode(batch), strict=True):
+            expected = google_tokenizer.tokenize(sentence, vocabulary, lower)
+            total += 1
+            wrong += ids != [vocabulary[token] for token in expected]
+    return total, wrong
+
+
+@needs_shared
+@pytest.mark.parametrize(("vocab_file", "lower"), [(UNCASED, True), (CASED, False)])
+def test_agrees_with_google_on_wikipedia(vocab_file, lower):
+    sentences = itertools.islice(wikipedia_sentences(), 0, 60_000, 20)
+    total, wrong = disagreements(sentences, vocab_file, lower)
+    assert total == 3000
+    assert wrong == 0
+
+
+@needs_shared
+@pytest.mark.slow
+def test_agrees_with_google_on_at_least_9999_of_10000_sentences():
+    total, wrong = disagreements(itertools.islice(wikipedia_sentences(), 40_000), UNCASED, True)
+    assert wrong / total <= 1e-4
+
+
+@needs_shared
+@pytest.mark.parametrize("lower", [True, False])
+def test_agrees_with_google_on_difficult_text(lower):
+    vocab_file = UNCASED if lower else CASED
+    texts = [
+        "",
+        "  two  blanks ",
+        "Tab\tand\xa0no-break\u2003em space",
+        "controls \x00\x01\u200b\ufeff\ufffd gone",
+        "Ünïcödé ÉTÉ naïve Å",
+        "漢字かな交じり文 mixed 中文text",
+        "«quotes» “curly” ‘single’ — dashes… ¿¡",
+        "e.g. 3.14, $5 a^b `code` <tag> ~x~ a|b {c}",
+        "x" * 200 + " " + "y" * 201,
+        "[CLS] [MASK] ##ing",
+        '"(\u0301accent after a sign)"',
+    ]
+    assert disagreements(iter(texts), vocab_file, lower) == (len(texts), 0)
+
+
+def test_the_encoder_equals_the_tokenizer_whatever_it_remembers(small_text):
+    tokenizer = tokenization.load(small_text.vocab_file)
+    encode = tokenization.SentenceEncoder(tokenizer, limit=300)
+    for document in topics(10):
+        expected = [e.ids for e in tokenizer.encode_batch(document, add_special_tokens=False)]
+        assert encode(document) == expected
+        assert encode(document) == expected
+
+
+def test_a_learned_vocabulary_is_whole_and_the_same_every_time(tmp_path):
+    lines = [line for document in topics(20) for line in document]
+    files = [str(tmp_path / name) for name in "ab"]
+    sizes = [tokenization.learn(iter(lines), file, vocab_size=700) for file in files]
+    vocabularies = [tokenization.read_vocabulary(file) for file in files]
+    assert vocabularies[0] == vocabularies[1]
+    assert sizes == [len(vocabularies[0])] * 2
+    assert list(vocabularies[0])[:5] == list(tokenization.SPECIAL_TOKENS)
+    tokenizer = tokenization.load(files[0])
+    encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
+    unknown = sum(e.ids.count(tokenizer.token_to_id("[UNK]")) for e in encodings)
+    assert unknown < 0.001 * sum(len(e.ids) for e in encodings)
+
+
+def test_learning_needs_text_and_room(tmp_path):
+    with pytest.raises(ValueError, match="holds no text"):
+        tokenization.learn([], str(tmp_path / "v"), 100)
+    with pytest.raises(ValueError, match="vocab_size: got 5"):
+        tokenization.learn(["text"], str(tmp_path / "v"), 5)
+    assert not (tmp_path / "v").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist; give a vocab.txt"),
+        (b"", r"lacks \[PAD\]"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"\(5 lines\) lacks \[MASK\]"),
+        (f"{SPECIAL}\nthe\nthe\n".encode(), "'the' twice, on lines 6 and 7"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_used_is_refused(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        tokenization.read_vocabulary(str(path))
