@@ -93,13 +93,13 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
     paths = corpus.find_files(corpus_patterns) if corpus_patterns else []
     layout = Layout(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone_in(folder), _clock(layout, paths, corpus_format, recipe) as seconds:
-        _step(1, "text", _write_text, layout, paths, corpus_format)
+    with alone_in(folder), _clock(layout, paths, corpus_format, recipe) as seconds:
+        _step(1, "text", write_text, layout, paths, corpus_format)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, recipe)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
         _step(5, "plots", _draw, layout)
-        results = _held_out_results(layout)
+        results = _held_out_results(layout, recipe)
         results["seconds"] = round(seconds(), 1)
         _write_json(layout.results, results)
     _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
@@ -110,7 +110,7 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
 # The steps
 
 
-def _write_text(layout, paths, corpus_format):
+def write_text(layout, paths, corpus_format):
     """Documents with one sentence a line; whole documents, chosen by their text, are held out."""
     if layout.text("train").exists():
         return "already there"
@@ -165,19 +165,12 @@ def model_config(vocab_size):
 
 
 def _write_records(layout, recipe):
-    """Records of the official schema for the lengths of the recipe.
-
-    Training sequences are stored once and masked afresh in every epoch; the held-out ones keep
-    their masks, so that scores can be compared.
-    """
+    """Records of the official schema for the lengths of the recipe."""
     quiet_tensorflow.import_tensorflow()  # what follows needs it
     from official_bert import recipes
 
     for stage in recipes.find(recipe).stages:
-        for split, masking in (
-            ("train", ["--dynamic_masking", "--dupe_factor=1", "--num_shards=4"]),
-            ("held_out", ["--dupe_factor=4", "--num_shards=1"]),
-        ):
+        for split, passes, shards in ("train", 8, 4), ("held_out", 2, 1):
             child_commands.call(
                 "create_pretraining_data",
                 f"--input_file={layout.text(split)}",
@@ -185,12 +178,15 @@ def _write_records(layout, recipe):
                 f"--vocab_file={layout.vocab}",
                 f"--max_seq_length={stage.max_seq_length}",
                 f"--max_predictions_per_seq={stage.max_predictions_per_seq}",
-                *masking,
+                f"--dupe_factor={passes}",  # over the text, with other masks and other pairs
+                f"--num_shards={shards}",
             )
 
 
 def _pretrain(layout, recipe):
     """The command that a larger run would use, too."""
+    if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
+        return "already there"
     patterns = {
         split: layout.records(split, "{max_seq_length}").with_suffix(".tfrecord*")
         for split in ("train", "held_out")
@@ -219,11 +215,11 @@ def _fill_blanks(layout, own_text):
     from official_bert.fill_blanks import BlankFiller, describe
 
     filler = BlankFiller(layout.model, layout.vocab)
-    sentences = _held_out_blanks(layout) if own_text else BLANKS
+    sentences = held_out_blanks(layout) if own_text else BLANKS
     return "".join(f"\n{describe(s, filler.guesses(s))}" for s in sentences)
 
 
-def _held_out_blanks(layout, count=4):
+def held_out_blanks(layout, count=4):
     """Sentences of the held-out text, spread over it, each with its middle word blanked."""
     with open(layout.text("held_out"), encoding="utf-8") as file:
         sentences = [line.split() for line in file if 6 <= len(line.split()) <= 20]
@@ -234,25 +230,49 @@ def _held_out_blanks(layout, count=4):
     ]
 
 
-def _held_out_results(layout):
-    """What `results.json` says: the scores of the last held-out evaluation, and of what."""
+def _held_out_results(layout, recipe):
+    """What `results.json` says: the scores of the last held-out evaluation, and of guessing."""
     lines = [json.loads(line) for line in layout.log.read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
     names = ("masked_lm_loss", "masked_lm_accuracy", "most_frequent_token_accuracy")
     names += ("next_sentence_loss", "next_sentence_accuracy")
-    return {**{name: last[name] for name in names}, "steps": last["step"]}
+    return {
+        **{name: last[name] for name in names},
+        "most_frequent_label_accuracy": _most_frequent_label(layout, recipe),
+        "steps": last["step"],
+    }
+
+
+def _most_frequent_label(layout, recipe):
+    """The share of the commoner next-sentence label: where a sequence holds hardly more than one
+    sentence, most second parts are random."""
+    from official_bert import input_pipeline, recipes
+
+    stage = recipes.find(recipe).stages[-1]
+    batches = input_pipeline.Batches(
+        [str(layout.records("held_out", stage.max_seq_length))],
+        128,
+        stage.max_seq_length,
+        stage.max_predictions_per_seq,
+        seed=0,
+        shuffle=False,
+    )
+    random = count = 0.0
+    for step in range(batches.num_batches):
+        batch = batches[step]
+        random += float((batch["next_sentence_labels"] * batch["example_weights"]).sum())
+        count += float(batch["example_weights"].sum())
+    return max(random, count - random) / count
 
 
 def report(results, layout):
     """What the user reads at the end."""
-    from official_bert.checkpoints import CheckpointStore
-
     rows = [
         ("masked-LM accuracy", f"{results['masked_lm_accuracy']:.1%}"),
         ("  always the most frequent token", f"{results['most_frequent_token_accuracy']:.1%}"),
         ("masked-LM loss", f"{results['masked_lm_loss']:.3f} nats"),
         ("next-sentence accuracy", f"{results['next_sentence_accuracy']:.1%}"),
-        ("  guessing", "50.0%"),
+        ("  always the most frequent label", f"{results['most_frequent_label_accuracy']:.1%}"),
         ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
     ]
     table = "\n".join(f"  {name:<34}{value:>12}" for name, value in rows)
@@ -260,7 +280,7 @@ def report(results, layout):
 On held-out text
 {table}
 
-checkpoint  {CheckpointStore(layout.model).latest().prefix}
+checkpoint  {layout.model}/pretrained/bert_model.ckpt-1
             (with {layout.config} and {layout.vocab})
 results     {layout.results}
 plots       {layout.plots}
@@ -283,7 +303,7 @@ def _step(number, title, function, *arguments):
 
 
 @contextlib.contextmanager
-def _alone_in(folder):
+def alone_in(folder):
     """Waits until no other demo, nor a command that one left behind, works in `folder`."""
     with open(folder / ".lock", "w") as lock:
         os.set_inheritable(lock.fileno(), True)  # children hold it too, for as long as they live
@@ -328,9 +348,12 @@ def _clock(layout, paths, corpus_format, recipe):
 def _whole_file(path):
     """A file to write to that appears under its name when all is written, or not at all."""
     aside = path.with_name(f".writing-{path.name}")
-    with open(aside, "w", encoding="utf-8") as file:
-        yield file
-    os.replace(aside, path)
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            yield file
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _write_json(path, values):

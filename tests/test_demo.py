@@ -1,0 +1,196 @@
+"""`make demo`, on little text and with few updates: what it leaves, and that nothing stops it."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+
+from official_bert import corpus, demo, stdlib_text
+
+RECIPE = """
+from official_bert.recipes import Recipe
+from official_bert.stages import Stage
+
+def quick():
+    return Recipe(stages=(
+        Stage(steps=120, batch_size=8, max_seq_length=32, max_predictions_per_seq=5,
+              learning_rate=1e-2, warmup_steps=10),
+        Stage(steps=20, batch_size=4, max_seq_length=64, max_predictions_per_seq=10,
+              learning_rate=5e-3, warmup_steps=5),
+    ))
+"""
+LEFT_BEHIND = [
+    "bert_config.json",
+    "vocab.txt",
+    "results.json",
+    "model/train_log.jsonl",
+    "model/pretrained/bert_model.ckpt-1.index",
+    "plots/loss.png",
+    "plots/accuracy.png",
+    "plots/learning_rate.png",
+    "plots/trust_ratios.png",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with 60 documents, one paragraph a line."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = [stdlib_text.prose_paragraphs(topics[name]) for name in sorted(topics)]
+    documents = [d for d in documents if len(d) > 3][:60]
+    (folder / "topics.txt").write_text("\n\n".join("\n".join(d) for d in documents) + "\n")
+    return folder
+
+
+@pytest.fixture
+def command(text, tmp_path):
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    return [
+        *(sys.executable, "-m", "official_bert.demo"),
+        *(f"--corpus={text}", "--corpus_format=paragraphs"),
+        *(f"--recipe={tmp_path}/recipe.py:quick", f"--output_dir={tmp_path}/output"),
+    ]
+
+
+def finish(command):
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@contextlib.contextmanager
+def started(command, pattern):
+    """The demo as a process, from when a line of its output matches `pattern`."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert any(re.search(pattern, line) for line in process.stdout), "no such line"
+        yield process
+
+
+def weights(output):
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(output / "model/pretrained/bert_model.ckpt-1"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.slow
+def test_it_leaves_what_it_promises_and_a_second_start_has_nothing_to_do(command, tmp_path):
+    shown = finish(command)
+    output = tmp_path / "output"
+    for name in LEFT_BEHIND:
+        assert (output / name).stat().st_size > 0, name
+    results = json.loads((output / "results.json").read_text())
+    for task in ("masked_lm", "most_frequent_token", "next_sentence", "most_frequent_label"):
+        name = f"{task}_accuracy"
+        assert 0 < results[name] < 1
+        assert f"{results[name]:.1%}" in shown
+    assert f"{results['masked_lm_loss']:.3f}" in shown
+    assert 0 < results["masked_lm_loss"] < np.log(5000)
+    assert results["seconds"] > 1
+    assert "examples/s" in shown
+    assert "left" in shown
+    assert "[MASK]" in shown  # blanks and guesses
+    assert str(output / "model/pretrained/bert_model.ckpt-1") in shown
+    log = [json.loads(s) for s in (output / "model/train_log.jsonl").read_text().splitlines()]
+    assert {line["stage"] for line in log} == {0, 1}
+
+    checkpoint = output / "model/pretrained/bert_model.ckpt-1.index"
+    before = checkpoint.stat().st_mtime_ns
+    again = finish(command)
+    assert checkpoint.stat().st_mtime_ns == before
+    assert "examples/s" not in again
+    assert json.loads((output / "results.json").read_text()) == results
+    assert shown[shown.index("On held-out text") :] == again[again.index("On held-out text") :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_demo_goes_on_and_ends_with_the_same_weights(command, tmp_path, how):
+    with started(command, r"^step +50/") as process:
+        process.send_signal(how)
+        rest = process.stdout.read()  # until the last process of the demo has ended
+    if how == signal.SIGKILL:
+        assert process.wait() == -signal.SIGKILL
+    else:
+        assert process.wait() == 130
+        assert "Traceback" not in rest
+        assert re.search(r"Stopped\. The same command goes on", rest.splitlines()[-1])
+    assert finish(command).count("step ") < 5  # of 140 updates, 50 were done
+    uninterrupted = tmp_path / "uninterrupted"
+    finish([*command, f"--output_dir={uninterrupted}"])
+    expected = weights(uninterrupted)
+    for name, value in weights(tmp_path / "output").items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
+    documents = list(corpus.documents([str(text / "topics.txt")], "paragraphs"))
+    splits = []
+    for attempt in ("one", "two"):
+        layout = demo.Layout(tmp_path / attempt)
+        layout.folder.mkdir()
+        demo.write_text(layout, [str(text / "topics.txt")], "paragraphs")
+        splits.append([layout.text(split).read_text() for split in ("train", "held_out")])
+    assert splits[0] == splits[1]
+    train, held_out = (part.strip().split("\n\n") for part in splits[0])
+    whole = sorted("\n".join(map(str.strip, corpus.sentences(d))) for d in documents)
+    assert sorted(train + held_out) == whole
+    assert 1 <= len(held_out) < len(train) / 4
+
+
+def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("One sentence.\nAnother.\n")
+    with pytest.raises(ValueError, match="1 documents, too few"):
+        demo.write_text(demo.Layout(tmp_path), [str(tmp_path / "one.txt")], "sentences")
+    assert not list(tmp_path.glob("text/*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--corpus=missing.txt"], "missing.txt"),
+        (["--corpus=latin1.txt"], "not UTF-8"),
+        (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),
+        (["leftover"], "unexpected argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(text, tmp_path, flags, reason):
+    (tmp_path / "text").symlink_to(text)
+    (tmp_path / "latin1.txt").write_bytes("caf\xe9\n".encode("latin1"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "official_bert.demo", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode not in (0, 130)
+    assert reason in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
+    settings = {"corpus": ["/another"], "corpus_format": "auto", "recipe": "demo", "seconds": 1.0}
+    (tmp_path / "demo.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="another --output_dir"):
+        demo.run(tmp_path, [str(text)])
+
+
+def test_a_second_demo_waits_for_the_first(command, tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    with demo.alone_in(output), started(command, "waiting for its end") as process:
+        time.sleep(0.2)
+        assert not (output / "demo.json").exists()
+        process.terminate()
+        assert "Traceback" not in process.stdout.read()
+        assert process.wait() == 130
