@@ -1,14 +1,27 @@
 """Growing the encoder and choosing what trains: the rules, on models of both depths."""
 
 import dataclasses
+import itertools
+import json
+import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from small_corpus import small_corpus as small_corpus
 
-from official_bert import stacking
+from official_bert import (
+    checkpoints,
+    distribution,
+    flops,
+    input_pipeline,
+    pretraining_step,
+    stacking,
+)
 from official_bert.config import BertConfig
 from official_bert.modeling import BertPretrainer
-from official_bert.stages import Stage
+from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.training import Trainer
 
 CONFIG = BertConfig(
     vocab_size=61,
@@ -160,3 +173,149 @@ def test_what_cannot_be_grown_is_refused():
         stacking.grow({}, 4, 3, "copy_top")
     with pytest.raises(ValueError, match=r"growth must be one of copy_top, .*'copy'"):
         stacking.grow({}, 3, 4, "copy")
+
+
+# In the loop
+
+SHAPE = {"batch_size": 8, "max_seq_length": 32, "max_predictions_per_seq": 5}
+
+
+def make_run(corpus, stages):
+    """Stages as dictionaries of the fields that matter."""
+    common = {"steps": 2, "learning_rate": 1e-2, "carry_moments": False, **SHAPE}
+    stages = tuple(Stage(**{**common, **fields}) for fields in stages)
+    return Run(
+        config=dataclasses.replace(corpus.config, num_hidden_layers=stages[-1].depth),
+        stages=stages,
+        optimizer=Optimizer(),
+        input_files=(corpus.train,),
+    )
+
+
+def train(run, model_dir, strategy=None):
+    """Trains; returns the tensors at the end of each stage."""
+    reporting = Reporting(keep_checkpoint_max=0, save_checkpoints_steps=0, steps_per_loop=25)
+    Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir).train()
+    ends = itertools.accumulate(stage.steps for stage in run.stages)
+    return [
+        checkpoints.read_tensors(model_dir / f"ctl_step_{end}.ckpt-{count}")
+        for count, end in enumerate(ends, 1)
+    ]
+
+
+def is_weight(path):
+    return path.startswith(("bert/", "cls/")) and "/adam_" not in path
+
+
+def layer_and_rest(path):
+    """`bert/encoder/layer_2/output/dense/bias` → (2, "output/dense/bias")."""
+    number, _, rest = path.removeprefix("bert/encoder/layer_").partition("/")
+    return (int(number), rest) if number.isdigit() else (None, path)
+
+
+@pytest.fixture(scope="module")
+def mslt(small_corpus, tmp_path_factory):
+    """A run 1 + 1 + 1 layers and then all: (run, its directory, tensors at each stage's end)."""
+    fields = {"steps": 20, "learning_rate": 2e-2, "warmup_steps": 2}
+    run = make_run(small_corpus, [{**plan, **fields} for plan in stacking.mslt_plan((1, 2, 3))])
+    folder = tmp_path_factory.mktemp("mslt")
+    return run, folder, train(run, folder)
+
+
+@pytest.mark.slow
+def test_what_does_not_train_in_a_stage_is_bit_identical_at_its_end(mslt):
+    run, _, ends = mslt
+    for stage, before, after in zip(run.stages[1:], ends, ends[1:]):
+        for path in filter(is_weight, before):
+            same = np.array_equal(before[path], after[path])
+            if not stacking.trained(path, stage):
+                assert same, f"{path} changed"
+            elif path.endswith(("kernel", "gamma", "embeddings", "output_weights")):
+                assert not same, f"{path} did not train"
+
+
+@pytest.mark.slow
+def test_what_does_not_train_has_no_optimizer_slots(mslt):
+    run, _, ends = mslt
+    for stage, tensors in zip(run.stages, ends, strict=True):
+        for path in filter(is_weight, tensors):
+            assert (f"{path}/adam_m" in tensors) == stacking.trained(path, stage)
+
+
+@pytest.mark.slow
+def test_an_mslt_run_lowers_the_loss_from_stage_to_stage(mslt):
+    _, folder, _ = mslt
+    lines = map(json.loads, (folder / "train_log.jsonl").read_text().splitlines())
+    losses = [line["masked_lm_loss"] for line in lines if line["kind"] == "train"]
+    assert len(losses) == 4
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.slow
+def test_an_mslt_run_gone_on_with_equals_one_that_was_never_interrupted(mslt, tmp_path):
+    run, folder, whole = mslt
+    shutil.copytree(folder, tmp_path / "again")
+    for path in (tmp_path / "again").glob("*.ckpt-[34]*"):  # as if killed in the third stage
+        path.unlink()
+    again = train(run, tmp_path / "again")
+    assert again[-1].keys() == whole[-1].keys()
+    for name, tensor in whole[-1].items():
+        np.testing.assert_array_equal(again[-1][name], tensor, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_loop_starts_a_grown_model_from_the_rules_weights(small_corpus, tmp_path, capsys):
+    still = {"steps": 1, "learning_rate": 0.0}  # nothing moves: the start can be seen
+    stages = [
+        {"depth": 2, "steps": 3},
+        {"depth": 3, "growth": "copy_top", "carry_moments": True, **still},
+        {"depth": 5, "growth": "copy_stack", **still},
+        {"depth": 6, "growth": "fresh", **still},
+    ]
+    run = make_run(small_corpus, stages)
+    ends = train(run, tmp_path)
+    fresh = {v.path: v.numpy() for v in BertPretrainer(run.config, seed=run.seed).weights}
+    for before, after, order in (
+        (*ends[0:2], [0, 1, 1]),
+        (*ends[1:3], [0, 1, 2, 0, 1]),
+        (*ends[2:4], [*range(6)]),
+    ):
+        for path in filter(is_weight, after):
+            layer, rest = layer_and_rest(path)
+            source = path if layer is None else f"bert/encoder/layer_{order[layer]}/{rest}"
+            expected = before.get(source, fresh.get(path))
+            np.testing.assert_array_equal(after[path], expected, err_msg=path)
+    # Moments and the count of updates that the bias correction goes by carry over if asked to.
+    assert [end["optimizer/iterations"] for end in ends] == [3, 4, 1, 1]
+    said = capsys.readouterr().out
+    assert all(f"stage {n}: {d} layers; weights: carried" in said for n, d in ((2, 3), (3, 5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(4))
+def test_replicas_reduce_the_bytes_of_what_trains(small_corpus, index):
+    run = make_run(small_corpus, stacking.mslt_plan((1, 2, 3)))
+    stage = run.stages[index]
+    # Without collective operations, whose keys clash between strategies of one process.
+    cross_device = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device)
+    config = dataclasses.replace(run.config, num_hidden_layers=stage.depth)
+    with strategy.scope():
+        model = BertPretrainer(config)
+        for variable in model.weights:
+            variable.trainable = stacking.trained(variable.path, stage)
+        optimizer = run.optimizer.make()
+        optimizer.build(model.trainable_variables)
+    reduced = []
+
+    def count(reduce_op, pairs, *args, **kwargs):
+        reduced.extend(4 * value.values[0].shape.num_elements() for value, _ in pairs)
+        return type(cross_device).batch_reduce(cross_device, reduce_op, pairs, *args, **kwargs)
+
+    cross_device.batch_reduce = count
+    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    batches = input_pipeline.Batches(stage.resolve(run.input_files), 8, 32, 5, seed=1)
+    iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
+    loop(iterator, 0, 1, pretraining_step.first_state(run))
+    two_weights = 8  # bytes: the sums that the losses are divided by
+    assert sum(reduced) == flops.reduced_bytes(run.config, stage) + two_weights
