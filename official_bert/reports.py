@@ -31,12 +31,10 @@ class Reports:
         self._peak = distribution.peak_flops(strategy, run.dtype)
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
-        self._tensorboard = {}
+        self._tensorboard = None
         if reporting.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
-            self._tensorboard = {
-                kind: tf.summary.create_file_writer(str(model_dir / "summaries" / kind))
-                for kind in ("train", "eval")
-            }
+            self._tensorboard = model_dir / "summaries"
+        self._writers = {}
 
     def say(self, text):
         if self._speaks:
@@ -104,11 +102,14 @@ class Reports:
         return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
 
     def _summarise(self, kind, step, scalars):
-        if self._tensorboard:
-            with self._tensorboard[kind].as_default(step):
-                for name, value in scalars.items():
-                    tf.summary.scalar(name, value)
-                self._tensorboard[kind].flush()
+        if self._tensorboard is None:
+            return
+        if kind not in self._writers:
+            self._writers[kind] = tf.summary.create_file_writer(str(self._tensorboard / kind))
+        with self._writers[kind].as_default(step):
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value)
+        self._writers[kind].flush()
 
 
 class Pace:

@@ -93,12 +93,12 @@ def define_flags(values=flags.FLAGS):
     integer("max_seq_length", 128, "Tokens a sequence; must equal the records'.")
     integer("max_predictions_per_seq", 20, "Masked tokens a sequence; must equal the records'.")
     integer("train_batch_size", 32, "Sequences an update, over all replicas and micro-batches.")
-    integer("num_steps_per_epoch", 1000, "Updates an epoch.", lower_bound=1)
+    integer("num_steps_per_epoch", 1000, "Updates an epoch; see --num_train_epochs.", lower_bound=1)
     number("num_train_epochs", 3, "The run has num_steps_per_epoch times so many updates.")
     number("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
     number("end_lr", 0.0, "Learning rate at the end of the run.")
     integer("warmup_steps", 10000, "Updates over which the rate rises from 0.")
-    text("optimizer_type", "adamw", "lamb or adamw.")
+    text("optimizer_type", "adamw", "The optimizer: lamb or adamw.")
     number("weight_decay", 0.01, "Weight decay; LayerNorms and biases are exempt.")
     number("beta_1", 0.9, "Decay of the first moment, in [0, 1).")
     number("beta_2", 0.999, "Decay of the second moment, in [0, 1).")
@@ -154,9 +154,7 @@ def define_flags(values=flags.FLAGS):
     integer("num_gpus", None, "GPUs of this host; 0: train on the CPU. Default: 1, if it has one.")
     text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
     text("tpu", "", "Name or address of a Cloud TPU, for --distribution_strategy=tpu.")
-    text(
-        "worker_hosts", None, "Comma-separated host:port of all workers: multi_worker_mirrored."
-    )
+    text("worker_hosts", None, "Comma-separated host:port of all workers: multi_worker_mirrored.")
     integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
     for name, reason in _REFUSED.items():
         flags.DEFINE_string(name, None, f"Refused: --{name} {reason}", **arguments)

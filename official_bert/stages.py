@@ -24,7 +24,8 @@ class Stage:
         max_seq_length: Tokens a sequence; must equal the records'.
         max_predictions_per_seq: Masked positions a sequence; must equal the records'.
         learning_rate: Rate at the end of warm-up.
-        warmup_steps: Updates of linear warm-up from zero.
+        warmup_steps: Updates of linear warm-up from zero. If more than `steps`, as by the
+            official script's defaults, the stage ends while the rate still rises.
         end_learning_rate: Rate at the end of the stage.
         decay_power: Power of the polynomial decay from warm-up's end to the stage's.
         decay_from: `"warmup_end"`, or `"start"` for a decay counted from the stage's first update,
@@ -62,6 +63,7 @@ class Stage:
         for name in ("steps", "batch_size", "max_seq_length", "max_predictions_per_seq"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        self.schedule()  # checks the rest
         if self.max_predictions_per_seq > self.max_seq_length:
             raise ValueError(
                 f"max_predictions_per_seq must not exceed max_seq_length; got "
@@ -85,7 +87,7 @@ class Stage:
         """Linear warm-up, then polynomial decay; step 0 is the stage's first update."""
         return schedules.WarmupPolynomialDecay(
             self.learning_rate,
-            total_steps=self.steps,
+            total_steps=max(self.steps, self.warmup_steps + 1),
             warmup_steps=self.warmup_steps,
             end_learning_rate=self.end_learning_rate,
             power=self.decay_power,

@@ -82,6 +82,7 @@ class Trainer:
         """
         if self._is_chief:
             model_directory.claim(self.model_dir, self.run)
+        self._warn()
         self._restore()
         with StopRequest() as stop:
             for index, end in enumerate(self._ends):
@@ -91,6 +92,14 @@ class Trainer:
                     self._train_stage(index, stop)
         if self._is_chief:
             self._export()
+
+    def _warn(self):
+        for index, stage in enumerate(self.run.stages):
+            if stage.warmup_steps >= stage.steps:
+                self._reports.say(
+                    f"warning: stage {index + 1} has {stage.steps} steps, but its warm-up takes "
+                    f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
+                )
 
     def _train_stage(self, index, stop):
         """From `self.step` to the end of the stage."""

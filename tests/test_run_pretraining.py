@@ -1,0 +1,263 @@
+"""The command: its flags, what it refuses in one line, and that killing it changes nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from absl import flags
+from small_corpus import small_corpus as small_corpus
+
+from official_bert import checkpoints, run_pretraining
+
+OFFICIAL_DEFAULTS = {
+    "max_seq_length": 128,
+    "max_predictions_per_seq": 20,
+    "train_batch_size": 32,
+    "num_steps_per_epoch": 1000,
+    "num_train_epochs": 3,
+    "warmup_steps": 10000,
+    "learning_rate": 5e-5,
+    "end_lr": 0.0,
+    "optimizer_type": "adamw",
+    "use_next_sentence_label": True,
+    "model_dir": "/tmp",
+    "distribution_strategy": "mirrored",
+    "tpu": "",
+    "task_index": -1,
+    "dtype": "fp32",
+    "train_summary_interval": 0,
+    "log_steps": 100,
+}
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    run_pretraining.define_flags(values)
+    values(["run_pretraining", *arguments])
+    return values
+
+
+def call(*arguments):
+    return run_pretraining.main(["run_pretraining"], parse(*arguments))
+
+
+@pytest.fixture
+def files(small_corpus, tmp_path):
+    """The flags that name files."""
+    path = tmp_path / "bert_config.json"
+    path.write_text(small_corpus.config.to_json())
+    return {
+        "bert_config_file": str(path),
+        "input_files": small_corpus.train,
+        "model_dir": str(tmp_path / "model"),
+    }
+
+
+def as_flags(settings):
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+SMALL = {
+    "max_seq_length": 32,
+    "max_predictions_per_seq": 5,
+    "train_batch_size": 16,
+    "num_steps_per_epoch": 6,
+    "num_train_epochs": 1,
+    "warmup_steps": 2,
+    "learning_rate": 5e-3,
+    "optimizer_type": "lamb",
+    "log_steps": 3,
+    "distribution_strategy": "off",
+}
+
+
+def test_flags_of_the_official_script_keep_their_names_and_defaults():
+    values = parse()
+    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    for name in ("input_files", "bert_config_file", "init_checkpoint", "worker_hosts"):
+        assert values[name].value is None
+
+
+def test_every_flag_is_explained():
+    for flag in parse().flags_by_module_dict()[sys.argv[0]]:
+        assert len(flag.help) > 20, flag.name
+
+
+def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(files, capsys):
+    assert call(*as_flags(files | SMALL)) == 0
+    assert "step 6/6" in capsys.readouterr().out
+    assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 6
+    assert call(*as_flags(files | SMALL)) == 0
+    said = capsys.readouterr().out
+    assert "goes on from" in said
+    assert "step 6/6" not in said
+
+
+def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(files, capsys):
+    changed = {"warmup_steps": 60, "log_steps": 1, "num_steps_per_epoch": 3}
+    assert call(*as_flags(files | SMALL | changed)) == 0
+    said = capsys.readouterr().out
+    assert "has 3 steps, but its warm-up takes 60" in said
+    assert "rate 1.67e-04" in said  # 5e-3 · 2 / 60, in the third update
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"output_dir": "x"}, "--output_dir is called --model_dir here."),
+        ({"num_train_steps": 7}, "--num_train_steps is --num_steps_per_epoch times"),
+        ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
+        ({"bert_config_file": ""}, "--bert_config_file is required"),
+        ({"input_files": "/nowhere/*.tfrecord"}, "/nowhere/*.tfrecord"),
+        ({"max_seq_length": 48}, "train_48.tfrecord"),
+        ({"max_predictions_per_seq": 7}, "max_predictions_per_seq"),
+        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw"),
+        ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
+        ({"loss_scale": "dynamic"}, "loss_scale='dynamic' is for dtype fp16"),
+        ({"dtype": "fp16", "loss_scale": "big"}, "loss_scale must be 'dynamic' or a number"),
+        ({"distribution_strategy": "parameter_server"}, "use multi_worker_mirrored"),
+        ({"distribution_strategy": "mirrored", "num_gpus": 64}, "num_gpus=64, but this host"),
+        ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
+        ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
+        ({"all_reduce_alg": "ring", "distribution_strategy": "mirrored"}, "all_reduce_alg must be"),
+        ({"recipe": "demo"}, "--recipe=demo sets what --max_seq_length"),
+        ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
+        ({"init_checkpoint": "/nowhere/model.ckpt"}, "No readable checkpoint at /nowhere"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
+    assert call(*as_flags(files | SMALL | changed)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(checkpoints.pathlib.Path(files["model_dir"]).glob("*"))
+
+
+def test_a_vocabulary_beyond_the_models_is_refused(files, small_corpus, tmp_path, capsys):
+    config = json.loads(small_corpus.config.to_json()) | {"vocab_size": 200}
+    (tmp_path / "bert_config.json").write_text(json.dumps(config))
+    assert call(*as_flags(files | SMALL)) == 2
+    assert "vocab" in capsys.readouterr().err
+
+
+def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path, capsys):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from official_bert.recipes import Recipe\n"
+        "from official_bert.stages import Stage\n"
+        "def two():\n"
+        "    first = dict(batch_size=8, learning_rate=1e-3, steps=2)\n"
+        "    return Recipe(stages=(\n"
+        "        Stage(max_seq_length=32, max_predictions_per_seq=5, **first),\n"
+        "        Stage(max_seq_length=64, max_predictions_per_seq=10, **first)))\n"
+    )
+    settings = files | {
+        "recipe": f"{recipe}:two",
+        "log_steps": 1,
+        "distribution_strategy": "off",
+        "train_summary_interval": -1,
+    }
+    assert call(*as_flags(settings)) == 0
+    assert "step 4/4  stage 2" in capsys.readouterr().out
+    lines = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["stage"] for line in lines] == [0, 0, 1, 1]
+
+
+def test_summaries_and_a_profile_are_written(files, tmp_path):
+    assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
+    folder = tmp_path / "model" / "summaries" / "train"
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert list(folder.rglob("*.xplane.pb"))
+
+
+def start(settings):
+    """The command as a process, quiet, with its output in a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
+def final_state(model_dir):
+    """Tensors of the last checkpoint, and the log without what is a matter of the machine."""
+    path = checkpoints.pathlib.Path(model_dir)
+    lines = map(json.loads, (path / "train_log.jsonl").read_text().splitlines())
+    log = [{name: value for name, value in line.items() if name != "timing"} for line in lines]
+    return checkpoints.CheckpointStore(path).latest().tensors(), log
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_not_a_bit(files, small_corpus, tmp_path):
+    """SIGKILL while it starts, trains, evaluates, writes checkpoints, changes stages."""
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from official_bert.recipes import Recipe\n"
+        "from official_bert.stages import Stage\n"
+        "def two():\n"
+        "    same = dict(batch_size=8, learning_rate=1e-3, warmup_steps=5)\n"
+        "    return Recipe(stages=(\n"
+        "        Stage(steps=60, max_seq_length=32, max_predictions_per_seq=5, **same),\n"
+        "        Stage(steps=30, max_seq_length=64, max_predictions_per_seq=10, **same)))\n"
+    )
+    settings = files | {
+        "recipe": f"{recipe}:two",
+        "eval_files": small_corpus.held_out,
+        "eval_steps": 20,
+        "log_steps": 6,
+        "save_checkpoints_steps": 4,
+        "keep_checkpoint_max": 2,
+        "distribution_strategy": "off",
+    }
+    whole = start(settings | {"model_dir": str(tmp_path / "whole")})
+    output, _ = whole.communicate()
+    assert whole.returncode == 0, output
+
+    rng = random.Random(1)
+    kills = 0
+    while True:
+        process = start(settings)
+        for line in process.stdout:  # let it come a random way beyond its start, then kill it
+            if kills < 10 and line.startswith(("step", "saved", "goes on")) and rng.random() < 0.3:
+                time.sleep(rng.random() * 0.15)
+                process.kill()
+                break
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+    assert kills >= 10, f"the run ended after {kills} kills"
+    tensors, log = final_state(tmp_path / "model")
+    wanted_tensors, wanted_log = final_state(tmp_path / "whole")
+    assert log == wanted_log
+    assert tensors.keys() == wanted_tensors.keys()
+    for name, value in wanted_tensors.items():
+        np.testing.assert_array_equal(tensors[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
+    process = start(files | SMALL | {"num_steps_per_epoch": 100_000, "log_steps": 20})
+    for line in process.stdout:
+        if line.startswith("step"):
+            process.send_signal(number)
+            break
+    rest = process.stdout.read()
+    process.stdout.close()
+    assert process.wait() == code
+    step = checkpoints.CheckpointStore(files["model_dir"]).latest().step
+    assert f"Stopped at step {step}; the same command goes on" in rest
+    assert "Traceback" not in rest
