@@ -6,6 +6,7 @@ the input ends the process. (multiprocessing would import the caller's main modu
 TensorFlow, into every worker.)
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -146,16 +147,20 @@ class Worker:
 def write_whole(path: str, chunks) -> None:
     """Writes under a temporary name and renames, so that `path` is never seen half written."""
     temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(temporary, "wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)  # a full disk has no room for what is of no use
+        raise
     os.replace(temporary, path)
 
 
 def _count(documents: list[tuple[int, Sentences]], unknown: int) -> dict:
     return {
-        "documents": len(documents),
         "sentences": sum(len(sentences) for _, sentences in documents),
         "text_tokens": sum(len(s) for _, sentences in documents for s in sentences),
         "unknown_tokens": sum(s.count(unknown) for _, sentences in documents for s in sentences),

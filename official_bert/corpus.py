@@ -28,6 +28,7 @@ class Corpus:
     """The documents of some files, with what is counted on the way.
 
     Attributes:
+        count: documents handed out so far.
         duplicates: documents whose text came before. Known by 8 bytes of their digest.
         text_bytes: characters of the documents handed out so far.
         share_read: how much of the files is read, 0 to 1.
@@ -43,7 +44,8 @@ class Corpus:
         self.paths, self.form, self.json_field = paths, form, json_field
         self._drop_duplicates = drop_duplicates
         self._bytes = max(1, sum(map(os.path.getsize, paths)))
-        self.duplicates = self.text_bytes = self.share_read = 0
+        self.count = self.duplicates = self.text_bytes = 0
+        self.share_read = 0.0
 
     def documents(self) -> Iterator["Document"]:
         """Iterates over the documents, once."""
@@ -55,6 +57,7 @@ class Corpus:
                 if self._drop_duplicates:
                     continue
             seen.add(key)
+            self.count += 1
             self.text_bytes += sum(map(len, document.lines))
             yield document
 
@@ -161,7 +164,7 @@ def digest(document: Document) -> bytes:
     return hashlib.blake2b("\n".join(document.lines).encode("utf-8"), digest_size=16).digest()
 
 
-def blocks(found: Iterable[Document], block_bytes: int = BLOCK_BYTES) -> Iterator[list[Document]]:
+def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Document]]:
     """Runs of whole documents with `block_bytes` to twice that much text each.
 
     Where the cuts fall depends on the text and `block_bytes` alone. A last block of less than half

@@ -9,11 +9,13 @@ what is missing.
 
 import contextlib
 import dataclasses
+import errno
 import inspect
 import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -102,7 +104,7 @@ def create_pretraining_data(
         return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(paths, input_format, json_field, drop_duplicate_documents)
     _check_vocabulary_fits(source, recipe)
-    os.makedirs(os.path.dirname(os.path.abspath(shards[0])), exist_ok=True)
+    _make_folder(os.path.dirname(os.path.abspath(shards[0])))
     _check_disk(paths, shards[0], recipe)
     _remove(manifest.path_for(shards))  # it must not vouch for shards of another make
     progress = _Progress(source, report)
@@ -110,7 +112,11 @@ def create_pretraining_data(
         recipe, source.documents(), shards, _workers(num_workers, one_random_stream), progress
     )
     made, counts = builder.run()
-    counts |= {"duplicate_documents": source.duplicates, "text_bytes": source.text_bytes}
+    counts |= {
+        "documents": source.count,
+        "duplicate_documents": source.duplicates,
+        "text_bytes": source.text_bytes,
+    }
     manifest.write(shards, described | {"counts": counts, "shards": made})
     builder.finish()
     summary = counts | {"seconds": time.monotonic() - started}
@@ -172,12 +178,15 @@ def _shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
         raise ValueError(
             f"output_file: expected different files in one folder, got {', '.join(names)}."
         )
-    folder = os.path.dirname(os.path.abspath(names[0]))
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ValueError(f"output_file: {folder} is not a folder that can be written to.")
     return names
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"output_file: cannot write into {folder} ({error}).") from None
 
 
 def _describe(recipe: Recipe, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
@@ -358,7 +367,9 @@ def main(_) -> int:
             report=lambda text: print(text, file=sys.stderr, flush=True),
         )
     except (ValueError, OSError) as error:
-        print(f"create_pretraining_data: {error}", file=sys.stderr)
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        mend = "; what is finished stays: free some space and start again" if full else ""
+        print(f"create_pretraining_data: {error}{mend}", file=sys.stderr)
         return 1
     return 0
 

@@ -101,7 +101,7 @@ class Builder:
         return os.path.join(self._folder, f"shard-{number:05d}.json")
 
     def _make_parts(self, workers: "Workers") -> list[dict]:
-        source, parts, first = corpus.blocks(self._documents), [], 0
+        source, parts, first = corpus.blocks(self._documents, corpus.BLOCK_BYTES), [], 0
         if self._recipe.one_stream:
             source = iter([[document for block in source for document in block]])
 

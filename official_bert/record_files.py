@@ -15,6 +15,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -118,6 +119,11 @@ class RecordFiles:
         except zlib.error as error:
             raise ValueError(f"{self.paths[file]}: damaged near byte {offset} ({error}).") from None
 
+    def _keep(self, number: int, file):
+        self._unpacked[number] = file
+        weakref.finalize(self, file.close)
+        return file
+
     def _blocks(self, number: int, path: str, made: dict | None) -> list[Block]:
         if made is None:
             return self._scanned_blocks(number, path)
@@ -141,10 +147,14 @@ class RecordFiles:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(_open(path))
             start = file.read(HEADER_BYTES)
-            if start[:2] == b"\x1f\x8b" and len(start) == HEADER_BYTES and not payload_length(start):
-                file = self._unpacked[number] = _unpack(path)
+            if (
+                start[:2] == b"\x1f\x8b"
+                and len(start) == HEADER_BYTES
+                and not payload_length(start)
+            ):
+                file = self._keep(number, _unpack(path))
             elif "://" in path:
-                file = self._unpacked[number] = _fetch(path)
+                file = self._keep(number, _fetch(path))
             size = os.fstat(file.fileno()).st_size
             if not size:
                 return []
@@ -194,7 +204,7 @@ def _matches(patterns: Iterable[str]) -> list[str]:
 
 
 def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
-    """Refuses files of both forms, or of two vocabularies. What has no manifest is the static form."""
+    """Refuses files of both forms, or of two vocabularies; without a manifest it is static."""
     known = [(path, m or {"masking": "static"}) for path, m in zip(paths, made, strict=True)]
     for key in ("masking", "vocabulary"):
         having = [(path, m[key]) for path, m in known if key in m]
@@ -243,8 +253,12 @@ def _fetch(path: str):
 
 def _temporary_copy(source):
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as its reader)
-    shutil.copyfileobj(source, copy, 1 << 20)
-    copy.flush()
+    try:
+        shutil.copyfileobj(source, copy, 1 << 20)
+        copy.flush()
+    except BaseException:
+        copy.close()
+        raise
     return copy
 
 

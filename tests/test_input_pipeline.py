@@ -1,0 +1,270 @@
+"""The batch of step k: the same on any number of hosts, at any time, from any make of records."""
+
+import gzip
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_text import SHARED, needs_shared
+from small_text import small_text as small_text
+
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.input_pipeline import Batches
+from official_bert.instances import Settings
+
+LENGTH, PREDICTIONS = 32, 5
+SHAPES = {
+    "input_ids": (np.int32, LENGTH),
+    "input_mask": (np.int32, LENGTH),
+    "segment_ids": (np.int32, LENGTH),
+    "masked_lm_positions": (np.int32, PREDICTIONS),
+    "masked_lm_ids": (np.int32, PREDICTIONS),
+    "masked_lm_weights": (np.float32, PREDICTIONS),
+    "next_sentence_labels": (np.int32,),
+    "example_weights": (np.float32,),
+}
+
+
+@pytest.fixture(scope="module")
+def made(small_text, tmp_path_factory):
+    """Static and dynamic records, some 3,000 of each."""
+    folder = tmp_path_factory.mktemp("records")
+    for name in ("static", "dynamic"):
+        create_pretraining_data(
+            small_text.path,
+            str(folder / f"{name}.tfrecord"),
+            small_text.vocab_file,
+            Settings(LENGTH, PREDICTIONS, dupe_factor=1, do_whole_word_mask=name == "dynamic"),
+            num_shards=3,
+            num_workers=1,
+            input_format="paragraphs",
+            dynamic_masking=name == "dynamic",
+        )
+    return folder
+
+
+def batches(made, kind="static", batch_size=64, **options):
+    return Batches([f"{made}/{kind}.tfrecord-*"], batch_size, LENGTH, PREDICTIONS, **options)
+
+
+def equal(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def joined(parts):
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def identity(batch) -> list[bytes]:
+    return [
+        ids.tobytes() + label.tobytes()
+        for ids, label in zip(batch["input_ids"], batch["masked_lm_ids"], strict=True)
+    ]
+
+
+# In memory, and in windows much smaller than the data.
+windows = pytest.mark.parametrize("window", [65536, 1024])
+kinds = pytest.mark.parametrize("kind", ["static", "dynamic"])
+
+
+@kinds
+@windows
+def test_one_two_and_four_hosts_and_a_restart_at_a_random_step_see_the_same(made, kind, window):
+    whole = batches(made, kind, window_records=window)
+    steps = [0, 1, random.randrange(2, 200), random.randrange(200, 100_000)]
+    expected = {step: whole[step] for step in steps}
+    for hosts in (2, 4):
+        parts = [
+            batches(made, kind, window_records=window, shard_index=n, num_shards=hosts)
+            for n in range(hosts)
+        ]
+        for step in steps:
+            assert equal(joined([part[step] for part in parts]), expected[step])
+    for step in reversed(steps):
+        restarted = batches(made, kind, window_records=window)
+        assert equal(restarted[step], expected[step])
+
+
+@kinds
+@windows
+def test_shapes_and_types_are_those_of_the_contract(made, kind, window):
+    batch = batches(made, kind, window_records=window, shard_index=1, num_shards=2)[3]
+    assert batch.keys() == SHAPES.keys()
+    for key, (dtype, *shape) in SHAPES.items():
+        assert batch[key].dtype == dtype
+        assert batch[key].shape == (32, *shape)
+
+
+def test_every_record_comes_once_an_epoch_and_in_another_order_in_the_next(made):
+    data = batches(made, batch_size=50)
+    records = data.num_examples
+    seen = [row for step in range(2 * data.num_batches) for row in identity(data[step])]
+    first, second = seen[:records], seen[records : 2 * records]
+    once = Counter(identity(batches(made, batch_size=records, shuffle=False)[0]))
+    assert Counter(first) == Counter(second) == once
+    assert first != second
+
+
+def test_windows_hold_every_record_once_an_epoch(made):
+    """The rows of an epoch are spread over its windows, so only their number is told."""
+    data = batches(made, batch_size=64, window_records=1024)
+    window_steps = 1024 // 64
+    records = data.num_examples
+    windows_of_epochs = 8 * records // 1024 + 1
+    seen = Counter(
+        row for step in range(windows_of_epochs * window_steps) for row in identity(data[step])
+    )
+    everything = batches(made, batch_size=records, shuffle=False)[0]
+    times = Counter(identity(everything))
+    for row, copies in times.items():
+        assert 8 * copies <= seen[row] <= 9 * copies
+
+
+def test_the_seed_decides_the_order_and_the_masks(made):
+    for kind in ("static", "dynamic"):
+        a, b, c = (batches(made, kind, seed=seed) for seed in (1, 1, 2))
+        assert equal(a[5], b[5])
+        assert not equal(a[5], c[5])
+
+
+def test_without_shuffling_the_files_come_in_order_and_the_last_batch_is_padded(made):
+    paths = sorted(map(str, made.glob("static.tfrecord-*")))
+    records = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+    expected = [
+        list(tf.train.Example.FromString(r).features.feature["input_ids"].int64_list.value)
+        for r in records
+    ]
+    for window in (65536, 256):
+        data = batches(made, shuffle=False, window_records=window, batch_size=128)
+        assert data.num_examples == len(records)
+        assert data.num_batches == len(data) == -(-len(records) // 128)
+        whole = joined([data[step] for step in range(data.num_batches)])
+        real = whole["example_weights"] == 1
+        assert real.sum() == len(records)
+        assert real[: len(records)].all()
+        assert whole["input_ids"][real].tolist() == expected
+        assert not whole["masked_lm_weights"][~real].any()
+        with pytest.raises(IndexError, match="there are"):
+            data[data.num_batches]
+
+
+@pytest.mark.parametrize("window", [65536, 256])
+def test_evaluation_is_the_same_on_several_hosts_dynamic_too(made, window):
+    for kind in ("static", "dynamic"):
+        whole = batches(made, kind, shuffle=False, window_records=window)
+        parts = [
+            batches(made, kind, shuffle=False, window_records=window, shard_index=n, num_shards=4)
+            for n in range(4)
+        ]
+        for step in (0, whole.num_batches - 1):
+            assert equal(joined([part[step] for part in parts]), whole[step])
+
+
+def test_a_batch_larger_than_the_data_and_of_odd_size(made):
+    data = batches(made, batch_size=9999)
+    assert data[0]["input_ids"].shape == (9999, LENGTH)
+    assert data.num_batches == 1
+
+
+@needs_shared
+def test_the_original_scripts_records_are_read(tmp_path):
+    path = SHARED / "bert_sample/tf_examples.tfrecord"
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    plain, zipped = (Batches([str(p)], 16, 128, 20, vocab_size=30522) for p in (path, packed))
+    assert plain.num_examples == 60
+    assert equal(plain[7], zipped[7])
+
+
+def test_both_sets_of_feature_names_give_the_same_batches(made, small_text, tmp_path):
+    create_pretraining_data(
+        small_text.path,
+        [str(tmp_path / f"static{n}") for n in range(3)],
+        small_text.vocab_file,
+        Settings(LENGTH, PREDICTIONS, dupe_factor=1),
+        num_workers=1,
+        input_format="paragraphs",
+        use_v2_feature_names=True,
+        gzip_compress=True,
+    )
+    other = Batches([f"{tmp_path}/static?"], 64, LENGTH, PREDICTIONS)
+    assert equal(other[3], batches(made)[3])
+
+
+def write(path, **values):
+    features = {
+        "input_ids": [1] * LENGTH,
+        "input_mask": [1] * LENGTH,
+        "segment_ids": [0] * LENGTH,
+        "masked_lm_positions": [1] * PREDICTIONS,
+        "masked_lm_ids": [2] * PREDICTIONS,
+        "masked_lm_weights": [1.0] * PREDICTIONS,
+        "next_sentence_labels": [0],
+    }
+    good = dict(features)
+    features |= values
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for each in (good, good, features):
+            example = tf.train.Example()
+            for name, value in each.items():
+                if value is not None:
+                    kind = "float_list" if isinstance(value[0], float) else "int64_list"
+                    getattr(example.features.feature[name], kind).value.extend(value)
+            writer.write(example.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"input_ids": [1] * 31}, "a, record 2: input_ids holds 31 values, expected 32; max_seq"),
+        ({"masked_lm_ids": [1] * 6}, "a, record 2: masked_lm_ids holds 6 values, expected 5; max_"),
+        ({"input_ids": [1] * 31 + [900]}, "a, record 2: token id 900 is not in the vocab.* of 800"),
+        ({"masked_lm_ids": [1, 2, 3, 4, -7]}, "a, record 2: token id -7 is not"),
+        ({"masked_lm_positions": [99] * 5}, "a, record 2: masked position 99 is beyond"),
+        ({"segment_ids": None}, "a, record 2: segment_ids holds 0 values"),
+    ],
+)
+def test_a_wrong_record_is_refused_by_name(tmp_path, values, message):
+    write(tmp_path / "a", **values)
+    with pytest.raises(ValueError, match=message):
+        Batches([f"{tmp_path}/a"], 2, LENGTH, PREDICTIONS, vocab_size=800)[0]
+
+
+def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"static.*record 0: .* holds 32 values, expected 64; max_s"
+    ):
+        Batches([f"{made}/static.tfrecord-*"], 2, 64, PREDICTIONS)
+    with pytest.raises(
+        ValueError, match="made with a vocabulary of 800, the model's vocab_size is"
+    ):
+        batches(made, vocab_size=700)
+    with pytest.raises(ValueError, match="made for max_seq_length=32, which does not fit 16"):
+        Batches([f"{made}/dynamic.tfrecord-*"], 2, 16, PREDICTIONS)
+    with pytest.raises(ValueError, match="its masks are in the records"):
+        batches(made, masked_lm_prob=0.3)
+    with pytest.raises(ValueError, match="batch_size: 10 cannot be divided among 4 hosts"):
+        batches(made, batch_size=10, num_shards=4)
+    with pytest.raises(ValueError, match="shard_index: got 4, expected 0 to 3"):
+        batches(made, shard_index=4, num_shards=4)
+    with tf.io.TFRecordWriter(str(tmp_path / "b")) as writer:
+        writer.write(tf.train.Example().SerializeToString())
+    with pytest.raises(ValueError, match="b, record 0: no feature 'input_ids'"):
+        Batches([f"{tmp_path}/b"], 2, LENGTH, PREDICTIONS)
+
+
+def test_dynamic_masks_change_from_epoch_to_epoch(made):
+    data = batches(made, "dynamic", batch_size=64)
+    epochs = [Counter(), Counter()]
+    for epoch, seen in enumerate(epochs):
+        for step in range(epoch * data.num_batches, (epoch + 1) * data.num_batches):
+            seen.update(row.tobytes() for row in data[step]["input_ids"])
+    assert len(epochs[0] & epochs[1]) < 0.02 * data.num_examples
+
+
+def test_dynamic_records_without_next_sentence_have_one_part(made):
+    batch = batches(made, "dynamic", use_next_sentence=False)[0]
+    assert not batch["segment_ids"].any()
+    assert not batch["next_sentence_labels"].any()

@@ -1,0 +1,191 @@
+"""Building records: the same bytes whatever the workers and interruptions; nothing half written."""
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_text import small_text as small_text
+
+from official_bert import corpus
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.instances import Settings
+
+SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 40_000)
+
+
+def build(small_text, folder, name="a.tfrecord", settings=SETTINGS, **options):
+    options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
+    output = str(folder / name)
+    return create_pretraining_data(
+        small_text.path, output, small_text.vocab_file, settings, **options
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_output_does_not_depend_on_the_workers(small_text, tmp_path, dynamic):
+    made = []
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        build(small_text, folder, num_workers=workers, dynamic_masking=dynamic)
+        made.append(contents(folder))
+    assert made[0] == made[1]
+    assert list(made[0]) == ["a.manifest.json", *(f"a.tfrecord-0000{n}-of-00003" for n in range(3))]
+
+
+def test_shards_are_even_and_the_manifest_tells_what_is_in_them(small_text, tmp_path):
+    summary = build(small_text, tmp_path)
+    manifest = json.loads((tmp_path / "a.manifest.json").read_text())
+    counts = [entry["records"] for entry in manifest["shards"]]
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) == summary["sequences"] == manifest["counts"]["sequences"]
+    tokens = 0
+    for entry in manifest["shards"]:
+        path = tmp_path / entry["file"]
+        records = list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
+        assert len(records) == entry["records"]
+        sizes = np.cumsum([0, *(len(r) + 16 for r in records)])
+        assert entry["bytes"] == sizes[-1] == path.stat().st_size
+        assert entry["block_offsets"] == sizes[:-1][::256].tolist()
+        for record in records:
+            features = tf.train.Example.FromString(record).features.feature
+            tokens += sum(features["input_mask"].int64_list.value)
+    assert tokens == summary["tokens"]
+    assert summary["documents"] == 40
+    assert summary["unknown_tokens"] < 0.01 * summary["text_tokens"]
+
+
+def test_gzip_and_v2_names_change_the_wrapping_only(small_text, tmp_path):
+    build(small_text, tmp_path)
+    build(small_text, tmp_path, "z.tfrecord", gzip_compress=True)
+    for shard in tmp_path.glob("z.tfrecord-*"):
+        plain = (tmp_path / shard.name.replace("z.", "a.")).read_bytes()
+        assert gzip.decompress(shard.read_bytes()) == plain
+        read = tf.data.TFRecordDataset(str(shard), compression_type="GZIP")
+        assert b"".join(read.as_numpy_iterator()) == b"".join(
+            tf.data.TFRecordDataset(
+                str(tmp_path / shard.name.replace("z.", "a."))
+            ).as_numpy_iterator()
+        )
+
+
+COMMAND = """
+import sys
+from official_bert import corpus, create_pretraining_data, instances
+corpus.BLOCK_BYTES = 40_000
+text, output, vocab_file = sys.argv[1:]
+create_pretraining_data.create_pretraining_data(
+    text, output, vocab_file,
+    instances.Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2),
+    num_shards=3, num_workers=2, input_format="paragraphs", gzip_compress=True,
+)
+"""
+
+
+def start(small_text, folder) -> subprocess.Popen:
+    output = str(folder / "a.tfrecord")
+    command = [sys.executable, "-c", COMMAND, small_text.path, output, small_text.vocab_file]
+    return subprocess.Popen(command, start_new_session=True, cwd=Path(__file__).parents[1])
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(small_text, tmp_path):
+    whole = tmp_path / "whole"
+    began = time.monotonic()
+    assert start(small_text, whole).wait() == 0
+    seconds = time.monotonic() - began
+    expected = contents(whole)
+    rng = random.Random(os.urandom(8))
+    kills = 0
+    for trial in range(3):
+        folder = tmp_path / f"killed_{trial}"
+        for _ in range(4):
+            process = start(small_text, folder)
+            time.sleep(rng.uniform(0.2, 1) * seconds)
+            kills += process.poll() is None
+            os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+            process.wait()
+            for path in folder.glob("a.tfrecord-0*[0-9]"):  # a shard is there whole or not at all
+                assert path.read_bytes() == expected[path.name]
+        assert start(small_text, folder).wait() == 0
+        assert contents(folder) == expected
+    assert kills
+
+
+def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypatch):
+    build(small_text, tmp_path)
+    before = contents(tmp_path)
+    lines = []
+    build(small_text, tmp_path, report=lines.append)
+    assert "nothing to do" in lines[0]
+    assert contents(tmp_path) == before
+
+
+def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
+    from official_bert import record_builder
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder.Builder, "_make_shards", fail)
+        with pytest.raises(OSError, match="No space left"):
+            build(small_text, tmp_path)
+    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*")}
+    assert len(parts) > 6
+    lines = []
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder.Builder, "finish", lambda self: None)
+        build(small_text, tmp_path, report=lines.append)
+    again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*.json")}
+    assert again.items() <= parts.items()
+    assert not list((tmp_path / "a.building").glob("*.records"))  # freed as the shards were made
+
+
+def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
+    build(small_text, tmp_path)
+    first = contents(tmp_path)
+    build(small_text, tmp_path, random_seed=1)
+    second = contents(tmp_path)
+    assert first.keys() == second.keys()
+    assert all(first[name] != second[name] for name in first)
+
+
+def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch):
+    import fcntl
+
+    (tmp_path / "a.building").mkdir()
+    with open(tmp_path / "a.building/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is building"):
+            build(small_text, tmp_path)
+
+
+def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(small_text, tmp_path, monkeypatch):
+    from official_bert import record_builder
+
+    make = record_builder.Workers.work
+
+    def kill_one(self, tasks, do):
+        self._processes[0].kill()
+        make(self, tasks, do)
+
+    monkeypatch.setattr(record_builder.Workers, "work", kill_one)
+    with pytest.raises(ValueError, match=r"a worker process died .*--num_workers"):
+        build(small_text, tmp_path)

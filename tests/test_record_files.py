@@ -1,0 +1,113 @@
+"""Opening record files of any origin; what is wrong with one is said with its name."""
+
+import gzip
+import json
+
+import pytest
+import tensorflow as tf
+from small_text import small_text as small_text
+
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.instances import Settings
+from official_bert.record_files import RecordFiles
+
+
+@pytest.fixture(scope="module")
+def made(small_text, tmp_path_factory):
+    """Folders with the same records: plain, in GZIP."""
+    folder = tmp_path_factory.mktemp("records")
+    for name in ("plain", "gzip"):
+        create_pretraining_data(
+            small_text.path,
+            str(folder / name / "a.tfrecord"),
+            small_text.vocab_file,
+            Settings(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=1),
+            num_shards=2,
+            num_workers=1,
+            input_format="paragraphs",
+            gzip_compress=name == "gzip",
+        )
+    return folder
+
+
+def all_records(files: RecordFiles) -> list[bytes]:
+    return [record for block in range(len(files.blocks)) for record in files.read(block)]
+
+
+def copy(made, tmp_path, kind: str, with_manifest: bool) -> str:
+    for path in (made / kind).iterdir():
+        if with_manifest or "manifest" not in path.name:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    return f"{tmp_path}/a*"
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip"])
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_the_same_records_with_and_without_manifest_and_gzip(made, tmp_path, kind, with_manifest):
+    files = RecordFiles([copy(made, tmp_path, kind, with_manifest)])
+    paths = sorted(str(p) for p in (made / "plain").glob("*-of-*"))
+    expected = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+    assert all_records(files) == expected
+    assert files.num_records == len(expected)
+    assert (files.manifest is not None) == with_manifest
+    second = len(list(tf.data.TFRecordDataset(paths[0]).as_numpy_iterator()))
+    assert files.name(second + 3) == f"{files.paths[1]}, record 3"
+    start = files.blocks[0].tolist()[2] - 5
+    assert files.read(0, start, start + 2) == expected[start : start + 2]
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no file matches '.*/none\*'"):
+        RecordFiles([f"{tmp_path}/none*"])
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip"])
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_a_truncated_file_is_named(made, tmp_path, kind, with_manifest):
+    pattern = copy(made, tmp_path, kind, with_manifest)
+    path = tmp_path / "a.tfrecord-00001-of-00002"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"a\.tfrecord-00001-of-00002.*truncated"):
+        RecordFiles([pattern])
+
+
+def test_a_damaged_record_is_named_when_it_is_read(made, tmp_path):
+    pattern = copy(made, tmp_path, "plain", True)
+    path = tmp_path / "a.tfrecord-00000-of-00002"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"00000-of-00002, record 0: its checksum does not match"):
+        RecordFiles([pattern]).read(0)
+
+
+@pytest.mark.parametrize("content", [b"text that is no record at all", gzip.compress(b"text" * 9)])
+def test_a_file_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a, record 0: (no TFRecord header|truncated)"):
+        RecordFiles([f"{tmp_path}/a"])
+
+
+def test_empty_files_hold_no_records(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(ValueError, match="no records in"):
+        RecordFiles([f"{tmp_path}/a"])
+
+
+def test_a_manifest_of_something_else_is_refused(made, tmp_path):
+    pattern = copy(made, tmp_path, "plain", True)
+    (tmp_path / "a.manifest.json").write_text(json.dumps({"format": "pre-training records 99"}))
+    with pytest.raises(ValueError, match=r"a\.manifest\.json: not a manifest that this version"):
+        RecordFiles([pattern])
+
+
+def test_files_that_do_not_belong_together_are_refused(made, small_text, tmp_path):
+    create_pretraining_data(
+        small_text.path,
+        str(tmp_path / "d.tfrecord"),
+        small_text.vocab_file,
+        dynamic_masking=True,
+        num_workers=1,
+    )
+    with pytest.raises(ValueError, match=r"do not belong together.*'masking'"):
+        RecordFiles([f"{made}/plain/a*", f"{tmp_path}/d*"])
