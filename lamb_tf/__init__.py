@@ -1,8 +1,9 @@
-"""Layerwise adaptive optimizers for large batches: LAMB and LARS, their schedules and their telemetry."""
+"""Layerwise adaptive optimizers for large batches, with their schedules and telemetry."""
 
 from lamb_tf import schedules, telemetry
 from lamb_tf.lamb import LAMB
+from lamb_tf.lars import LARS
 
 __version__ = "0.1.0"
 
-__all__ = ["LAMB", "__version__", "schedules", "telemetry"]
+__all__ = ["LAMB", "LARS", "__version__", "schedules", "telemetry"]

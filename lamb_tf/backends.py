@@ -83,27 +83,31 @@ def update_on_replicas(function, variable, *args):
     """
     if BACKEND != "tensorflow":
         return function(variable, *args)
+    variable, *args = keras.tree.map_structure(native, [variable, *args])
+    if not tf.distribute.has_strategy():
+        return function(variable, *args)
     extended = tf.distribute.get_strategy().extended
-    args = keras.tree.map_structure(native, args)
     if tf.distribute.in_cross_replica_context():
-        return extended.update(native(variable), function, args=args, group=False)[0]
+        return extended.update(variable, function, args=args, group=False)[0]
     # Where replicas cannot merge (XLA on several GPUs), `update` selects the replica's part of the
     # variable, but not of the arguments.
     args = keras.tree.map_structure(
-        lambda a: extended.update(a, lambda part: part) if is_tf_variable(a) else a, args
+        lambda a: extended.update(a, lambda part: part) if isinstance(a, tf.Variable) else a, args
     )
-    return extended.update(native(variable), function, args=args)
-
-
-def is_tf_variable(value):
-    """Whether this is a `tf.Variable`."""
-    return isinstance(value, tf.Variable)
+    return extended.update(variable, function, args=args)
 
 
 def read(variable):
     """The value of a variable as a tensor; on a replica, that replica's."""
     variable = native(variable)
     return variable.read_value() if BACKEND == "tensorflow" else variable
+
+
+def to_numpy(variable):
+    """The value of a variable as a NumPy array."""
+    if BACKEND == "tensorflow":
+        return native(variable).numpy()
+    return ops.convert_to_numpy(native(variable))
 
 
 def set_zero(variable):
@@ -138,6 +142,27 @@ def run_if(condition, then, otherwise, state):
 def native(value):
     """The `tf.Variable` in a `keras.Variable`; anything else as it is."""
     return value.value if isinstance(value, keras.Variable) else value
+
+
+def compiled(function):
+    """The function as one fused kernel per shape, where nothing else would fuse it."""
+    if BACKEND != "tensorflow":
+        return function
+    kernel = tf.function(function, jit_compile=True, autograph=False)
+    return lambda *args: kernel(*args)  # TensorFlow would save a tf.function with the optimizer
+
+
+def sum_of_squares(x):
+    """Σ x² in float32."""
+    x = ops.cast(x, "float32")
+    if BACKEND == "tensorflow":
+        return 2.0 * tf.nn.l2_loss(x)  # in one pass, on all cores
+    return ops.sum(ops.square(x))
+
+
+def norm(x):
+    """‖x‖₂ in float32."""
+    return ops.sqrt(sum_of_squares(x))
 
 
 def no_autograd():

@@ -10,7 +10,63 @@ from lamb_tf.layerwise import LayerwiseOptimizer
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
 class LAMB(LayerwiseOptimizer):
-    """LAMB."""
+    """The LAMB optimizer.
+
+    For each parameter tensor x with gradient g, at step t = 1, 2, …:
+
+        m ← β₁ m + (1 − β₁) g                 m̂ = m / (1 − β₁ᵗ)
+        v ← β₂ v + (1 − β₂) g²                v̂ = v / (1 − β₂ᵗ)
+        r = m̂ / (√v̂ + ε)
+        u = r + λ x
+        x ← x − η · φ(‖x‖) / ‖u‖ · u          (ratio 1 where either norm is 0)
+
+    This is version 5 of the paper (ICLR 2020); `docs/which_lamb.md` gives the arguments for the
+    other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables. A
+    step in which any gradient of any replica is not finite changes nothing but
+    `optimizer.skipped_updates`. (So does one whose global norm overflows float32.)
+
+    Args:
+        learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
+            without arguments, or a variable.
+        beta_1: β₁, decay of the first moment, in [0, 1).
+        beta_2: β₂, decay of the second moment, in [0, 1).
+        epsilon: ε, outside the root; 0 is allowed.
+        weight_decay: λ, inside the direction whose norm is taken; a float or a schedule.
+        exclude_from_weight_decay: what is not decayed: a list of regular expressions, searched for
+            in `variable.path`, of variables, or of predicates of a variable. None and [] exclude
+            nothing.
+        exclude_from_layer_adaptation: what has trust ratio 1, in the same form. None stands for the
+            first list; [] adapts every variable.
+        bias_correction: False leaves out the divisions by 1 − βᵗ, as the authors' own code does.
+        nesterov: "first" looks one step ahead in m (N-LAMB), "both" in m and v (NN-LAMB).
+        weight_norm_bounds: φ's (γ_l, γ_u): φ(z) = min(max(z, γ_l), γ_u). None: φ(z) = z.
+        trust_ratio_bounds: (low, high) that the ratio is clipped to.
+        name: the name of the optimizer.
+        **kwargs: the arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
+            `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`. Clipping acts on what all replicas
+            and micro-steps together give.
+
+    Raises:
+        ValueError: a value out of its range; on building, a list of exclusions that names no
+            variable.
+        TypeError: an unknown argument, or an exclusion of the wrong type.
+
+    Example:
+
+    >>> model.compile(
+    ...     optimizer=lamb_tf.LAMB(
+    ...         learning_rate=1e-3,
+    ...         weight_decay=0.01,
+    ...         exclude_from_weight_decay=["bias$", "layer_normalization"],
+    ...         global_clipnorm=1.0,
+    ...     ),
+    ...     loss="mse",
+    ... )
+
+    Reference: You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 minutes,
+    https://arxiv.org/abs/1904.00962
+    """
 
     slot_names = ("m", "v")
 
@@ -41,40 +97,55 @@ class LAMB(LayerwiseOptimizer):
             name,
             **kwargs,
         )
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
+        for argument, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
+            if not 0 <= beta < 1:
+                raise ValueError(f"`{argument}` must be in [0, 1). Received {beta!r}.")
+        if not epsilon >= 0:
+            raise ValueError(f"`epsilon` must be at least 0. Received {epsilon!r}.")
+        if nesterov not in (None, "first", "both"):
+            raise ValueError(
+                '`nesterov` must be None, "first" (N-LAMB) or "both" (NN-LAMB). '
+                f"Received {nesterov!r}."
+            )
+        self.beta_1 = float(beta_1)
+        self.beta_2 = float(beta_2)
+        self.epsilon = float(epsilon)
         self.bias_correction = bias_correction
         self.nesterov = nesterov
 
     def coefficients(self, step):
-        """1 − β₁ᵗ, 1 − β₁ᵗ⁺¹, 1 − β₂ᵗ, 1 − β₂ᵗ⁺¹, or ones without bias correction."""
+        """1 − β₁ᵗ and the like, or 1 without bias correction."""
         if not self.bias_correction:
-            return dict.fromkeys(("m", "m_next", "v", "v_next"), 1.0)
+            return dict.fromkeys(("beta_1", "beta_1_next", "beta_2", "beta_2_next"), 1.0)
         return {
-            "m": one_minus_power(self.beta_1, step),
-            "m_next": one_minus_power(self.beta_1, step + 1),
-            "v": one_minus_power(self.beta_2, step),
-            "v_next": one_minus_power(self.beta_2, step + 1),
+            "beta_1": _one_minus_power(self.beta_1, step),
+            "beta_1_next": _one_minus_power(self.beta_1, step + 1.0),
+            "beta_2": _one_minus_power(self.beta_2, step),
+            "beta_2_next": _one_minus_power(self.beta_2, step + 1.0),
         }
 
     def direction(self, x, g, slots, decay, correction):
-        """u = r + λ x, where r = m̂ / (√v̂ + ε)."""
+        """u = m̂ / (√v̂ + ε) + λ x"""
         beta_1, beta_2 = self.beta_1, self.beta_2
         m = beta_1 * slots["m"] + (1 - beta_1) * g
-        v = beta_2 * slots["v"] + (1 - beta_2) * ops.square(g)
-        m_hat = m / correction["m"]
-        v_hat = v / correction["v"]
-        if self.nesterov:  # the momentum that the next step would use
-            m_hat = beta_1 * m / correction["m_next"] + (1 - beta_1) * g / correction["m"]
+        v = beta_2 * slots["v"] + (1 - beta_2) * g * g
+        m_hat = m / correction["beta_1"]
+        v_hat = v / correction["beta_2"]
+        if self.nesterov:
+            m_hat = beta_1 * m / correction["beta_1_next"] + (1 - beta_1) * g / correction["beta_1"]
         if self.nesterov == "both":
             v_hat = (
-                beta_2 * v / correction["v_next"] + (1 - beta_2) * ops.square(g) / correction["v"]
+                beta_2 * v / correction["beta_2_next"] + (1 - beta_2) * g * g / correction["beta_2"]
             )
-        r = ops.divide_no_nan(m_hat, ops.sqrt(v_hat) + self.epsilon)
+        r = ops.divide_no_nan(m_hat, ops.sqrt(v_hat) + self.epsilon)  # with ε = 0 and g = 0: 0
         return r + decay * x, {"m": m, "v": v}
 
+    def get_config(self):
+        """The arguments."""
+        names = ("beta_1", "beta_2", "epsilon", "bias_correction", "nesterov")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
-def one_minus_power(beta, step):
-    """1 − βᵗ, exact to float32: written out, 1 − 0.999 alone would lose five digits."""
+
+def _one_minus_power(beta, step):
+    """1 − βᵗ to float32 precision; written out, 1 − 0.999 would lose five of its digits."""
     return -ops.expm1(step * (math.log(beta) if beta else -math.inf))

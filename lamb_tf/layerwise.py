@@ -1,12 +1,18 @@
-"""What LAMB and LARS share: the order of a step, the trust ratio, and which variables take part in what.
+"""What LAMB and LARS share: the state of the optimizer, the order of a step, the trust ratio.
 
-A step, in this order (`docs/algorithm.md` says why):
+A step goes in this order (`docs/algorithm.md` says why):
 
-    accumulate locally -> sum over replicas -> undo the loss scale -> is every gradient finite? -> clip
-    -> per tensor: direction -> trust ratio -> apply
+    accumulate locally -> sum over replicas -> undo the loss scale -> is every gradient finite?
+    -> clip -> per tensor: direction -> trust ratio -> move
 
-`lamb.py` and `lars.py` hold the equations; `backends.py` what TensorFlow, JAX and torch do differently.
+`lamb.py` and `lars.py` hold the equations, `selection.py` finds the variables that an exclusion
+names, and `backends.py` knows what TensorFlow, JAX and torch do differently.
+
+Private parts of `keras.optimizers.Optimizer` that have no public counterpart are used in this file
+only (`PRIVATE_HOOKS`).
 """
+
+import warnings
 
 import keras
 import numpy as np
@@ -14,11 +20,24 @@ from keras import ops
 
 from lamb_tf import backends, selection
 
+PRIVATE_HOOKS = (
+    "_iterations",  # the variable behind `iterations`
+    "_learning_rate",  # what `learning_rate` was given: assigned when it is a variable
+    "_trainable_variables",  # the variables the optimizer was built with
+    "_get_variable_index",
+    "_check_variables_are_known",
+    "_filter_empty_gradients",
+    "_track_variable",  # for float32 state: `add_variable_from_reference` copies the type
+    "_model_variables_moving_average",  # read by keras.callbacks.SwapEMAWeights
+)
+
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
     """An optimizer whose step in each tensor is scaled by that tensor's trust ratio, φ(‖x‖)/‖u‖.
 
-    A subclass names its slots and gives the direction u (`direction`), and may say how x moves along it (`move`).
+    A subclass names its slots and gives the direction u (`direction`); where its equations differ,
+    also the ratio (`trust_ratio`) and the movement along u (`move`). These take and return float32
+    tensors of one variable.
     """
 
     slot_names = ()
@@ -39,71 +58,67 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 "`weight_decay_rate` is the old name of an argument: write "
                 f"`weight_decay={kwargs['weight_decay_rate']!r}`."
             )
-        is_variable = selection.is_variable(learning_rate)
-        if is_variable:
-            initial = lambda: 0.0  # noqa: E731  the base class makes no variable of its own for a callable
-        else:
-            initial = learning_rate if callable(learning_rate) else float(learning_rate)
-        super().__init__(initial, weight_decay=None, name=name, **kwargs)
-        if is_variable:
+        if selection.is_variable(learning_rate):
+            super().__init__(_no_learning_rate, name=name, **kwargs)
             self._learning_rate = learning_rate
+        else:
+            super().__init__(_rate(learning_rate), name=name, **kwargs)
+        self.weight_decay = _decay(weight_decay)
+        self.weight_norm_bounds = _bounds(weight_norm_bounds, "weight_norm_bounds")
+        self.trust_ratio_bounds = _bounds(trust_ratio_bounds, "trust_ratio_bounds")
+        self._exclusions = {
+            "exclude_from_weight_decay": exclude_from_weight_decay,
+            "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
+        }
+        for argument, value in self._exclusions.items():
+            selection.check(value, argument)
+        self._telemetry = None
         self._records_telemetry = False
-        self._telemetry = {}
-        self.weight_decay = weight_decay
-        self.weight_norm_bounds = bounds(weight_norm_bounds, "weight_norm_bounds")
-        self.trust_ratio_bounds = bounds(trust_ratio_bounds, "trust_ratio_bounds")
-        self._exclusions = (
-            selection.as_list(exclude_from_weight_decay, "exclude_from_weight_decay"),
-            selection.as_list(exclude_from_layer_adaptation, "exclude_from_layer_adaptation"),
-        )
+        self._has_stepped = False
 
-    # Building: slots, counters, and the choice of variables. All of it is state of the optimizer and saved with it.
+    # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
     def build(self, variables):
-        """Creates the slots (float32 whatever the type of the variable) and settles which variables are excluded."""
+        """Creates the state, in float32 whatever the type of the variables."""
         if self.built:
             return
-        accumulation, self.gradient_accumulation_steps = self.gradient_accumulation_steps, None
-        use_ema, self.use_ema = self.use_ema, False
-        super().build(variables)  # would make accumulators and averages of the variable's type
-        self.gradient_accumulation_steps, self.use_ema = accumulation, use_ema
+        variables = list(variables)
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise ValueError(
+                    f"{selection.path_of(variable)} is a scale of float8 training, which wants its "
+                    f"gradient written into it. {type(self).__name__} does not do that: train it "
+                    "with another optimizer, or without float8."
+                )
+        options = self.gradient_accumulation_steps, self.use_ema
+        self.gradient_accumulation_steps, self.use_ema = None, False
+        super().build(variables)  # with these options it would add state in the variable's type
+        self.gradient_accumulation_steps, self.use_ema = options
 
         self._choice = self._add_choice(variables)
         self.skipped_updates = self._add_counter("skipped_updates")
         self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
-        if use_ema:
-            self._model_variables_moving_average = self._add_slots(variables, "average")
-        if self._records_telemetry:
-            self._telemetry = self._add_telemetry()
-        if accumulation:
+        if self.use_ema:
+            self._slots["average"] = self._add_slots(variables, "average")
+            self._model_variables_moving_average = self._slots["average"]
+        if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
-            self._accumulators = self._add_slots(
-                variables, "accumulator", synchronization="on_read"
-            )
-
-    def slots(self, variable):
-        """The state kept for one variable, by name: for LAMB `{"m": keras.Variable, "v": keras.Variable}`."""
-        index = self._get_variable_index(variable)
-        return {name: slots[index] for name, slots in self._slots.items()}
-
-    def summary(self, print_fn=print):
-        """Prints which variables are decayed and which are adapted, as a table."""
-        decayed, adapted = self._choice.numpy()
-        print_fn(selection.table(self._trainable_variables, decayed, adapted))
+            self._accumulators = self._add_slots(variables, "accumulator", on_each_replica=True)
+        if self._records_telemetry:
+            self.record_telemetry()
+        self._direct = backends.compiled(self._direct_uncompiled)
+        self._step_along = backends.compiled(self._step_along_uncompiled)
 
     def _add_choice(self, variables):
-        """Which variables are decayed and which adapted, as state: it is saved with the slots and comes back with them."""
-        no_decay, no_adaptation = self._exclusions
-        not_decayed = selection.excluded(variables, no_decay, "exclude_from_weight_decay")
-        if no_adaptation is None:
-            not_adapted = not_decayed
-        else:
-            not_adapted = selection.excluded(
-                variables, no_adaptation, "exclude_from_layer_adaptation"
-            )
+        """Which variables are decayed, and which adapted: state, and so saved and restored."""
+        first, second = self._exclusions
+        not_decayed = selection.excluded(variables, self._exclusions[first], first)
+        not_adapted = not_decayed
+        if self._exclusions[second] is not None:
+            not_adapted = selection.excluded(variables, self._exclusions[second], second)
         choice = np.logical_not([not_decayed, not_adapted])
         return self.add_variable(
-            shape=choice.shape,
+            choice.shape,
             initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),
             dtype="bool",
             aggregation="only_first_replica",
@@ -113,18 +128,18 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _add_counter(self, name):
         return self.add_variable((), dtype="int", aggregation="only_first_replica", name=name)
 
-    def _add_slots(self, variables, name, synchronization="auto"):
-        return [self._add_slot(variable, name, synchronization) for variable in variables]
+    def _add_slots(self, variables, name, on_each_replica=False):
+        return [self._add_slot(variable, name, on_each_replica) for variable in variables]
 
-    def _add_slot(self, variable, name, synchronization):
+    def _add_slot(self, variable, name, on_each_replica):
         with keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
-                lambda shape, dtype=None: ops.zeros(shape, dtype),
+                "zeros",
                 shape=tuple(variable.shape),
                 dtype="float32",
                 trainable=False,
-                aggregation="sum" if synchronization == "on_read" else "none",
-                synchronization=synchronization,
+                aggregation="sum" if on_each_replica else "none",
+                synchronization="on_read" if on_each_replica else "auto",
                 layout=getattr(variable, "_layout", None),
                 name=f"{selection.path_of(variable).replace('/', '_')}_{name}",
             )
@@ -132,35 +147,121 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return slot
 
     def record_telemetry(self):
-        """Makes every update store its norms and trust ratios; called by `telemetry.record`."""
-        self._records_telemetry = True
-        if self.built and not self._telemetry:
-            self._telemetry = self._add_telemetry()
-
-    def _add_telemetry(self):
-        shapes = {"gradient_norm": (), "layers": (len(self._trainable_variables), 3)}
-        return {
-            name: self.add_variable(
-                shape, dtype="float32", aggregation="only_first_replica", name=name
+        """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`."""
+        if self._has_stepped and self._telemetry is None:
+            raise ValueError(
+                f"Optimizer {self.name!r} has made a step; telemetry has to be asked for before."
             )
-            for name, shape in shapes.items()
-        }
+        self._records_telemetry = True
+        if self.built and self._telemetry is None:
+            shapes = {"gradient_norm": (), "layers": (len(self._trainable_variables), 3)}
+            self._telemetry = {
+                name: self.add_variable(
+                    shape, dtype="float32", aggregation="only_first_replica", name=name
+                )
+                for name, shape in shapes.items()
+            }
 
     @property
     def iterations(self):
-        """Updates made so far: neither micro-steps of accumulation nor skipped steps count."""
+        """Updates made so far; skipped ones and the micro-steps of accumulation do not count."""
         return self._iterations
+
+    def slots(self, variable):
+        """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`."""
+        index = self._get_variable_index(variable)
+        return {name: self._slots[name][index] for name in self.slot_names}
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables and patterns, as the method of every Keras optimizer of this name.
+
+        It takes the place of the argument of the same name, and has to come before the first step.
+        """
+        if self.built:
+            raise ValueError(
+                "The choice of variables is settled when the optimizer is built. Give "
+                "`exclude_from_weight_decay` to the constructor, or call this before."
+            )
+        self._exclusions["exclude_from_weight_decay"] = [*(var_list or []), *(var_names or [])]
+
+    def summary(self, print_fn=print):
+        """Prints a table of the variables: which are decayed, and which adapted."""
+        if not self.built:
+            raise ValueError("The choice of variables is known once `build(variables)` was called.")
+        print_fn(selection.table(self._trainable_variables, *backends.to_numpy(self._choice)))
+
+    def finalize_variable_values(self, var_list):
+        """At the end of training: with `use_ema`, replaces the variables by their averages."""
+        if self.use_ema:
+            for variable in var_list:
+                index = self._get_variable_index(variable)
+                variable.assign(self._slots["average"][index].value)
+
+    def save_own_variables(self, store):
+        """Writes the state into a `.keras` or `.weights.h5` file."""
+        for i, variable in enumerate(self._saved_variables()):
+            store[str(i)] = backends.to_numpy(variable)
+
+    def load_own_variables(self, store):
+        """Reads the state; a choice of variables that is not that of the constructor is told."""
+        variables = self._saved_variables()
+        if len(store.keys()) != len(variables):
+            warnings.warn(
+                f"The state of optimizer {self.name!r} was not loaded: the file holds "
+                f"{len(store.keys())} of its variables, where {len(variables)} are needed.",
+                stacklevel=2,
+            )
+            return
+        configured = backends.to_numpy(self._choice) if self.built else None
+        for i, variable in enumerate(variables):
+            variable.assign(store[str(i)])
+        if self.built and (backends.to_numpy(self._choice) != configured).any():
+            warnings.warn(
+                "The loaded state decays or adapts other variables than the arguments of "
+                f"{self.name!r} say; the loaded choice holds. `summary()` shows it.",
+                stacklevel=2,
+            )
+
+    def _saved_variables(self):
+        unsaved = [id(v) for v in (self._telemetry or {}).values()]
+        return [v for v in self.variables if id(v) not in unsaved]
+
+    def get_config(self):
+        """The arguments; variables and predicates among the exclusions become their paths."""
+        config = super().get_config()
+        decay = self.weight_decay
+        config["weight_decay"] = (
+            keras.saving.serialize_keras_object(decay) if callable(decay) else decay
+        )
+        for argument, exclusions in self._exclusions.items():
+            variables = self._trainable_variables if self.built else None
+            config[argument] = selection.as_patterns(exclusions, variables, argument)
+        config["weight_norm_bounds"] = self.weight_norm_bounds
+        config["trust_ratio_bounds"] = self.trust_ratio_bounds
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` described."""
+        config = dict(config)
+        for argument in ("learning_rate", "weight_decay"):
+            if isinstance(config.get(argument), dict):
+                config[argument] = keras.saving.deserialize_keras_object(
+                    config[argument], custom_objects=custom_objects
+                )
+        return cls(**config)
 
     # A step.
 
     def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
-        """Updates the variables, in the order the module states.
+        """Updates the variables, in the order that the module states.
 
         Args:
-            grads: one gradient a variable (dense, `tf.IndexedSlices`, or None for a variable that takes no part). Inside
-                `strategy.run` each replica gives its own, and they are summed here.
+            grads: one gradient a variable: dense, `tf.IndexedSlices`, or None for a variable that
+                takes no part. In `strategy.run` each replica gives its own; their sum is applied.
             trainable_variables: the variables; may be left out once the optimizer is built.
-            skip_gradients_aggregation: the gradients are already summed over all replicas (and equal on all).
+            skip_gradients_aggregation: for gradients that the caller has summed over all replicas
+                and workers himself (so that they are equal on all): the sum is left out.
         """
         grads, variables = self._taking_part(grads, trainable_variables)
         if not grads:
@@ -174,21 +275,22 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             )
 
     def _taking_part(self, grads, variables):
-        """The gradients that are there, and their variables; builds the optimizer on the first call."""
+        """The gradients there are, and their variables; builds the optimizer on the first call."""
         grads = list(grads)
         if not grads:
             return [], []
         if variables is None and not self.built:
             raise ValueError(
-                "The first call of `apply` needs the variables: `apply(grads, variables)`, or call "
-                "`optimizer.build(variables)` before."
+                "The first call of `apply` needs the variables: `apply(grads, variables)`, or "
+                "`optimizer.build(variables)` before it."
             )
-        variables = list(variables) if variables is not None else self._trainable_variables
+        variables = list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
             raise ValueError(f"Received {len(grads)} gradients for {len(variables)} variables.")
         if not self.built:
             self.build(variables)
         self._check_variables_are_known(variables)
+        self._has_stepped = True
         return self._filter_empty_gradients(grads, variables)
 
     def _accumulate(self, grads, variables):
@@ -202,9 +304,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _step(self, grads, variables, aggregate):
         """One call of `apply`, for all replicas: an update, unless more micro-steps are to come."""
-        steps = self.gradient_accumulation_steps
-        if not steps:
-            return self._update(grads, variables, aggregate)
+        if not self.gradient_accumulation_steps:
+            self._update(grads, variables, aggregate)
+            return
 
         def update_and_start_again():
             self._update(grads, variables, aggregate)
@@ -213,7 +315,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 backends.set_zero(accumulator)
 
         backends.run_if(
-            ops.equal(self._micro_step, steps - 1),
+            ops.equal(self._micro_step, self.gradient_accumulation_steps - 1),
             update_and_start_again,
             lambda: self._micro_step.assign_add(1),
             state=self.variables + variables,
@@ -224,7 +326,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if aggregate:
             grads = backends.sum_over_replicas(grads, variables)
         grads = [backends.densify(g, v) for g, v in zip(grads, variables)]
-        squares = ops.stack([sum_of_squares(backends.first_replica(g)) for g in grads])
+        # One pass over the gradients tells both whether all of them are finite and how to clip.
+        squares = ops.stack([backends.sum_of_squares(backends.first_replica(g)) for g in grads])
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
             self._telemetry["gradient_norm"].assign(gradient_norm)
@@ -236,10 +339,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         )
 
     def _gradient_scales(self, squares):
-        """The global norm of the true gradient, and the factor that undoes the scale of each tensor's and clips it."""
-        factor = 1.0 / ((self.loss_scale_factor or 1.0) * (self.gradient_accumulation_steps or 1))
+        """The norm of the true gradient, and per tensor the factor that unscales and clips it."""
+        loss_scale = 1.0 if self.loss_scale_factor is None else self.loss_scale_factor
+        factor = 1.0 / (loss_scale * (self.gradient_accumulation_steps or 1))
         gradient_norm = ops.sqrt(ops.sum(squares)) * factor
-        scales = ops.full(squares.shape, factor)
+        scales = ops.ones_like(squares) * factor
         if self.global_clipnorm:
             scales *= self.global_clipnorm / ops.maximum(gradient_norm, self.global_clipnorm)
         if self.clipnorm:
@@ -249,94 +353,138 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _update_tensors(self, grads, variables, scales):
         step = ops.cast(self._iterations, "float32") + 1.0
         learning_rate = ops.cast(self.learning_rate, "float32")
-        weight_decay = self.weight_decay
-        if callable(weight_decay):
-            weight_decay = weight_decay(self._iterations)
+        decay = self.weight_decay
+        decay = ops.cast(decay(self._iterations) if callable(decay) else decay, "float32")
         decayed, adapted = ops.unstack(backends.read(self._choice))
-        decays = ops.unstack(ops.where(decayed, ops.cast(weight_decay, "float32"), 0.0))
-        adapted = ops.unstack(adapted)
+        decays, adapted = ops.unstack(ops.where(decayed, decay, 0.0)), ops.unstack(adapted)
         coefficients = self.coefficients(step)
-        figures = {}
+
+        figures = [ops.zeros(3)] * len(self._trainable_variables)
         for gradient, variable, scale in zip(grads, variables, scales):
-            index = self._get_variable_index(variable)
-            figures[index] = backends.update_on_replicas(
+            i = self._get_variable_index(variable)
+            figures[i] = backends.update_on_replicas(
                 self._update_tensor,
                 variable,
-                {name: slots[index] for name, slots in self._slots.items()},
+                {name: slots[i] for name, slots in self._slots.items()},
                 gradient,
-                scale,
-                coefficients,
-                learning_rate,
-                decays[index],
-                adapted[index],
-                variable.constraint,
+                {
+                    "step": step,
+                    "learning_rate": learning_rate,
+                    "gradient_scale": scale,
+                    "decay": decays[i],
+                    "adapted": adapted[i],
+                    "coefficients": coefficients,
+                },
             )
+            if variable.constraint is not None:
+                backends.update_on_replicas(
+                    lambda x, constraint=variable.constraint: self.assign(x, constraint(x)),
+                    variable,
+                )
         if self._telemetry:
-            untouched = ops.zeros(3)
-            rows = [figures.get(i, untouched) for i in range(len(self._trainable_variables))]
-            self._telemetry["layers"].assign(ops.stack(rows))
+            self._telemetry["layers"].assign(ops.stack(figures))
         self._iterations.assign_add(1)
 
-    def _update_tensor(
-        self, x, slots, g, scale, coefficients, learning_rate, decay, adapted, constraint
-    ):
-        """x ← x − η ratio u, on one replica; returns the figures telemetry keeps."""
-        g = g * scale
-        if self.clipvalue:
-            g = ops.clip(g, -self.clipvalue, self.clipvalue)
-        x32 = ops.cast(x, "float32")
-        values = {name: backends.read(slot) for name, slot in slots.items()}
-        u, values = self.direction(x32, g, values, decay, coefficients)
-        weight_norm, update_norm = norm(x32), norm(u)
-        ratio = ops.where(adapted, self.trust_ratio(weight_norm, update_norm), 1.0)
-        new_x, values = self.move(x32, u, values, learning_rate * ratio)
-        for name, slot in slots.items():
-            self.assign(slot, values[name])
-        if constraint is not None:
-            new_x = constraint(new_x)
-        self.assign(x, new_x)
+    def _update_tensor(self, x, slots, g, scalars):
+        """x ← x − η ratio u, on one replica; returns what telemetry keeps."""
+        u = self._direct(x, slots, g, scalars)
+        weight_norm, update_norm = backends.norm(x), backends.norm(u)
+        ratio = self.trust_ratio(weight_norm, update_norm, scalars["decay"])
+        ratio = ops.where(scalars["adapted"], ratio, 1.0)
+        self._step_along(x, slots, u, scalars, scalars["learning_rate"] * ratio)
         return ops.stack([weight_norm, update_norm, ratio])
 
-    def trust_ratio(self, weight_norm, update_norm):
-        """φ(‖x‖)/‖u‖, and 1 where either norm is 0."""
+    def _direct_uncompiled(self, x, slots, g, scalars):
+        """The direction u of one tensor; moves its slots."""
+        g = g * scalars["gradient_scale"]
+        if self.clipvalue:
+            g = ops.clip(g, -self.clipvalue, self.clipvalue)
+        x = ops.cast(x, "float32")
+        values = {name: backends.read(slot) for name, slot in slots.items()}
+        u, moved = self.direction(x, g, values, scalars["decay"], scalars["coefficients"])
+        for name, value in moved.items():
+            self.assign(slots[name], value)
+        return u
+
+    def _step_along_uncompiled(self, x, slots, u, scalars, step_size):
+        """Moves one tensor along u, and its average with it."""
+        values = {name: backends.read(slot) for name, slot in slots.items()}
+        x32 = ops.cast(x, "float32")
+        new_x, moved = self.move(x32, u, values, step_size, scalars["decay"])
+        if self.use_ema:
+            momentum = ops.where(scalars["step"] > 1, self.ema_momentum, 0.0)
+            moved["average"] = momentum * values["average"] + (1 - momentum) * new_x
+            if self.ema_overwrite_frequency:
+                due = ops.equal(ops.mod(scalars["step"], self.ema_overwrite_frequency), 0)
+                new_x = ops.where(due, moved["average"], new_x)
+        for name, value in moved.items():
+            self.assign(slots[name], value)
+        self.assign(x, new_x)
+
+    # The equations; `lamb.py` and `lars.py` fill them in.
+
+    def coefficients(self, step):
+        """Scalars that `direction` needs and that all tensors share. The first step is 1."""
+        return {}
+
+    def direction(self, x, g, slots, decay, coefficients):
+        """The direction u, and the slots that moved."""
+        raise NotImplementedError
+
+    def trust_ratio(self, weight_norm, update_norm, decay):
+        """φ(‖x‖)/‖u‖, and 1 where either is 0."""
+        return self.bounded_ratio(weight_norm, update_norm)
+
+    def bounded_ratio(self, weight_norm, denominator, factor=1.0):
+        """factor φ(‖x‖) / denominator within the bounds, and 1 where it would be 0 or ∞."""
         if self.weight_norm_bounds:
             weight_norm = ops.clip(weight_norm, *self.weight_norm_bounds)
-        both = ops.logical_and(weight_norm > 0, update_norm > 0)
-        ratio = ops.where(both, weight_norm / update_norm, 1.0)
+        both = ops.logical_and(weight_norm > 0, denominator > 0)
+        ratio = ops.where(both, factor * weight_norm / denominator, 1.0)
         if self.trust_ratio_bounds:
             ratio = ops.clip(ratio, *self.trust_ratio_bounds)
         return ratio
 
-    def coefficients(self, step):
-        """What `direction` needs that is the same for all tensors in this step (1 for the first)."""
-        return {}
-
-    def direction(self, x, g, slots, decay, coefficients):
-        """The direction u, whose norm the trust ratio divides by, and the new slots."""
-        raise NotImplementedError
-
-    def move(self, x, u, slots, step_size):
-        """The new x and slots."""
-        return x - step_size * u, slots
+    def move(self, x, u, slots, step_size, decay):
+        """x − step_size u, and the slots that moved."""
+        return x - step_size * u, {}
 
 
-def norm(x):
-    """The L2 norm of a tensor, in float32."""
-    return ops.sqrt(sum_of_squares(x))
+def _no_learning_rate():
+    """Stands in until the user's variable takes its place: Keras would make one for a number."""
+    return 0.0
 
 
-def sum_of_squares(x):
-    """Σ x², in float32."""
-    return ops.sum(ops.square(x))
+def _rate(value):
+    """A learning rate as Keras wants it."""
+    if callable(value):
+        return value
+    if isinstance(value, str) or np.ndim(value) or not float(value) >= 0:
+        raise ValueError(
+            "`learning_rate` must be a number of at least 0, a schedule, a callable without "
+            f"arguments or a variable. Received {value!r}."
+        )
+    return float(value)
 
 
-def bounds(value, argument):
-    """A pair (low, high) of numbers with 0 ≤ low ≤ high, or None."""
+def _decay(value):
+    """A weight decay: a number or a schedule."""
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return value
+    if value is None or isinstance(value, str) or callable(value) or not float(value) >= 0:
+        raise ValueError(
+            "`weight_decay` must be a number of at least 0 (0 for none), or a "
+            f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
+        )
+    return float(value)
+
+
+def _bounds(value, argument):
+    """A pair of numbers, 0 ≤ low ≤ high, or None."""
     if value is None:
         return None
-    low, high = value
-    if not 0 <= low <= high:
+    if len(value) != 2 or not 0 <= value[0] <= value[1]:
         raise ValueError(
-            f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value}."
+            f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}."
         )
-    return (float(low), float(high))
+    return (float(value[0]), float(value[1]))

@@ -1,4 +1,4 @@
-"""Which variables are decayed and which are adapted: resolves exclusions to flags, and prints them as a table."""
+"""Which variables an exclusion names, and the table of what is decayed and what is adapted."""
 
 import re
 import warnings
@@ -11,21 +11,46 @@ def path_of(variable):
     return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
-def as_list(exclusions, argument):
-    """`None`, one item or several, as a list; raises TypeError on what is neither pattern, variable nor predicate."""
+def as_list(exclusions):
+    """None, one exclusion or several, as a list."""
     if exclusions is None:
-        return None
-    if not isinstance(exclusions, (list, tuple, set)):
-        exclusions = [exclusions]
-    for item in exclusions:
-        if not (isinstance(item, str) or callable(item) or is_variable(item)):
-            raise TypeError(
-                f"`{argument}` takes regular expressions, variables or predicates. "
-                f"Received an item of type {type(item).__name__}: {item!r}."
-            )
+        return []
+    if isinstance(exclusions, (list, tuple, set)):
+        return list(exclusions)
+    return [exclusions]
+
+
+def check(exclusions, argument):
+    """Raises TypeError on an item that is neither regular expression, variable nor predicate."""
+    for item in as_list(exclusions):
         if isinstance(item, str):
             re.compile(item)
-    return list(exclusions)
+        elif not (callable(item) or is_variable(item)):
+            raise TypeError(
+                f"`{argument}` takes regular expressions, variables and predicates of a variable. "
+                f"Received an item of type {type(item).__name__}: {item!r}."
+            )
+
+
+def as_patterns(exclusions, variables, argument):
+    """The exclusions as strings, to be saved: what is not a pattern becomes the paths it names.
+
+    Raises ValueError if that is needed and the variables are not yet known (None).
+    """
+    if exclusions is None:
+        return None
+    patterns = []
+    for item in as_list(exclusions):
+        if isinstance(item, str):
+            patterns.append(item)
+        elif variables is None:
+            raise ValueError(
+                f"`{argument}` holds {item!r}, which can be saved only once the optimizer was "
+                "built. Call `optimizer.build(variables)` before, or give regular expressions."
+            )
+        else:
+            patterns += [f"^{re.escape(path_of(v))}$" for v in variables if matches(item, v)]
+    return patterns
 
 
 def is_variable(item):
@@ -36,9 +61,10 @@ def is_variable(item):
 def excluded(variables, exclusions, argument):
     """One bool per variable: does any of `exclusions` name it?
 
-    Raises ValueError if none of the exclusions matches anything (and warns of those that are idle beside others that
-    match): a pattern written for other names would otherwise decay every bias, and say nothing.
+    Raises ValueError if none of the exclusions names a variable, and warns of one that is idle
+    beside others: a pattern written for other names would decay every bias, and say nothing.
     """
+    exclusions = as_list(exclusions)
     if not exclusions:
         return [False] * len(variables)
     hits = [[matches(item, variable) for variable in variables] for item in exclusions]
@@ -46,7 +72,7 @@ def excluded(variables, exclusions, argument):
     if len(idle) == len(exclusions):
         paths = "\n  ".join(path_of(v) for v in variables)
         raise ValueError(
-            f"No variable matches `{argument}`={exclusions!r}, which looked at these paths:\n  {paths}\n"
+            f"No variable matches `{argument}`={exclusions!r} among these paths:\n  {paths}\n"
             "Give regular expressions that are found in these paths, or [] to exclude nothing."
         )
     for item in idle:
@@ -55,7 +81,7 @@ def excluded(variables, exclusions, argument):
 
 
 def matches(item, variable):
-    """Whether one exclusion names `variable`: a regex found in its path, the variable itself, or a true predicate."""
+    """Whether one exclusion, a pattern, variable or predicate, names `variable`."""
     if isinstance(item, str):
         return re.search(item, path_of(variable)) is not None
     if is_variable(item):

@@ -1,42 +1,208 @@
-"""Per-layer norms and trust ratios: what a layerwise optimizer decided in its last update.
+"""What a layerwise optimizer decided: weight norm, update norm and trust ratio of every variable.
 
-`record(optimizer)` before the first step; `read` and `gradient_norm` at any time after one.
+telemetry.record(optimizer)          # before the first step; without it nothing is computed
+telemetry.read(optimizer)            # after a step, in eager code
+telemetry.tensors(optimizer)         # the same inside a graph
+telemetry.Log("logs")                # a callback: JSON lines, and TensorBoard where installed
+telemetry.plot("logs/telemetry.jsonl")
 """
 
-LAYER_FIGURES = ("weight_norm", "update_norm", "trust_ratio")
+import json
+import os
+
+import keras
+import numpy as np
+
+from lamb_tf import backends
+
+FIGURES = ("weight_norm", "update_norm", "trust_ratio")
 
 
 def record(optimizer):
-    """From the next step on, each update stores the norms and trust ratio of every variable and the gradient's norm."""
+    """From now on each update keeps its figures, in variables of the optimizer (never saved).
+
+    Args:
+        optimizer: a `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
+
+    Raises:
+        TypeError: another optimizer.
+        ValueError: it has made a step already: a traced step would go on without recording.
+    """
     _layerwise(optimizer).record_telemetry()
 
 
 def read(optimizer):
-    """`{variable.path: {"weight_norm": …, "update_norm": …, "trust_ratio": …}}` of the last update, as floats.
+    """`{variable.path: {"weight_norm": …, "update_norm": …, "trust_ratio": …}}`, in floats.
 
-    The weight norm is that before the update; the update norm is ‖u‖, before the trust ratio and the learning rate.
+    The figures are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
+    was used, which is 1 for a variable that is not adapted. A variable without gradient has zeros.
     """
-    optimizer = _layerwise(optimizer)
-    rows = _recorded(optimizer)["layers"].numpy()
+    layers, _ = tensors(optimizer)
+    paths = [variable.path for variable in _layerwise(optimizer)._trainable_variables]
     return {
-        variable.path: {name: float(value) for name, value in zip(LAYER_FIGURES, row)}
-        for variable, row in zip(optimizer._trainable_variables, rows)
+        path: dict(zip(FIGURES, row))
+        for path, row in zip(paths, backends.to_numpy(layers).tolist())
     }
 
 
 def gradient_norm(optimizer):
-    """The global norm of the last gradient: summed over replicas, loss scale undone, before clipping."""
-    return float(_recorded(_layerwise(optimizer))["gradient_norm"].numpy())
+    """The global norm of the last gradient: over all replicas, unscaled, before clipping.
+
+    That of a skipped update counts too; it is infinite or not a number.
+    """
+    _, norm = tensors(optimizer)
+    return float(backends.to_numpy(norm))
+
+
+def tensors(optimizer):
+    """The variables behind `read` and `gradient_norm`, to be used in a graph.
+
+    Returns:
+        A `keras.Variable` of shape (variables, 3), a row for each of the variables that the
+        optimizer was built with and a column for each of `FIGURES`; and a scalar one.
+
+    Raises:
+        ValueError: `record` was not called, or the optimizer is not built yet.
+    """
+    recorded = _layerwise(optimizer)._telemetry
+    if recorded is None:
+        raise ValueError(
+            "There is no telemetry: call `telemetry.record(optimizer)` before the first step, and "
+            "read after it."
+        )
+    return recorded["layers"], recorded["gradient_norm"]
 
 
 def _layerwise(optimizer):
-    """The optimizer itself, out of a LossScaleOptimizer around it."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _recorded(optimizer):
-    if not optimizer._telemetry:
-        raise ValueError(
-            f"{optimizer.name!r} records no telemetry. Call `telemetry.record(optimizer)` before the first step."
+    """The layerwise optimizer, also out of the LossScaleOptimizer around it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(inner, "record_telemetry"):
+        raise TypeError(
+            f"Telemetry is of lamb_tf's optimizers. Received a {type(inner).__name__} optimizer."
         )
-    return optimizer._telemetry
+    return inner
+
+
+class Log(keras.callbacks.Callback):
+    """A callback that writes the figures while `fit` runs.
+
+    Into `directory/telemetry.jsonl`, a line each time: `{"step", "skipped_updates",
+    "learning_rate", "gradient_norm", "layers": {path: {"weight_norm", …}}}`. Where TensorBoard is
+    installed, also histograms over the layers and a curve of the gradient norm.
+
+    Args:
+        directory: where to write; made where it is missing.
+        every: batches from one line to the next.
+
+    Example:
+
+    >>> model.fit(x, y, callbacks=[lamb_tf.telemetry.Log("logs", every=100)])
+    """
+
+    def __init__(self, directory, every=100):
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"`every` must be at least 1 batch. Received {every!r}.")
+        self.directory = os.fspath(directory)
+        self.every = every
+        self._batches = 0
+
+    def on_train_begin(self, logs=None):
+        if _layerwise(self.model.optimizer)._telemetry is None:
+            record(self.model.optimizer)
+        os.makedirs(self.directory, exist_ok=True)
+        self._path = os.path.join(self.directory, "telemetry.jsonl")
+        self._events = _event_writer(self.directory)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
+        if self._batches % self.every:
+            return
+        if hasattr(self.model, "jax_state_sync"):  # on JAX `fit` keeps the state to itself
+            self.model.jax_state_sync()
+        optimizer = _layerwise(self.model.optimizer)
+        norm = gradient_norm(optimizer)
+        row = {
+            "step": int(backends.to_numpy(optimizer.iterations)),
+            "skipped_updates": int(backends.to_numpy(optimizer.skipped_updates)),
+            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+            "gradient_norm": norm if np.isfinite(norm) else None,  # JSON knows no infinity
+            "layers": read(optimizer),
+        }
+        with open(self._path, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+        if self._events:
+            _write_events(self._events, row)
+
+    def on_train_end(self, logs=None):
+        if self._events:
+            self._events.close()
+
+
+def _event_writer(directory):
+    """A writer of TensorBoard's event files, or None where TensorBoard is not installed."""
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        return None
+    return EventFileWriter(directory)
+
+
+def _write_events(events, row):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+    summaries = []
+    if row["gradient_norm"] is not None:
+        summaries.append(scalar_pb("gradient_norm", row["gradient_norm"]))
+    for figure in FIGURES:
+        over_layers = np.array([layer[figure] for layer in row["layers"].values()])
+        summaries.append(histogram_pb(figure, over_layers))
+    for summary in summaries:
+        events.add_event(Event(step=row["step"], summary=summary))
+    events.flush()
+
+
+def plot(path, figure="trust_ratio", output=None):
+    """Draws one figure of every variable over the steps, as a map, and the gradient norm above it.
+
+    Args:
+        path: a `telemetry.jsonl` that `Log` wrote.
+        figure: one of `FIGURES`.
+        output: an image file to write.
+
+    Returns:
+        The `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: another figure, or a file without lines.
+    """
+    from matplotlib.figure import Figure
+
+    if figure not in FIGURES:
+        raise ValueError(f"`figure` must be one of {FIGURES}. Received {figure!r}.")
+    with open(path, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    if not rows:
+        raise ValueError(f"{path} holds no lines yet.")
+    steps = [row["step"] for row in rows]
+    variables = list(rows[-1]["layers"])
+    values = np.array([[row["layers"][v][figure] for row in rows] for v in variables])
+
+    drawing = Figure(figsize=(9, 2.5 + 0.16 * len(variables)), layout="constrained")
+    norms, layers = drawing.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.16 * len(variables)))
+    norms.semilogy(steps, [row["gradient_norm"] or np.nan for row in rows])
+    norms.set_ylabel("gradient norm")
+    logarithms = np.log10(np.maximum(values, np.finfo(np.float32).tiny))
+    if len(steps) > 1:
+        image = layers.pcolormesh(steps, range(len(variables)), logarithms, shading="nearest")
+    else:
+        image = layers.imshow(logarithms, aspect="auto")
+    drawing.colorbar(image, ax=layers, label=f"log10 of {figure.replace('_', ' ')}")
+    layers.set_yticks(range(len(variables)), variables, fontsize=6)
+    layers.invert_yaxis()
+    layers.set_xlabel("updates")
+    if output is not None:
+        drawing.savefig(output, dpi=120)
+    return drawing

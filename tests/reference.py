@@ -1,15 +1,9 @@
-"""The formulas of the papers, written out in float64 NumPy, one tensor at a time. Independent of lamb_tf."""
+"""The formulas of the papers, written out in float64 NumPy, one tensor at a time.
+
+Independent of lamb_tf. `learning_rate` and `weight_decay` may be functions of the updates made.
+"""
 
 import numpy as np
-
-
-def trust_ratio(x, u, weight_norm_bounds=None, trust_ratio_bounds=None):
-    """φ(‖x‖)/‖u‖, and 1 where either is 0 (arXiv 1904.00962, v5)."""
-    weight_norm, update_norm = np.linalg.norm(x), np.linalg.norm(u)
-    if weight_norm_bounds:
-        weight_norm = np.clip(weight_norm, *weight_norm_bounds)
-    ratio = weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
-    return np.clip(ratio, *trust_ratio_bounds) if trust_ratio_bounds else ratio
 
 
 def lamb(
@@ -26,31 +20,100 @@ def lamb(
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
 ):
-    """x after one LAMB update for each of `gradients`; rate and decay may be functions of the step (from 0)."""
+    """x after a LAMB update for each of `gradients` (arXiv 1904.00962, v5)."""
     x = np.asarray(x, np.float64)
     m, v = np.zeros_like(x), np.zeros_like(x)
-    for step, g in enumerate(gradients):
+    for t, g in enumerate(gradients, start=1):
         g = np.asarray(g, np.float64)
-        t = step + 1
-        rate = learning_rate(step) if callable(learning_rate) else learning_rate
-        decay = weight_decay(step) if callable(weight_decay) else weight_decay
+        decay = _at(weight_decay, t - 1)
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g**2
-        c = {(beta, k): 1 - beta**k if bias_correction else 1.0
-             for beta in (beta_1, beta_2) for k in (t, t + 1)}  # fmt: skip
-        m_hat, v_hat = m / c[beta_1, t], v / c[beta_2, t]
+
+        def corrected(beta, power):
+            return 1 - beta**power if bias_correction else 1.0
+
+        m_hat, v_hat = m / corrected(beta_1, t), v / corrected(beta_2, t)
         if nesterov in ("first", "both"):
-            m_hat = beta_1 * m / c[beta_1, t + 1] + (1 - beta_1) * g / c[beta_1, t]
+            m_hat = beta_1 * m / corrected(beta_1, t + 1) + (1 - beta_1) * g / corrected(beta_1, t)
         if nesterov == "both":
-            v_hat = beta_2 * v / c[beta_2, t + 1] + (1 - beta_2) * g**2 / c[beta_2, t]
+            v_hat = beta_2 * v / corrected(beta_2, t + 1)
+            v_hat = v_hat + (1 - beta_2) * g**2 / corrected(beta_2, t)
         root = np.sqrt(v_hat) + epsilon
-        u = np.divide(m_hat, root, out=np.zeros_like(x), where=root > 0) + decay * x
-        ratio = trust_ratio(x, u, weight_norm_bounds, trust_ratio_bounds) if adapt else 1.0
-        x = x - rate * ratio * u
+        r = np.divide(m_hat, root, out=np.zeros_like(x), where=root > 0)
+        u = r + decay * x
+        norm_x = _phi(x, weight_norm_bounds)
+        ratio = trust_ratio(norm_x, np.linalg.norm(u), trust_ratio_bounds) if adapt else 1.0
+        x = x - _at(learning_rate, t - 1) * ratio * u
     return x
+
+
+def lars_before_momentum(
+    x,
+    gradients,
+    learning_rate=0.1,
+    momentum=0.9,
+    weight_decay=0.0,
+    trust_coefficient=0.001,
+    nesterov=False,
+    adapt=True,
+):
+    """x after a LARS update for each of `gradients` (arXiv 1708.03888)."""
+    x = np.asarray(x, np.float64)
+    v = np.zeros_like(x)
+    for step, g in enumerate(gradients):
+        decay = _at(weight_decay, step)
+        norm_x = np.linalg.norm(x)
+        denominator = np.linalg.norm(g) + decay * norm_x
+        ratio = 1.0
+        if adapt and norm_x > 0 and denominator > 0:
+            ratio = trust_coefficient * norm_x / denominator
+        push = _at(learning_rate, step) * ratio * (g + decay * x)
+        v = momentum * v + push
+        x = x - (momentum * v + push if nesterov else v)
+    return x
+
+
+def lars_after_momentum(
+    x,
+    gradients,
+    learning_rate=0.1,
+    momentum=0.9,
+    weight_decay=0.0,
+    trust_coefficient=1.0,
+    nesterov=False,
+    adapt=True,
+):
+    """x after a LARS update for each of `gradients`, as the LAMB paper writes it."""
+    x = np.asarray(x, np.float64)
+    m = np.zeros_like(x)
+    for step, g in enumerate(gradients):
+        decayed = g + _at(weight_decay, step) * x
+        m = momentum * m + (1 - momentum) * decayed
+        u = momentum * m + (1 - momentum) * decayed if nesterov else m
+        norm_x, norm_u = np.linalg.norm(x), np.linalg.norm(u)
+        ratio = trust_coefficient * trust_ratio(norm_x, norm_u) if adapt else 1.0
+        if norm_x == 0 or norm_u == 0:
+            ratio = 1.0
+        x = x - _at(learning_rate, step) * ratio * u
+    return x
+
+
+def trust_ratio(norm_x, norm_u, bounds=None):
+    """The quotient of the norms, and 1 where either is 0."""
+    ratio = norm_x / norm_u if norm_x > 0 and norm_u > 0 else 1.0
+    return np.clip(ratio, *bounds) if bounds else ratio
 
 
 def clip_by_global_norm(gradients, limit):
     """The gradients of one step, scaled so that their joint norm is at most `limit`."""
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients))
     return [g * min(1.0, limit / norm) for g in gradients]
+
+
+def _phi(x, bounds):
+    norm = np.linalg.norm(x)
+    return np.clip(norm, *bounds) if bounds else norm
+
+
+def _at(value, step):
+    return value(step) if callable(value) else value

@@ -1,56 +1,185 @@
-"""lamb_tf.LAMB against the paper's formula in float64, TensorFlow Addons and optax."""
+"""lamb_tf.LAMB against the paper's formula in float64, on the Keras backend that is set."""
 
 import keras
 import numpy as np
+import optax
 import pytest
-import tensorflow as tf
+import reference
+import steps
 
 import lamb_tf
-import reference
 
-SHAPES = [(13, 7), (7,), (3, 4, 5), ()]
-STEPS = 20
+VARIANTS = [
+    {},
+    {"weight_decay": 0.1},
+    {"bias_correction": False},
+    {"nesterov": "first"},
+    {"nesterov": "both", "weight_decay": 0.01},
+    {"nesterov": "first", "bias_correction": False},
+    {"beta_1": 0.0, "beta_2": 0.0},
+    {"epsilon": 0.0},
+    {"weight_norm_bounds": (0.2, 0.5)},
+    {"trust_ratio_bounds": (0.01, 0.05)},
+]
 
 
-def weights_and_gradients(seed=0, steps=STEPS, shapes=SHAPES):
-    rng = np.random.default_rng(seed)
-    weights = [rng.normal(0, 0.1, shape).astype("float32") for shape in shapes]
-    gradients = [[rng.normal(0, 1, s).astype("float32") for s in shapes] for _ in range(steps)]
-    return weights, gradients
+@pytest.mark.parametrize("arguments", VARIANTS, ids=str)
+def test_every_variant_agrees_with_its_formula(arguments):
+    weights, gradients = steps.weights_and_gradients()
+    trained = steps.train(lamb_tf.LAMB(0.01, **arguments), weights, gradients)
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in gradients], 0.01, **arguments)
+        np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
 
 
-def train(optimizer, weights, gradients, dtype="float32"):
-    variables = [keras.Variable(w, dtype=dtype, name=f"w{i}") for i, w in enumerate(weights)]
-    optimizer.build(variables)
+def test_agrees_with_the_formula_after_many_steps():
+    weights, gradients = steps.weights_and_gradients(steps=300)
+    trained = steps.train(lamb_tf.LAMB(0.001, weight_decay=0.01), weights, gradients)
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in gradients], 0.001, weight_decay=0.01)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
 
-    @tf.function
-    def step(grads):
-        optimizer.apply(grads, variables)
 
+def test_agrees_with_optax():
+    import jax
+
+    weights, gradients = steps.weights_and_gradients(steps=50)
+    transformation = optax.lamb(0.01, weight_decay=0.1)
+    state = transformation.init(weights)
+    expected = weights
     for grads in gradients:
-        step([tf.constant(g) for g in grads])
-    return [v.numpy() for v in variables]
+        updates, state = jax.jit(transformation.update)(grads, state, expected)
+        expected = optax.apply_updates(expected, updates)
+    trained = steps.train(lamb_tf.LAMB(0.01, weight_decay=0.1), weights, gradients)
+    for result, value in zip(trained, expected):
+        np.testing.assert_allclose(result, value, rtol=2e-4, atol=2e-6)
+
+
+def test_the_first_step_moves_each_tensor_by_the_rate_times_its_norm():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    trained = steps.train(lamb_tf.LAMB(0.1, weight_decay=0.1), weights, gradients)
+    for x, result in zip(weights, trained):
+        if np.linalg.norm(x) > 0:
+            moved = np.linalg.norm(result - x) / np.linalg.norm(x)
+            assert moved == pytest.approx(0.1, rel=1e-5)
+
+
+def test_excluded_variables_have_neither_decay_nor_ratio():
+    weights, gradients = steps.weights_and_gradients()
+    weights[2] += 1.0
+    optimizer = lamb_tf.LAMB(0.01, weight_decay=0.1, exclude_from_weight_decay=["bias$"])
+    trained = steps.train(optimizer, weights, gradients)
+    bias = [g[2] for g in gradients]
+    plain = reference.lamb(weights[2], bias, 0.01, adapt=False)
+    np.testing.assert_allclose(trained[2], plain, rtol=3e-6)
+    kernel = reference.lamb(weights[1], [g[1] for g in gradients], 0.01, weight_decay=0.1)
+    np.testing.assert_allclose(trained[1], kernel, rtol=3e-6, atol=3e-7)
+
+
+def test_an_empty_second_list_adapts_what_the_first_one_names():
+    weights, gradients = steps.weights_and_gradients()
+    weights[2] += 1.0
+    optimizer = lamb_tf.LAMB(0.01, weight_decay=0.1, exclude_from_weight_decay=["bias$"],
+                             exclude_from_layer_adaptation=[])  # fmt: skip
+    trained = steps.train(optimizer, weights, gradients)
+    expected = reference.lamb(weights[2], [g[2] for g in gradients], 0.01)
+    np.testing.assert_allclose(trained[2], expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_variables_of_sixteen_bits_follow_the_formula_with_float32_state(dtype):
+    weights, gradients = steps.weights_and_gradients(steps=5)
+    variables = steps.make_variables(weights, dtype)
+    weights = steps.values(variables)
+    optimizer = lamb_tf.LAMB(0.1)
+    steps.take_steps(optimizer, variables, gradients)
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in gradients], 0.1)
+        np.testing.assert_allclose(steps.values(variables)[i], expected, rtol=0.03, atol=2e-3)
+        for slot in optimizer.slots(variables[i]).values():
+            assert keras.backend.standardize_dtype(slot.dtype) == "float32"
+
+
+def test_rates_and_decays_that_are_schedules_count_updates():
+    weights, gradients = steps.weights_and_gradients(steps=6)
+    schedules = keras.optimizers.schedules
+    rate = schedules.PolynomialDecay(0.1, 6, 0.01)
+    decay = schedules.PolynomialDecay(0.2, 6, 0.0)
+    trained = steps.train(lamb_tf.LAMB(rate, weight_decay=decay), weights, gradients)
+    for i, x in enumerate(weights):
+        expected = reference.lamb(
+            x,
+            [g[i] for g in gradients],
+            learning_rate=lambda step: 0.1 + (0.01 - 0.1) * step / 6,
+            weight_decay=lambda step: 0.2 - 0.2 * step / 6,
+        )
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["callable", "variable", "integer"])
+def test_the_rate_may_be_a(kind):
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    rate = {"callable": lambda: 1.0, "variable": keras.Variable(1.0), "integer": 1}[kind]
+    optimizer = lamb_tf.LAMB(rate)
+    trained = steps.train(optimizer, weights, gradients)
+    np.testing.assert_allclose(
+        trained[0], reference.lamb(weights[0], [g[0] for g in gradients], 1.0), rtol=1e-5, atol=1e-6
+    )
+    if kind == "variable":
+        assert optimizer.get_config()["learning_rate"] == 1.0
+
+
+def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    rate = keras.Variable(1.0)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(rate)
+    steps.take_steps(optimizer, variables, gradients)
+    rate.assign(0.0)
+    before = steps.values(variables)
+    steps.take_steps(optimizer, variables, gradients)
+    for old, new in zip(before, steps.values(variables)):
+        np.testing.assert_array_equal(old, new)
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        {},
-        {"weight_decay": 0.1},
-        {"bias_correction": False},
-        {"nesterov": "first"},
-        {"nesterov": "both", "weight_decay": 0.01},
-        {"nesterov": "first", "bias_correction": False},
-        {"beta_1": 0.0, "beta_2": 0.0},
-        {"epsilon": 0.0},
-        {"weight_norm_bounds": (0.2, 0.5)},
-        {"trust_ratio_bounds": (0.01, 0.05)},
+        ({"beta_1": 1.0}, r"beta_1.*\[0, 1\).*1.0"),
+        ({"beta_2": -0.1}, r"beta_2.*\[0, 1\)"),
+        ({"epsilon": -1e-6}, "epsilon"),
+        ({"nesterov": True}, 'nesterov.*"first"'),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"weight_decay": None}, "weight_decay.*0 for none"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": "0.1"}, "learning_rate"),
+        ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),
+        ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
+        ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "clipnorm"),
     ],
     ids=str,
 )
-def test_agrees_with_the_formula(arguments):
-    weights, gradients = weights_and_gradients()
-    trained = train(lamb_tf.LAMB(0.01, **arguments), weights, gradients)
-    for i, (x, result) in enumerate(zip(weights, trained)):
-        expected = reference.lamb(x, [g[i] for g in gradients], 0.01, **arguments)
-        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-7)
+def test_a_value_out_of_range_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        lamb_tf.LAMB(**arguments)
+
+
+def test_the_old_name_of_the_weight_decay_is_refused_with_the_new_one():
+    with pytest.raises(TypeError, match=r"write `weight_decay=0.01`"):
+        lamb_tf.LAMB(weight_decay_rate=0.01)
+
+
+def test_the_config_makes_the_same_optimizer():
+    optimizer = lamb_tf.LAMB(
+        lamb_tf.schedules.WarmupPolynomialDecay(0.1, 100, warmup_steps=10),
+        weight_decay=keras.optimizers.schedules.CosineDecay(0.1, 100),
+        exclude_from_weight_decay=["bias$"],
+        exclude_from_layer_adaptation=[],
+        nesterov="both",
+        weight_norm_bounds=(0, 10),
+        global_clipnorm=1.0,
+        gradient_accumulation_steps=2,
+    )
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
+    assert again.get_config() == optimizer.get_config()
+    assert type(again) is lamb_tf.LAMB

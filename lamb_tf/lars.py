@@ -1,0 +1,135 @@
+"""LARS, layerwise adaptive rate scaling, in both of its published forms."""
+
+import keras
+
+from lamb_tf.layerwise import LayerwiseOptimizer
+
+
+@keras.saving.register_keras_serializable(package="lamb_tf")
+class LARS(LayerwiseOptimizer):
+    """The LARS optimizer.
+
+    `ratio="before_momentum"`, arXiv 1708.03888, with trust coefficient η = 0.001 and rate γ:
+
+        ratio = η φ(‖x‖) / (‖g‖ + λ ‖x‖ + ε)
+        v ← μ v + γ ratio (g + λ x)
+        x ← x − v                             (Nesterov: x ← x − μ v − γ ratio (g + λ x))
+
+    `ratio="after_momentum"`, arXiv 1904.00962, where momentum averages; η is 1 by default:
+
+        m ← μ m + (1 − μ) (g + λ x)
+        u = m                                 (Nesterov: u = μ m + (1 − μ) (g + λ x))
+        x ← x − γ η φ(‖x‖) / (‖u‖ + ε) · u
+
+    The ratio is 1 where either of its norms is 0, and for variables excluded from adaptation.
+
+    Args:
+        learning_rate: γ, a float, a `LearningRateSchedule` (of the updates made so far), a callable
+            without arguments, or a variable.
+        momentum: μ, in [0, 1).
+        weight_decay: λ, a float or a schedule.
+        exclude_from_weight_decay: what is not decayed, as in `lamb_tf.LAMB`.
+        exclude_from_layer_adaptation: what has ratio 1; None stands for the first list. The papers
+            exclude biases and the parameters of normalisation from both.
+        ratio: "before_momentum" or "after_momentum", see above.
+        trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
+        epsilon: ε, at least 0.
+        nesterov: whether the movement looks one step ahead.
+        weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
+        trust_ratio_bounds: (low, high) that the ratio is clipped to.
+        name: the name of the optimizer.
+        **kwargs: the arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
+
+    Raises:
+        ValueError: a value out of its range; on building, a list of exclusions that names no
+            variable.
+        TypeError: an unknown argument, or an exclusion of the wrong type.
+
+    Example:
+
+    >>> optimizer = lamb_tf.LARS(
+    ...     learning_rate=10.0, weight_decay=1e-4, exclude_from_weight_decay=["bias$", "batch_norm"]
+    ... )
+
+    Reference: You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks,
+    https://arxiv.org/abs/1708.03888
+    """
+
+    slot_names = ("momentum",)
+
+    def __init__(
+        self,
+        learning_rate=0.1,
+        momentum=0.9,
+        weight_decay=0.0,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        *,
+        ratio="before_momentum",
+        trust_coefficient=None,
+        epsilon=0.0,
+        nesterov=False,
+        weight_norm_bounds=None,
+        trust_ratio_bounds=None,
+        name="lars",
+        **kwargs,
+    ):
+        super().__init__(
+            learning_rate,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            weight_norm_bounds,
+            trust_ratio_bounds,
+            name,
+            **kwargs,
+        )
+        if not 0 <= momentum < 1:
+            raise ValueError(f"`momentum` must be in [0, 1). Received {momentum!r}.")
+        if ratio not in ("before_momentum", "after_momentum"):
+            raise ValueError(
+                f'`ratio` must be "before_momentum" or "after_momentum". Received {ratio!r}.'
+            )
+        if trust_coefficient is None:
+            trust_coefficient = 0.001 if ratio == "before_momentum" else 1.0
+        if not trust_coefficient > 0:
+            raise ValueError(
+                f"`trust_coefficient` must be above 0. Received {trust_coefficient!r}."
+            )
+        if not epsilon >= 0:
+            raise ValueError(f"`epsilon` must be at least 0. Received {epsilon!r}.")
+        self.momentum = float(momentum)
+        self.ratio = ratio
+        self.trust_coefficient = float(trust_coefficient)
+        self.epsilon = float(epsilon)
+        self.nesterov = bool(nesterov)
+
+    def direction(self, x, g, slots, decay, _):
+        """Before the momentum u = g, the decay comes in `move`; after it u = m."""
+        if self.ratio == "before_momentum":
+            return g, {}
+        mu = self.momentum
+        m = mu * slots["momentum"] + (1 - mu) * (g + decay * x)
+        u = mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
+        return u, {"momentum": m}
+
+    def trust_ratio(self, weight_norm, update_norm, decay):
+        """η φ(‖x‖) / (‖g‖ + λ ‖x‖ + ε) before the momentum, η φ(‖x‖) / (‖m‖ + ε) after it."""
+        denominator = update_norm + self.epsilon
+        if self.ratio == "before_momentum":
+            denominator = denominator + decay * weight_norm
+        return self.bounded_ratio(weight_norm, denominator, self.trust_coefficient)
+
+    def move(self, x, u, slots, step_size, decay):
+        """x − v with v = μ v + γ ratio (g + λ x), or x − γ ratio m."""
+        if self.ratio == "after_momentum":
+            return x - step_size * u, {}
+        step = step_size * (u + decay * x)
+        v = self.momentum * slots["momentum"] + step
+        movement = self.momentum * v + step if self.nesterov else v
+        return x - movement, {"momentum": v}
+
+    def get_config(self):
+        """The arguments."""
+        names = ("momentum", "ratio", "trust_coefficient", "epsilon", "nesterov")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

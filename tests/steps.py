@@ -1,0 +1,72 @@
+"""Takes steps with an optimizer on whichever backend Keras runs: in a graph, jitted, or eagerly."""
+
+import keras
+import numpy as np
+
+from lamb_tf import backends
+
+BACKEND = keras.backend.backend()
+
+SHAPES = {"embedding": (13, 7), "dense/kernel": (7, 5), "dense/bias": (5,), "scale": ()}
+
+
+def weights_and_gradients(steps=20, seed=0, dtype="float32"):
+    """Weights like those of a network, one without norm among them, and gradients of order 1."""
+    rng = np.random.default_rng(seed)
+    weights = [rng.normal(0, 0.1, shape).astype(dtype) for shape in SHAPES.values()]
+    weights[2] *= 0
+    gradients = [
+        [rng.normal(0, 1, shape).astype(dtype) for shape in SHAPES.values()] for _ in range(steps)
+    ]
+    return weights, gradients
+
+
+def make_variables(weights, dtype="float32"):
+    """One variable an array, with the paths of SHAPES."""
+    variables = []
+    for path, value in zip(SHAPES, weights):
+        *scopes, name = path.split("/")
+        with keras.name_scope(scopes[0] if scopes else "model"):
+            variables.append(keras.Variable(value, dtype=dtype, name=name))
+    return variables
+
+
+def train(optimizer, weights, gradients, dtype="float32"):
+    """The weights after a step for each of `gradients`."""
+    variables = make_variables(weights, dtype)
+    take_steps(optimizer, variables, gradients)
+    return values(variables)
+
+
+def take_steps(optimizer, variables, gradients):
+    """Applies each of `gradients`, compiled as the backend compiles."""
+    optimizer.build(variables)
+    step = _compiled(optimizer, variables)
+    for grads in gradients:
+        step([keras.ops.convert_to_tensor(g) for g in grads])
+
+
+def values(variables):
+    """The variables as float64 NumPy arrays."""
+    return [np.array(backends.to_numpy(v), np.float64) for v in variables]
+
+
+def _compiled(optimizer, variables):
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(lambda grads: optimizer.apply(grads, variables), autograph=False)
+    if BACKEND == "torch":
+        return lambda grads: optimizer.apply(grads, variables)
+
+    import jax
+
+    stateless = jax.jit(optimizer.stateless_apply)
+
+    def step(grads):
+        state = [v.value for v in optimizer.variables]
+        new_weights, new_state = stateless(state, grads, [v.value for v in variables])
+        for variable, value in zip(variables + optimizer.variables, new_weights + new_state):
+            variable.assign(value)
+
+    return step
