@@ -7,20 +7,16 @@ held-out scores, filled blanks, plots. Each step calls what a larger run would c
 finished is found by the next start, so an interrupted demo goes on where it stopped.
 """
 
-import contextlib
-import fcntl
 import importlib.util
 import json
-import os
 import pathlib
 import sys
-import time
-from typing import NamedTuple
 
 from absl import app, flags
 
 from official_bert import child_commands, corpus, plots, quiet_tensorflow, stdlib_text, tokenization
 from official_bert.config import BertConfig
+from official_bert.demo_folder import DemoFolder, alone_in, clock, whole_file, write_json
 
 FLAGS = flags.FLAGS
 
@@ -36,26 +32,6 @@ BLANKS = (
     "The first [MASK] of the function is the name of the file.",
     "Convert a string to an [MASK].",
 )
-
-
-class Layout(NamedTuple):
-    """Where everything is, below the output folder."""
-
-    folder: pathlib.Path
-
-    def text(self, split):
-        return self.folder / "text" / f"{split}.txt"
-
-    def records(self, split, length):
-        return self.folder / "records" / f"{split}_{length}.tfrecord"
-
-    vocab = property(lambda self: self.folder / "vocab.txt")
-    config = property(lambda self: self.folder / "bert_config.json")
-    model = property(lambda self: self.folder / "model")
-    log = property(lambda self: self.model / "train_log.jsonl")
-    plots = property(lambda self: self.folder / "plots")
-    results = property(lambda self: self.folder / "results.json")
-    settings = property(lambda self: self.folder / "demo.json")
 
 
 def main(arguments):
@@ -91,18 +67,18 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
     if not importlib.util.find_spec("matplotlib"):
         raise ValueError('the plots need matplotlib; pip install "lamb_tf[plot]" brings it.')
     paths = corpus.find_files(corpus_patterns) if corpus_patterns else []
-    layout = Layout(folder)
+    layout = DemoFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder), _clock(layout, paths, corpus_format, recipe) as seconds:
+    with alone_in(folder), clock(layout, paths, corpus_format, recipe) as seconds:
         _step(1, "text", write_text, layout, paths, corpus_format)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, recipe)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
         _step(5, "plots", _draw, layout)
+        _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
         results = _held_out_results(layout, recipe)
         results["seconds"] = round(seconds(), 1)
-        _write_json(layout.results, results)
-    _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
+        write_json(layout.results, results)
     print(report(results, layout), flush=True)
     return results
 
@@ -111,7 +87,7 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
 
 
 def write_text(layout, paths, corpus_format):
-    """Documents with one sentence a line; whole documents, chosen by their text, are held out."""
+    """Documents with one sentence a line; some whole documents, spread evenly, are held out."""
     if layout.text("train").exists():
         return "already there"
     if paths:
@@ -120,19 +96,19 @@ def write_text(layout, paths, corpus_format):
         documents = (corpus.Document(lines, split=True) for _, lines in stdlib_text.documents())
     layout.text("train").parent.mkdir(exist_ok=True)
     counts = {"train": [0, 0], "held_out": [0, 0]}  # documents, characters
-    with _whole_file(layout.text("train")) as train, _whole_file(layout.text("held_out")) as held:
-        for document in documents:
+    with whole_file(layout.text("train")) as train, whole_file(layout.text("held_out")) as held:
+        for index, document in enumerate(documents):
             split = "train"
-            if int.from_bytes(corpus.digest(document)) % HELD_OUT_SHARE == 0:
-                split = "held_out" if counts["held_out"][1] < HELD_OUT_CHARACTERS else "train"
+            if index % HELD_OUT_SHARE == 1 and counts["held_out"][1] < HELD_OUT_CHARACTERS:
+                split = "held_out"
             text = "\n".join(map(str.strip, corpus.sentences(document))) + "\n\n"
             (train if split == "train" else held).write(text)
             counts[split][0] += 1
             counts[split][1] += len(text)
-        if not counts["train"][0] or not counts["held_out"][0]:
+        if not counts["held_out"][0]:
             raise ValueError(
-                f"The corpus has {sum(c[0] for c in counts.values())} documents, too few to hold "
-                "whole ones out. Documents are separated by blank lines in a file with a sentence "
+                f"The corpus has {counts['train'][0]} documents; at least two are needed, because "
+                "whole ones are held out. Blank lines separate documents in a file with a sentence "
                 "a line; --corpus_format names other forms."
             )
     return "; ".join(
@@ -300,65 +276,6 @@ def _step(number, title, function, *arguments):
     outcome = function(*arguments)
     if outcome:
         print(f"      {outcome}", flush=True)
-
-
-@contextlib.contextmanager
-def alone_in(folder):
-    """Waits until no other demo, nor a command that one left behind, works in `folder`."""
-    with open(folder / ".lock", "w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # children hold it too, for as long as they live
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def _clock(layout, paths, corpus_format, recipe):
-    """The seconds that this demo has taken so far, earlier starts in the same folder included.
-
-    Raises:
-        ValueError: if the folder holds a demo with other settings.
-    """
-    settings = {"corpus": [os.path.abspath(p) for p in paths], "corpus_format": corpus_format}
-    settings["recipe"] = recipe
-    earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
-    for name, value in settings.items():
-        if earlier.get(name, value) != value:
-            raise ValueError(
-                f"{layout.folder} holds a demo with {name}={earlier[name]!r}, not {value!r}; give "
-                "another --output_dir, or remove that folder."
-            )
-    finished = earlier.get("finished", False)
-    started = time.monotonic() - earlier.get("seconds", 0.0)
-
-    def seconds():
-        return earlier["seconds"] if finished else time.monotonic() - started
-
-    try:
-        yield seconds
-        finished, earlier = True, {"seconds": seconds()}
-    finally:
-        _write_json(layout.settings, {**settings, "seconds": seconds(), "finished": finished})
-
-
-@contextlib.contextmanager
-def _whole_file(path):
-    """A file to write to that appears under its name when all is written, or not at all."""
-    aside = path.with_name(f".writing-{path.name}")
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            yield file
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _write_json(path, values):
-    with _whole_file(path) as file:
-        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def _fail(reason):

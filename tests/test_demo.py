@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 
-from official_bert import corpus, demo, stdlib_text
+from official_bert import corpus, demo, demo_folder, stdlib_text
 
 RECIPE = """
 from official_bert.recipes import Recipe
@@ -49,14 +49,31 @@ def text(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def command(text, tmp_path):
-    (tmp_path / "recipe.py").write_text(RECIPE)
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "recipe.py"
+    path.write_text(RECIPE)
+    return f"{path}:quick"
+
+
+def demo_command(text, recipe, output):
     return [
-        *(sys.executable, "-m", "official_bert.demo"),
-        *(f"--corpus={text}", "--corpus_format=paragraphs"),
-        *(f"--recipe={tmp_path}/recipe.py:quick", f"--output_dir={tmp_path}/output"),
+        *(sys.executable, "-m", "official_bert.demo", f"--corpus={text}"),
+        *("--corpus_format=paragraphs", f"--recipe={recipe}", f"--output_dir={output}"),
     ]
+
+
+@pytest.fixture
+def command(text, recipe, tmp_path):
+    return demo_command(text, recipe, tmp_path / "output")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, recipe, tmp_path_factory):
+    """A whole demo: its command, what it showed, and its folder."""
+    output = tmp_path_factory.mktemp("uninterrupted")
+    command = demo_command(text, recipe, output)
+    return command, finish(command), output
 
 
 def finish(command):
@@ -83,9 +100,8 @@ def weights(output):
 
 
 @pytest.mark.slow
-def test_it_leaves_what_it_promises_and_a_second_start_has_nothing_to_do(command, tmp_path):
-    shown = finish(command)
-    output = tmp_path / "output"
+def test_it_leaves_what_it_promises_and_a_second_start_has_nothing_to_do(uninterrupted):
+    command, shown, output = uninterrupted
     for name in LEFT_BEHIND:
         assert (output / name).stat().st_size > 0, name
     results = json.loads((output / "results.json").read_text())
@@ -114,7 +130,9 @@ def test_it_leaves_what_it_promises_and_a_second_start_has_nothing_to_do(command
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_demo_goes_on_and_ends_with_the_same_weights(command, tmp_path, how):
+def test_an_interrupted_demo_goes_on_and_ends_with_the_same_weights(
+    command, uninterrupted, tmp_path, how
+):
     with started(command, r"^step +50/") as process:
         process.send_signal(how)
         rest = process.stdout.read()  # until the last process of the demo has ended
@@ -125,9 +143,7 @@ def test_an_interrupted_demo_goes_on_and_ends_with_the_same_weights(command, tmp
         assert "Traceback" not in rest
         assert re.search(r"Stopped\. The same command goes on", rest.splitlines()[-1])
     assert finish(command).count("step ") < 5  # of 140 updates, 50 were done
-    uninterrupted = tmp_path / "uninterrupted"
-    finish([*command, f"--output_dir={uninterrupted}"])
-    expected = weights(uninterrupted)
+    expected = weights(uninterrupted[2])
     for name, value in weights(tmp_path / "output").items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
@@ -136,7 +152,7 @@ def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
     documents = list(corpus.documents([str(text / "topics.txt")], "paragraphs"))
     splits = []
     for attempt in ("one", "two"):
-        layout = demo.Layout(tmp_path / attempt)
+        layout = demo_folder.DemoFolder(tmp_path / attempt)
         layout.folder.mkdir()
         demo.write_text(layout, [str(text / "topics.txt")], "paragraphs")
         splits.append([layout.text(split).read_text() for split in ("train", "held_out")])
@@ -149,8 +165,8 @@ def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
 
 def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("One sentence.\nAnother.\n")
-    with pytest.raises(ValueError, match="1 documents, too few"):
-        demo.write_text(demo.Layout(tmp_path), [str(tmp_path / "one.txt")], "sentences")
+    with pytest.raises(ValueError, match="1 documents; at least two"):
+        demo.write_text(demo_folder.DemoFolder(tmp_path), [str(tmp_path / "one.txt")], "sentences")
     assert not list(tmp_path.glob("text/*.txt"))
 
 
@@ -188,7 +204,7 @@ def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
 def test_a_second_demo_waits_for_the_first(command, tmp_path):
     output = tmp_path / "output"
     output.mkdir()
-    with demo.alone_in(output), started(command, "waiting for its end") as process:
+    with demo_folder.alone_in(output), started(command, "waiting for its end") as process:
         time.sleep(0.2)
         assert not (output / "demo.json").exists()
         process.terminate()

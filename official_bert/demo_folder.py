@@ -1,0 +1,92 @@
+"""The folder that a demo leaves behind: what lies where, who works in it, and for how long."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import time
+from typing import NamedTuple
+
+
+class DemoFolder(NamedTuple):
+    """Where everything is, below the output folder."""
+
+    folder: pathlib.Path
+
+    def text(self, split):
+        return self.folder / "text" / f"{split}.txt"
+
+    def records(self, split, length):
+        return self.folder / "records" / f"{split}_{length}.tfrecord"
+
+    vocab = property(lambda self: self.folder / "vocab.txt")
+    config = property(lambda self: self.folder / "bert_config.json")
+    model = property(lambda self: self.folder / "model")
+    log = property(lambda self: self.model / "train_log.jsonl")
+    plots = property(lambda self: self.folder / "plots")
+    results = property(lambda self: self.folder / "results.json")
+    settings = property(lambda self: self.folder / "demo.json")
+
+
+@contextlib.contextmanager
+def alone_in(folder):
+    """Waits until no other demo, nor a command that one left behind, works in `folder`."""
+    with open(folder / ".lock", "w") as lock:
+        os.set_inheritable(lock.fileno(), True)  # children hold it too, for as long as they live
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def clock(layout, paths, corpus_format, recipe):
+    """The seconds that this demo has taken so far, earlier starts in the same folder included.
+
+    Raises:
+        ValueError: if the folder holds a demo with other settings.
+    """
+    settings = {"corpus": [os.path.abspath(p) for p in paths], "corpus_format": corpus_format}
+    settings["recipe"] = recipe
+    earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
+    for name, value in settings.items():
+        if earlier.get(name, value) != value:
+            raise ValueError(
+                f"{layout.folder} holds a demo with {name}={earlier[name]!r}, not {value!r}; give "
+                "another --output_dir, or remove that folder."
+            )
+    finished = earlier.get("finished", False)
+    started = time.monotonic() - earlier.get("seconds", 0.0)
+
+    def seconds():
+        return earlier["seconds"] if finished else time.monotonic() - started
+
+    def note():
+        write_json(layout.settings, {**settings, "seconds": seconds(), "finished": finished})
+
+    note()
+    try:
+        yield seconds
+        finished, earlier = True, {"seconds": seconds()}
+    finally:
+        note()
+
+
+@contextlib.contextmanager
+def whole_file(path):
+    """A file to write to that appears under its name when all is written, or not at all."""
+    aside = path.with_name(f".writing-{path.name}")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            yield file
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path, values):
+    with whole_file(path) as file:
+        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
