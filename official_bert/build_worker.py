@@ -7,9 +7,11 @@ TensorFlow, into every worker.)
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -55,6 +57,7 @@ class Shard(NamedTuple):
     """Records `start` … `stop` of the concatenated parts, to be written to `path`."""
 
     path: str
+    temporary: str
     pieces: list[tuple[str, int, int]]  # path of a part, first record, end record
 
 
@@ -135,7 +138,7 @@ class Worker:
         if self._recipe.gzip:
             sizes, offsets = np.diff([*offsets, starts[-1]]), []
             data = _gzipped(data, sizes, offsets)
-        write_whole(task.path, data)
+        write_whole(task.path, data, task.temporary)
         return {
             "file": os.path.basename(task.path),
             "records": len(lengths),
@@ -144,9 +147,9 @@ class Worker:
         }
 
 
-def write_whole(path: str, chunks) -> None:
+def write_whole(path: str, chunks, temporary: str | None = None) -> None:
     """Writes under a temporary name and renames, so that `path` is never seen half written."""
-    temporary = f"{path}.tmp"
+    temporary = temporary or f"{path}.tmp"
     try:
         with open(temporary, "wb") as file:
             file.writelines(chunks)
@@ -206,7 +209,16 @@ def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> It
     )
 
 
+def _follow_parent() -> None:
+    """Ctrl-C is the parent's to handle; when it dies, however it dies, so does this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+
+
 def main() -> None:
+    _follow_parent()
     tasks, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a stray print must not get between the answers
     worker = Worker(pickle.load(tasks))

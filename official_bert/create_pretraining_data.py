@@ -371,6 +371,9 @@ def main(_) -> int:
         mend = "; what is finished stays: free some space and start again" if full else ""
         print(f"create_pretraining_data: {error}{mend}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("create_pretraining_data: interrupted; start it again to go on", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -141,10 +141,10 @@ class Builder:
         def tasks() -> Iterator[tuple[int, Shard]]:
             for number, path in enumerate(self._shards):
                 if not made[number]:
-                    yield (
-                        number,
-                        Shard(path, _overlaps(parts, ends, cuts[number], cuts[number + 1])),
-                    )
+                    # Not beside the shards, where a glob for them would find what a kill left.
+                    temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
+                    pieces = _overlaps(parts, ends, cuts[number], cuts[number + 1])
+                    yield number, Shard(path, temporary, pieces)
 
         def make(call: Callable, task: tuple[int, Shard]) -> None:
             number, shard = task

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,22 @@ def test_a_vocabulary_is_not_learned_from_nothing_or_into_nowhere(small_text, tm
     made = run("--input_file=nowhere.txt", "--vocab_file=v.txt", module="learn_vocabulary")
     assert made.returncode == 1
     assert made.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((Path(small_text.path).read_text() + "\n") * 40)
+    arguments = flags(small_text, tmp_path, input_file=text, num_workers=2)
+    command = [sys.executable, "-m", "official_bert.create_pretraining_data", *arguments]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    building = tmp_path / "out/a.building"
+    while process.poll() is None and not list(building.glob("part-*.json")):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said == "create_pretraining_data: interrupted; start it again to go on\n"
+    assert run(*arguments).returncode == 0
+    assert not building.exists()
