@@ -3,10 +3,11 @@
     python benchmarks/mslt.py [--depths=3,6,9,12] [--batch_size=16] [--steps=5] [--dtype=fp32]
 
 The paper's proportions (arXiv 2011.13635): equal phases, each adds layers on top and trains them,
-the last one trains all. The time of an update does not change within a phase, so each phase is
-timed for a few updates in the steady state, and the times are combined in equal parts. The updates
-are those of `run_pretraining` (same graph, LAMB, masked-LM and next-sentence head, dropout) on
-random tokens; the time of an update does not depend on which. Run it on an idle machine.
+the last one trains all. The time of an update does not change within a phase, so a few updates of
+each are timed in the steady state, in turn, so that a drift of the machine meets all alike, and
+the times are combined in equal parts. The updates are those of `run_pretraining` (same graph, LAMB,
+masked-LM and next-sentence head, dropout) on random tokens; which tokens does not matter. Run it on
+an idle machine with 16 GB.
 """
 
 import dataclasses
@@ -14,7 +15,6 @@ import datetime
 import os
 import pathlib
 import platform
-import statistics
 import sys
 import time
 
@@ -29,7 +29,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("depths", ["3", "6", "9", "12"], "Encoder layers of the partial phases.")
 flags.DEFINE_integer("batch_size", 16, "Sequences an update.")
 flags.DEFINE_integer("max_seq_length", 128, "Tokens a sequence.")
-flags.DEFINE_integer("steps", 5, "Updates timed a phase, after two that are not.")
+flags.DEFINE_integer("steps", 5, "Updates of each phase that are timed, after two that are not.")
 flags.DEFINE_enum("dtype", "fp32", list(stages.DTYPE_POLICIES), "As for run_pretraining.")
 flags.DEFINE_bool("enable_xla", False, "As for run_pretraining.")
 flags.DEFINE_string("output_dir", "benchmarks/results", "Where the table is written.")
@@ -39,16 +39,28 @@ def main(_):
     depths = [int(depth) for depth in FLAGS.depths]
     config = BertConfig(num_hidden_layers=depths[-1])  # of BERT-Base's width
     phases = [make_stage(**fields) for fields in stacking.mslt_plan(depths)]
-    scratch = make_stage()
-    # From scratch before and after, so that a drift of the machine shows.
-    timed = [measure(config, stage) for stage in (scratch, *phases, scratch)]
-    text = report(config, scratch, phases, timed)
+    updates = [make_update(config, stage) for stage in phases]
+    first = time_round(updates)
+    time_round(updates)
+    rounds = np.array([time_round(updates) for _ in range(FLAGS.steps)])  # (round, phase)
+    text = report(config, phases, first, rounds)
     print(text)
     month = datetime.date.today().strftime("%Y%m")
     name = "mslt" if FLAGS.dtype == "fp32" else f"mslt_{FLAGS.dtype}"
     path = pathlib.Path(FLAGS.output_dir) / f"{name}_cpu{os.cpu_count()}_{month}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def time_round(updates):
+    """Seconds of one update of each phase, one after the other."""
+    seconds = []
+    for update in updates:
+        start = time.perf_counter()
+        update()
+        seconds.append(time.perf_counter() - start)
+    print(" ".join(f"{value:.2f}" for value in seconds), "s", flush=True)
+    return seconds
 
 
 def make_stage(**fields):
@@ -63,8 +75,8 @@ def make_stage(**fields):
     )
 
 
-def measure(config, stage):
-    """Seconds of some updates of a stage, one by one, and of the first call, which traces."""
+def make_update(config, stage):
+    """A function that does one update of a stage, as the training loop does."""
     run = stages.Run(
         config=config,
         stages=(stage,),
@@ -72,9 +84,8 @@ def measure(config, stage):
         input_files=(),
         dtype=FLAGS.dtype,
     )
-    depth = stage.depth or config.num_hidden_layers
     model = modeling.BertPretrainer(
-        dataclasses.replace(config, num_hidden_layers=depth),
+        dataclasses.replace(config, num_hidden_layers=stage.depth),
         dtype=stages.DTYPE_POLICIES[FLAGS.dtype],
     )
     for variable in model.weights:
@@ -85,13 +96,8 @@ def measure(config, stage):
         run, model, optimizer, tf.distribute.get_strategy(), FLAGS.enable_xla
     )
     iterator = iter(tf.data.Dataset.from_tensors(random_batch(config, stage)).repeat())
-    state, seconds = pretraining_step.first_state(run), []
-    for step in range(2 + FLAGS.steps):
-        start = time.perf_counter()
-        state = loop(iterator, step, 1, state)
-        seconds.append(time.perf_counter() - start)
-    print(f"{depth} layers: {' '.join(f'{s:.2f}' for s in seconds)} s", flush=True)
-    return {"first": seconds[0], "seconds": seconds[2:], "median": statistics.median(seconds[2:])}
+    state = pretraining_step.first_state(run)
+    return lambda: loop(iterator, 1, 1, state)
 
 
 def random_batch(config, stage):
@@ -110,54 +116,57 @@ def random_batch(config, stage):
     }
 
 
-def report(config, scratch, phases, timed):
+def report(config, phases, first, rounds):
     """The table and the speed-up as Markdown."""
-    first, *mslt, last = timed
-    alone = statistics.median(first["seconds"] + last["seconds"])
-    speed_up = len(phases) * alone / sum(phase["median"] for phase in mslt)
-    work = len(phases) * flops.step_flops(config, scratch)
-    by_flops = work / sum(flops.step_flops(config, stage) for stage in phases)
+    medians = np.median(rounds, axis=0)
+    scratch = len(phases) * rounds[:, -1]  # the last phase's update is that of the whole model
+    speed_ups = scratch / rounds.sum(axis=1)
+    work = [flops.step_flops(config, stage) for stage in phases]
+    by_flops = len(phases) * work[-1] / sum(work)
+    encoder = [flops.encoder_flops(config, stage) for stage in phases]
+    by_encoder = len(phases) * encoder[-1] / sum(encoder)
     rows = [
-        row("from scratch, before", config, scratch, first),
-        *(row(f"phase {i}", config, s, t) for i, (s, t) in enumerate(zip(phases, mslt), 1)),
-        row("from scratch, after", config, scratch, last),
+        row(number, config, stage, first[number - 1], rounds[:, number - 1])
+        for number, stage in enumerate(phases, 1)
     ]
     return f"""# MSLT against training from scratch, {datetime.date.today():%B %Y}
 
 {cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, TensorFlow {tf.__version__}.
 BERT-Base's width, {config.num_hidden_layers} layers, {FLAGS.dtype}, batch {FLAGS.batch_size} of \
-{FLAGS.max_seq_length} tokens, {scratch.max_predictions_per_seq} predictions, LAMB, XLA \
+{FLAGS.max_seq_length} tokens, {phases[0].max_predictions_per_seq} predictions, LAMB, XLA \
 {"on" if FLAGS.enable_xla else "off"}.
 Made by `{" ".join(["python benchmarks/mslt.py", *sys.argv[1:]])}`.
 
-| | layers | trained | s an update: median (least … most) | first call, s | model GFLOP \
-| GFLOP/s | reduced MB |
+**For the same number of updates, in {len(phases)} equal phases, MSLT takes \
+{np.median(speed_ups):.2f}× less time than training from scratch** ({speed_ups.min():.2f} … \
+{speed_ups.max():.2f} over {len(rounds)} rounds of one update of each phase). By the medians: \
+{len(phases)} · {medians[-1]:.3f} s against {" + ".join(f"{m:.3f}" for m in medians)} s. Model \
+FLOPs, head included, allow {by_flops:.2f}×, those of the encoder layers {by_encoder:.2f}×; frozen \
+layers also need no optimizer update and no reduction.
+
+| phase | layers | trained | s an update: median (least … most) | model GFLOP | GFLOP/s \
+| gradients, MB | first call, s |
 |---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-**Speed-up for the same number of updates, in {len(phases)} equal phases: {speed_up:.2f}×**
-(median seconds: {len(phases)} · {alone:.3f} against \
-{" + ".join(f"{phase['median']:.3f}" for phase in mslt)}). Model FLOPs alone, head included, allow \
-{by_flops:.2f}×; layers alone 2.0×. Frozen layers also need no optimizer update and no reduction. \
-The first call of each phase, which traces its graph, happens once and is not in the speed-up.
+The last phase trains all layers, so its update is that of training from scratch. The first call of
+a phase traces its graph; it happens once and is not in the speed-up.
 """
 
 
-def row(name, config, stage, timed):
-    work = flops.step_flops(config, stage) / 1e9
-    trained = stage.trained_layers
+def row(number, config, stage, first, seconds):
+    layers = stage.trained_layers
+    trained = "all" if layers is None else f"{layers[0]} … {layers[-1]} and heads"
+    median, work = np.median(seconds), flops.step_flops(config, stage) / 1e9
     cells = (
-        name,
-        stage.depth or config.num_hidden_layers,
-        "all"
-        if trained is None
-        else f"{trained[0]} … {trained[-1]}, head"
-        + (", embeddings" if stage.train_embeddings else ""),
-        f"{timed['median']:.3f} ({min(timed['seconds']):.3f} … {max(timed['seconds']):.3f})",
-        f"{timed['first']:.1f}",
+        number,
+        stage.depth,
+        f"{trained}, embeddings" if layers and stage.train_embeddings else trained,
+        f"{median:.3f} ({min(seconds):.3f} … {max(seconds):.3f})",
         f"{work:,.0f}",
-        f"{work / timed['median']:,.0f}",
+        f"{work / median:,.0f}",
         f"{flops.reduced_bytes(config, stage) / 1e6:,.0f}",
+        f"{first:.1f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 

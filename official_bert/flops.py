@@ -34,6 +34,19 @@ def step_flops(config, stage):
     return stage.batch_size * (encoder_flops(config, stage) + head_flops(config, stage))
 
 
+def describe(config, stage):
+    """A line that says what a stage trains and what its updates cost."""
+    depth = stage.depth or config.num_hidden_layers
+    trained = depth if stage.trained_layers is None else len(stage.trained_layers)
+    embeddings = "" if stage.train_embeddings else ", embeddings frozen"
+    return (
+        f"{stage.steps:,} updates of {stage.batch_size:,} × {stage.max_seq_length} tokens; "
+        f"{depth} layers, of which {trained} train{embeddings}; an update: "
+        f"{step_flops(config, stage) / 1e12:,.3g} TFLOP, "
+        f"{reduced_bytes(config, stage) / 1e6:,.3g} MB of gradients"
+    )
+
+
 def encoder_flops(config, stage):
     """Model FLOPs of the encoder layers, forward and backward, for one sequence."""
     depth = stage.depth or config.num_hidden_layers

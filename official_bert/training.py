@@ -17,6 +17,7 @@ from official_bert import (
     checkpoints,
     distribution,
     evaluation,
+    flops,
     input_pipeline,
     model_directory,
     model_state,
@@ -105,6 +106,8 @@ class Trainer:
         """From `self.step` to the end of the stage."""
         stage, reporting = self.run.stages[index], self.reporting
         end = self._ends[index]
+        described = flops.describe(self.run.config, stage)
+        self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
         loop = make_training_loop(
             self.run, self.model, self.optimizer, self.strategy, reporting.enable_xla
         )
