@@ -233,6 +233,96 @@ class LAMB(_Layerwise):
         }
 
 
+@_register
+class LARS(_Layerwise):
+    """LARS as an optimizer of tf_keras, in its two published forms, with the slot `momentum`.
+
+    `ratio="before_momentum"`, arXiv 1708.03888, with trust coefficient η = 0.001 and rate γ:
+
+        ratio = η ‖x‖ / (‖g‖ + λ ‖x‖ + ε)
+        v ← μ v + γ ratio (g + λ x)
+        x ← x - v                             (Nesterov: x ← x - μ v - γ ratio (g + λ x))
+
+    `ratio="after_momentum"`, arXiv 1904.00962, where momentum averages; η is 1 by default:
+
+        m ← μ m + (1 - μ) (g + λ x)
+        u = m                                 (Nesterov: u = μ m + (1 - μ) (g + λ x))
+        x ← x - γ η ‖x‖ / (‖u‖ + ε) · u
+
+    The ratio is 1 where a norm is 0 and for variables excluded from layer adaptation. The arguments
+    are those of `lamb_tf.LARS`; rate, decay, exclusions and errors are those of `LAMB` above.
+
+    Args:
+        momentum: μ in [0, 1).
+        ratio: "before_momentum" or "after_momentum".
+        trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
+        epsilon: ε ≥ 0.
+        nesterov: whether the movement looks one step ahead.
+
+    Reference: LARS, https://arxiv.org/abs/1708.03888.
+
+    >>> optimizer = LARS(10.0, weight_decay=1e-4, exclude_from_weight_decay=["bias", "batch_norm"])
+    """
+
+    _slot_order = ("momentum",)
+
+    def __init__(
+        self,
+        learning_rate=0.1,
+        momentum=0.9,
+        weight_decay=0.0,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        *,
+        ratio="before_momentum",
+        trust_coefficient=None,
+        epsilon=0.0,
+        nesterov=False,
+        name="LARS",
+        **kwargs,
+    ):
+        super().__init__(
+            learning_rate,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            name,
+            **kwargs,
+        )
+        if ratio not in ("before_momentum", "after_momentum"):
+            raise ValueError(
+                f'`ratio` must be "before_momentum" or "after_momentum", got {ratio!r}.'
+            )
+        if trust_coefficient is None:
+            trust_coefficient = 0.001 if ratio == "before_momentum" else 1.0
+        self.momentum = _checked("momentum", momentum, below=1)
+        self.ratio = ratio
+        self.trust_coefficient = _checked("trust_coefficient", trust_coefficient)
+        self.epsilon = _checked("epsilon", epsilon)
+        self.nesterov = bool(nesterov)
+
+    def _step(self, x, g, slots, c, weight_decay, adapted):
+        mu, slot = self.momentum, slots["momentum"]
+        decayed = g + weight_decay * x
+        if self.ratio == "before_momentum":
+            ratio = self._ratio(x, tf.norm(g) + weight_decay * tf.norm(x), adapted)
+            step = c["learning_rate"] * ratio * decayed
+            v = _assign(slot, mu * slot + step)
+            return x - (mu * v + step if self.nesterov else v)
+        m = _assign(slot, mu * slot + (1 - mu) * decayed)
+        u = mu * m + (1 - mu) * decayed if self.nesterov else m
+        return x - c["learning_rate"] * self._ratio(x, tf.norm(u), adapted) * u
+
+    def _ratio(self, x, update_norm, adapted):
+        if not adapted:
+            return 1.0
+        return _trust_ratio(tf.norm(x), update_norm + self.epsilon, self.trust_coefficient)
+
+    def get_config(self):
+        names = ("momentum", "ratio", "trust_coefficient", "epsilon", "nesterov")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
 def load_model(path, custom_objects=None):
     """A tf_keras model saved with `LAMB`, Addons' or this one, ready to go on training.
 
@@ -308,9 +398,10 @@ def _assign(slot, value):
     return tf.convert_to_tensor(slot.assign(value))
 
 
-def _trust_ratio(weight_norm, update_norm):
+def _trust_ratio(weight_norm, update_norm, trust_coefficient=1.0):
     both = tf.logical_and(weight_norm > 0, update_norm > 0)
-    return tf.where(both, weight_norm / update_norm, tf.ones_like(weight_norm))
+    ratio = trust_coefficient * weight_norm / update_norm
+    return tf.where(both, ratio, tf.ones_like(weight_norm))
 
 
 def _name(variable):

@@ -33,11 +33,13 @@ def module_alone(name):
     if name in sys.modules:
         return sys.modules[name]
     packages = name.split(".")[:-1]
-    found = importlib.util.find_spec(packages[0])
-    if found is None:
-        pytest.skip(f"{packages[0]} is not installed")
-    folder = Path(found.submodule_search_locations[0])
-    for depth in range(1, len(packages) + 1):
+    if packages[0] not in sys.modules:
+        found = importlib.util.find_spec(packages[0])
+        if found is None:
+            pytest.skip(f"{packages[0]} is not installed")
+        sys.modules[packages[0]] = importlib.util.module_from_spec(found)
+    folder = Path(sys.modules[packages[0]].__path__[0])
+    for depth in range(2, len(packages) + 1):
         package = types.ModuleType(".".join(packages[:depth]))
         package.__path__ = [str(folder.joinpath(*packages[1:depth]))]
         sys.modules[package.__name__] = package

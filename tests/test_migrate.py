@@ -1,5 +1,8 @@
 """Files of older LAMBs, read into Keras 3 models that then train as the old ones go on."""
 
+import re
+from pathlib import Path
+
 import addons
 import keras
 import numpy as np
@@ -257,3 +260,12 @@ def test_from_keras_takes_a_used_lamb_and_nothing_else():
         migrate.from_keras(keras.optimizers.Adam(), lamb_tf.LAMB())
     with pytest.raises(ValueError, match="no state"):
         migrate.from_keras(keras.optimizers.Lamb(), lamb_tf.LAMB())
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(block, "docs/migration.md", "exec"), names)
+    assert int(names["optimizer"].iterations) == 2 + 2  # under Keras' LAMB, then under ours
