@@ -21,7 +21,7 @@ import time
 import numpy as np
 from absl import app, flags
 
-from official_bert import corpus, manifest, tokenization
+from official_bert import build_progress, corpus, manifest, tokenization
 from official_bert.build_worker import RECORDS_PER_BLOCK, Recipe
 from official_bert.instances import Settings
 from official_bert.record_builder import Builder
@@ -107,7 +107,7 @@ def create_pretraining_data(
     _make_folder(os.path.dirname(os.path.abspath(shards[0])))
     _check_disk(paths, shards[0], recipe)
     _remove(manifest.path_for(shards))  # it must not vouch for shards of another make
-    progress = _Progress(source, report)
+    progress = build_progress.Progress(source, report)
     builder = Builder(
         recipe, source.documents(), shards, _workers(num_workers, one_random_stream), progress
     )
@@ -121,48 +121,8 @@ def create_pretraining_data(
     builder.finish()
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
-        report(describe_summary(summary, settings.max_seq_length))
+        report(build_progress.describe(summary, settings.max_seq_length))
     return summary
-
-
-def describe_summary(summary: dict, max_seq_length: int) -> str:
-    """The closing summary in words."""
-    sequences, tokens = summary["sequences"], summary["tokens"]
-    seconds = summary["seconds"] or float("nan")
-    return (
-        f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
-        f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
-        f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
-        f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
-        f"{_unknown_share(summary):.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
-        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
-        f"{sequences / seconds:,.0f} sequences/s"
-    )
-
-
-class _Progress:
-    """Lines with the rate and the time left, every few seconds."""
-
-    def __init__(self, source: corpus.Corpus, report, every: float = 5.0):
-        self._source, self._report, self._every = source, report, every
-        self._started = self._last = time.monotonic()
-        self._bytes = self._sequences = 0
-
-    def __call__(self, text_bytes: int, sequences: int) -> None:
-        self._bytes += text_bytes
-        self._sequences += sequences
-        now = time.monotonic()
-        if self._report is None or now - self._last < self._every:
-            return
-        self._last = now
-        seconds = now - self._started
-        # What is read but still with the workers is not done yet.
-        done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
-        left = seconds * (1 - done) / max(done, 1e-9)
-        self._report(
-            f"{done:5.1%}  {self._sequences:,} sequences  {self._bytes / 1e6 / seconds:.2f} MB/s  "
-            f"{left / 60:.0f} min {left % 60:02.0f} s left"
-        )
 
 
 def _shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
@@ -298,10 +258,6 @@ def _workers(asked: int, one_stream: bool) -> int:
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
-
-
-def _unknown_share(summary: dict) -> float:
-    return summary["unknown_tokens"] / max(summary["text_tokens"], 1)
 
 
 def _define_flags() -> None:

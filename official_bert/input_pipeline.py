@@ -20,15 +20,13 @@ import numpy as np
 
 from official_bert import manifest
 from official_bert.dynamic_masking import Draws, DynamicMasking
-from official_bert.example_parsing import DynamicParser, Sequences, StaticParser
-from official_bert.record_files import RecordFiles
+from official_bert.example_parsing import DynamicParser, StaticParser
+from official_bert.record_files import RecordFiles, Run
+from official_bert.record_pools import Pool, PoolReader
 
 WINDOW_RECORDS = 65536
 MOST_LANES = 16
 FEWEST_ROWS = 16  # of a lane in a batch: fewer would be slow
-_PARSED_AT_ONCE = 2048
-
-Pool = dict[str, np.ndarray] | Sequences
 
 
 class Section(NamedTuple):
@@ -101,47 +99,19 @@ class Batches:
         self.num_examples = self._files.num_records
         self.num_batches = -(-self.num_examples // batch_size)
         self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
-        self._vocab_size, self._max_seq_length = vocab_size, max_seq_length
         rows = batch_size // num_shards
         self._rows = range(shard_index * rows, (shard_index + 1) * rows)
-        made = self._files.manifest
-        self._masking = None
-        if made and made["masking"] == "dynamic":
-            self._parse = DynamicParser()
-            asked = {
-                "masked_lm_prob": masked_lm_prob,
-                "do_whole_word_mask": do_whole_word_mask,
-                "max_ngram_size": max_ngram_size,
-            }
-            self._masking = _dynamic_masking(
-                made,
-                max_seq_length,
-                max_predictions_per_seq,
-                use_next_sentence,
-                asked,
-                self._files.paths[0],
-            )
-        else:
-            if (masked_lm_prob, do_whole_word_mask, max_ngram_size) != (None, None, None):
-                raise ValueError(
-                    f"{self._files.paths[0]}: its masks are in the records; masked_lm_prob, "
-                    f"do_whole_word_mask and "
-                    f"max_ngram_size are for records made with --dynamic_masking."
-                )
-            self._parse = StaticParser(
-                self._files.read(0, 0, 1)[0],
-                self._files.name(0),
-                max_seq_length,
-                max_predictions_per_seq,
-            )
-        if made and vocab_size and made["vocabulary"]["size"] > vocab_size:
-            raise ValueError(
-                f"{self._files.paths[0]}: made with a vocabulary of "
-                f"{made['vocabulary']['size']:,}, the model's "
-                f"vocab_size is {vocab_size:,}."
-            )
+        _check_vocabulary(self._files, vocab_size)
+        asked = {
+            "masked_lm_prob": masked_lm_prob,
+            "do_whole_word_mask": do_whole_word_mask,
+            "max_ngram_size": max_ngram_size,
+        }
+        lengths = (max_seq_length, max_predictions_per_seq)
+        parse, self._masking = _parser(self._files, lengths, use_next_sentence, asked)
+        self._read = PoolReader(self._files, parse, vocab_size, max_seq_length)
         self._sizes = self._files.blocks[:, 2]
-        self._orders: dict[int, tuple] = {}
+        self._orders: dict[int, np.ndarray] = {}
         self._in_memory = self.num_examples <= window_records
         self._whole: Pool | None = None
         # Windows and lanes must not depend on num_shards: they make the order.
@@ -175,8 +145,8 @@ class Batches:
             if self._in_memory:
                 pool, rows = self._all(), numbers
             else:
-                pool, rows = self._load(_runs(self._files, numbers)), np.arange(width)
-                rows = np.minimum(rows, numbers[-1] - numbers[0])
+                pool = self._read(self._files.runs(int(numbers[0]), int(numbers[-1]) + 1))
+                rows = numbers - numbers[0]
         elif self._in_memory:
             pool, rows = self._all(), self._positions_in_memory(first, width)
         else:
@@ -211,7 +181,7 @@ class Batches:
 
     def _all(self) -> Pool:
         if self._whole is None:
-            self._whole = self._load([(n, 0, int(size)) for n, size in enumerate(self._sizes)])
+            self._whole = self._read(self._files.runs(0, self.num_examples))
         return self._whole
 
     def _section(self, window: int, lane: int) -> Section:
@@ -240,10 +210,10 @@ class Batches:
             order.append(loaded + self._draws("section", window, lane, epoch).permutation(count))
             loaded += count
             start += count
-        return Section(self._load(runs), np.concatenate(order))
+        return Section(self._read(runs), np.concatenate(order))
 
-    def _epoch_runs(self, epoch: int, place: int, count: int) -> list[tuple[int, int, int]]:
-        """The records `place` … `place + count` of an epoch, as (block, start, stop)."""
+    def _epoch_runs(self, epoch: int, place: int, count: int) -> list[Run]:
+        """The records `place` … `place + count` of an epoch."""
         order = self._epoch_order(epoch, len(self._sizes))
         ends = np.cumsum(self._sizes[order])
         runs, number = [], int(np.searchsorted(ends, place, "right"))
@@ -252,64 +222,9 @@ class Batches:
             size = int(self._sizes[block])
             start = place - (int(ends[number]) - size)
             stop = min(size, start + count)
-            runs.append((block, start, stop))
+            runs.append(Run(block, start, stop))
             place, count, number = place + stop - start, count - (stop - start), number + 1
         return runs
-
-    def _load(self, runs: list[tuple[int, int, int]]) -> Pool:
-        """Reads, parses and checks runs of records (block, start, stop)."""
-        serialized = [record for run in runs for record in self._files.read(*run)]
-        pools = []
-        for at in range(0, len(serialized), _PARSED_AT_ONCE):
-            part = serialized[at : at + _PARSED_AT_ONCE]
-            pool = self._parse(part, lambda number, at=at: self._name(runs, at + number))
-            self._check(pool, lambda number, at=at: self._name(runs, at + number))
-            pools.append(pool)
-        if self._masking:
-            return _joined(pools)
-        return {key: np.concatenate([pool[key] for pool in pools]) for key in pools[0]}
-
-    def _name(self, runs: list[tuple[int, int, int]], number: int) -> str:
-        for block, start, stop in runs:
-            if number < stop - start:
-                return self._files.name(int(self._sizes[:block].sum()) + start + number)
-            number -= stop - start
-        raise IndexError(number)
-
-    def _check(self, pool: Pool, name) -> None:
-        if self._masking:
-            if self._vocab_size and pool.tokens.size and pool.tokens.max() >= self._vocab_size:
-                token = int(np.argmax(pool.tokens >= self._vocab_size))
-                record = int(np.searchsorted(pool.token_splits, token, "right")) - 1
-                raise ValueError(self._beyond(name(record), int(pool.tokens[token])))
-            if pool.lengths.max() > self._max_seq_length - 3:
-                record = int(np.argmax(pool.lengths))
-                raise ValueError(
-                    f"{name(record)}: {pool.lengths[record]} tokens do not fit "
-                    f"max_seq_length={self._max_seq_length}."
-                )
-            return
-        for key, limit in (
-            ("input_ids", self._vocab_size),
-            ("masked_lm_ids", self._vocab_size),
-            ("masked_lm_positions", self._max_seq_length),
-        ):
-            values = pool[key]
-            bad = (values < 0) | (values >= limit) if limit else values < 0
-            if bad.any():
-                record = int(np.argmax(bad.any(1)))
-                value = int(values[record][bad[record]][0])
-                if key == "masked_lm_positions":
-                    raise ValueError(
-                        f"{name(record)}: masked position {value} is beyond the sequence."
-                    )
-                raise ValueError(self._beyond(name(record), value))
-
-    def _beyond(self, where: str, token: int) -> str:
-        return (
-            f"{where}: token id {token:,} is not in the vocabulary of {self._vocab_size or 0:,}; "
-            f"the records and the model must be made with the same vocabulary."
-        )
 
     def _draws(self, *purpose) -> Draws:
         key = "/".join(map(str, (self._seed, *purpose))).encode()
@@ -336,27 +251,37 @@ def _lanes(batch_size: int, window: int) -> int:
     return lanes
 
 
-def _runs(files: RecordFiles, numbers: np.ndarray) -> list[tuple[int, int, int]]:
-    """The consecutive records numbers[0] … numbers[-1], as (block, start, stop)."""
-    first = np.concatenate(([0], np.cumsum(files.blocks[:, 2])))
-    low, high = int(numbers[0]), int(numbers[-1]) + 1
-    found = range(
-        int(np.searchsorted(first, low, "right")) - 1, int(np.searchsorted(first, high, "left"))
-    )
-    return [
-        (n, max(low - int(first[n]), 0), min(high, int(first[n + 1])) - int(first[n]))
-        for n in found
-    ]
+def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
+    if files.manifest and vocab_size and files.manifest["vocabulary"]["size"] > vocab_size:
+        raise ValueError(
+            f"{files.paths[0]}: made with a vocabulary of "
+            f"{files.manifest['vocabulary']['size']:,}, the model's vocab_size is {vocab_size:,}."
+        )
+
+
+def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, asked: dict):
+    """What turns the records into examples: a parser, and the masking of dynamic ones."""
+    made = files.manifest
+    if made and made["masking"] == "dynamic":
+        return DynamicParser(), _dynamic_masking(files, *lengths, next_sentence, asked)
+    given = [name for name, value in asked.items() if value is not None]
+    if given or not next_sentence:
+        raise ValueError(
+            f"{files.paths[0]}: its pairs and masks are in the records; "
+            f"{', '.join(given or ['use_next_sentence=False'])} is for records made with "
+            f"--dynamic_masking."
+        )
+    return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths), None
 
 
 def _dynamic_masking(
-    made, max_seq_length, max_predictions, next_sentence, asked, path
+    files: RecordFiles, max_seq_length: int, max_predictions: int, next_sentence: bool, asked: dict
 ) -> DynamicMasking:
-    settings, vocabulary = made["settings"], made["vocabulary"]
+    settings, vocabulary = files.manifest["settings"], files.manifest["vocabulary"]
     if settings["max_seq_length"] > max_seq_length:
         raise ValueError(
-            f"{path}: made for max_seq_length={settings['max_seq_length']}, which does not fit "
-            f"{max_seq_length}."
+            f"{files.paths[0]}: made for max_seq_length={settings['max_seq_length']}, which does "
+            f"not fit {max_seq_length}."
         )
     chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:
@@ -373,22 +298,4 @@ def _dynamic_masking(
         cls=special["[CLS]"],
         sep=special["[SEP]"],
         mask=special["[MASK]"],
-    )
-
-
-def _joined(pools: list[Sequences]) -> Sequences:
-    def splits(arrays, sizes):
-        offsets = np.cumsum([0, *sizes[:-1]])
-        return [array + offset for array, offset in zip(arrays, offsets, strict=True)]
-
-    tokens = [len(pool.tokens) for pool in pools]
-    sentences = [len(pool.sentence_starts) for pool in pools]
-    token_splits = splits([pool.token_splits for pool in pools], tokens)
-    sentence_splits = splits([pool.sentence_splits for pool in pools], sentences)
-    return Sequences(
-        np.concatenate([pool.tokens for pool in pools]),
-        np.concatenate([token_splits[0], *(s[1:] for s in token_splits[1:])]),
-        np.concatenate(splits([pool.sentence_starts for pool in pools], tokens)),
-        np.concatenate([sentence_splits[0], *(s[1:] for s in sentence_splits[1:])]),
-        np.concatenate([pool.documents for pool in pools]),
     )

@@ -101,9 +101,11 @@ class Builder:
         return os.path.join(self._folder, f"shard-{number:05d}.json")
 
     def _make_parts(self, workers: "Workers") -> list[dict]:
-        source, parts, first = corpus.blocks(self._documents, corpus.BLOCK_BYTES), [], 0
+        parts, first = [], 0
         if self._recipe.one_stream:
-            source = iter([[document for block in source for document in block]])
+            source = iter([list(self._documents)])
+        else:
+            source = corpus.blocks(self._documents, corpus.BLOCK_BYTES)
 
         def tasks() -> Iterator[Part]:
             nonlocal first

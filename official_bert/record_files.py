@@ -38,6 +38,14 @@ class Block(NamedTuple):
     bytes: int
 
 
+class Run(NamedTuple):
+    """The records `start` … `stop` of a block."""
+
+    block: int
+    start: int
+    stop: int
+
+
 class RecordFiles:
     """The records of some files, in the order of the files.
 
@@ -99,6 +107,23 @@ class RecordFiles:
                 found.append(payload)
             position = end + FOOTER_BYTES
         return found
+
+    def runs(self, start: int, stop: int) -> list[Run]:
+        """The records `start` … `stop` of all, block by block."""
+        low = int(np.searchsorted(self._first, start, "right")) - 1
+        high = int(np.searchsorted(self._first, stop, "left"))
+        return [
+            Run(
+                n,
+                max(start - self.first_of(n), 0),
+                min(stop, self.first_of(n + 1)) - self.first_of(n),
+            )
+            for n in range(low, high)
+        ]
+
+    def first_of(self, block: int) -> int:
+        """The number of the block's first record among all records."""
+        return int(self._first[block])
 
     def name(self, record: int) -> str:
         """The file and the number in it of one of all records, for messages."""

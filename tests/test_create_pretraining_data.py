@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from small_text import small_text as small_text
 
+from official_bert import build_progress, learn_vocabulary, tokenization
 from official_bert import create_pretraining_data as command
-from official_bert import learn_vocabulary, tokenization
 from official_bert.instances import Settings
+from small_text import small_text as small_text
 
 ROOT = Path(__file__).parents[1]
 
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_ends_with_one_line_and_the_parts_stay(small_text, 
 
 def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     monkeypatch.setattr("official_bert.corpus.BLOCK_BYTES", 20_000)
-    monkeypatch.setattr(command._Progress.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(build_progress.Progress.__init__, "__defaults__", (0.0,))
     lines = []
     create(small_text, tmp_path, Path(small_text.path).read_bytes(), report=lines.append)
     assert len(lines) > 5

@@ -1,0 +1,45 @@
+"""What a build says while it runs, and at its end."""
+
+import time
+
+from official_bert import corpus
+
+
+def describe(summary: dict, max_seq_length: int) -> str:
+    """The closing summary in words."""
+    sequences, tokens = summary["sequences"], summary["tokens"]
+    seconds = summary["seconds"] or float("nan")
+    return (
+        f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
+        f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
+        f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
+        f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
+        f"{summary['unknown_tokens'] / max(summary['text_tokens'], 1):.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
+        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
+        f"{sequences / seconds:,.0f} sequences/s"
+    )
+
+
+class Progress:
+    """Lines with the rate and the time left, every few seconds."""
+
+    def __init__(self, source: corpus.Corpus, report, every: float = 5.0):
+        self._source, self._report, self._every = source, report, every
+        self._started = self._last = time.monotonic()
+        self._bytes = self._sequences = 0
+
+    def __call__(self, text_bytes: int, sequences: int) -> None:
+        self._bytes += text_bytes
+        self._sequences += sequences
+        now = time.monotonic()
+        if self._report is None or now - self._last < self._every:
+            return
+        self._last = now
+        seconds = now - self._started
+        # What is read but still with the workers is not done yet.
+        done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
+        left = seconds * (1 - done) / max(done, 1e-9)
+        self._report(
+            f"{done:5.1%}  {self._sequences:,} sequences  {self._bytes / 1e6 / seconds:.2f} MB/s  "
+            f"{left / 60:.0f} min {left % 60:02.0f} s left"
+        )
