@@ -9,12 +9,13 @@ def describe(summary: dict, max_seq_length: int) -> str:
     """The closing summary in words."""
     sequences, tokens = summary["sequences"], summary["tokens"]
     seconds = summary["seconds"] or float("nan")
+    unknown = summary["unknown_tokens"] / max(summary["text_tokens"], 1)
     return (
         f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
         f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
         f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
         f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
-        f"{summary['unknown_tokens'] / max(summary['text_tokens'], 1):.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
+        f"{unknown:.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
         f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
         f"{sequences / seconds:,.0f} sequences/s"
     )

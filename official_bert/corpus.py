@@ -30,7 +30,7 @@ class Corpus:
     Attributes:
         count: documents handed out so far.
         duplicates: documents whose text came before. Known by 8 bytes of their digest.
-        text_bytes: characters of the documents handed out so far.
+        text_bytes: their size.
         share_read: how much of the files is read, 0 to 1.
     """
 
@@ -58,7 +58,7 @@ class Corpus:
                     continue
             seen.add(key)
             self.count += 1
-            self.text_bytes += sum(map(len, document.lines))
+            self.text_bytes += text_bytes(document)
             yield document
 
     def _advance(self, count: int) -> None:
@@ -157,6 +157,11 @@ def sentences(document: Document, language: str = "en") -> list[str]:
         return document.lines
     split = (s.strip() for line in document.lines for s in sentencex.segment(language, line))
     return [sentence for sentence in split if sentence]
+
+
+def text_bytes(document: Document) -> int:
+    """The size of its text in UTF-8."""
+    return sum(len(line.encode("utf-8")) for line in document.lines)
 
 
 def digest(document: Document) -> bytes:

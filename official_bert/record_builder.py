@@ -111,7 +111,8 @@ class Builder:
             nonlocal first
             for index, block in enumerate(filter(None, source)):
                 path = os.path.join(self._folder, f"part-{index:06d}")
-                digest = hashlib.sha256(b"".join(map(corpus.digest, block))).hexdigest()
+                texts = b"".join(corpus.digest(d) + bytes([d.split]) for d in block)
+                digest = hashlib.sha256(texts).hexdigest()
                 yield Part(index, first, block, digest, path)
                 first += len(block)
 
@@ -120,10 +121,7 @@ class Builder:
             if not part or part["digest"] != task.digest:
                 part = call(task)
             parts.append((task.index, {"path": task.path, **part}))
-            self._progress(
-                sum(len(line) for d in task.documents for line in d.lines),
-                part["counts"]["sequences"],
-            )
+            self._progress(sum(map(corpus.text_bytes, task.documents)), part["counts"]["sequences"])
 
         workers.work(tasks(), make)
         if not parts:

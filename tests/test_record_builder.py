@@ -194,3 +194,13 @@ def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(small_text, tmp
     monkeypatch.setattr(record_builder.Workers, "work", kill_one)
     with pytest.raises(ValueError, match=r"a worker process died .*--num_workers"):
         build(small_text, tmp_path)
+
+
+def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_text, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("official_bert.record_builder.Builder._make_shards", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(small_text, tmp_path / "a", input_format="sentences")
+    build(small_text, tmp_path / "a")
+    build(small_text, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
