@@ -237,8 +237,8 @@ def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
     text = sum(
         os.path.getsize(path) * unpacked.get(os.path.splitext(path)[1], 1.0) for path in paths
     )
-    # Bytes of records a byte of English text: 1.1 padded and masked at length 128 (0.35 with GZIP),
-    # 0.5 stored once.
+    # Bytes of records a byte of English text: 1.2 (length 512) to 1.9 (length 128), with GZIP a third;
+    # 0.6 stored once. Less is assumed here.
     each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shard))).free
     if free < text * each:

@@ -72,18 +72,18 @@ kinds = pytest.mark.parametrize("kind", ["static", "dynamic"])
 @kinds
 @windows
 def test_one_two_and_four_hosts_and_a_restart_at_a_random_step_see_the_same(made, kind, window):
-    whole = batches(made, kind, window_records=window)
+    whole = batches(made, kind, batch_size=96, window_records=window)
     steps = [0, 1, random.randrange(2, 200), random.randrange(200, 100_000)]
     expected = {step: whole[step] for step in steps}
-    for hosts in (2, 4):
+    for hosts in (2, 4, 3, 32):
         parts = [
-            batches(made, kind, window_records=window, shard_index=n, num_shards=hosts)
+            batches(made, kind, 96, window_records=window, shard_index=n, num_shards=hosts)
             for n in range(hosts)
         ]
         for step in steps:
             assert equal(joined([part[step] for part in parts]), expected[step])
     for step in reversed(steps):
-        restarted = batches(made, kind, window_records=window)
+        restarted = batches(made, kind, 96, window_records=window)
         assert equal(restarted[step], expected[step])
 
 
@@ -243,7 +243,9 @@ def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
         batches(made, vocab_size=700)
     with pytest.raises(ValueError, match="made for max_seq_length=32, which does not fit 16"):
         Batches([f"{made}/dynamic.tfrecord-*"], 2, 16, PREDICTIONS)
-    with pytest.raises(ValueError, match="its pairs and masks are in the records; masked_lm_prob is"):
+    with pytest.raises(
+        ValueError, match="its pairs and masks are in the records; masked_lm_prob is"
+    ):
         batches(made, masked_lm_prob=0.3)
     with pytest.raises(ValueError, match="batch_size: 10 cannot be divided among 4 hosts"):
         batches(made, batch_size=10, num_shards=4)
