@@ -338,7 +338,13 @@ def load_model(path, custom_objects=None):
 
     Raises:
         OSError: there is no model at `path`.
+        ValueError: a `.keras` file, in which tf_keras does not save the state of LAMB.
     """
+    if str(path).endswith(".keras"):
+        raise ValueError(
+            f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Load it with "
+            "tf_keras.models.load_model if the weights alone are enough."
+        )
     registered = tf_keras.utils.get_custom_objects()
     before = dict(registered)
     registered["Addons>LAMB"] = LAMB  # here, as what is registered goes before custom_objects

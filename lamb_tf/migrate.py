@@ -35,12 +35,18 @@ def from_tf_keras(path, model, optimizer, match="name"):
         `{"learning_rate": 0.01, "beta_1": 0.9, …}`. They are not set; `optimizer` has its own.
 
     Raises:
-        ValueError: no optimizer state with slots `m` and `v` in the file; a weight without a
-            counterpart, or with several; shapes that differ; a model that is not built.
+        ValueError: no optimizer state with slots `m` and `v` in the file (a `.keras` file of
+            tf_keras never has it); a weight without a counterpart, or with several; shapes that
+            differ; a model that is not built.
         FileNotFoundError: there is nothing at `path`.
     """
     if not model.trainable_variables:
         raise ValueError("The model has no weights yet: build it, or call it on a batch, before.")
+    if str(path).endswith(".keras"):
+        raise ValueError(
+            f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Expected an "
+            ".h5 file, a checkpoint or a SavedModel. For a model of Keras 3 see `from_keras`."
+        )
     read = _read_h5 if str(path).endswith((".h5", ".hdf5")) else _read_checkpoint
     old = read(str(path))
     trained = [weight for weight in old.weights if weight.m is not None]

@@ -86,6 +86,15 @@ def test_lamb_is_addons_lamb_over_50_steps(options, mode):
     assert_same(ours, theirs)
 
 
+def test_the_rate_may_be_a_variable():
+    rate = tf.Variable(0.01)
+    optimizer, x = legacy.LAMB(rate), variables()
+    train(optimizer, x, 2, compiled=False)
+    rate.assign(0.0)
+    before = [v.numpy() for v in x]
+    assert_same(train(optimizer, x, 2, start=2), before, 0)
+
+
 def sparse_gradients(step, dense=False):
     """Rows 1, 3 and 1 again of an embedding of 6."""
     random = np.random.default_rng(step)
@@ -434,6 +443,11 @@ def test_exclusions_that_find_nothing_are_an_error_and_an_idle_one_a_warning():
         train(legacy.LAMB(exclude_from_weight_decay=["layer_norm", "beta"]), variables(), 1)
     with pytest.warns(UserWarning, match="'beta' in `exclude_from_weight_decay`"):
         train(legacy.LAMB(exclude_from_weight_decay=["LayerNorm", "beta"]), variables(), 1)
+
+
+def test_a_keras_file_is_refused_as_tf_keras_leaves_the_slots_out():
+    with pytest.raises(ValueError, match=r"out of .keras files such as model.keras"):
+        legacy.load_model("model.keras")
 
 
 def test_exclusions_cannot_be_changed_unnoticed():

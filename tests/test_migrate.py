@@ -1,6 +1,9 @@
 """Files of older LAMBs, read into Keras 3 models that then train as the old ones go on."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import addons
@@ -92,8 +95,19 @@ def tf_models_lamb():
     return addons.module_alone("official.modeling.optimization.lamb").LAMB
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "weights", "h5", "SavedModel"])
-@pytest.mark.parametrize("source", ["addons", "legacy", "tf-models"])
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("addons", "checkpoint"),
+        ("addons", "h5"),
+        pytest.param("addons", "weights", marks=pytest.mark.slow),
+        pytest.param("addons", "SavedModel", marks=pytest.mark.slow),
+        ("legacy", "checkpoint"),
+        ("legacy", "h5"),
+        ("tf-models", "checkpoint"),
+        ("tf-models", "h5"),
+    ],
+)
 def test_training_goes_on_as_the_old_one_would(tmp_path, source, form):
     options = dict(OPTIONS)
     if source == "tf-models":
@@ -113,6 +127,31 @@ def test_training_goes_on_as_the_old_one_would(tmp_path, source, form):
     model.compile(optimizer, "mse")
     assert_same(fit(model, 20, start=10), expected)
     assert int(optimizer.iterations) == 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_training_goes_on_with_another_backend_too(tmp_path, backend):
+    old = old_model(tfa.optimizers.LAMB(**OPTIONS))
+    paths = [str(save(old, form, tmp_path)) for form in ("h5", "checkpoint")]
+    expected = fit(old, 20, start=10)
+    for path in paths:
+        script = (
+            "import numpy as np, lamb_tf, test_migrate as t\n"
+            "model, optimizer = t.new_model(), lamb_tf.LAMB(**t.OPTIONS)\n"
+            f"t.migrate.from_tf_keras({path!r}, model, optimizer)\n"
+            "model.compile(optimizer, 'mse')\n"
+            f"np.savez('weights.npz', *t.fit(model, 20, start=10), {backend}=0)\n"
+            f"assert t.keras.backend.backend() == {backend!r}\n"
+        )
+        root = Path(__file__).parents[1]
+        environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests")])
+        command = [sys.executable, "-c", script]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=300)
+        with np.load(tmp_path / "weights.npz") as weights:
+            ours = [weights[f"arr_{k}"] for k in range(len(expected))]
+        assert_same(ours, expected)
 
 
 def test_the_slots_arrive_bit_by_bit(tmp_path):
@@ -212,6 +251,8 @@ def test_files_without_the_state_are_refused(tmp_path):
     old.save_weights(tmp_path / "weights.h5")
     with pytest.raises(ValueError, match="no optimizer state"):
         migrate.from_tf_keras(tmp_path / "weights.h5", model, lamb_tf.LAMB())
+    with pytest.raises(ValueError, match=r"out of .keras files"):
+        migrate.from_tf_keras(tmp_path / "model.keras", model, lamb_tf.LAMB())
     for missing in ("none.h5", "none", ""):
         with pytest.raises(FileNotFoundError):
             migrate.from_tf_keras(tmp_path / "nowhere" / missing, model, lamb_tf.LAMB())
