@@ -117,13 +117,11 @@ def documents(
         form: how the text is laid out.
             `sentences`: one sentence a line, a blank line between documents (the official form);
             `paragraphs`: the same with a paragraph a line, which is split into sentences later;
-            `wikiextractor`: `<doc …>` … `</doc>`, a paragraph a line, the first line the title
-                (left out);
-            `jsonl`: one JSON object a line, its text in `json_field`, paragraphs within it on lines
-                of their own;
-            `auto`: by file: `.jsonl`/`.json`/`.ndjson` (before any compression's ending) is
-                `jsonl`, a file that
-            starts with `<doc ` is `wikiextractor` (of either kind), anything else is `sentences`.
+            `wikiextractor`: `<doc …>` … `</doc>`, a paragraph a line, the title line left out;
+            `jsonl`: one JSON object a line, its text in `json_field`, a paragraph a line of it;
+            `auto`: `jsonl` where the name ends in `.jsonl`, `.json`, `.ndjson` (before any
+            compression's ending) or the file starts with `{"`, `wikiextractor` where it starts
+            with `<doc `, `sentences` otherwise.
         advance: called with numbers of bytes read from the files (before decompression) as the
             reading goes on.
 
@@ -284,7 +282,7 @@ def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
 
 def _guess_form(path: str, first_line: str) -> str:
     name = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
-    if name.endswith((".jsonl", ".json", ".ndjson")):
+    if name.endswith((".jsonl", ".json", ".ndjson")) or first_line.startswith('{"'):
         return "jsonl"
     return "wikiextractor" if first_line.startswith("<doc ") else "sentences"
 

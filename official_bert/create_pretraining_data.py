@@ -237,7 +237,7 @@ def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
     text = sum(
         os.path.getsize(path) * unpacked.get(os.path.splitext(path)[1], 1.0) for path in paths
     )
-    # Bytes of records a byte of English text: 1.2 (length 512) to 1.9 (length 128), with GZIP a third;
+    # Bytes of records a byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
     # 0.6 stored once. Less is assumed here.
     each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shard))).free

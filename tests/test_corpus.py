@@ -26,7 +26,8 @@ def lines_of(paths, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("a.txt", "sentences"), ("a.jsonl", "jsonl"), ("wiki_00", "wikiextractor")]
+    ("name", "form"),
+    [("a.txt", "sentences"), ("a.jsonl", "jsonl"), ("AA", "jsonl"), ("wiki_00", "wikiextractor")],
 )
 @pytest.mark.parametrize(
     ("ending", "compress"),
