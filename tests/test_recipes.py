@@ -3,6 +3,8 @@
 import functools
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +29,19 @@ TABLE = {  # batch: updates of the LAMB paper's table 1; a in its rate 5 / (2^a 
 }
 
 
+SMALL = BertConfig(
+    vocab_size=8_192,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=1_024,
+)
+DOCS = Path(__file__).parents[1] / "docs"
+
+
 def config_of(name):
+    if name.startswith("small"):
+        return SMALL
     return LARGE if name.startswith("bert_large") else BASE
 
 
@@ -153,6 +167,7 @@ def test_only_the_adamw_recipes_use_adamw_all_with_the_papers_hyper_parameters()
         ("bert_base_mslt", "bert_base", (3, 6, 9, 12, 12, 12)),
         ("bert_large_mslt", "bert_large_4k", (6, 12, 18, 24, 24, 24)),
         ("bert_base_progressive_stacking", "bert_base", (3, 6, 12, 12)),
+        ("small_mslt", "small", (1, 2, 3, 4, 4, 4)),
     ],
 )
 def test_stacked_runs_have_the_updates_and_batches_of_the_run_from_scratch(name, scratch, depths):
@@ -227,11 +242,14 @@ def test_the_fewer_flops_in_the_docstrings_are_those_of_the_stages():
         ("bert_base_mslt", BASE, "bert_base"),
         ("bert_large_mslt", LARGE, "bert_large_4k"),
         ("bert_base_progressive_stacking", BASE, "bert_base"),
+        ("small_mslt", SMALL, "small"),
     ):
         ratio = run_flops(config, recipes.find(scratch).stages) / run_flops(
             config, recipes.find(name).stages
         )
         assert f"{ratio:.2f}× fewer model FLOPs" in recipes.RECIPES[name].__doc__
+        row = re.search(rf"^\| `{name}`.*$", (DOCS / "recipes.md").read_text(), re.MULTILINE)[0]
+        assert f"FLOPs: {ratio:.2f}× fewer" in row or name.endswith("stacking")
 
 
 # The table of recipes
@@ -244,9 +262,40 @@ def test_a_recipe_can_be_trained_and_says_what_it_needs_and_reaches(name):
     rates(stages)  # no schedule contradicts itself
     function = recipes.RECIPES[name]
     text = getattr(function, "func", function).__doc__
-    if name not in ("demo", "small"):
+    if name != "demo":  # whose figures are in the README
         for label in ("Hardware:", "Time:", "Reports:", "Measured here:"):
             assert label in text
+
+
+def test_the_documents_table_has_every_recipe_with_its_updates_and_batch():
+    text = (DOCS / "recipes.md").read_text()
+    for name in recipes.RECIPES:
+        assert f"`{name}`" in text
+        if name.startswith("bert"):
+            stages = recipes.find(name).stages
+            row = re.search(rf"^\|.*`{name}`.*$", text, re.MULTILINE)[0]
+            steps = steps_of([s for s in stages if s.batch_size == stages[0].batch_size])
+            assert f"{steps:,} of {stages[0].batch_size:,}" in row
+
+
+@pytest.mark.parametrize(("config", "depths"), [(BASE, (3, 6, 9, 12)), (LARGE, (6, 12, 18, 24))])
+def test_the_documents_figures_of_mslt_are_those_of_its_stages(config, depths):
+    text = (DOCS / "stacking.md").read_text()
+    for fields in stacking.mslt_plan(depths):
+        stage = Stage(
+            steps=1,
+            batch_size=1,
+            max_seq_length=128,
+            max_predictions_per_seq=20,
+            learning_rate=1.0,
+            **fields,
+        )
+        cells = (
+            flops.encoder_flops(config, stage) // flops.layer_flops(config, 128),
+            f"{flops.step_flops(config, stage) / 1e9:.1f}",
+            f"{flops.reduced_bytes(config, stage) / 1e6:,.1f}",
+        )
+        assert f"| {' | '.join(map(str, cells))} |" in text
 
 
 def test_the_names_of_the_batch_table_say_its_batches():
@@ -268,7 +317,7 @@ def test_a_recipe_of_ones_own_is_a_function_in_a_file(tmp_path):
     path.write_text(
         "from official_bert import recipes, stacking\n"
         "def shallow():\n"
-        "    stages = stacking.mslt(recipes.demo().stages, (1, 2))\n"
+        "    stages = stacking.mslt(recipes.small().stages, (1, 2))\n"
         "    return recipes.Recipe(stages=stages)\n"
         "def wrong():\n"
         "    return ()\n"
@@ -280,7 +329,7 @@ def test_a_recipe_of_ones_own_is_a_function_in_a_file(tmp_path):
         recipes.find(f"{path}:wrong")
     with pytest.raises(ValueError, match=r"a function in .*mine\.py"):
         recipes.find(f"{path}:other")
-    with pytest.raises(ValueError, match="one of demo, bert_base"):
+    with pytest.raises(ValueError, match=r"one of demo, small, .*bert_large_32k"):
         recipes.find("bert")
     with pytest.raises(OSError, match=r"none\.py"):
         recipes.find(f"{tmp_path}/none.py:shallow")
