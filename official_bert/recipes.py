@@ -243,7 +243,7 @@ def small():
     `docs/recipes.md` has the commands from text to records.
 
     Hardware:  4 CPU cores.
-    Time:      2.1e14 model FLOPs; 50 minutes on a machine busy with other work, less on an idle one.
+    Time:      2.1e14 model FLOPs; 50 minutes where other work shares the machine.
     Reports:   nothing; it is this project's.
     Measured here: the seconds of its updates, from which the time follows.
     """
