@@ -1,12 +1,10 @@
 """The work that builder processes do: a block of documents → a part, and a run of parts → a shard.
 
-Started by `record_builder`, one process a worker. Pickled
-tasks come in on the standard input and pickled answers go out on the standard output; the end of
-the input ends the process. (multiprocessing would import the caller's main module, and with it
-TensorFlow, into every worker.)
+Started by `record_builder`, one process a worker. Pickled tasks come in on the standard input and
+pickled answers go out on the standard output; the end of the input ends the process.
+(multiprocessing would import the caller's main module, and with it TensorFlow, into every worker.)
 """
 
-import contextlib
 import ctypes
 import json
 import os
@@ -23,8 +21,8 @@ import numpy as np
 
 from official_bert import corpus, records, tokenization
 from official_bert.instances import InstanceMaker, Sentences, Settings, sequences
+from official_bert.whole_files import write_whole
 
-RECORDS_PER_BLOCK = 256
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
@@ -93,9 +91,8 @@ class Worker:
         seed = self._recipe.random_seed
         rng = Random(seed if self._recipe.one_stream else f"{seed}/{task.index}")
         framed, used = [], 0
-        for length, record in (self._dynamic if self._recipe.dynamic else self._static)(
-            documents, rng
-        ):
+        make = self._dynamic if self._recipe.dynamic else self._static
+        for length, record in make(documents, rng):
             framed.append(record)
             used += length
         rng.shuffle(framed)
@@ -133,7 +130,7 @@ class Worker:
             [np.load(f"{p}.lengths.npy", mmap_mode="r")[a:b] for p, a, b in task.pieces]
         )
         starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        offsets = starts[:-1][::RECORDS_PER_BLOCK].tolist()
+        offsets = starts[:-1][:: records.RECORDS_PER_BLOCK].tolist()
         data = _pieces(task.pieces)
         if self._recipe.gzip:
             sizes, offsets = np.diff([*offsets, starts[-1]]), []
@@ -145,21 +142,6 @@ class Worker:
             "bytes": os.path.getsize(task.path),
             "block_offsets": offsets,
         }
-
-
-def write_whole(path: str, chunks, temporary: str | None = None) -> None:
-    """Writes under a temporary name and renames, so that `path` is never seen half written."""
-    temporary = temporary or f"{path}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)  # a full disk has no room for what is of no use
-        raise
-    os.replace(temporary, path)
 
 
 def _count(documents: list[tuple[int, Sentences]], unknown: int) -> dict:

@@ -22,9 +22,10 @@ import numpy as np
 from absl import app, flags
 
 from official_bert import build_progress, corpus, manifest, tokenization
-from official_bert.build_worker import RECORDS_PER_BLOCK, Recipe
+from official_bert.build_worker import Recipe
 from official_bert.instances import Settings
 from official_bert.record_builder import Builder
+from official_bert.records import RECORDS_PER_BLOCK
 
 MOSTLY_UNKNOWN = 0.3
 

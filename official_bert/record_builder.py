@@ -27,7 +27,8 @@ import numpy as np
 
 import official_bert
 from official_bert import corpus, manifest
-from official_bert.build_worker import Part, Recipe, Shard, write_whole
+from official_bert.build_worker import Part, Recipe, Shard
+from official_bert.whole_files import write_whole
 
 
 class Builder:

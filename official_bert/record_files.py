@@ -23,9 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from official_bert import manifest
-from official_bert.records import FOOTER_BYTES, HEADER_BYTES, masked_crc, payload_length
-
-RECORDS_PER_BLOCK = 256
+from official_bert.records import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    RECORDS_PER_BLOCK,
+    masked_crc,
+    payload_length,
+)
 
 
 class Block(NamedTuple):

@@ -21,6 +21,9 @@ _MASK_DELTA = 0xA282EAD8
 _HEADER = struct.Struct("<QI")
 HEADER_BYTES, FOOTER_BYTES = _HEADER.size, 4
 
+# Neighbouring records that are read at once.
+RECORDS_PER_BLOCK = 256
+
 
 def masked_crc(data: bytes) -> int:
     """The checksum of the TFRecord format."""

@@ -4,13 +4,14 @@ The Rust `tokenizers` library does the work, set so that it agrees with Google's
 """
 
 import hashlib
-import os
 import string
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from official_bert.whole_files import write_whole
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -109,10 +110,8 @@ def learn(
     )
     tokenizer.train_from_iterator(texts, trainer)
     vocabulary = tokenizer.get_vocab()
-    temporary = f"{vocab_file}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.get))
-    os.replace(temporary, vocab_file)
+    ordered = sorted(vocabulary, key=vocabulary.get)
+    write_whole(vocab_file, (f"{token}\n".encode() for token in ordered))
     return len(vocabulary)
 
 
