@@ -48,7 +48,9 @@ class Corpus:
         self.share_read = 0.0
 
     def documents(self) -> Iterator["Document"]:
-        """Iterates over the documents, once."""
+        """Iterates over the documents, and counts anew."""
+        self.count = self.duplicates = self.text_bytes = 0
+        self.share_read = 0.0
         seen = set()
         for document in documents(self.paths, self.form, self.json_field, self._advance):
             key = int.from_bytes(digest(document)[:8])

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import inspect
-import json
 import os
 import shutil
 import sys
@@ -76,8 +75,8 @@ def create_pretraining_data(
             run.
 
     Example:
-        >>> create_pretraining_data("corpus.txt", "records/corpus.tfrecord", "vocab.txt",
-        Settings(dupe_factor=1))
+        >>> settings = Settings(dupe_factor=1)
+        >>> create_pretraining_data("a.txt", "records/a.tfrecord", "vocab.txt", settings)
     """
     started = time.monotonic()
     settings = settings or Settings()
@@ -110,7 +109,7 @@ def create_pretraining_data(
     _remove(manifest.path_for(shards))  # it must not vouch for shards of another make
     progress = build_progress.Progress(source, report)
     builder = Builder(
-        recipe, source.documents(), shards, _workers(num_workers, one_random_stream), progress
+        recipe, source.documents, shards, _workers(num_workers, one_random_stream), progress
     )
     made, counts = builder.run()
     counts |= {
@@ -188,8 +187,11 @@ def _finished(shards: list[str], described: dict) -> dict | None:
     path = manifest.path_for(shards)
     if not os.path.exists(path):
         return None
-    with open(path, encoding="utf-8") as file:
-        made = json.load(file)
+    with open(path, "rb") as file:
+        try:
+            made = manifest.parse(path, file.read())
+        except ValueError:
+            return None
     whole = [os.path.basename(s) for s in shards] == [
         entry["file"] for entry in made["shards"]
     ] and all(

@@ -36,7 +36,7 @@ class Builder:
 
     Args:
         recipe: what the records look like.
-        documents: yields the corpus, the same documents in the same order at every call.
+        documents: called for an iterator over the corpus, the same one every time.
         shards: the paths to write.
         workers: number of processes.
         progress: called with (bytes of text done, records made) now and then.
@@ -45,7 +45,7 @@ class Builder:
     def __init__(
         self,
         recipe: Recipe,
-        documents: Iterator,
+        documents: Callable[[], Iterator[corpus.Document]],
         shards: list[str],
         workers: int,
         progress: Callable,
@@ -61,6 +61,10 @@ class Builder:
             self._forget_other_builds()
             with Workers(self._recipe, self._workers) as workers:
                 parts = self._make_parts(workers)
+                if not self._fit_the_shards(parts):
+                    self._clear()
+                    parts = self._make_parts(workers)
+                    self._fit_the_shards(parts)
                 shards = self._make_shards(workers, parts)
         counts = {key: sum(part["counts"][key] for part in parts) for key in parts[0]["counts"]}
         return shards, counts
@@ -89,14 +93,26 @@ class Builder:
         with open(self._recipe.vocab_file, "rb") as file:
             build += hashlib.sha256(file.read()).hexdigest()
         same = os.path.exists(path) and pathlib.Path(path).read_text() == build
-        if not (
-            same
-            and all(_is_whole(shard, _read(self._made(n))) for n, shard in enumerate(self._shards))
-        ):
-            for name in os.listdir(self._folder):
-                if name != "lock":
-                    os.remove(os.path.join(self._folder, name))
+        shards = [(shard, _read(self._made(n))) for n, shard in enumerate(self._shards)]
+        if not (same and all(_is_whole(shard, made) for shard, made in shards)):
+            self._clear()
         write_whole(path, [build.encode()])
+
+    def _fit_the_shards(self, parts: list[dict]) -> bool:
+        """Whether an earlier run that got as far as the shards made them of the same parts.
+
+        (Parts that went into whole shards are gone, so a text that was changed since starts anew.)
+        """
+        path = os.path.join(self._folder, "parts.json")
+        digests = [part["digest"] for part in parts]
+        earlier = _read(path)
+        write_whole(path, [json.dumps(digests).encode()])
+        return earlier in (None, digests)
+
+    def _clear(self) -> None:
+        for name in os.listdir(self._folder):
+            if name not in ("lock", "build.json"):
+                os.remove(os.path.join(self._folder, name))
 
     def _made(self, number: int) -> str:
         return os.path.join(self._folder, f"shard-{number:05d}.json")
@@ -104,9 +120,9 @@ class Builder:
     def _make_parts(self, workers: "Workers") -> list[dict]:
         parts, first = [], 0
         if self._recipe.one_stream:
-            source = iter([list(self._documents)])
+            source = iter([list(self._documents())])
         else:
-            source = corpus.blocks(self._documents, corpus.BLOCK_BYTES)
+            source = corpus.blocks(self._documents(), corpus.BLOCK_BYTES)
 
         def tasks() -> Iterator[Part]:
             nonlocal first
@@ -138,6 +154,10 @@ class Builder:
                 f"there are."
             )
         made = [_read(self._made(n)) for n in range(len(self._shards))]
+        for path, whole in zip(self._shards, made, strict=True):
+            if not whole:  # shards of two makes must not lie side by side, if this is interrupted
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
 
         def tasks() -> Iterator[tuple[int, Shard]]:
             for number, path in enumerate(self._shards):
@@ -250,7 +270,7 @@ def _send(process: subprocess.Popen, task) -> None:
         process.stdin.flush()
 
 
-def _read(path: str) -> dict | None:
+def _read(path: str) -> dict | list | None:
     try:
         with open(path) as file:
             return json.load(file)

@@ -204,3 +204,41 @@ def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_tex
     build(small_text, tmp_path / "a")
     build(small_text, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
+    from official_bert import build_worker, record_builder
+
+    text = tmp_path / "text.txt"
+    original = Path(small_text.path).read_text()
+    text.write_text(original)
+    changed = small_text._replace(path=str(text))
+    with monkeypatch.context() as patch:
+        work = record_builder.Workers.work
+
+        def stop_after_a_shard(self, tasks, make):
+            def once(call, task):
+                make(call, task)
+                if not isinstance(task, build_worker.Part):
+                    raise KeyboardInterrupt
+
+            work(self, tasks, once)
+
+        patch.setattr(record_builder.Workers, "work", stop_after_a_shard)
+        with pytest.raises(KeyboardInterrupt):
+            build(changed, tmp_path / "a", num_workers=1)
+    assert (tmp_path / "a/a.tfrecord-00000-of-00003").exists()
+    text.write_text("A new first document.\n\n" + original)
+    build(changed, tmp_path / "a")
+    build(changed, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkeypatch):
+    build(small_text, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("official_bert.record_builder._overlaps", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(small_text, tmp_path, random_seed=1)
+    assert not list(tmp_path.glob("a.tfrecord*"))
+    assert not (tmp_path / "a.manifest.json").exists()
