@@ -13,6 +13,7 @@ from small_text import small_text as small_text
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.input_pipeline import Batches
 from official_bert.instances import Settings
+from official_bert.record_files import RecordFiles
 
 LENGTH, PREDICTIONS = 32, 5
 SHAPES = {
@@ -270,3 +271,24 @@ def test_dynamic_records_without_next_sentence_have_one_part(made):
     batch = batches(made, "dynamic", use_next_sentence=False)[0]
     assert not batch["segment_ids"].any()
     assert not batch["next_sentence_labels"].any()
+
+
+def test_each_host_reads_whole_blocks_and_only_its_own(made, monkeypatch):
+    read = RecordFiles.read
+    seen = []
+
+    def record(self, block, start=0, stop=None):
+        seen.append((block, start, stop))
+        return read(self, block, start, stop)
+
+    monkeypatch.setattr(RecordFiles, "read", record)
+    blocks = []
+    for host in range(2):
+        data = batches(made, window_records=2048, shard_index=host, num_shards=2)
+        seen.clear()
+        assert data[0]["input_ids"].shape == (32, LENGTH)
+        data._loader.shutdown(wait=True)  # the next window too; what follows is of the first
+        sizes = np.cumsum([stop - start for _, start, stop in seen])
+        blocks.append({block for block, *_ in seen[: np.searchsorted(sizes, 1024) + 1]})
+        assert sizes[len(blocks[-1]) - 1] == 1024  # every block once
+    assert len(blocks[0] & blocks[1]) <= 1  # the one on the border of the two sections
