@@ -30,14 +30,14 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def made(small_text, tmp_path_factory):
-    """Static and dynamic records, some 3,000 of each."""
+    """Static and dynamic records, some thousands of each."""
     folder = tmp_path_factory.mktemp("records")
     for name in ("static", "dynamic"):
         create_pretraining_data(
             small_text.path,
             str(folder / f"{name}.tfrecord"),
             small_text.vocab_file,
-            Settings(LENGTH, PREDICTIONS, dupe_factor=1, do_whole_word_mask=name == "dynamic"),
+            Settings(LENGTH, PREDICTIONS, dupe_factor=2, do_whole_word_mask=name == "dynamic"),
             num_shards=3,
             num_workers=1,
             input_format="paragraphs",
@@ -184,7 +184,7 @@ def test_both_sets_of_feature_names_give_the_same_batches(made, small_text, tmp_
         small_text.path,
         [str(tmp_path / f"static{n}") for n in range(3)],
         small_text.vocab_file,
-        Settings(LENGTH, PREDICTIONS, dupe_factor=1),
+        Settings(LENGTH, PREDICTIONS, dupe_factor=2),
         num_workers=1,
         input_format="paragraphs",
         use_v2_feature_names=True,
