@@ -14,9 +14,17 @@ import sys
 
 from absl import app, flags
 
-from official_bert import child_commands, corpus, plots, quiet_tensorflow, stdlib_text, tokenization
+from official_bert import (
+    child_commands,
+    corpus,
+    plots,
+    quiet_tensorflow,
+    stdlib_text,
+    tokenization,
+    whole_files,
+)
 from official_bert.config import BertConfig
-from official_bert.demo_folder import DemoFolder, alone_in, clock, whole_file, write_json
+from official_bert.demo_folder import DemoFolder, alone_in, clock, whole_file
 
 FLAGS = flags.FLAGS
 
@@ -78,7 +86,7 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
         _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
         results = _held_out_results(layout, recipe)
         results["seconds"] = round(seconds(), 1)
-        write_json(layout.results, results)
+        whole_files.write_text(layout.results, json.dumps(results, indent=1) + "\n")
     print(report(results, layout), flush=True)
     return results
 
@@ -123,8 +131,7 @@ def _learn_vocabulary(layout):
         with open(layout.text("train"), encoding="utf-8") as lines:
             tokenization.learn(lines, str(layout.vocab), VOCAB_SIZE)
     size = len(tokenization.read_vocabulary(str(layout.vocab)))
-    config = model_config(size)
-    layout.config.write_text(config.to_json())
+    whole_files.write_text(layout.config, model_config(size).to_json())
     return f"{size} word pieces"
 
 

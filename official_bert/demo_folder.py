@@ -8,6 +8,8 @@ import pathlib
 import time
 from typing import NamedTuple
 
+from official_bert import whole_files
+
 
 class DemoFolder(NamedTuple):
     """Where everything is, below the output folder."""
@@ -65,7 +67,8 @@ def clock(layout, paths, corpus_format, recipe):
         return earlier["seconds"] if finished else time.monotonic() - started
 
     def note():
-        write_json(layout.settings, {**settings, "seconds": seconds(), "finished": finished})
+        values = {**settings, "seconds": seconds(), "finished": finished}
+        whole_files.write_text(layout.settings, json.dumps(values, indent=1) + "\n")
 
     note()
     try:
@@ -77,7 +80,7 @@ def clock(layout, paths, corpus_format, recipe):
 
 @contextlib.contextmanager
 def whole_file(path):
-    """A file to write to that appears under its name when all is written, or not at all."""
+    """A file to write text to that appears under its name when all is written, or not at all."""
     aside = path.with_name(f".writing-{path.name}")
     try:
         with open(aside, "w", encoding="utf-8") as file:
@@ -85,8 +88,3 @@ def whole_file(path):
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def write_json(path, values):
-    with whole_file(path) as file:
-        file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
