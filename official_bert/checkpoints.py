@@ -17,6 +17,8 @@ import shutil
 
 import tensorflow as tf
 
+from official_bert.whole_files import write_text
+
 _PARTS = (".data-00000-of-00001", ".index")
 _NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)\.json")
 
@@ -161,16 +163,6 @@ def write_bundle(prefix, tensors):
         raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def write_text(path, text):
-    """Replaces a text file by another in one step."""
-    path = pathlib.Path(path)
-    aside = path.with_name(f".writing-{path.name}")
-    aside.write_text(text, encoding="utf-8")
-    _sync(aside)
-    os.replace(aside, path)
-    _sync(path.parent)
 
 
 def require_space(directory, size):

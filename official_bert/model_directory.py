@@ -2,7 +2,7 @@
 
 import json
 
-from official_bert import checkpoints
+from official_bert.whole_files import write_text
 
 
 def check(directory, run):
@@ -30,8 +30,8 @@ def check(directory, run):
 
 def claim(directory, run):
     """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
-    checkpoints.write_text(directory / "run.json", json.dumps(run.describe(), indent=1))
-    checkpoints.write_text(directory / "bert_config.json", run.config.to_json())
+    write_text(directory / "run.json", json.dumps(run.describe(), indent=1))
+    write_text(directory / "bert_config.json", run.config.to_json())
 
 
 def _differences(theirs, mine, name=""):

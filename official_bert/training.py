@@ -28,6 +28,7 @@ from official_bert import (
 from official_bert.pretraining_step import first_state, make_training_loop, new_window, non_finite
 from official_bert.reports import Pace, Profiler, Reports
 from official_bert.training_log import StopRequest
+from official_bert.whole_files import write_text
 
 
 class Diverged(Exception):
@@ -312,5 +313,5 @@ class Trainer:
         }
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(exist_ok=True)
-        checkpoints.write_text(path, json.dumps(summary, indent=1) + "\n")
+        write_text(path, json.dumps(summary, indent=1) + "\n")
         self._reports.say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")

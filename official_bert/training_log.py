@@ -1,9 +1,10 @@
 """What a run leaves to read: a JSON-lines log, a progress line, and an orderly stop on signals."""
 
 import json
-import os
 import pathlib
 import signal
+
+from official_bert.whole_files import write_text
 
 
 class TrainingLog:
@@ -20,10 +21,8 @@ class TrainingLog:
     def rewind(self, step):
         """Drops what was written after `step`: a resumed run writes it again."""
         if self._writes:
-            aside = self._path.with_name(f".writing-{self._path.name}")
             kept = [line for line in self._lines() if _step_of(line) <= step]
-            aside.write_text("".join(kept))
-            os.replace(aside, self._path)
+            write_text(self._path, "".join(kept))
 
     def _lines(self):
         return self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
