@@ -3,6 +3,8 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
+# setuptools warns of every editable installation; that one is meant.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-quick lint format clean
@@ -37,13 +39,13 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 # The stamp is touched last, so an interrupted installation is taken up again.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(PIP) install --quiet --upgrade "pip>=25.1"
 
 .venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot]"
+	$(PIP) install --quiet --editable ".[cpu,plot]"
 	touch $@
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --editable ".[cpu,plot,tensorboard,zstd,test]"
-	$(BIN)/python -m pip install --quiet --no-deps --group peers
+	$(PIP) install --quiet --editable ".[cpu,plot,tensorboard,zstd,test]"
+	$(PIP) install --quiet --no-deps --group peers
 	touch .venv/ready_to_run $@
