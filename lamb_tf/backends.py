@@ -6,6 +6,7 @@ state is threaded through `keras.StatelessScope`; on torch all is eager.
 """
 
 import contextlib
+import types
 
 import keras
 from keras import ops
@@ -76,25 +77,20 @@ def first_replica(value):
     return value
 
 
-def update_on_replicas(function, variable, *args):
-    """Calls `function(variable, *args)` on each replica, with that replica's share of each.
+def update_on_replicas(function, variables, *args):
+    """Calls `function(variables, *args)` on each replica, with that replica's share of each.
 
-    Returns what it returns on the first replica.
+    Returns the tensor that it returns on the first replica.
     """
     if BACKEND != "tensorflow":
-        return function(variable, *args)
-    variable, *args = keras.tree.map_structure(native, [variable, *args])
-    if not tf.distribute.has_strategy():
-        return function(variable, *args)
-    extended = tf.distribute.get_strategy().extended
-    if tf.distribute.in_cross_replica_context():
-        return extended.update(variable, function, args=args, group=False)[0]
-    # Where replicas cannot merge (XLA on several GPUs), `update` selects the replica's part of the
-    # variable, but not of the arguments.
-    args = keras.tree.map_structure(
-        lambda a: extended.update(a, lambda part: part) if isinstance(a, tf.Variable) else a, args
-    )
-    return extended.update(variable, function, args=args)
+        return function(variables, *args)
+    variables, *args = keras.tree.map_structure(native, [variables, *args])
+    if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
+        extended = tf.distribute.get_strategy().extended
+        return extended.update(
+            variables[0], lambda _, *args: function(*args), args=[variables, *args], group=False
+        )[0]
+    return function(variables, *args)
 
 
 def read(variable):
@@ -150,6 +146,53 @@ def compiled(function):
         return function
     kernel = tf.function(function, jit_compile=True, autograph=False)
     return lambda *args: kernel(*args)  # TensorFlow would save a tf.function with the optimizer
+
+
+def subtract(x, step_size, u):
+    """x ← x − step_size u."""
+    if BACKEND == "tensorflow" and x.dtype == tf.float32:
+        tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
+    else:
+        x.assign(ops.cast(ops.cast(x, "float32") - step_size * u, x.dtype))
+
+
+def adam_scratch(variables):
+    """For each variable one to form u in by `add_adam_step`; variables of one shape share one.
+
+    None where the backend has no such kernel. They belong to no checkpoint.
+    """
+    if BACKEND != "tensorflow":
+        return None
+    by_shape = {}
+    for shape in [tuple(variable.shape) for variable in variables]:
+        if shape not in by_shape:
+            by_shape[shape] = tf.Variable(tf.zeros(shape), trainable=False, name="scratch")
+    return types.SimpleNamespace(of=lambda variable: by_shape[tuple(variable.shape)])
+
+
+def adam_coefficients(beta_1, beta_2, step_size, epsilon):
+    """The scalars of `add_adam_step`, made once a step."""
+    zero = tf.zeros(())  # instead of β's powers: the kernel's own bias correction loses digits
+    return {
+        "beta1_power": zero,
+        "beta2_power": zero,
+        "lr": -step_size,
+        "beta1": tf.constant(beta_1),
+        "beta2": tf.constant(beta_2),
+        "epsilon": epsilon,
+    }
+
+
+def add_adam_step(scratch, start, m, v, g, coefficients):
+    """start + step_size m / (√v + ε) with new m and v, in one pass that uses all cores."""
+    scratch.assign(start)
+    tf.raw_ops.ResourceApplyAdam(var=scratch.handle, m=m.handle, v=v.handle, grad=g, **coefficients)
+    return scratch.read_value()
+
+
+def after(tensors):
+    """The context in which operations wait for `tensors`: bounds what is in memory at once."""
+    return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
 def sum_of_squares(x):

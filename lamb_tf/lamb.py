@@ -3,8 +3,10 @@
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
+from lamb_tf import backends
 from lamb_tf.layerwise import LayerwiseOptimizer
 
 
@@ -109,24 +111,38 @@ class LAMB(LayerwiseOptimizer):
             )
         self.beta_1 = float(beta_1)
         self.beta_2 = float(beta_2)
+        # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
+        self._betas = float(np.float32(beta_1)), float(np.float32(beta_2))
         self.epsilon = float(epsilon)
         self.bias_correction = bias_correction
         self.nesterov = nesterov
 
+    def build(self, variables):
+        """Creates m and v."""
+        super().build(variables)
+        # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
+        if not self.nesterov and self.epsilon > 0 and min(self._betas) >= 0.5:
+            self.scratch = backends.adam_scratch(self._trainable_variables)
+
     def coefficients(self, step):
-        """1 − β₁ᵗ and the like, or 1 without bias correction."""
-        if not self.bias_correction:
-            return dict.fromkeys(("beta_1", "beta_1_next", "beta_2", "beta_2_next"), 1.0)
-        return {
-            "beta_1": _one_minus_power(self.beta_1, step),
-            "beta_1_next": _one_minus_power(self.beta_1, step + 1.0),
-            "beta_2": _one_minus_power(self.beta_2, step),
-            "beta_2_next": _one_minus_power(self.beta_2, step + 1.0),
+        """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
+        (beta_1, beta_2), corrected = self._betas, self.bias_correction
+        coefficients = {
+            "beta_1": _one_minus_power(beta_1, step) if corrected else 1.0,
+            "beta_2": _one_minus_power(beta_2, step) if corrected else 1.0,
+            "beta_1_next": _one_minus_power(beta_1, step + 1) if corrected else 1.0,
+            "beta_2_next": _one_minus_power(beta_2, step + 1) if corrected else 1.0,
         }
+        if self.scratch:  # with c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε)
+            root = ops.sqrt(coefficients["beta_2"])
+            coefficients["adam"] = backends.adam_coefficients(
+                beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon
+            )
+        return coefficients
 
     def direction(self, x, g, slots, decay, correction):
         """u = m̂ / (√v̂ + ε) + λ x"""
-        beta_1, beta_2 = self.beta_1, self.beta_2
+        beta_1, beta_2 = self._betas
         m = beta_1 * slots["m"] + (1 - beta_1) * g
         v = beta_2 * slots["v"] + (1 - beta_2) * g * g
         m_hat = m / correction["beta_1"]
@@ -139,6 +155,15 @@ class LAMB(LayerwiseOptimizer):
             )
         r = ops.divide_no_nan(m_hat, ops.sqrt(v_hat) + self.epsilon)  # with ε = 0 and g = 0: 0
         return r + decay * x, {"m": m, "v": v}
+
+    def find_direction(self, x, slots, g, scalars):
+        """`direction` once more, by the kernel that TensorFlow has for Adam, where it has one."""
+        if not self.scratch:
+            return super().find_direction(x, slots, g, scalars)
+        decayed = scalars["decay"] * ops.cast(x, "float32")
+        g = self.scaled(g, scalars)
+        adam = scalars["coefficients"]["adam"]
+        return backends.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
 
     def get_config(self):
         """The arguments."""

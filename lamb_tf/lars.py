@@ -103,6 +103,7 @@ class LARS(LayerwiseOptimizer):
         self.trust_coefficient = float(trust_coefficient)
         self.epsilon = float(epsilon)
         self.nesterov = bool(nesterov)
+        self.moves_along_u = ratio == "after_momentum"
 
     def direction(self, x, g, slots, decay, _):
         """Before the momentum u = g, the decay comes in `move`; after it u = m."""
@@ -122,8 +123,8 @@ class LARS(LayerwiseOptimizer):
 
     def move(self, x, u, slots, step_size, decay):
         """x − v with v = μ v + γ ratio (g + λ x), or x − γ ratio m."""
-        if self.ratio == "after_momentum":
-            return x - step_size * u, {}
+        if self.moves_along_u:
+            return super().move(x, u, slots, step_size, decay)
         step = step_size * (u + decay * x)
         v = self.momentum * slots["momentum"] + step
         movement = self.momentum * v + step if self.nesterov else v

@@ -12,6 +12,7 @@ Private parts of `keras.optimizers.Optimizer` that have no public counterpart ar
 only (`PRIVATE_HOOKS`).
 """
 
+import math
 import warnings
 
 import keras
@@ -41,6 +42,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     """
 
     slot_names = ()
+    moves_along_u = True  # whether `move` is the plain x − step u
+    scratch = None  # see `backends.adam_scratch`
 
     def __init__(
         self,
@@ -106,8 +109,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self._accumulators = self._add_slots(variables, "accumulator", on_each_replica=True)
         if self._records_telemetry:
             self.record_telemetry()
-        self._direct = backends.compiled(self._direct_uncompiled)
-        self._step_along = backends.compiled(self._step_along_uncompiled)
+        self._compiled_direction = backends.compiled(self._find_direction)
+        self._compiled_move = backends.compiled(self._move_and_average)
 
     def _add_choice(self, variables):
         """Which variables are decayed, and which adapted: state, and so saved and restored."""
@@ -171,6 +174,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`."""
         index = self._get_variable_index(variable)
         return {name: self._slots[name][index] for name in self.slot_names}
+
+    def _state(self, variable):
+        """What a step of one variable works on: its slots, its average, its scratch."""
+        index = self._get_variable_index(variable)
+        state = {name: slots[index] for name, slots in self._slots.items()}
+        if self.scratch:
+            state["scratch"] = self.scratch.of(variable)
+        return state
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         """Excludes variables and patterns, as the method of every Keras optimizer of this name.
@@ -339,66 +350,90 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         )
 
     def _gradient_scales(self, squares):
-        """The norm of the true gradient, and per tensor the factor that unscales and clips it."""
+        """The norm of the true gradient, and per tensor the factor that unscales and clips it.
+
+        A factor of None is 1, and saves a pass over the gradient.
+        """
         loss_scale = 1.0 if self.loss_scale_factor is None else self.loss_scale_factor
         factor = 1.0 / (loss_scale * (self.gradient_accumulation_steps or 1))
         gradient_norm = ops.sqrt(ops.sum(squares)) * factor
         scales = ops.ones_like(squares) * factor
         if self.global_clipnorm:
             scales *= self.global_clipnorm / ops.maximum(gradient_norm, self.global_clipnorm)
-        if self.clipnorm:
+        elif self.clipnorm:
             scales *= self.clipnorm / ops.maximum(ops.sqrt(squares) * factor, self.clipnorm)
+        elif isinstance(factor, float) and factor == 1.0:
+            return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
 
     def _update_tensors(self, grads, variables, scales):
         step = ops.cast(self._iterations, "float32") + 1.0
-        learning_rate = ops.cast(self.learning_rate, "float32")
         decay = self.weight_decay
         decay = ops.cast(decay(self._iterations) if callable(decay) else decay, "float32")
-        decayed, adapted = ops.unstack(backends.read(self._choice))
-        decays, adapted = ops.unstack(ops.where(decayed, decay, 0.0)), ops.unstack(adapted)
-        coefficients = self.coefficients(step)
-
-        figures = [ops.zeros(3)] * len(self._trainable_variables)
-        for gradient, variable, scale in zip(grads, variables, scales):
-            i = self._get_variable_index(variable)
-            figures[i] = backends.update_on_replicas(
-                self._update_tensor,
-                variable,
-                {name: slots[i] for name, slots in self._slots.items()},
-                gradient,
-                {
-                    "step": step,
-                    "learning_rate": learning_rate,
-                    "gradient_scale": scale,
-                    "decay": decays[i],
-                    "adapted": adapted[i],
-                    "coefficients": coefficients,
-                },
-            )
+        scalars = {
+            "step": step,
+            "learning_rate": ops.cast(self.learning_rate, "float32"),
+            "coefficients": self.coefficients(step),
+        }
+        decayed, adapted = ops.unstack(
+            ops.take(backends.read(self._choice), self._indices(variables), axis=1)
+        )
+        figures = backends.update_on_replicas(
+            self._update_replica,
+            variables,
+            [self._state(variable) for variable in variables],
+            grads,
+            scales,
+            ops.where(decayed, decay, 0.0),
+            adapted,
+            scalars,
+        )
+        for variable in variables:
             if variable.constraint is not None:
-                backends.update_on_replicas(
-                    lambda x, constraint=variable.constraint: self.assign(x, constraint(x)),
-                    variable,
-                )
+                variable.assign(variable.constraint(variable))
         if self._telemetry:
-            self._telemetry["layers"].assign(ops.stack(figures))
+            rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
+            layers = ops.zeros(self._telemetry["layers"].shape)
+            self._telemetry["layers"].assign(ops.scatter_update(layers, rows, figures))
         self._iterations.assign_add(1)
 
-    def _update_tensor(self, x, slots, g, scalars):
-        """x ← x − η ratio u, on one replica; returns what telemetry keeps."""
-        u = self._direct(x, slots, g, scalars)
-        weight_norm, update_norm = backends.norm(x), backends.norm(u)
-        ratio = self.trust_ratio(weight_norm, update_norm, scalars["decay"])
-        ratio = ops.where(scalars["adapted"], ratio, 1.0)
-        self._step_along(x, slots, u, scalars, scalars["learning_rate"] * ratio)
-        return ops.stack([weight_norm, update_norm, ratio])
+    def _indices(self, variables):
+        return [self._get_variable_index(variable) for variable in variables]
 
-    def _direct_uncompiled(self, x, slots, g, scalars):
+    def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
+        """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
+        per_tensor, done, figures = ops.unstack(decays), [], []
+        for group in _groups(variables):
+            xs = [variables[i] for i in group]
+            # Later groups wait: the directions of a few groups are in memory at once, not all.
+            with backends.after(done[-2:-1]):
+                us = [
+                    self.find_direction(
+                        variables[i],
+                        states[i],
+                        grads[i],
+                        {**scalars, "gradient_scale": scales[i], "decay": per_tensor[i]},
+                    )
+                    for i in group
+                ]
+            weight_norms = ops.sqrt(ops.stack([backends.sum_of_squares(x) for x in xs]))
+            update_norms = ops.sqrt(ops.stack([backends.sum_of_squares(u) for u in us]))
+            part = slice(group.start, group.stop)
+            ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
+            ratios = ops.where(adapted[part], ratios, 1.0)
+            step_sizes = scalars["learning_rate"] * ratios
+            for i, u, step_size in zip(group, us, ops.unstack(step_sizes)):
+                self._move(variables[i], states[i], u, step_size, scalars, per_tensor[i])
+            figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
+            done.append(step_sizes)
+        return ops.concatenate(figures)
+
+    def find_direction(self, x, slots, g, scalars):
         """The direction u of one tensor; moves its slots."""
-        g = g * scalars["gradient_scale"]
-        if self.clipvalue:
-            g = ops.clip(g, -self.clipvalue, self.clipvalue)
+        return self._compiled_direction(x, slots, g, scalars)
+
+    def _find_direction(self, x, slots, g, scalars):
+        g = self.scaled(g, scalars)
         x = ops.cast(x, "float32")
         values = {name: backends.read(slot) for name, slot in slots.items()}
         u, moved = self.direction(x, g, values, scalars["decay"], scalars["coefficients"])
@@ -406,16 +441,28 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self.assign(slots[name], value)
         return u
 
-    def _step_along_uncompiled(self, x, slots, u, scalars, step_size):
-        """Moves one tensor along u, and its average with it."""
+    def scaled(self, g, scalars):
+        """The gradient that the equations see: unscaled and clipped."""
+        if scalars["gradient_scale"] is not None:
+            g = g * scalars["gradient_scale"]
+        return ops.clip(g, -self.clipvalue, self.clipvalue) if self.clipvalue else g
+
+    def _move(self, x, slots, u, step_size, scalars, decay):
+        """Moves one tensor along u."""
+        if self.moves_along_u and not self.use_ema:
+            backends.subtract(x, step_size, u)
+        else:
+            self._compiled_move(x, slots, u, step_size, scalars["step"], decay)
+
+    def _move_and_average(self, x, slots, u, step_size, step, decay):
         values = {name: backends.read(slot) for name, slot in slots.items()}
         x32 = ops.cast(x, "float32")
-        new_x, moved = self.move(x32, u, values, step_size, scalars["decay"])
+        new_x, moved = self.move(x32, u, values, step_size, decay)
         if self.use_ema:
-            momentum = ops.where(scalars["step"] > 1, self.ema_momentum, 0.0)
+            momentum = ops.where(step > 1, self.ema_momentum, 0.0)
             moved["average"] = momentum * values["average"] + (1 - momentum) * new_x
             if self.ema_overwrite_frequency:
-                due = ops.equal(ops.mod(scalars["step"], self.ema_overwrite_frequency), 0)
+                due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
                 new_x = ops.where(due, moved["average"], new_x)
         for name, value in moved.items():
             self.assign(slots[name], value)
@@ -477,6 +524,21 @@ def _decay(value):
             f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
         )
     return float(value)
+
+
+def _groups(variables):
+    """Ranges of consecutive variables of together at most 8 MB, or of one that is larger.
+
+    Their scalars are computed as vectors, which keeps the graph of a step small.
+    """
+    groups, start, size = [], 0, 0
+    for i, variable in enumerate(variables):
+        bytes_of_u = 4 * math.prod(variable.shape)
+        if i > start and size + bytes_of_u > 8e6:
+            groups.append(range(start, i))
+            start, size = i, 0
+        size += bytes_of_u
+    return [*groups, range(start, len(variables))]
 
 
 def _bounds(value, argument):
