@@ -4,7 +4,8 @@
 
 Every build is the command itself in a process of its own, from its start to its end, so that
 imports, checks, sharding and the manifest count. Memory is the sum of the resident sizes of all its
-processes, pages that several of them share counted several times. `--cases` runs some of the rows.
+processes, pages that several of them share counted several times. `--cases` runs some of the rows;
+the others keep what was measured before.
 """
 
 import datetime
@@ -93,12 +94,11 @@ def main(_):
             result = measure(folder)
             rows.append((what.format(times=FLAGS.times), result, target))
             print(rows[-1], flush=True)
-    text = report(rows)
+    month = datetime.date.today().strftime("%Y%m")
+    path = pathlib.Path(FLAGS.output_dir) / f"data_cpu{os.cpu_count()}_{month}.md"
+    text = report(rows, path.read_text() if path.exists() else "")
     print(text)
-    if not FLAGS.cases:
-        month = datetime.date.today().strftime("%Y%m")
-        path = pathlib.Path(FLAGS.output_dir) / f"data_cpu{os.cpu_count()}_{month}.md"
-        path.write_text(text)
+    path.write_text(text)
 
 
 def build(folder: str, name: str, arguments: list[str], times: int = 1) -> dict:
@@ -200,8 +200,8 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def report(rows: list[tuple]) -> str:
-    """The measurements as a table in Markdown."""
+def report(rows: list[tuple], earlier: str) -> str:
+    """The measurements as a table in Markdown; cases that were not run keep their earlier rows."""
     size = os.path.getsize(FLAGS.text) / 1e6
     lines = [
         "# Text to records to batches",
@@ -216,9 +216,12 @@ def report(rows: list[tuple]) -> str:
         "| what | seconds | rate | memory | must be |",
         "|---|---|---|---|---|",
     ]
+    made = {line.split(" | ")[0]: line for line in earlier.splitlines() if line.startswith("| ")}
     for what, result, target in rows:
         cells = (what, result["seconds"], result["rate"], result["memory"], target)
-        lines.append(f"| {' | '.join(cells)} |")
+        made[f"| {what}"] = f"| {' | '.join(cells)} |"
+    names = [f"| {what.format(times=FLAGS.times)}" for what, *_ in CASES.values()]
+    lines += [made[name] for name in names if name in made]
     return "\n".join(lines) + "\n"
 
 

@@ -263,9 +263,9 @@ def _lines(path: str, advance: Callable[[int], None]) -> Iterator[str]:
             advance(raw.tell() - position)
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} "
-            f"at byte {error.start} of the line); convert the file first, for example with "
-            f"`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`."
+            f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} at "
+            f"byte {error.start} of the line); convert the file first, for example with `iconv -f "
+            f"latin1 -t utf-8` or `iconv -c -t utf-8`."
         ) from None
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{path}, after line {number}: cannot be read ({error!r}).") from None

@@ -228,8 +228,7 @@ def _check_vocabulary_fits(
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
             f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
-            f"{recipe.vocab_file} does "
-            f"not fit this text (another language, or another casing than "
+            f"{recipe.vocab_file} does not fit this text (another language, or another casing than "
             f"--do_lower_case={recipe.do_lower_case}?)."
         )
 
@@ -247,8 +246,7 @@ def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
     if free < text * each:
         raise ValueError(
             f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
-            f"of {shard}, "
-            f"which has {free / 1e9:,.1f} GB free."
+            f"of {shard}, which has {free / 1e9:,.1f} GB free."
         )
 
 

@@ -35,8 +35,8 @@ class StaticParser:
             if not there:
                 raise ValueError(
                     f"{where}: no feature {name!r} (it holds "
-                    f"{', '.join(sorted(features)) or 'none'}); "
-                    f"expected a BERT pre-training record."
+                    f"{', '.join(sorted(features)) or 'none'}); expected a BERT pre-training "
+                    f"record."
                 )
             self._names[name] = there[0]
             self._lengths[name] = max_seq_length
@@ -82,9 +82,10 @@ class StaticParser:
             )
             if len(values) != expected:
                 flag = "max_predictions_per_seq" if name in _PREDICTIONS else "max_seq_length"
+                mend = f"; {flag} must equal that of the records" if expected > 1 else ""
                 raise ValueError(
-                    f"{where}: {self._names[name]} holds {len(values)} values, expected {expected}"
-                    f"{f'; {flag} must equal that of the records' if expected > 1 else ''}."
+                    f"{where}: {self._names[name]} holds {len(values)} values, expected "
+                    f"{expected}{mend}."
                 )
 
 

@@ -3,10 +3,10 @@
 How the order comes about. Up to `WINDOW_RECORDS` records are all held in memory and shuffled as
 one. Larger data are read in blocks of neighbouring records:
 
-    epoch e of N records: the blocks in an order drawn from (seed, e); record g of the endless
-    stream is number g mod N of epoch g // N the stream is cut into windows of W records, a window
-    into L sections of W / L; each section is shuffled a batch of B examples takes the next B / L of
-    every section of its window
+    epoch e of N records: the blocks, in an order drawn from (seed, e)
+    the endless stream: record g is number g mod N of epoch g // N
+    the stream is cut into windows of W records, a window into L sections; each section is shuffled
+    a batch of B examples takes the next B / L of every section of its window
 
 So a batch mixes hundreds of blocks, a host that trains a part of each batch reads only the sections
 that feed it, and any step can be had at once. Every record comes exactly once an epoch.
@@ -43,13 +43,19 @@ class Batches:
         patterns: paths or globs of the record files, official or made for dynamic masking, GZIP or
             not.
         batch_size: examples in a batch on all hosts together.
-        max_seq_length, max_predictions_per_seq: S and P; static records must have been made with
-        them. seed: of the order, and of pairs and masks where the records are dynamic. vocab_size:
-        of the model; records with larger ids are refused. shard_index, num_shards: which of how
-        many equal parts of each batch this host wants. shuffle: False gives the records in the
-        order of the files, the last batch padded with rows of weight 0. masked_lm_prob,
-        do_whole_word_mask, max_ngram_size: for dynamic records; None means as they were made.
+        max_seq_length: S; static records must have been made with it.
+        max_predictions_per_seq: P; likewise.
+        seed: of the order, and of pairs and masks where the records are dynamic.
+        vocab_size: of the model; records with larger ids are refused.
+        shard_index: which of the equal parts of each batch this host wants.
+        num_shards: how many there are.
+        shuffle: False gives the records in the order of the files, the last batch padded with rows
+            of weight 0.
+        masked_lm_prob: for dynamic records; None, here and below, means as they were made.
+        do_whole_word_mask: for dynamic records.
+        max_ngram_size: for dynamic records.
         use_next_sentence: for dynamic records; False makes examples of one part and label 0.
+        window_records: W, and how many records at most are held in memory as a whole.
 
     `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
 

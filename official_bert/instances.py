@@ -36,8 +36,7 @@ class Settings:
         if not 1 <= self.max_predictions_per_seq <= self.max_seq_length:
             raise ValueError(
                 f"max_predictions_per_seq: got {self.max_predictions_per_seq}, expected 1 to "
-                f"max_seq_length "
-                f"({self.max_seq_length})."
+                f"max_seq_length ({self.max_seq_length})."
             )
         for name in ("masked_lm_prob", "short_seq_prob"):
             if not 0 <= getattr(self, name) < 1:

@@ -236,8 +236,7 @@ class Workers:
                 except EOFError:
                     raise ValueError(
                         f"a worker process died (exit code {process.wait()}), perhaps for want of "
-                        f"memory; what is "
-                        f"finished stays: start again, with fewer --num_workers."
+                        f"memory; what is finished stays: start again, with fewer --num_workers."
                     ) from None
                 if isinstance(answer, Exception):
                     raise answer

@@ -105,8 +105,7 @@ class RecordFiles:
                 if masked_crc(payload).to_bytes(4, "little") != data[end : end + FOOTER_BYTES]:
                     raise ValueError(
                         f"{self.paths[file]}, record {first + number}: its checksum does not "
-                        f"match; "
-                        f"the file is damaged, make it again."
+                        f"match; the file is damaged, make it again."
                     )
                 found.append(payload)
             position = end + FOOTER_BYTES
@@ -159,11 +158,10 @@ class RecordFiles:
         entry = next(e for e in made["shards"] if e["file"] == os.path.basename(path))
         size = _size(path)
         if size != entry["bytes"]:
+            wrong = "truncated" if size < entry["bytes"] else "not the file that was made"
             raise ValueError(
-                f"{path}: "
-                f"{'truncated' if size < entry['bytes'] else 'not the file that was made'}: it "
-                f"has {size:,} "
-                f"bytes, its manifest says {entry['bytes']:,}; make the records again."
+                f"{path}: {wrong}: it has {size:,} bytes, its manifest says {entry['bytes']:,}; "
+                f"make the records again."
             )
         self._packed[number] = made["settings"]["gzip_compress"]
         each, ends = made["records_per_block"], [*entry["block_offsets"][1:], size]
@@ -260,8 +258,8 @@ def _walk(path: str, data: mmap.mmap, size: int) -> tuple[list[int], int]:
         position += HEADER_BYTES + length + FOOTER_BYTES
         if position > size:
             raise ValueError(
-                f"{path}, record {records}: truncated: the record ends at byte {position:,}, "
-                f"the file at {size:,}."
+                f"{path}, record {records}: truncated: the record ends at byte {position:,}, the "
+                f"file at {size:,}."
             )
         records += 1
     return [*cuts, position], records

@@ -44,8 +44,8 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
     missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
     if missing:
         raise ValueError(
-            f"vocab_file: {vocab_file!r} ({len(tokens)} lines) lacks {', '.join(missing)}; "
-            f"a BERT vocabulary holds {', '.join(SPECIAL_TOKENS)}."
+            f"vocab_file: {vocab_file!r} ({len(tokens)} lines) lacks {', '.join(missing)}; a BERT "
+            f"vocabulary holds {', '.join(SPECIAL_TOKENS)}."
         )
     return vocabulary
 
