@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from lamb_tf.schedules import (
     sqrt_scaling,
 )
 
+DOCS = Path(__file__).parents[1] / "docs"
 FLOAT32 = {"rtol": 1e-6, "atol": 1e-12}
 
 # Keras' own conversion of TensorFlow variables to NumPy 2 arrays, when it saves a model.
@@ -345,8 +347,20 @@ def test_the_examples_in_the_docstrings_run():
 
 
 def test_the_code_of_the_page_runs():
-    page = (Path(__file__).parents[1] / "docs" / "schedules.md").read_text()
+    page = (DOCS / "schedules.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) == 3
-    for block in blocks[1:]:  # the first one needs lamb_tf.LAMB
+    for block in blocks:
         exec(compile(block, "docs/schedules.md", "exec"), {})
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_page_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    main = runpy.run_path(str(DOCS / "plot_schedules.py"))["main"]
+    main.__globals__["HERE"] = tmp_path
+    main()
+    drawn = {path.name for path in tmp_path.iterdir()}
+    shown = set(re.findall(r"\((schedules_\w+\.png)\)", (DOCS / "schedules.md").read_text()))
+    assert drawn == shown == {path.name for path in DOCS.glob("schedules_*.png")}
+    assert all(path.stat().st_size < 100_000 for path in tmp_path.iterdir())
