@@ -3,7 +3,11 @@
 Whole batches at once, in NumPy.
 """
 
+import itertools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,20 +15,38 @@ from official_bert.example_parsing import Sequences
 
 
 class Draws:
-    """Random numbers that follow from a key alone, under every version of NumPy (raw Philox)."""
+    """Random numbers that follow from keys alone, under every version of NumPy (raw Philox).
 
-    def __init__(self, key: bytes):
-        self._bits = np.random.Philox(key=np.frombuffer(key, np.uint64))
+    Each key (16 bytes) serves `rows` rows; what they get does not depend on the other keys.
+    """
+
+    def __init__(self, keys: Iterable[bytes], rows: int):
+        self._bits = [np.random.Philox(key=np.frombuffer(key, np.uint64)) for key in keys]
+        self._rows = rows
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Numbers in [0, 1)."""
-        return (self._bits.random_raw(int(np.prod(shape))) >> np.uint64(11)).reshape(
-            shape
-        ) * 2.0**-53
+        """Numbers in [0, 1), `shape` of them for each row."""
+        count = self._rows * math.prod(shape)
+        raw = np.concatenate([bits.random_raw(count) for bits in self._bits])
+        return (raw >> np.uint64(11)).reshape(-1, *shape) * 2.0**-53
 
-    def permutation(self, count: int) -> np.ndarray:
-        """The numbers below `count` in random order."""
-        return np.argsort(self._bits.random_raw(count), kind="stable")
+
+def permutation(key: bytes, count: int) -> np.ndarray:
+    """The numbers below `count` in an order that follows from the key alone."""
+    bits = np.random.Philox(key=np.frombuffer(key, np.uint64))
+    return np.argsort(bits.random_raw(count), kind="stable")
+
+
+class Rows(NamedTuple):
+    """Records of a pool that make a batch, and where each may take its random second part from."""
+
+    numbers: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+# Tries to fill the room that the runs drawn at first leave over.
+_LATE_DRAWS = 12
 
 
 @dataclass(frozen=True)
@@ -53,8 +75,8 @@ class DynamicMasking:
     sep: int
     mask: int
 
-    def __call__(self, pool: Sequences, rows: np.ndarray, draws: Draws) -> dict[str, np.ndarray]:
-        """Examples of the records `rows` of `pool`; random second parts come from `pool` too."""
+    def __call__(self, pool: Sequences, rows: Rows, draws: Draws) -> dict[str, np.ndarray]:
+        """Examples of the records `rows` of `pool`."""
         (a_start, a_length), (b_start, b_length), is_random = (
             self._pairs(pool, rows, draws) if self.next_sentence else self._singles(pool, rows)
         )
@@ -71,7 +93,7 @@ class DynamicMasking:
         positions, weights = _positions(chosen, self.max_predictions)
         labels = np.where(weights, np.take_along_axis(ids, positions, 1), 0)
         return {
-            "input_ids": self._corrupted(ids, chosen, draws).astype(np.int32),
+            "input_ids": self._corrupted(ids, positions, weights, draws).astype(np.int32),
             "input_mask": inside.astype(np.int32),
             "segment_ids": segments.astype(np.int32),
             "masked_lm_positions": positions.astype(np.int32),
@@ -80,35 +102,35 @@ class DynamicMasking:
             "next_sentence_labels": is_random.astype(np.int32),
         }
 
-    def _singles(self, pool: Sequences, rows: np.ndarray):
-        none = np.zeros(len(rows), np.int64)
-        return (pool.token_splits[rows], pool.lengths[rows]), (none, none), none
+    def _singles(self, pool: Sequences, rows: Rows):
+        none = np.zeros_like(rows.numbers)
+        return (pool.token_splits[rows.numbers], pool.lengths_of(rows.numbers)), (none, none), none
 
-    def _pairs(self, pool: Sequences, rows: np.ndarray, draws: Draws):
+    def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
         A random second part is as long as the real one that it replaces, so that lengths do not
         tell the label. A record of one sentence has no second part of its own; it gets a random
         one.
         """
-        count, room = len(rows), self.max_seq_length - 3
-        start, length = pool.token_splits[rows], pool.lengths[rows]
-        first_sentence = pool.sentence_splits[rows]
-        sentences = pool.sentence_splits[rows + 1] - first_sentence
-        split = 1 + (draws.uniform(count) * np.maximum(sentences - 1, 1)).astype(np.int64)
+        numbers, room = rows.numbers, self.max_seq_length - 3
+        start, length = pool.token_splits[numbers], pool.lengths_of(numbers)
+        first_sentence = pool.sentence_splits[numbers]
+        sentences = pool.sentence_splits[numbers + 1] - first_sentence
+        split = 1 + (draws.uniform() * np.maximum(sentences - 1, 1)).astype(np.int64)
         single = sentences == 1
         split_at = pool.sentence_starts[np.where(single, first_sentence, first_sentence + split)]
         wanted = np.where(single, np.minimum(length, room // 2), length - (split_at - start))
         a_length = np.where(single, np.minimum(length, room - wanted), split_at - start)
 
         partner = _partners(pool, rows, draws)
-        is_random = single | (draws.uniform(count) < 0.5)
-        partner_start, partner_length = pool.token_splits[partner], pool.lengths[partner]
+        is_random = single | (draws.uniform() < 0.5)
+        partner_start, partner_length = pool.token_splits[partner], pool.lengths_of(partner)
         # It begins at a sentence, by chance one of those that leave enough behind them.
         latest = partner_start + np.maximum(partner_length - wanted, 0)
         last_sentence = np.searchsorted(pool.sentence_starts, latest, "right") - 1
         choices = last_sentence - pool.sentence_splits[partner] + 1
-        sentence = pool.sentence_splits[partner] + (draws.uniform(count) * choices).astype(np.int64)
+        sentence = pool.sentence_splits[partner] + (draws.uniform() * choices).astype(np.int64)
         other_start = pool.sentence_starts[sentence]
         other_length = np.minimum(wanted, partner_start + partner_length - other_start)
         b_start = np.where(is_random, other_start, split_at)
@@ -131,63 +153,99 @@ class DynamicMasking:
         return ids * inside, lengths[:, 0], (place >= second) & inside
 
     def _choose_runs(self, ids, maskable, number, draws: Draws) -> np.ndarray:
-        """Draws runs of words until `number` tokens are chosen, none twice."""
-        count, length = ids.shape
-        begins = maskable & ~self.continues_a_word[ids]
-        begins[:, 1:] |= (
-            maskable[:, 1:] & ~maskable[:, :-1]
-        )  # a part may begin with the rest of a cut word
-        word = np.cumsum(begins, 1) - 1  # (b, S): the word of each position
-        words = begins.sum(1)
-        # ends[r, w]: maskable positions in the words before w
-        ends = np.zeros((count, length + 1), np.int64)
-        row = np.arange(count)
-        flat = np.bincount(
-            (row[:, None] * (length + 1) + word + 1)[maskable], minlength=count * (length + 1)
-        )
-        ends = np.cumsum(flat.reshape(count, length + 1), 1)
-        taken = np.zeros((count, length + self.max_ngram_size), bool)
-        left = number.copy()
-        weights = np.cumsum(1 / np.arange(1, self.max_ngram_size + 1))
-        for _ in range(3 * self.max_predictions):
-            if not left.any():
+        """Draws runs of words, none of them twice, until `number` tokens are chosen."""
+        words = _Words(maskable, ~self.continues_a_word[ids], self.max_ngram_size)
+        first, size = words.draw(self.max_predictions + _LATE_DRAWS, draws)
+        cuts = [0, *range(self.max_predictions, first.shape[1] + 1)]
+        for start, stop in itertools.pairwise(cuts):  # many, then one by one into the room left
+            if not number.any():
                 break
-            size = 1 + np.searchsorted(weights, draws.uniform(count) * weights[-1], "right")
-            size = np.minimum(size, words)
-            first = (draws.uniform(count) * (words - size + 1)).astype(np.int64)
-            tokens = ends[row, first + size] - ends[row, first]
-            fits = tokens <= left
-            for k in range(self.max_ngram_size):
-                fits &= ~(taken[row, first + k] & (k < size))
-            for k in range(self.max_ngram_size):
-                taken[row, first + k] |= fits & (k < size)
-            left -= np.where(fits, tokens, 0)
-        return maskable & np.take_along_axis(taken, np.maximum(word, 0), 1)
+            number = words.take_first(first[:, start:stop], size[:, start:stop], number)
+        return maskable & words.taken_positions()
 
-    def _corrupted(self, ids, chosen, draws: Draws) -> np.ndarray:
+    def _corrupted(self, ids, positions, weights, draws: Draws) -> np.ndarray:
         """80 % [MASK], 10 % a random word, 10 % as it was."""
-        fate, word = draws.uniform(2, int(chosen.sum()))
-        originals = ids[chosen]
+        fate, word = np.moveaxis(draws.uniform(2, self.max_predictions), 1, 0)
+        row, slot = np.nonzero(weights)
+        fate, word, position = fate[row, slot], word[row, slot], positions[row, slot]
+        random_word = (word * len(self.continues_a_word)).astype(ids.dtype)
+        kept = np.where(fate < 0.9, ids[row, position], random_word)
         ids = ids.copy()
-        ids[chosen] = np.where(
-            fate < 0.8,
-            self.mask,
-            np.where(fate < 0.9, originals, (word * len(self.continues_a_word)).astype(ids.dtype)),
-        )
+        ids[row, position] = np.where(fate < 0.8, self.mask, kept)
         return ids
 
 
+class _Words:
+    """The words of each row of a batch, and which of them are taken.
+
+    Args:
+        maskable: (b, S), which positions belong to words at all.
+        starts: (b, S), which positions start a word, wherever they stand.
+        max_size: words in the longest run.
+    """
+
+    def __init__(self, maskable: np.ndarray, starts: np.ndarray, max_size: int):
+        count, length = maskable.shape
+        begins = maskable & starts
+        # A part may begin with the rest of a word that was cut.
+        begins[:, 1:] |= maskable[:, 1:] & ~maskable[:, :-1]
+        self._word = np.cumsum(begins, 1) - 1  # (b, S): the word of each position
+        self._words = begins.sum(1)[:, None]
+        self._row = np.arange(count)[:, None]
+        # ends[r, w]: maskable positions in the words before w
+        flat = (self._row * (length + 1) + self._word + 1)[maskable]
+        counts = np.bincount(flat, minlength=count * (length + 1))
+        self._ends = np.cumsum(counts.reshape(count, length + 1), 1)
+        # The last column is for what lies outside a run.
+        self._taken = np.zeros((count, length + max_size + 1), bool)
+        self._runs = np.arange(max_size)
+        weights = np.cumsum(1 / np.arange(1, max_size + 1))
+        self._shares = weights / weights[-1]
+
+    def draw(self, number: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """First words and sizes of `number` runs a row, a run of k words with a weight of 1/k."""
+        u, v = np.moveaxis(draws.uniform(2, number), 1, 0)
+        size = np.minimum(1 + np.searchsorted(self._shares, u, "right"), self._words)
+        return (v * (self._words - size + 1)).astype(np.int64), size
+
+    def take_first(self, first: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """Takes runs in their order, as many as have room; returns the room (in tokens) left.
+
+        Runs that touch what is taken, or a run before them, do not count.
+        """
+        inside = self._runs < size[:, :, None]  # (b, n, k)
+        words = np.where(inside, first[:, :, None] + self._runs, self._taken.shape[1] - 1)
+        number = np.arange(first.shape[1])[:, None]
+        earliest = np.full(self._taken.shape, first.shape[1])
+        # Of values that go to one place NumPy keeps the last: written backwards, the first run's.
+        earliest[self._row[:, :, None], words[:, ::-1]] = number[::-1]
+        row = self._row[:, :, None]
+        free = (earliest[row, words] == number) & ~self._taken[row, words]
+        free = (free | ~inside).all(2)
+        tokens = self._ends[self._row, first + size] - self._ends[self._row, first]
+        used = np.cumsum(np.where(free, tokens, 0), 1)
+        accepted = free & (used <= room[:, None])
+        self._taken[row, np.where(accepted[:, :, None], words, self._taken.shape[1] - 1)] = True
+        self._taken[:, -1] = False
+        return room - np.where(accepted, tokens, 0).sum(1)
+
+    def taken_positions(self) -> np.ndarray:
+        """Which positions belong to words that are taken; (b, S)."""
+        return np.take_along_axis(self._taken, np.maximum(self._word, 0), 1)
+
+
 def _choose_pieces(maskable: np.ndarray, number: np.ndarray, draws: Draws) -> np.ndarray:
-    keys = np.where(maskable, draws.uniform(*maskable.shape), 2.0)
+    keys = np.where(maskable, draws.uniform(maskable.shape[1]), 2.0)
     order = np.sort(keys, 1)
     threshold = np.take_along_axis(order, number[:, None] - 1, 1)
     return keys <= threshold
 
 
-def _partners(pool: Sequences, rows: np.ndarray, draws: Draws) -> np.ndarray:
+def _partners(pool: Sequences, rows: Rows, draws: Draws) -> np.ndarray:
     """For each row a record of another document, if ten tries find one."""
-    tries = (draws.uniform(len(rows), 10) * len(pool.documents)).astype(np.int64)
-    other = pool.documents[tries] != pool.documents[rows][:, None]
+    low, high = rows.low[:, None], rows.high[:, None]
+    tries = low + (draws.uniform(10) * (high - low)).astype(np.int64)
+    other = pool.documents[tries] != pool.documents[rows.numbers][:, None]
     return np.take_along_axis(tries, np.argmax(other, 1)[:, None], 1)[:, 0]
 
 

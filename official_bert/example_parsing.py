@@ -102,10 +102,9 @@ class Sequences(NamedTuple):
     sentence_splits: np.ndarray
     documents: np.ndarray
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of tokens of each record."""
-        return np.diff(self.token_splits)
+    def lengths_of(self, records: np.ndarray) -> np.ndarray:
+        """Number of tokens of some of the records."""
+        return self.token_splits[records + 1] - self.token_splits[records]
 
 
 _DYNAMIC_SPEC = {

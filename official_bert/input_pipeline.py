@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from official_bert import manifest
-from official_bert.dynamic_masking import Draws, DynamicMasking
+from official_bert.dynamic_masking import Draws, DynamicMasking, Rows, permutation
 from official_bert.example_parsing import DynamicParser, StaticParser
 from official_bert.record_files import RecordFiles, Run
 from official_bert.record_pools import Pool, PoolReader
@@ -29,11 +29,11 @@ MOST_LANES = 16
 FEWEST_ROWS = 16  # of a lane in a batch: fewer would be slow
 
 
-class Section(NamedTuple):
-    """Parsed records and the order in which they are used."""
+class Window(NamedTuple):
+    """The sections of a window that feed this host: their records, and the order in each."""
 
     pool: Pool
-    order: np.ndarray
+    orders: np.ndarray  # (sections, records in a section)
 
 
 class Batches:
@@ -123,56 +123,62 @@ class Batches:
         # Windows and lanes must not depend on num_shards: they make the order.
         self._lanes = _lanes(batch_size, max(window_records, batch_size))
         self._window_steps = max(1, window_records // batch_size)
-        self._sections: dict[tuple[int, int], Future] = {}
+        width = batch_size // self._lanes
+        self._my_lanes = range(self._rows.start // width, -(-self._rows.stop // width))
+        self._windows: dict[int, Future] = {}
         self._loader = ThreadPoolExecutor(1, "records")
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """The rows of this shard in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
             raise IndexError(f"step {step}: there are {self.num_batches} batches.")
-        width = self._batch_size // self._lanes
-        lanes = range(self._rows.start // width, -(-self._rows.stop // width))
-        made = [self._lane(step, lane, width) for lane in lanes]
-        batch = {key: np.concatenate([part[key] for part in made]) for key in made[0]}
-        skip = self._rows.start - lanes.start * width
+        pool, rows, weights = self._draw(step)
+        if self._masking:
+            keys = [self._key("mask", step, lane) for lane in self._my_lanes]
+            draws = Draws(keys, self._batch_size // self._lanes)
+            batch = self._masking(pool, rows, draws)
+        else:
+            batch = {
+                key: values[rows.numbers].astype(_type(values), copy=False)
+                for key, values in pool.items()
+            }
+        batch["masked_lm_weights"] *= weights[:, None]
+        batch["example_weights"] = weights
+        skip = self._rows.start - self._my_lanes.start * (self._batch_size // self._lanes)
         return {key: values[skip : skip + len(self._rows)] for key, values in batch.items()}
 
     def __len__(self) -> int:
         return self.num_batches
 
-    def _lane(self, step: int, lane: int, width: int) -> dict[str, np.ndarray]:
-        """The rows lane · width … (lane + 1) · width of the whole batch."""
-        first = step * self._batch_size + lane * width
-        weights = np.ones(width, np.float32)
+    def _draw(self, step: int) -> tuple[Pool, Rows, np.ndarray]:
+        """The rows of this host's lanes: where they are, and the weight of each."""
+        width = self._batch_size // self._lanes
+        first = step * self._batch_size + self._my_lanes.start * width
+        numbers = np.arange(first, first + width * len(self._my_lanes))
+        weights = np.ones(len(numbers), np.float32)
         if not self._shuffle:
-            numbers = np.arange(first, first + width)
             weights = (numbers < self.num_examples).astype(np.float32)
             numbers = np.minimum(numbers, self.num_examples - 1)
-            if self._in_memory:
-                pool, rows = self._all(), numbers
-            else:
-                pool = self._read(self._files.runs(int(numbers[0]), int(numbers[-1]) + 1))
-                rows = numbers - numbers[0]
-        elif self._in_memory:
-            pool, rows = self._all(), self._positions_in_memory(first, width)
-        else:
-            window, inside = divmod(step, self._window_steps)
-            pool, order = self._section(window, lane)
-            rows = order[inside * width : (inside + 1) * width]
-        if self._masking:
-            examples = self._masking(pool, rows, self._draws("mask", step, lane))
-        else:
-            examples = {
-                key: values[rows].astype(np.float32 if key == "masked_lm_weights" else np.int32)
-                for key, values in pool.items()
-            }
-        examples["masked_lm_weights"] *= weights[:, None]
-        return examples | {"example_weights": weights}
+        if self._in_memory:
+            if self._shuffle:
+                numbers = self._in_epoch_order(numbers)
+            low, high = np.zeros_like(numbers), np.full_like(numbers, self.num_examples)
+            return self._all(), Rows(numbers, low, high), weights
+        if not self._shuffle:
+            pool = self._read(self._files.runs(int(numbers[0]), int(numbers[-1]) + 1))
+            numbers -= numbers[0]
+            lanes = numbers.reshape(-1, width)
+            low, high = np.repeat(lanes[:, 0], width), np.repeat(lanes[:, -1] + 1, width)
+            return pool, Rows(numbers, low, high), weights
+        window, inside = divmod(step, self._window_steps)
+        pool, orders = self._window(window)
+        numbers = orders[:, inside * width : (inside + 1) * width].reshape(-1)
+        low = np.repeat(np.arange(len(orders)) * orders.shape[1], width)
+        return pool, Rows(numbers, low, low + orders.shape[1]), weights
 
-    def _positions_in_memory(self, first: int, count: int) -> np.ndarray:
-        numbers = np.arange(first, first + count)
+    def _in_epoch_order(self, numbers: np.ndarray) -> np.ndarray:
         epochs, places = np.divmod(numbers, self.num_examples)
-        rows = np.empty(count, np.int64)
+        rows = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             rows[here] = self._epoch_order(int(epoch), self.num_examples)[places[here]]
@@ -182,7 +188,7 @@ class Batches:
         if epoch not in self._orders:
             if len(self._orders) > 2:
                 self._orders.clear()
-            self._orders[epoch] = self._draws("epoch", epoch).permutation(count)
+            self._orders[epoch] = permutation(self._key("epoch", epoch), count)
         return self._orders[epoch]
 
     def _all(self) -> Pool:
@@ -190,33 +196,29 @@ class Batches:
             self._whole = self._read(self._files.runs(0, self.num_examples))
         return self._whole
 
-    def _section(self, window: int, lane: int) -> Section:
-        """A section of this window; those of the next one are fetched meanwhile."""
-        if (window, lane) not in self._sections:
-            width = self._batch_size // self._lanes
-            mine = range(self._rows.start // width, -(-self._rows.stop // width))
-            for key in [key for key in self._sections if key[0] not in (window, window + 1)]:
-                self._sections.pop(key).cancel()
-            for wanted in (window, window + 1):
-                for each in mine:
-                    if (wanted, each) not in self._sections:
-                        self._sections[wanted, each] = self._loader.submit(
-                            self._load_section, wanted, each
-                        )
-        return self._sections[window, lane].result()
+    def _window(self, window: int) -> Window:
+        """This host's part of a window; that of the next one is fetched meanwhile."""
+        for old in self._windows.keys() - {window, window + 1}:
+            self._windows.pop(old).cancel()
+        for wanted in (window, window + 1):
+            if wanted not in self._windows:
+                self._windows[wanted] = self._loader.submit(self._load_window, wanted)
+        return self._windows[window].result()
 
-    def _load_section(self, window: int, lane: int) -> Section:
+    def _load_window(self, window: int) -> Window:
         size = self._window_steps * self._batch_size // self._lanes
-        start = (window * self._lanes + lane) * size
-        stop, runs, order, loaded = start + size, [], [], 0
-        while start < stop:  # piece by piece: an epoch may end within the section
-            epoch, place = divmod(start, self.num_examples)
-            count = min(stop - start, self.num_examples - place)
-            runs += self._epoch_runs(epoch, place, count)
-            order.append(loaded + self._draws("section", window, lane, epoch).permutation(count))
-            loaded += count
-            start += count
-        return Section(self._read(runs), np.concatenate(order))
+        runs, orders = [], []
+        for lane in self._my_lanes:
+            start = (window * self._lanes + lane) * size
+            stop = start + size
+            while start < stop:  # piece by piece: an epoch may end within the section
+                epoch, place = divmod(start, self.num_examples)
+                count = min(stop - start, self.num_examples - place)
+                runs += self._epoch_runs(epoch, place, count)
+                order = permutation(self._key("section", window, lane, epoch), count)
+                orders.append(order + sum(map(len, orders)))
+                start += count
+        return Window(self._read(runs), np.concatenate(orders).reshape(-1, size))
 
     def _epoch_runs(self, epoch: int, place: int, count: int) -> list[Run]:
         """The records `place` … `place + count` of an epoch."""
@@ -232,9 +234,13 @@ class Batches:
             place, count, number = place + stop - start, count - (stop - start), number + 1
         return runs
 
-    def _draws(self, *purpose) -> Draws:
-        key = "/".join(map(str, (self._seed, *purpose))).encode()
-        return Draws(hashlib.blake2b(key, digest_size=16).digest())
+    def _key(self, *purpose) -> bytes:
+        key = "/".join(map(str, (self._seed, *purpose)))
+        return hashlib.blake2b(key.encode(), digest_size=16).digest()
+
+
+def _type(values: np.ndarray) -> type:
+    return np.float32 if values.dtype == np.float32 else np.int32
 
 
 def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:

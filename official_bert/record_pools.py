@@ -59,10 +59,11 @@ class PoolReader:
             token = int(np.argmax(pool.tokens >= self._vocab_size))
             record = int(np.searchsorted(pool.token_splits, token, "right")) - 1
             raise ValueError(self._beyond(name(record), int(pool.tokens[token])))
-        if pool.lengths.max() > self._max_seq_length - 3:
-            record = int(np.argmax(pool.lengths))
+        lengths = np.diff(pool.token_splits)
+        if lengths.max() > self._max_seq_length - 3:
+            record = int(np.argmax(lengths))
             raise ValueError(
-                f"{name(record)}: {pool.lengths[record]} tokens do not fit "
+                f"{name(record)}: {lengths[record]} tokens do not fit "
                 f"max_seq_length={self._max_seq_length}."
             )
 

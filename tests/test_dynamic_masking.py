@@ -9,15 +9,20 @@ from small_text import small_text as small_text
 from small_text import topics
 
 from official_bert import corpus, tokenization
-from official_bert.dynamic_masking import Draws, DynamicMasking
+from official_bert.dynamic_masking import Draws, DynamicMasking, Rows, permutation
 from official_bert.example_parsing import Sequences
 from official_bert.instances import Settings, sequences
 
 LENGTH, PREDICTIONS = 64, 10
 
 
-def draws(*key) -> Draws:
-    return Draws(hashlib.blake2b(repr(key).encode(), digest_size=16).digest())
+def key(seed) -> bytes:
+    return hashlib.blake2b(repr(seed).encode(), digest_size=16).digest()
+
+
+def make(mask: DynamicMasking, pool: Sequences, numbers: np.ndarray, seed) -> dict:
+    low, high = np.zeros_like(numbers), np.full_like(numbers, len(pool.documents))
+    return mask(pool, Rows(numbers, low, high), Draws([key(seed)], len(numbers)))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,7 @@ WAYS = [
 def test_examples_keep_the_rules(pool, small_text, way):
     mask = masking(small_text, **way)
     rows = np.arange(len(pool.documents))
-    batch = mask(pool, rows, draws(1))
+    batch = make(mask, pool, rows, 1)
     ids, lengths = originals(batch), batch["input_mask"].sum(1)
     inside = np.arange(LENGTH) < lengths[:, None]
     assert np.array_equal(batch["input_mask"], inside)
@@ -108,10 +113,10 @@ def test_examples_keep_the_rules(pool, small_text, way):
 
 def test_every_token_but_the_special_ones_is_masked_equally_often(pool, small_text):
     mask = masking(small_text, next_sentence=False)
-    rows = np.flatnonzero(pool.lengths == LENGTH - 3)[:50]
+    rows = np.flatnonzero(np.diff(pool.token_splits) == LENGTH - 3)[:50]
     counts = np.zeros((len(rows), LENGTH))
     for trial in range(400):
-        batch = mask(pool, rows, draws(trial))
+        batch = make(mask, pool, rows, trial)
         row, at = np.nonzero(batch["masked_lm_weights"])
         np.add.at(counts, (row, batch["masked_lm_positions"][row, at]), 1)
     rate = counts.mean(0) / 400
@@ -122,7 +127,7 @@ def test_every_token_but_the_special_ones_is_masked_equally_often(pool, small_te
 def test_pairs_are_real_or_of_another_document_and_equally_long(pool, small_text):
     mask = masking(small_text)
     rows = np.flatnonzero(np.diff(pool.sentence_splits) > 1)
-    batch = mask(pool, rows, draws(2))
+    batch = make(mask, pool, rows, 2)
     is_random = batch["next_sentence_labels"].astype(bool)
     assert is_random.mean() == pytest.approx(0.5, abs=0.06)
     ids, segments = originals(batch), batch["segment_ids"]
@@ -136,14 +141,17 @@ def test_pairs_are_real_or_of_another_document_and_equally_long(pool, small_text
 
 def test_a_single_sentence_gets_a_random_second_part(pool, small_text):
     rows = np.flatnonzero(np.diff(pool.sentence_splits) == 1)
-    batch = masking(small_text)(pool, rows, draws(3))
+    batch = make(masking(small_text), pool, rows, 3)
     assert batch["next_sentence_labels"].all()
     assert (batch["segment_ids"].sum(1) > 1).all()
 
 
-def test_draws_follow_from_their_key_alone():
-    a, b, c = draws(1), draws(1), draws(2)
-    assert np.array_equal(a.uniform(3, 4), b.uniform(3, 4))
-    assert np.array_equal(np.sort(a.permutation(9)), np.arange(9))
-    assert not np.array_equal(draws(1).permutation(99), c.permutation(99))
-    assert np.array_equal(Draws(bytes(range(16))).permutation(6), [4, 2, 3, 0, 5, 1])
+def test_draws_follow_from_their_keys_alone_and_not_from_each_other():
+    a, b, both = Draws([key(1)], 3), Draws([key(2)], 3), Draws([key(1), key(2)], 3)
+    for shape in ((), (4,), (2, 5)):
+        parts = [a.uniform(*shape), b.uniform(*shape)]
+        assert parts[0].shape == (3, *shape)
+        assert np.array_equal(both.uniform(*shape), np.concatenate(parts))
+    assert np.array_equal(np.sort(permutation(key(1), 9)), np.arange(9))
+    assert not np.array_equal(permutation(key(1), 99), permutation(key(2), 99))
+    assert np.array_equal(permutation(bytes(range(16)), 6), [4, 2, 3, 0, 5, 1])
