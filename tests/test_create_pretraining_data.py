@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from small_text import small_text as small_text
 
-from official_bert import build_progress, learn_vocabulary, tokenization
+from official_bert import build_progress, tokenization
 from official_bert import create_pretraining_data as command
 from official_bert.instances import Settings
-from small_text import small_text as small_text
 
 ROOT = Path(__file__).parents[1]
 
@@ -171,16 +171,6 @@ def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     assert len(lines) > 5
     assert all("MB/s" in line and "left" in line for line in lines[:-1])
     assert "documents" in lines[-1]
-
-
-def test_a_vocabulary_is_not_learned_from_nothing_or_into_nowhere(small_text, tmp_path):
-    with pytest.raises(ValueError, match="nothing matches"):
-        learn_vocabulary.learn_vocabulary("nowhere.txt", str(tmp_path / "v.txt"))
-    with pytest.raises(ValueError, match="not a folder that can be written to"):
-        learn_vocabulary.learn_vocabulary(small_text.path, "/proc/none/v.txt")
-    made = run("--input_file=nowhere.txt", "--vocab_file=v.txt", module="learn_vocabulary")
-    assert made.returncode == 1
-    assert made.stderr.count("\n") == 1
 
 
 def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path):

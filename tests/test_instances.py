@@ -7,7 +7,7 @@ import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
 
-from official_bert import corpus, masking, tokenization
+from official_bert import corpus, tokenization
 from official_bert.instances import InstanceMaker, Settings, sequences
 
 SAMPLE = SHARED / "bert_sample"
@@ -85,21 +85,6 @@ def test_instances_keep_the_rules(documents, small_text, masks):
     assert short < 0.1 * len(made) if masks else short == 0
     assert masked / kept == pytest.approx(0.8, abs=0.04)
     assert sum(i.is_random_next for i in made) / len(made) == pytest.approx(0.5, abs=0.12)
-
-
-def test_ngrams_favour_short_runs():
-    words = [[n] for n in range(1, 1001)]
-    sizes = [len(g) for g in masking.choose(words, 300, Random(1), max_ngram_size=3)]
-    shares = [sizes.count(n) / len(sizes) for n in (1, 2, 3)]
-    assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.1)
-    chosen = [p for group in masking.choose(words, 300, Random(1), 3) for p in group]
-    assert len(chosen) == len(set(chosen)) == 300
-
-
-def test_the_number_to_predict_rounds_half_to_even_as_python_does():
-    cases = [(128, 20, 19), (128, 10, 10), (3, 20, 1), (30, 20, 4), (50, 20, 8)]
-    for length, most, expected in cases:
-        assert masking.number_to_predict(length, 0.15, most) == expected
 
 
 def test_sequences_hold_every_token_once_and_fill_up(documents):

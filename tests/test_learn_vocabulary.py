@@ -1,0 +1,48 @@
+"""The command that learns a vocabulary: what it reads, where it stops, what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_text import small_text as small_text
+
+from official_bert import tokenization
+from official_bert.learn_vocabulary import learn_vocabulary
+
+
+def test_cased_and_uncased_and_no_more_text_than_asked_for(small_text, tmp_path):
+    def learn(name, **options):
+        file = str(tmp_path / name)
+        learn_vocabulary(small_text.path, file, vocab_size=600, **options)
+        return tokenization.read_vocabulary(file)
+
+    uncased, cased = learn("uncased"), learn("cased", do_lower_case=False)
+    assert not any(t.lower() != t for t in uncased if t not in tokenization.SPECIAL_TOKENS)
+    assert any(t.lower() != t for t in cased if t not in tokenization.SPECIAL_TOKENS)
+    assert learn("again") == uncased
+    assert learn("of_less", max_text_mb=0.01) != uncased
+
+
+def test_what_cannot_be_used_is_refused(small_text, tmp_path):
+    with pytest.raises(ValueError, match="nothing matches"):
+        learn_vocabulary("nowhere.txt", str(tmp_path / "v.txt"))
+    with pytest.raises(ValueError, match="not a folder that can be written to"):
+        learn_vocabulary(small_text.path, "/proc/none/v.txt")
+    with pytest.raises(ValueError, match="vocab_size: got 7"):
+        learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), vocab_size=7)
+
+
+def test_the_command_ends_with_one_clear_line():
+    made = subprocess.run(
+        [
+            *(sys.executable, "-m", "official_bert.learn_vocabulary"),
+            *("--input_file=nowhere.txt", "--vocab_file=v.txt"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert made.returncode == 1
+    assert made.stderr.startswith("learn_vocabulary: input_file: nothing matches 'nowhere.txt'")
+    assert made.stderr.count("\n") == 1

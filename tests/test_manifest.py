@@ -1,0 +1,34 @@
+"""The manifest: where it lies, what it packs, what it refuses."""
+
+import glob
+import json
+
+import numpy as np
+import pytest
+
+from official_bert import manifest
+
+
+@pytest.mark.parametrize(
+    "shard", ["wiki.tfrecord", "wiki.tfrecord-00003-of-00010", "wiki.tf_record", "wiki.tfrecord.gz"]
+)
+def test_a_glob_for_the_shards_misses_the_manifest(tmp_path, shard):
+    path = manifest.path_for([str(tmp_path / shard)])
+    assert path == str(tmp_path / "wiki.manifest.json")
+    manifest.write([str(tmp_path / shard)], {"format": manifest.FORMAT, "shards": []})
+    assert not glob.glob(f"{tmp_path}/wiki.tf*")
+    with open(path, "rb") as file:
+        assert manifest.parse(path, file.read())["shards"] == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 30522])
+def test_flags_survive_packing(count):
+    flags = np.random.default_rng(count).random(count) < 0.2
+    packed = json.loads(json.dumps(manifest.pack_flags(flags)))
+    assert np.array_equal(manifest.unpack_flags(packed, count), flags)
+
+
+@pytest.mark.parametrize("text", [b"no json", b"[]", b"{}", b'{"format": "something else"}'])
+def test_something_else_is_no_manifest(text):
+    with pytest.raises(ValueError, match=r"a\.manifest\.json: not a manifest"):
+        manifest.parse("a.manifest.json", text)

@@ -1,0 +1,39 @@
+"""How many tokens are to be guessed, and which: pieces, words, runs of words."""
+
+from random import Random
+
+import pytest
+
+from official_bert import masking
+
+
+def test_words_are_chosen_whole_and_never_too_many():
+    words = [[1, 2, 3], [4], [5, 6], [7], [8, 9, 10, 11], [12]]
+    for seed in range(200):
+        chosen = masking.choose(words, 5, Random(seed))
+        assert all(group in words for group in chosen)
+        positions = [p for group in chosen for p in group]
+        assert len(positions) == len(set(positions)) <= 5
+        left = [word for word in words if word not in chosen]
+        assert all(len(positions) + len(word) > 5 for word in left)  # nothing that would fit
+
+
+def test_the_callers_list_is_left_alone():
+    words = [[1], [2], [3]]
+    masking.choose(words, 2, Random(1))
+    assert words == [[1], [2], [3]]
+
+
+def test_ngrams_favour_short_runs():
+    words = [[n] for n in range(1, 1001)]
+    sizes = [len(g) for g in masking.choose(words, 300, Random(1), max_ngram_size=3)]
+    shares = [sizes.count(n) / len(sizes) for n in (1, 2, 3)]
+    assert shares == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.1)
+    chosen = [p for group in masking.choose(words, 300, Random(1), 3) for p in group]
+    assert len(chosen) == len(set(chosen)) == 300
+
+
+def test_the_number_to_predict_rounds_half_to_even_as_python_does():
+    cases = [(128, 20, 19), (128, 10, 10), (3, 20, 1), (30, 20, 4), (50, 20, 8)]
+    for length, most, expected in cases:
+        assert masking.number_to_predict(length, 0.15, most) == expected
