@@ -10,6 +10,7 @@ what is missing.
 import contextlib
 import dataclasses
 import errno
+import glob
 import inspect
 import os
 import shutil
@@ -105,7 +106,7 @@ def create_pretraining_data(
     source = corpus.Corpus(paths, input_format, json_field, drop_duplicate_documents)
     _check_vocabulary_fits(source, recipe)
     _make_folder(os.path.dirname(os.path.abspath(shards[0])))
-    _check_disk(paths, shards[0], recipe)
+    _check_disk(paths, shards, recipe)
     _remove(manifest.path_for(shards))  # it must not vouch for shards of another make
     progress = build_progress.Progress(source, report)
     builder = Builder(
@@ -233,7 +234,7 @@ def _check_vocabulary_fits(
         )
 
 
-def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
+def _check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
     """Refuses a disk that has no room for even a low estimate of the records."""
     unpacked = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
     text = sum(
@@ -242,11 +243,14 @@ def _check_disk(paths: list[str], shard: str, recipe: Recipe) -> None:
     # Bytes of records a byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
     # 0.6 stored once. Less is assumed here.
     each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
-    free = shutil.disk_usage(os.path.dirname(os.path.abspath(shard))).free
+    free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
+    # What an interrupted run left is used again, what another run made is replaced.
+    there = [*shards, *glob.glob(f"{glob.escape(manifest.stem(shards[0]))}.building/*")]
+    free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
     if free < text * each:
         raise ValueError(
             f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
-            f"of {shard}, which has {free / 1e9:,.1f} GB free."
+            f"of {shards[0]}, which has room for {free / 1e9:,.1f} GB."
         )
 
 
