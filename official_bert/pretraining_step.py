@@ -105,8 +105,11 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                state["input_wait"] += clock() - asked
-            state = update(batch, first_step + offset, state)
+                received = clock()
+            with tf.control_dependencies([received]):  # dropout needs the step: no work before
+                step = tf.identity(first_step + offset)
+            state["input_wait"] += received - asked
+            state = update(batch, step, state)
         return state
 
     def call(iterator, first_step, steps, state):

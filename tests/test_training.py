@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints, distribution, input_pipeline, pretraining_step
+from official_bert import checkpoints, distribution, input_pipeline, modeling, pretraining_step
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.training import Diverged, Trainer
 
@@ -264,8 +265,6 @@ def _gradient_reductions(small_corpus, micro_batches):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=micro_batches)
     with strategy.scope():
-        from official_bert import modeling
-
         model = modeling.BertPretrainer(run.config)
         optimizer = run.optimizer.make()
         optimizer.build(model.trainable_variables)
@@ -282,3 +281,33 @@ def _gradient_reductions(small_corpus, micro_batches):
     iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
     loop(iterator, 0, 2, pretraining_step.first_state(run))
     return sum(calls)
+
+
+class SlowBatches:
+    """One batch, handed out again and again after some seconds."""
+
+    def __init__(self, batch, seconds):
+        self._batch, self._seconds = batch, seconds
+
+    def __getitem__(self, step):
+        time.sleep(self._seconds)
+        return self._batch
+
+
+def test_the_log_says_how_long_steps_waited_for_their_batches(small_corpus):
+    run = make_run(small_corpus, [SHORT])
+    strategy = tf.distribute.get_strategy()
+    model = modeling.BertPretrainer(run.config)
+    optimizer = run.optimizer.make()
+    optimizer.build(model.trainable_variables)
+    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    batch = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)[0]
+    waits = {}
+    for seconds in (0.0, 0.3):
+        batches = SlowBatches(batch, seconds)
+        steps = range(8)
+        iterator = iter(distribution.distribute(strategy, lambda *_, b=batches: b, steps))
+        state = loop(iterator, 0, 3, pretraining_step.first_state(run))  # traces; empties prefetch
+        waits[seconds] = loop(iterator, 3, 5, state | {"input_wait": 0.0})["input_wait"]
+    assert waits[0.3] == pytest.approx(1.5, abs=0.5)
+    assert waits[0.0] < 0.2
