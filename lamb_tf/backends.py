@@ -15,6 +15,7 @@ BACKEND = keras.backend.backend()
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util  # private: there is no public `in_xla`
 elif BACKEND == "torch":
     import torch
 
@@ -96,7 +97,16 @@ def update_on_replicas(function, variables, *args):
 def read(variable):
     """The value of a variable as a tensor; on a replica, that replica's."""
     variable = native(variable)
-    return variable.read_value() if BACKEND == "tensorflow" else variable
+    return tf.convert_to_tensor(variable) if BACKEND == "tensorflow" else variable
+
+
+def add_locally(accumulator, value):
+    """Adds to the replica's own part of a variable; returns the sum."""
+    if BACKEND == "tensorflow":
+        native(accumulator).assign_add(value)
+        return native(accumulator).read_value()  # `merge_replicas` needs its device
+    accumulator.assign_add(value)
+    return accumulator.value
 
 
 def to_numpy(variable):
@@ -133,6 +143,20 @@ def run_if(condition, then, otherwise, state):
     new_values = ops.cond(condition, lambda: values_after(then), lambda: values_after(otherwise))
     for variable, value in zip(state, new_values):
         variable.assign(value)
+
+
+def fuses():
+    """Whether what is being run will be fused by a compiler.
+
+    A selection costs nothing there, where a branch would cost copies of what it may change.
+    """
+    return BACKEND == "jax" or (BACKEND == "tensorflow" and _in_xla())
+
+
+def _in_xla():
+    """Whether TensorFlow is tracing something that XLA will compile."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def native(value):
@@ -187,7 +211,7 @@ def add_adam_step(scratch, start, m, v, g, coefficients):
     """start + step_size m / (√v + ε) with new m and v, in one pass that uses all cores."""
     scratch.assign(start)
     tf.raw_ops.ResourceApplyAdam(var=scratch.handle, m=m.handle, v=v.handle, grad=g, **coefficients)
-    return scratch.read_value()
+    return read(scratch)
 
 
 def after(tensors):
@@ -195,17 +219,12 @@ def after(tensors):
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
-def sum_of_squares(x):
-    """Σ x² in float32."""
-    x = ops.cast(x, "float32")
+def sums_of_squares(tensors):
+    """Σ x² of each tensor, as a vector, in float32."""
+    tensors = [ops.cast(x, "float32") for x in tensors]
     if BACKEND == "tensorflow":
-        return 2.0 * tf.nn.l2_loss(x)  # in one pass, on all cores
-    return ops.sum(ops.square(x))
-
-
-def norm(x):
-    """‖x‖₂ in float32."""
-    return ops.sqrt(sum_of_squares(x))
+        return 2.0 * tf.stack([tf.nn.l2_loss(x) for x in tensors])  # in one pass, on all cores
+    return ops.stack([ops.sum(ops.square(x)) for x in tensors])
 
 
 def no_autograd():

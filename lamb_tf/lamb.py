@@ -140,11 +140,17 @@ class LAMB(LayerwiseOptimizer):
             )
         return coefficients
 
+    def moments(self, x, g, slots, decay):
+        """m and v."""
+        beta_1, beta_2 = self._betas
+        return {
+            "m": beta_1 * slots["m"] + (1 - beta_1) * g,
+            "v": beta_2 * slots["v"] + (1 - beta_2) * g * g,
+        }
+
     def direction(self, x, g, slots, decay, correction):
         """u = m̂ / (√v̂ + ε) + λ x"""
-        beta_1, beta_2 = self._betas
-        m = beta_1 * slots["m"] + (1 - beta_1) * g
-        v = beta_2 * slots["v"] + (1 - beta_2) * g * g
+        (beta_1, beta_2), m, v = self._betas, slots["m"], slots["v"]
         m_hat = m / correction["beta_1"]
         v_hat = v / correction["beta_2"]
         if self.nesterov:
@@ -154,11 +160,11 @@ class LAMB(LayerwiseOptimizer):
                 beta_2 * v / correction["beta_2_next"] + (1 - beta_2) * g * g / correction["beta_2"]
             )
         r = ops.divide_no_nan(m_hat, ops.sqrt(v_hat) + self.epsilon)  # with ε = 0 and g = 0: 0
-        return r + decay * x, {"m": m, "v": v}
+        return r + decay * x
 
     def find_direction(self, x, slots, g, scalars):
         """`direction` once more, by the kernel that TensorFlow has for Adam, where it has one."""
-        if not self.scratch:
+        if "scratch" not in slots:
             return super().find_direction(x, slots, g, scalars)
         decayed = scalars["decay"] * ops.cast(x, "float32")
         g = self.scaled(g, scalars)

@@ -105,14 +105,19 @@ class LARS(LayerwiseOptimizer):
         self.nesterov = bool(nesterov)
         self.moves_along_u = ratio == "after_momentum"
 
-    def direction(self, x, g, slots, decay, _):
-        """Before the momentum u = g, the decay comes in `move`; after it u = m."""
+    def moments(self, x, g, slots, decay):
+        """m; where the ratio comes before the momentum, that moves last, in `move`."""
         if self.ratio == "before_momentum":
-            return g, {}
+            return {}
         mu = self.momentum
-        m = mu * slots["momentum"] + (1 - mu) * (g + decay * x)
-        u = mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
-        return u, {"momentum": m}
+        return {"momentum": mu * slots["momentum"] + (1 - mu) * (g + decay * x)}
+
+    def direction(self, x, g, slots, decay, _):
+        """Before the momentum u = g, and the decay comes in `move`; after it u = m."""
+        if self.ratio == "before_momentum":
+            return g
+        mu, m = self.momentum, slots["momentum"]
+        return mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
 
     def trust_ratio(self, weight_norm, update_norm, decay):
         """η φ(‖x‖) / (‖g‖ + λ ‖x‖ + ε) before the momentum, η φ(‖x‖) / (‖m‖ + ε) after it."""

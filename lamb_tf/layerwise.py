@@ -36,9 +36,9 @@ PRIVATE_HOOKS = (
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
     """An optimizer whose step in each tensor is scaled by that tensor's trust ratio, φ(‖x‖)/‖u‖.
 
-    A subclass names its slots and gives the direction u (`direction`); where its equations differ,
-    also the ratio (`trust_ratio`) and the movement along u (`move`). These take and return float32
-    tensors of one variable.
+    A subclass names its slots and says how the gradient moves them (`moments`) and what u is
+    (`direction`); where its equations differ, also the ratio (`trust_ratio`) and the movement along
+    u (`move`). These take and return float32 tensors of one variable.
     """
 
     slot_names = ()
@@ -179,7 +179,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """What a step of one variable works on: its slots, its average, its scratch."""
         index = self._get_variable_index(variable)
         state = {name: slots[index] for name, slots in self._slots.items()}
-        if self.scratch:
+        if self.scratch and not backends.fuses():
             state["scratch"] = self.scratch.of(variable)
         return state
 
@@ -309,8 +309,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         sums = []
         for gradient, variable in zip(grads, variables):
             accumulator = self._accumulators[self._get_variable_index(variable)]
-            self.assign_add(accumulator, backends.dense(gradient, variable))
-            sums.append(backends.read(accumulator))
+            sums.append(backends.add_locally(accumulator, backends.dense(gradient, variable)))
         return sums
 
     def _step(self, grads, variables, aggregate):
@@ -338,16 +337,21 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             grads = backends.sum_over_replicas(grads, variables)
         grads = [backends.densify(g, v) for g, v in zip(grads, variables)]
         # One pass over the gradients tells both whether all of them are finite and how to clip.
-        squares = ops.stack([backends.sum_of_squares(backends.first_replica(g)) for g in grads])
+        squares = backends.sums_of_squares([backends.first_replica(g) for g in grads])
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
             self._telemetry["gradient_norm"].assign(gradient_norm)
-        backends.run_if(
-            ops.isfinite(gradient_norm),
-            lambda: self._update_tensors(grads, variables, scales),
-            lambda: self.skipped_updates.assign_add(1),
-            state=self.variables + variables,
-        )
+        finite = ops.isfinite(gradient_norm)
+        self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
+        if backends.fuses():
+            self._update_tensors(grads, variables, scales, finite)
+        else:
+            backends.run_if(
+                finite,
+                lambda: self._update_tensors(grads, variables, scales, finite=None),
+                lambda: None,
+                state=(),
+            )
 
     def _gradient_scales(self, squares):
         """The norm of the true gradient, and per tensor the factor that unscales and clips it.
@@ -366,11 +370,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
 
-    def _update_tensors(self, grads, variables, scales):
+    def _update_tensors(self, grads, variables, scales, finite):
+        """The update of all tensors; of none if `finite` is a tensor that is false."""
         step = ops.cast(self._iterations, "float32") + 1.0
         decay = self.weight_decay
         decay = ops.cast(decay(self._iterations) if callable(decay) else decay, "float32")
         scalars = {
+            "finite": finite,
             "step": step,
             "learning_rate": ops.cast(self.learning_rate, "float32"),
             "coefficients": self.coefficients(step),
@@ -393,37 +399,38 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 variable.assign(variable.constraint(variable))
         if self._telemetry:
             rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
-            layers = ops.zeros(self._telemetry["layers"].shape)
-            self._telemetry["layers"].assign(ops.scatter_update(layers, rows, figures))
-        self._iterations.assign_add(1)
+            layers = self._telemetry["layers"]
+            all_figures = ops.scatter_update(ops.zeros(layers.shape), rows, figures)
+            layers.assign(_kept(finite, all_figures, backends.read(layers)))
+        self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
     def _indices(self, variables):
         return [self._get_variable_index(variable) for variable in variables]
 
     def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
         """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
-        per_tensor, done, figures = ops.unstack(decays), [], []
+        decay_of, done, figures = ops.unstack(decays), [], []
         for group in _groups(variables):
-            xs = [variables[i] for i in group]
+            part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
             with backends.after(done[-2:-1]):
+                xs = [backends.read(variables[i]) for i in group]
                 us = [
                     self.find_direction(
-                        variables[i],
+                        x,
                         states[i],
                         grads[i],
-                        {**scalars, "gradient_scale": scales[i], "decay": per_tensor[i]},
+                        {**scalars, "gradient_scale": scales[i], "decay": decay_of[i]},
                     )
-                    for i in group
+                    for i, x in zip(group, xs)
                 ]
-            weight_norms = ops.sqrt(ops.stack([backends.sum_of_squares(x) for x in xs]))
-            update_norms = ops.sqrt(ops.stack([backends.sum_of_squares(u) for u in us]))
-            part = slice(group.start, group.stop)
+            weight_norms = ops.sqrt(backends.sums_of_squares(xs))
+            update_norms = ops.sqrt(backends.sums_of_squares(us))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
             step_sizes = scalars["learning_rate"] * ratios
             for i, u, step_size in zip(group, us, ops.unstack(step_sizes)):
-                self._move(variables[i], states[i], u, step_size, scalars, per_tensor[i])
+                self._move(variables[i], states[i], u, step_size, decay_of[i], scalars)
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
         return ops.concatenate(figures)
@@ -435,9 +442,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _find_direction(self, x, slots, g, scalars):
         g = self.scaled(g, scalars)
         x = ops.cast(x, "float32")
-        values = {name: backends.read(slot) for name, slot in slots.items()}
-        u, moved = self.direction(x, g, values, scalars["decay"], scalars["coefficients"])
-        for name, value in moved.items():
+        old = {name: backends.read(slot) for name, slot in slots.items()}
+        moments = self.moments(x, g, old, scalars["decay"])
+        moments = {n: _kept(scalars["finite"], value, old[n]) for n, value in moments.items()}
+        u = self.direction(x, g, {**old, **moments}, scalars["decay"], scalars["coefficients"])
+        for name, value in moments.items():
             self.assign(slots[name], value)
         return u
 
@@ -447,26 +456,27 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             g = g * scalars["gradient_scale"]
         return ops.clip(g, -self.clipvalue, self.clipvalue) if self.clipvalue else g
 
-    def _move(self, x, slots, u, step_size, scalars, decay):
+    def _move(self, x, slots, u, step_size, decay, scalars):
         """Moves one tensor along u."""
-        if self.moves_along_u and not self.use_ema:
+        if self.moves_along_u and not self.use_ema and not backends.fuses():
             backends.subtract(x, step_size, u)
         else:
-            self._compiled_move(x, slots, u, step_size, scalars["step"], decay)
+            self._compiled_move(x, slots, u, step_size, decay, scalars)
 
-    def _move_and_average(self, x, slots, u, step_size, step, decay):
-        values = {name: backends.read(slot) for name, slot in slots.items()}
-        x32 = ops.cast(x, "float32")
-        new_x, moved = self.move(x32, u, values, step_size, decay)
+    def _move_and_average(self, x, slots, u, step_size, decay, scalars):
+        finite, step = scalars["finite"], scalars["step"]
+        old_x = ops.cast(x, "float32")
+        old = {name: backends.read(slot) for name, slot in slots.items()}
+        new_x, moved = self.move(old_x, u, old, step_size, decay)
         if self.use_ema:
             momentum = ops.where(step > 1, self.ema_momentum, 0.0)
-            moved["average"] = momentum * values["average"] + (1 - momentum) * new_x
+            moved["average"] = momentum * old["average"] + (1 - momentum) * new_x
             if self.ema_overwrite_frequency:
                 due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
                 new_x = ops.where(due, moved["average"], new_x)
         for name, value in moved.items():
-            self.assign(slots[name], value)
-        self.assign(x, new_x)
+            self.assign(slots[name], _kept(finite, value, old[name]))
+        self.assign(x, _kept(finite, new_x, old_x))
 
     # The equations; `lamb.py` and `lars.py` fill them in.
 
@@ -474,8 +484,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """Scalars that `direction` needs and that all tensors share. The first step is 1."""
         return {}
 
+    def moments(self, x, g, slots, decay):
+        """The slots that g moves, before the direction is known."""
+        return {}
+
     def direction(self, x, g, slots, decay, coefficients):
-        """The direction u, and the slots that moved."""
+        """The direction u, from the moved slots."""
         raise NotImplementedError
 
     def trust_ratio(self, weight_norm, update_norm, decay):
@@ -486,8 +500,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """factor φ(‖x‖) / denominator within the bounds, and 1 where it would be 0 or ∞."""
         if self.weight_norm_bounds:
             weight_norm = ops.clip(weight_norm, *self.weight_norm_bounds)
-        both = ops.logical_and(weight_norm > 0, denominator > 0)
-        ratio = ops.where(both, factor * weight_norm / denominator, 1.0)
+        neither_is_0 = ops.minimum(weight_norm, denominator) > 0
+        ratio = weight_norm / denominator
+        ratio = ops.where(neither_is_0, ratio if factor == 1.0 else factor * ratio, 1.0)
         if self.trust_ratio_bounds:
             ratio = ops.clip(ratio, *self.trust_ratio_bounds)
         return ratio
@@ -526,15 +541,20 @@ def _decay(value):
     return float(value)
 
 
+def _kept(finite, new, old):
+    """The new value, or the old one where the gradients were not finite (None: they are)."""
+    return new if finite is None else ops.where(finite, new, old)
+
+
 def _groups(variables):
-    """Ranges of consecutive variables of together at most 8 MB, or of one that is larger.
+    """Ranges of consecutive variables of together at most 24 MB, or of one that is larger.
 
     Their scalars are computed as vectors, which keeps the graph of a step small.
     """
     groups, start, size = [], 0, 0
     for i, variable in enumerate(variables):
         bytes_of_u = 4 * math.prod(variable.shape)
-        if i > start and size + bytes_of_u > 8e6:
+        if i > start and size + bytes_of_u > 24e6:
             groups.append(range(start, i))
             start, size = i, 0
         size += bytes_of_u
