@@ -213,25 +213,25 @@ def bert_base_progressive_stacking():
 
 
 def demo():
-    """Five minutes on two CPU cores: a small BERT on the documentation that Python carries.
+    """Minutes on two CPU cores: a small BERT on the documentation that Python carries.
 
     Command: `make demo`. The figures it reaches are in the README.
     """
     first = Stage(
-        steps=1000,
-        batch_size=64,
+        steps=3_600,
+        batch_size=32,
         max_seq_length=32,
         max_predictions_per_seq=5,
-        learning_rate=4e-3,
+        learning_rate=8e-3,
         warmup_steps=100,
     )
     second = Stage(
-        steps=200,
+        steps=600,
         batch_size=32,
-        max_seq_length=128,
-        max_predictions_per_seq=20,
-        learning_rate=2e-3,
-        warmup_steps=20,
+        max_seq_length=64,
+        max_predictions_per_seq=10,
+        learning_rate=5e-3,
+        warmup_steps=50,
     )
     return Recipe(stages=(first, second))
 
