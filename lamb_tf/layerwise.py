@@ -238,7 +238,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return [v for v in self.variables if id(v) not in unsaved]
 
     def get_config(self):
-        """The arguments; variables and predicates among the exclusions become their paths."""
+        """The arguments; variables and predicates among the exclusions become positions."""
         config = super().get_config()
         decay = self.weight_decay
         config["weight_decay"] = (
@@ -246,7 +246,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         )
         for argument, exclusions in self._exclusions.items():
             variables = self._trainable_variables if self.built else None
-            config[argument] = selection.as_patterns(exclusions, variables, argument)
+            config[argument] = selection.to_be_saved(exclusions, variables, argument)
         config["weight_norm_bounds"] = self.weight_norm_bounds
         config["trust_ratio_bounds"] = self.trust_ratio_bounds
         return config

@@ -25,32 +25,33 @@ def check(exclusions, argument):
     for item in as_list(exclusions):
         if isinstance(item, str):
             re.compile(item)
-        elif not (callable(item) or is_variable(item)):
+        elif not (callable(item) or is_variable(item) or isinstance(item, int)):
             raise TypeError(
                 f"`{argument}` takes regular expressions, variables and predicates of a variable. "
                 f"Received an item of type {type(item).__name__}: {item!r}."
             )
 
 
-def as_patterns(exclusions, variables, argument):
-    """The exclusions as strings, to be saved: what is not a pattern becomes the paths it names.
+def to_be_saved(exclusions, variables, argument):
+    """The exclusions with positions, as integers, for variables and predicates.
 
-    Raises ValueError if that is needed and the variables are not yet known (None).
+    A position means the same in a model that is loaded, as it does for the slots; a path need not.
+    Raises ValueError if positions are needed and the variables are not yet known (None).
     """
     if exclusions is None:
         return None
-    patterns = []
+    saved = []
     for item in as_list(exclusions):
-        if isinstance(item, str):
-            patterns.append(item)
+        if isinstance(item, (str, int)):
+            saved.append(item)
         elif variables is None:
             raise ValueError(
                 f"`{argument}` holds {item!r}, which can be saved only once the optimizer was "
                 "built. Call `optimizer.build(variables)` before, or give regular expressions."
             )
         else:
-            patterns += [f"^{re.escape(path_of(v))}$" for v in variables if matches(item, v)]
-    return patterns
+            saved += [i for i, v in enumerate(variables) if matches(item, v)]
+    return saved
 
 
 def is_variable(item):
@@ -67,7 +68,10 @@ def excluded(variables, exclusions, argument):
     exclusions = as_list(exclusions)
     if not exclusions:
         return [False] * len(variables)
-    hits = [[matches(item, variable) for variable in variables] for item in exclusions]
+    hits = [
+        [item == i if isinstance(item, int) else matches(item, v) for i, v in enumerate(variables)]
+        for item in exclusions
+    ]
     idle = [item for item, row in zip(exclusions, hits) if not any(row)]
     if len(idle) == len(exclusions):
         paths = "\n  ".join(path_of(v) for v in variables)

@@ -1,0 +1,278 @@
+"""What LAMB and LARS share: exclusions and their persistence, the order of a step, accumulation.
+
+Runs on the Keras backend that is set; what needs tf.distribute is in test_replicas.py.
+"""
+
+import keras
+import numpy as np
+import pytest
+import reference
+import steps
+
+import lamb_tf
+from lamb_tf import layerwise
+
+BACKEND = keras.backend.backend()
+
+
+def built(**arguments):
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    optimizer = lamb_tf.LAMB(0.01, **arguments)
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def table(optimizer):
+    lines = []
+    optimizer.summary(print_fn=lines.append)
+    rows = [line.split() for line in lines[0].splitlines()[1:]]
+    return {row[0]: tuple(row[2:]) for row in rows}
+
+
+def small_model(**arguments):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.build((None, 4))
+    model.compile(lamb_tf.LAMB(0.02, weight_decay=0.1, **arguments), loss="mse")
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(32, 4)).astype("float32"), rng.normal(size=(32, 1)).astype("float32")
+
+
+# Exclusions.
+
+
+def test_a_pattern_a_variable_and_a_predicate_exclude_the_same():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    tables = []
+    for exclusion in (r"dense/bias$", variables[2], lambda v: v.path.endswith("bias")):
+        optimizer = lamb_tf.LAMB(exclude_from_weight_decay=[exclusion])
+        optimizer.build(variables)
+        tables.append(table(optimizer))
+    assert tables[0] == tables[1] == tables[2]
+    assert tables[0]["dense/bias"] == ("-", "-")
+    assert tables[0]["dense/kernel"] == ("yes", "yes")
+
+
+def test_none_follows_the_first_list_and_an_empty_list_is_nothing():
+    follows, _ = built(exclude_from_weight_decay=["bias"])
+    nothing, _ = built(exclude_from_weight_decay=["bias"], exclude_from_layer_adaptation=[])
+    assert table(follows)["dense/bias"] == ("-", "-")
+    assert table(nothing)["dense/bias"] == ("-", "yes")
+
+
+def test_a_list_that_names_no_variable_raises_and_lists_the_paths():
+    with pytest.raises(ValueError, match=r"(?s)LayerNorm.*dense/kernel\n"):
+        built(exclude_from_weight_decay=["LayerNorm", "gamma"])
+
+
+def test_one_idle_pattern_beside_others_is_a_warning():
+    with pytest.warns(UserWarning, match="'LayerNorm' in `exclude_from_weight_decay`"):
+        built(exclude_from_weight_decay=["LayerNorm", "bias"])
+
+
+def test_an_exclusion_of_another_type_is_refused():
+    with pytest.raises(TypeError, match="float: 3.5"):
+        lamb_tf.LAMB(exclude_from_weight_decay=[3.5])
+
+
+def test_the_method_of_keras_optimizers_excludes_before_building_and_raises_after():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    optimizer = lamb_tf.LAMB()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build(variables)
+    assert table(optimizer)["dense/bias"] == ("-", "-")
+    with pytest.raises(ValueError, match="settled when the optimizer is built"):
+        optimizer.exclude_from_weight_decay(var_names=["kernel"])
+
+
+@pytest.mark.parametrize("exclusion", ["pattern", "predicate"])
+def test_the_choice_survives_a_keras_file(tmp_path, exclusion):
+    arguments = {"pattern": ["bias$"], "predicate": [lambda v: v.path.endswith("bias")]}
+    model = small_model(exclude_from_weight_decay=arguments[exclusion])
+    x, y = data()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert list(table(again.optimizer).values()) == list(table(model.optimizer).values())
+    assert ("-", "-") in table(again.optimizer).values()
+    model.fit(x, y, epochs=2, verbose=0, shuffle=False)
+    again.fit(x, y, epochs=2, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_choice_survives_a_weights_file_and_another_one_in_code_is_told(tmp_path):
+    model = small_model(exclude_from_weight_decay=["bias$"])
+    model.fit(*data(), verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = small_model()
+    again.optimizer.build(again.trainable_variables)
+    with pytest.warns(UserWarning, match="the loaded choice holds"):
+        again.load_weights(tmp_path / "model.weights.h5")
+    assert list(table(again.optimizer).values()) == list(table(model.optimizer).values())
+    model.fit(*data(), epochs=2, verbose=0, shuffle=False)
+    again.fit(*data(), epochs=2, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_predicate_cannot_be_saved_before_the_variables_are_known():
+    optimizer = lamb_tf.LAMB(exclude_from_weight_decay=[lambda v: True])
+    with pytest.raises(ValueError, match="only once the optimizer was built"):
+        optimizer.get_config()
+
+
+# The order of a step.
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS])
+def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_class):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    clean = [gradients[0], gradients[2]]
+    gradients[1][1] = gradients[1][1].copy()
+    gradients[1][1][2, 3] = value
+    variables, expected = steps.make_variables(weights), steps.make_variables(weights)
+    optimizer, other = optimizer_class(0.1), optimizer_class(0.1)
+    steps.take_steps(optimizer, variables, gradients)
+    steps.take_steps(other, expected, clean)
+    for one, two in zip(variables + optimizer.variables, expected + other.variables):
+        if one is not optimizer.skipped_updates:
+            np.testing.assert_array_equal(*steps.values([one, two]))
+    assert int(steps.values([optimizer.skipped_updates])[0]) == 1
+    assert int(steps.values([optimizer.iterations])[0]) == 2
+
+
+def test_the_global_norm_is_clipped():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    trained = steps.train(lamb_tf.LAMB(0.1, global_clipnorm=0.5), weights, gradients)
+    clipped = [reference.clip_by_global_norm(g, 0.5) for g in gradients]
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in clipped], 0.1)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", ["clipnorm", "clipvalue"])
+def test_each_tensor_is_clipped_by(clip):
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    trained = steps.train(lamb_tf.LAMB(0.1, **{clip: 0.5}), weights, gradients)
+
+    def clipped(g):
+        if clip == "clipvalue":
+            return np.clip(g, -0.5, 0.5)
+        return reference.clip_by_global_norm([g], 0.5)[0]
+
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [clipped(g[i]) for g in gradients], 0.1)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_scale_is_undone_before_clipping():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    scaled = [[1024 * g for g in grads] for grads in gradients]
+    plain = steps.train(lamb_tf.LAMB(0.1, global_clipnorm=20.0), weights, gradients)
+    optimizer = lamb_tf.LAMB(0.1, global_clipnorm=20.0, loss_scale_factor=1024.0)
+    for one, other in zip(plain, steps.train(optimizer, weights, scaled)):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_too_large_for_float32_is_skipped_like_an_infinite_one():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    gradients[0][0] = gradients[0][0] * np.float32(1e25)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.1)
+    steps.take_steps(optimizer, variables, gradients)
+    np.testing.assert_array_equal(steps.values(variables)[0], weights[0].astype("float64"))
+
+
+def test_accumulation_equals_the_mean_gradient_and_schedules_count_updates():
+    weights, gradients = steps.weights_and_gradients(steps=6)
+    rate = keras.optimizers.schedules.PolynomialDecay(0.1, 2, 0.01)
+    optimizer = lamb_tf.LAMB(rate, gradient_accumulation_steps=3, global_clipnorm=1.0)
+    variables = steps.make_variables(weights)
+    steps.take_steps(optimizer, variables, gradients)
+    means = [
+        [np.mean([g[i] for g in gradients[k : k + 3]], axis=0) for i in range(len(weights))]
+        for k in (0, 3)
+    ]
+    means = [reference.clip_by_global_norm(g, 1.0) for g in means]
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in means], lambda step: [0.1, 0.055][step])
+        np.testing.assert_allclose(steps.values(variables)[i], expected, rtol=1e-5, atol=1e-6)
+    assert int(steps.values([optimizer.iterations])[0]) == 2
+
+
+def test_a_non_finite_micro_step_skips_its_update_and_the_next_starts_afresh():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    bad = [[g * np.float32(np.nan) for g in gradients[0]], gradients[1]]
+    optimizer = lamb_tf.LAMB(0.1, gradient_accumulation_steps=2)
+    variables = steps.make_variables(weights)
+    steps.take_steps(optimizer, variables, bad + gradients[2:])
+    means = [[(a + b) / 2 for a, b in zip(*gradients[2:])]]
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in means], 0.1)
+        np.testing.assert_allclose(steps.values(variables)[i], expected, rtol=1e-5, atol=1e-6)
+    assert int(steps.values([optimizer.skipped_updates])[0]) == 1
+
+
+def test_variables_without_gradient_stay_as_they_are():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.1)
+    optimizer.build(variables)
+    grads = [keras.ops.convert_to_tensor(g) for g in gradients[0]]
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([grads[0], None, None, grads[3]], variables)
+    after = steps.values(variables)
+    np.testing.assert_array_equal(after[1], weights[1].astype("float64"))
+    np.testing.assert_allclose(after[0], reference.lamb(weights[0], [gradients[0][0]], 0.1), 1e-5)
+
+
+def test_averages_and_constraints_work_as_in_keras():
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    variables = steps.make_variables(weights)
+    variables[0].constraint = keras.constraints.NonNeg()
+    optimizer = lamb_tf.LAMB(0.1, use_ema=True, ema_momentum=0.5)
+    expected, after = None, None
+    optimizer.build(variables)
+    for grads in gradients:
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
+        after = steps.values(variables)
+        expected = after[1] if expected is None else 0.5 * expected + 0.5 * after[1]
+    assert after[0].min() >= 0
+    optimizer.finalize_variable_values(variables)
+    np.testing.assert_allclose(steps.values(variables)[1], expected, rtol=1e-6)
+
+
+def test_slots_are_float32_and_named_after_their_variable():
+    optimizer, variables = built()
+    slots = optimizer.slots(variables[1])
+    assert list(slots) == ["m", "v"]
+    assert slots["m"].path.endswith("dense_kernel_m")
+    assert slots["v"].path.endswith("dense_kernel_v")
+
+
+def test_the_first_call_needs_the_variables_and_as_many_gradients():
+    with pytest.raises(ValueError, match="needs the variables"):
+        lamb_tf.LAMB().apply([np.ones(3)])
+    optimizer, variables = built()
+    with pytest.raises(ValueError, match="1 gradients for 4 variables"):
+        optimizer.apply([np.ones(3)], variables)
+
+
+def test_a_variable_that_wants_its_gradient_written_is_refused():
+    variable = keras.Variable(1.0)
+    variable.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="float8"):
+        lamb_tf.LAMB().build([variable])
+
+
+def test_keras_still_has_the_private_hooks():
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    optimizer.build([keras.Variable(1.0)])
+    for hook in layerwise.PRIVATE_HOOKS:
+        assert hasattr(optimizer, hook), hook

@@ -1,0 +1,205 @@
+"""The order of a step under tf.distribute: N replicas give the weights that one gives."""
+
+import keras
+import numpy as np
+import pytest
+import steps
+import tensorflow as tf
+
+import lamb_tf
+
+STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float32", reduced=False):
+    """The variables and the optimizer after steps whose gradients differ between replicas."""
+    with STRATEGY.scope():
+        variables = steps.make_variables(weights, dtype)
+        optimizer = optimizer_of()
+        optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(both):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            grads = [tf.gather(tf.stack(pair), replica) for pair in zip(*both)]
+            if reduced:
+                grads = tf.distribute.get_replica_context().all_reduce("SUM", grads)
+            optimizer.apply(grads, variables, skip_gradients_aggregation=reduced)
+
+        STRATEGY.run(on_replica)
+
+    for both in gradients_of_replicas:
+        step([[tf.convert_to_tensor(g) for g in grads] for grads in both])
+    return variables, optimizer
+
+
+def shares(gradients, seed=1):
+    """Each step's gradients split into two addends that differ between tensors."""
+    rng = np.random.default_rng(seed)
+    split = []
+    for grads in gradients:
+        first = [g * rng.uniform(0, 1, g.shape).astype("float32") for g in grads]
+        split.append([first, [g - part for g, part in zip(grads, first)]])
+    return split
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"global_clipnorm": 0.5},
+        {"clipnorm": 0.5},
+        {"clipvalue": 0.3},
+        {"loss_scale_factor": 8.0, "global_clipnorm": 0.5},
+        {"nesterov": "both"},
+        {"use_ema": True},
+        {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5},
+    ],
+    ids=str,
+)
+def test_two_replicas_give_the_weights_of_one(arguments):
+    assert_two_replicas_give_the_weights_of_one(arguments)
+
+
+def test_gradients_that_the_caller_has_summed_are_not_summed_again():
+    assert_two_replicas_give_the_weights_of_one({"global_clipnorm": 0.5}, reduced=True)
+
+
+def assert_two_replicas_give_the_weights_of_one(arguments, reduced=False):
+    weights, gradients = steps.weights_and_gradients(steps=4)
+
+    def optimizer():
+        return lamb_tf.LAMB(0.1, weight_decay=0.01, **arguments)
+
+    one = steps.train(optimizer(), weights, gradients)
+    variables, _ = train_on_replicas(optimizer, weights, shares(gradients), reduced=reduced)
+    for variable, expected in zip(variables, one):
+        for local in STRATEGY.experimental_local_results(variable.value):
+            np.testing.assert_allclose(local.numpy(), expected, rtol=2e-6, atol=2e-7)
+
+
+def test_two_replicas_with_lars_give_the_weights_of_one():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    one = steps.train(lamb_tf.LARS(1.0, global_clipnorm=0.5), weights, gradients)
+    variables, _ = train_on_replicas(
+        lambda: lamb_tf.LARS(1.0, global_clipnorm=0.5), weights, shares(gradients)
+    )
+    for result, expected in zip(steps.values(variables), one):
+        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-7)
+
+
+def test_a_non_finite_gradient_on_one_replica_changes_nothing_on_any_and_is_counted():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    both = shares(gradients)
+    both[0][1][1][0, 0] = np.inf
+    variables, optimizer = train_on_replicas(lambda: lamb_tf.LAMB(0.1), weights, both)
+    everything = variables + [slot for v in variables for slot in optimizer.slots(v).values()]
+    before = [*weights] + [np.zeros_like(w) for w in weights for _ in "mv"]
+    for variable, old in zip(everything, before):
+        for local in STRATEGY.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(local.numpy(), old)
+    assert optimizer.skipped_updates.value.numpy() == 1
+    assert optimizer.iterations.value.numpy() == 0
+
+
+def test_bfloat16_gradients_of_replicas_are_summed_in_float32():
+    weights = [np.zeros((), "float32")]
+    both = [[[np.float32(256.0)], [np.float32(1.0)]]]  # 257 is not a number of bfloat16
+    both = [[[tf.cast(g, tf.bfloat16) for g in grads] for grads in step] for step in both]
+    variables, optimizer = train_on_replicas(lambda: lamb_tf.LAMB(0.1), weights, both)
+    np.testing.assert_allclose(optimizer.slots(variables[0])["m"].value.numpy(), 25.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_sparse_gradients_with_repeated_indices_give_the_dense_result(accumulation):
+    weights, _ = steps.weights_and_gradients()
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(2, 4, 7)).astype("float32")
+    indices = np.array([[1, 1, 5, 12], [5, 0, 1, 5]])
+    dense = np.zeros((2, 13, 7), "float32")
+    for replica in range(2):
+        np.add.at(dense[replica], indices[replica], values[replica])
+
+    def train(gradient):
+        with STRATEGY.scope():
+            table = keras.Variable(weights[0], name="embedding")
+            optimizer = lamb_tf.LAMB(0.1, gradient_accumulation_steps=accumulation)
+            optimizer.build([table])
+
+        @tf.function(autograph=False)
+        def step():
+            def on_replica():
+                optimizer.apply([gradient(tf.distribute.get_replica_context())], [table])
+
+            STRATEGY.run(on_replica)
+
+        for _ in range(4):
+            step()
+        return table.value.numpy()
+
+    def sparse_one(context):
+        i = context.replica_id_in_sync_group
+        return tf.IndexedSlices(
+            tf.gather(values, i), tf.gather(indices, i), tf.constant([13, 7], tf.int64)
+        )
+
+    expected = train(lambda context: tf.gather(dense, context.replica_id_in_sync_group))
+    np.testing.assert_allclose(train(sparse_one), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_fit_on_two_replicas_gives_the_weights_of_one():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 4)), rng.normal(size=(32, 1))
+
+    def fitted():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        model.build((None, 4))
+        model.compile(lamb_tf.LAMB(0.05, weight_decay=0.01, global_clipnorm=0.1), loss="mse")
+        model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    one = fitted()
+    with STRATEGY.scope():
+        two = fitted()
+    for a, b in zip(one, two):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "XLA"])
+def test_a_step_is_the_same_in_a_graph_and_in_xla_and_eagerly(compiled):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    gradients[1][0][0, 0] = np.nan
+    variables, eager = steps.make_variables(weights), steps.make_variables(weights)
+    optimizer, other = lamb_tf.LAMB(0.1, weight_decay=0.1), lamb_tf.LAMB(0.1, weight_decay=0.1)
+    optimizer.build(variables)
+    step = tf.function(
+        lambda grads: optimizer.apply(grads, variables), jit_compile=compiled, autograph=False
+    )
+    for grads in gradients:
+        step([tf.constant(g) for g in grads])
+        other.apply([tf.constant(g) for g in grads], eager)
+    for one, two in zip(steps.values(variables), steps.values(eager)):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+    assert optimizer.skipped_updates.numpy() == other.skipped_updates.numpy() == 1
+
+
+def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1, exclude_from_weight_decay=["bias$"])
+    steps.take_steps(optimizer, variables, gradients[:2])
+    names = {f"w{i}": v for i, v in enumerate(variables)}
+    path = tf.train.Checkpoint(optimizer=optimizer, **names).save(str(tmp_path / "checkpoint"))
+
+    again = steps.make_variables([w * 0 for w in weights])
+    other = lamb_tf.LAMB(0.5, weight_decay=0.1)
+    other.build(again)
+    tf.train.Checkpoint(optimizer=other, **{f"w{i}": v for i, v in enumerate(again)}).restore(
+        path
+    ).assert_existing_objects_matched()
+    steps.take_steps(optimizer, variables, gradients[2:])
+    steps.take_steps(other, again, gradients[2:])
+    for one, two in zip(steps.values(variables), steps.values(again)):
+        np.testing.assert_array_equal(one, two)
