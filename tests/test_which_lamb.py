@@ -253,7 +253,7 @@ def test_the_page_gives_the_numbers_of(peer):
     moved = start()
     for name, x in expected.items():
         assert norm(x - moved[name]) > 1e-3 * norm(x), f"{name} did not move"
-        assert norm(ours[name] - x) <= 1e-5 * norm(x), name
+        assert norm(ours[name] - x) <= 2e-5 * norm(x), name
 
 
 def test_the_page_has_all_the_peers():
