@@ -3,7 +3,7 @@
     python benchmarks/optimizer_step.py --model base --output benchmarks/results
 
 Each optimizer runs in a process of its own, one after the other on an otherwise idle machine, in
-two rounds. The machine's copy bandwidth is measured between them. Gradients are constants: the step
+rounds. The machine's copy bandwidth is measured between them. Gradients are constants: the step
 is the update alone.
 """
 

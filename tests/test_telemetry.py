@@ -1,0 +1,127 @@
+"""Telemetry: what it records equals the formula's, everywhere, and nothing is recorded unasked."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import steps
+
+import lamb_tf
+from lamb_tf import telemetry
+
+
+def recorded(steps_taken=1, **arguments):
+    weights, gradients = steps.weights_and_gradients(steps=steps_taken)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.1, **arguments)
+    telemetry.record(optimizer)
+    steps.take_steps(optimizer, variables, gradients)
+    return optimizer, weights, gradients
+
+
+def test_the_figures_are_those_of_the_update():
+    optimizer, weights, gradients = recorded(exclude_from_layer_adaptation=["embedding"])
+    figures = telemetry.read(optimizer)
+    assert list(figures) == ["model/embedding", "dense/kernel", "dense/bias", "model/scale"]
+    for path, x, g in zip(figures, weights, gradients[0]):
+        u = g / (np.abs(g) + 1e-6)  # after one step m̂ = g and v̂ = g²
+        row = figures[path]
+        assert row["weight_norm"] == pytest.approx(np.linalg.norm(x), rel=1e-5)
+        assert row["update_norm"] == pytest.approx(np.linalg.norm(u), rel=1e-4)
+        adapted = path != "model/embedding" and np.linalg.norm(x) > 0
+        ratio = row["weight_norm"] / row["update_norm"] if adapted else 1.0
+        assert row["trust_ratio"] == pytest.approx(ratio, rel=1e-5)
+    norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradients[0]))
+    assert telemetry.gradient_norm(optimizer) == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_gradient_norm_is_unscaled_and_before_clipping():
+    plain, _, _ = recorded(global_clipnorm=0.1)
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    scaled = lamb_tf.LAMB(0.1, loss_scale_factor=64.0, global_clipnorm=0.1)
+    telemetry.record(scaled)
+    steps.train(scaled, weights, [[64 * g for g in gradients[0]]])
+    assert telemetry.gradient_norm(scaled) == pytest.approx(telemetry.gradient_norm(plain), 1e-5)
+
+
+def test_a_skipped_update_leaves_the_figures_and_shows_in_the_norm():
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    gradients[1][0] = gradients[1][0] * np.float32(np.inf)
+    optimizer = lamb_tf.LAMB(0.1)
+    telemetry.record(optimizer)
+    variables = steps.make_variables(weights)
+    steps.take_steps(optimizer, variables, gradients[:1])
+    before = telemetry.read(optimizer)
+    steps.take_steps(optimizer, variables, gradients[1:])
+    assert telemetry.read(optimizer) == before
+    assert not np.isfinite(telemetry.gradient_norm(optimizer))
+
+
+def test_recording_changes_no_weights_and_is_not_saved(tmp_path):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    recording, plain = lamb_tf.LAMB(0.1), lamb_tf.LAMB(0.1)
+    telemetry.record(recording)
+    for one, other in zip(
+        steps.train(recording, weights, gradients), steps.train(plain, weights, gradients)
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    saved = [{}, {}]
+    recording.save_own_variables(saved[0])
+    plain.save_own_variables(saved[1])
+    assert saved[0].keys() == saved[1].keys()
+    assert len(recording.variables) == len(plain.variables) + 2
+
+
+def test_without_record_nothing_is_kept():
+    optimizer = lamb_tf.LAMB()
+    steps.train(optimizer, *steps.weights_and_gradients(steps=1))
+    with pytest.raises(ValueError, match="before the first step"):
+        telemetry.read(optimizer)
+    with pytest.raises(ValueError, match="asked for before"):
+        telemetry.record(optimizer)
+
+
+def test_another_optimizer_is_refused():
+    with pytest.raises(TypeError, match="Adam"):
+        telemetry.record(keras.optimizers.Adam())
+
+
+def test_it_reads_through_a_loss_scale_optimizer():
+    inner = lamb_tf.LAMB(0.1)
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    telemetry.record(outer)
+    inner.build(steps.make_variables(steps.weights_and_gradients()[0]))
+    assert telemetry.read(outer) == telemetry.read(inner)
+
+
+def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(lamb_tf.LAMB(0.01), loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(2, 32, 3))
+    log = telemetry.Log(tmp_path, every=2)
+    model.fit(x, y[:, :1], batch_size=4, verbose=0, callbacks=[log])
+    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 6, 8]
+    assert len(rows[0]["layers"]) == 4
+    assert rows[-1]["layers"] == telemetry.read(model.optimizer)
+    assert rows[-1]["gradient_norm"] > 0
+    assert rows[-1]["learning_rate"] == pytest.approx(0.01)
+
+    pytest.importorskip("tensorboard")
+    events = list(tmp_path.glob("events.out.tfevents.*"))
+    assert len(events) == 1
+    assert events[0].stat().st_size > 1000
+
+    pytest.importorskip("matplotlib")
+    for figure in telemetry.FIGURES:
+        output = tmp_path / f"{figure}.png"
+        telemetry.plot(tmp_path / "telemetry.jsonl", figure, output)
+        assert output.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="must be one of"):
+        telemetry.plot(tmp_path / "telemetry.jsonl", "loss")
+
+
+def test_the_callback_refuses_an_interval_of_no_batches(tmp_path):
+    with pytest.raises(ValueError, match="at least 1"):
+        telemetry.Log(tmp_path, every=0)
