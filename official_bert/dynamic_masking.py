@@ -109,9 +109,10 @@ class DynamicMasking:
     def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
-        A random second part is as long as the real one that it replaces, so that lengths do not
-        tell the label. A record of one sentence has no second part of its own; it gets a random
-        one.
+        Neither the length of a second part nor where it ends may tell the label. So both kinds are
+        cut alike: the real one at a random place of its last sentence, and the random one, which
+        ends anywhere, to the length that the real one has then. A record of one sentence has no
+        second part of its own; it gets a random one.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
         start, length = pool.token_splits[numbers], pool.lengths_of(numbers)
@@ -120,7 +121,10 @@ class DynamicMasking:
         split = 1 + (draws.uniform() * np.maximum(sentences - 1, 1)).astype(np.int64)
         single = sentences == 1
         split_at = pool.sentence_starts[np.where(single, first_sentence, first_sentence + split)]
-        wanted = np.where(single, np.minimum(length, room // 2), length - (split_at - start))
+        last_sentence = pool.sentence_starts[pool.sentence_splits[numbers + 1] - 1]
+        cut = (draws.uniform() * (start + length - last_sentence)).astype(np.int64)
+        rest = length - (split_at - start) - cut
+        wanted = np.where(single, np.minimum(length, room // 2), rest)
         a_length = np.where(single, np.minimum(length, room - wanted), split_at - start)
 
         partner = _partners(pool, rows, draws)

@@ -134,9 +134,26 @@ def test_pairs_are_real_or_of_another_document_and_equally_long(pool, small_text
     text = [row[row > 4].tolist() for row in ids]
     for row, tokens, random_next in zip(rows, text, is_random, strict=True):
         start, stop = pool.token_splits[row : row + 2]
-        assert (tokens == [t for t in pool.tokens[start:stop].tolist() if t > 4]) != random_next
+        record = [t for t in pool.tokens[start:stop].tolist() if t > 4]
+        assert (tokens == record[: len(tokens)]) != random_next
     lengths = [segments[is_random == label].sum(1).mean() for label in (False, True)]
     assert lengths[1] == pytest.approx(lengths[0], rel=0.1)
+
+
+def test_where_a_second_part_ends_does_not_tell_whether_it_is_random(pool, small_text):
+    mask = masking(small_text)
+    rows = np.flatnonzero(np.diff(pool.sentence_splits) > 1)
+    last = pool.tokens[pool.token_splits[1:] - 1]
+    full_stop = np.bincount(last).argmax()  # the commonest end of a sentence
+    assert (last == full_stop).mean() > 0.5
+    ends = {False: [], True: []}
+    for trial in range(8):
+        batch = make(mask, pool, rows, trial)
+        ids, lengths = originals(batch), batch["input_mask"].sum(1)
+        at_end = ids[np.arange(len(rows)), lengths - 2] == full_stop
+        for label in ends:
+            ends[label].extend(at_end[batch["next_sentence_labels"] == label])
+    assert np.mean(ends[False]) == pytest.approx(np.mean(ends[True]), abs=0.08)
 
 
 def test_a_single_sentence_gets_a_random_second_part(pool, small_text):
