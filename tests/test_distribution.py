@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
+from two_replicas import two_replicas
 
 from official_bert import checkpoints, distribution
 from official_bert.config import BertConfig
@@ -26,13 +27,13 @@ class CountedBatches:
         return {"input_ids": (100 * step + self._rows)[:, None].astype("int32")}
 
 
-@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
-def test_every_replica_gets_its_rows_of_each_global_batch_in_order(devices):
-    strategy = tf.distribute.MirroredStrategy(devices)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_every_replica_gets_its_rows_of_each_global_batch_in_order(replicas):
+    strategy = two_replicas() if replicas == 2 else tf.distribute.MirroredStrategy(["CPU:0"])
     dataset = distribution.distribute(strategy, CountedBatches, range(3, 6))
     for step, batch in zip(range(3, 6), dataset):
         parts = strategy.experimental_local_results(batch["input_ids"])
-        assert len(parts) == len(devices)
+        assert len(parts) == replicas
         rows = np.concatenate([part.numpy() for part in parts])
         np.testing.assert_array_equal(rows[:, 0], 100 * step + np.arange(8))
 

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import steps
 import tensorflow as tf
+from two_replicas import two_replicas
 
 import lamb_tf
 
-STRATEGY = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+STRATEGY = two_replicas()
 
 
 def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float32", reduced=False):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
+from two_replicas import two_replicas
 
 from official_bert import checkpoints, distribution, input_pipeline, modeling, pretraining_step
 from official_bert.stages import Optimizer, Reporting, Run, Stage
@@ -142,8 +143,7 @@ def test_two_replicas_give_the_weights_of_one(small_corpus, tmp_path, optimizer)
         optimizer=Optimizer(type=optimizer),
     )
     train(run, tmp_path / "one")
-    two = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    train(run, tmp_path / "two", strategy=two)
+    train(run, tmp_path / "two", strategy=two_replicas())
     weights = [
         {k: v for k, v in final_tensors(tmp_path / name).items() if "/adam_" not in k}
         for name in ("one", "two")
@@ -262,7 +262,8 @@ def test_one_reduction_of_the_gradients_an_update_however_many_micro_batches(sma
 
 
 def _gradient_reductions(small_corpus, micro_batches):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    devices = tf.distribute.ReductionToOneDevice()  # of its own, since its calls are counted
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], devices)
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=micro_batches)
     with strategy.scope():
         model = modeling.BertPretrainer(run.config)
