@@ -278,7 +278,7 @@ def main():
             results[way].append(run_in_process(way, arguments.model, arguments.repeats))
             median = 1e3 * statistics.median(results[way][-1]["seconds"])
             print(f"{way}: {median:.0f} ms, copy {bandwidths[-1] / 1e9:.0f} GB/s", file=sys.stderr)
-    command = "python benchmarks/optimizer_step.py --model " + arguments.model
+    command = " ".join(["python benchmarks/optimizer_step.py", *sys.argv[1:]])
     table = report(arguments.model, results, statistics.median(bandwidths), command)
     print(table)
     if arguments.output:
