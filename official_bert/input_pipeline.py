@@ -54,7 +54,8 @@ class Batches:
         masked_lm_prob: for dynamic records; None, here and below, means as they were made.
         do_whole_word_mask: for dynamic records.
         max_ngram_size: for dynamic records.
-        use_next_sentence: for dynamic records; False makes examples of one part and label 0.
+        use_next_sentence: False makes examples of one part and label 0 of dynamic records; static
+            ones keep their pairs.
         window_records: W, and how many records at most are held in memory as a whole.
 
     `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
@@ -277,10 +278,10 @@ def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, a
     if made and made["masking"] == "dynamic":
         return DynamicParser(), _dynamic_masking(files, *lengths, next_sentence, asked)
     given = [name for name, value in asked.items() if value is not None]
-    if given or not next_sentence:
+    if given:
         raise ValueError(
             f"{files.paths[0]}: its pairs and masks are in the records; "
-            f"{', '.join(given or ['use_next_sentence=False'])} is for records made with "
+            f"{', '.join(given)} is for records made with "
             f"--dynamic_masking."
         )
     return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths), None

@@ -112,6 +112,14 @@ def define_flags(values=flags.FLAGS):
         "parts, which saves memory; gradients are still reduced once an update.",
         lower_bound=1,
     )
+    number(
+        "masked_lm_prob",
+        None,
+        "Share of the tokens to mask, for records made with --dynamic_masking. Default of this and "
+        "the next two: what the records were made with.",
+    )
+    switch("do_whole_word_mask", None, "Mask whole words, for records made as above.")
+    integer("max_ngram_size", None, "Mask runs of so many words at most, for records as above.")
     integer("seed", 12345, "Decides initial weights, the order of the records and dropout.")
     text("dtype", "fp32", "fp32, bf16 or fp16; weights and moments are float32 in all three.")
     text(
@@ -229,6 +237,9 @@ def _run(values):
         loss_scale=values.loss_scale,
         use_next_sentence_label=values.use_next_sentence_label,
         gradient_accumulation_steps=values.gradient_accumulation_steps,
+        masked_lm_prob=values.masked_lm_prob,
+        do_whole_word_mask=values.do_whole_word_mask,
+        max_ngram_size=values.max_ngram_size,
     )
 
 

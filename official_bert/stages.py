@@ -149,6 +149,8 @@ class Run:
         loss_scale: For fp16: `"dynamic"`, the default, or a number.
         use_next_sentence_label: Whether the next-sentence loss is trained.
         gradient_accumulation_steps: Micro-batches an update.
+        masked_lm_prob, do_whole_word_mask, max_ngram_size: How records made for dynamic masking
+            are masked; `None`, as they were made to be. Not for records that hold their masks.
     """
 
     config: BertConfig
@@ -161,6 +163,9 @@ class Run:
     loss_scale: str | None = None
     use_next_sentence_label: bool = True
     gradient_accumulation_steps: int = 1
+    masked_lm_prob: float | None = None
+    do_whole_word_mask: bool | None = None
+    max_ngram_size: int | None = None
 
     def __post_init__(self):
         if self.dtype not in DTYPE_POLICIES:

@@ -236,6 +236,10 @@ class Trainer:
             vocab_size=self.run.config.vocab_size,
             shard_index=shard_index,
             num_shards=num_shards,
+            masked_lm_prob=self.run.masked_lm_prob,
+            do_whole_word_mask=self.run.do_whole_word_mask,
+            max_ngram_size=self.run.max_ngram_size,
+            use_next_sentence=self.run.use_next_sentence_label,
         )
 
     def _open_held_out(self, stage, shard_index=0, num_shards=1):
@@ -251,6 +255,7 @@ class Trainer:
             shard_index=shard_index,
             num_shards=num_shards,
             shuffle=False,
+            use_next_sentence=self.run.use_next_sentence_label,
         )
 
     def _check_sizes(self):

@@ -14,6 +14,8 @@ from absl import flags
 from small_corpus import small_corpus as small_corpus
 
 from official_bert import checkpoints, run_pretraining
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.instances import Settings
 
 OFFICIAL_DEFAULTS = {
     "max_seq_length": 128,
@@ -168,6 +170,40 @@ def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path, capsys):
     assert "step 4/4  stage 2" in capsys.readouterr().out
     lines = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
     assert [json.loads(line)["stage"] for line in lines] == [0, 0, 1, 1]
+
+
+def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_corpus, tmp_path):
+    records = str(tmp_path / "dynamic.tfrecord")
+    create_pretraining_data(
+        str(small_corpus.folder / "train.txt"),
+        records,
+        small_corpus.vocab_file,
+        Settings(max_seq_length=32, max_predictions_per_seq=5),
+        num_workers=1,
+        input_format="paragraphs",
+        dynamic_masking=True,
+    )
+    dynamic = {"input_files": records, "max_predictions_per_seq": 12}
+    few, many = (tmp_path / "few", tmp_path / "many")
+    for share, folder in ((0.1, few), (0.4, many)):
+        flag = {"masked_lm_prob": share, "model_dir": str(folder)}
+        assert call(*as_flags(files | SMALL | dynamic | flag)) == 0
+    assert json.loads((many / "run.json").read_text())["masked_lm_prob"] == 0.4
+    weights = [checkpoints.CheckpointStore(folder).latest().tensors() for folder in (few, many)]
+    name = "bert/embeddings/word_embeddings"
+    assert not np.array_equal(weights[0][name], weights[1][name])
+
+
+def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
+    assert call(*as_flags(files | SMALL), "--nouse_next_sentence_label") == 0
+    line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
+    assert "next_sentence_loss" not in line
+    assert line["loss"] == line["masked_lm_loss"]
+
+
+def test_masks_that_are_in_the_records_are_not_asked_for_otherwise(files, capsys):
+    assert call(*as_flags(files | SMALL | {"masked_lm_prob": 0.3})) == 2
+    assert "its pairs and masks are in the records" in capsys.readouterr().err
 
 
 def test_summaries_and_a_profile_are_written(files, tmp_path):
