@@ -74,14 +74,23 @@ class CheckpointStore:
         return str(prefix)
 
     def latest(self, say=print):
-        """The newest whole checkpoint, or `None`; what is damaged is said and passed over."""
+        """The newest whole checkpoint, or `None`; what is damaged is said and passed over.
+
+        Raises:
+            ValueError: if there are checkpoints and none of them is whole.
+        """
         for _, _, path in sorted(self._found(), reverse=True):
             prefix = str(path)[: -len(".json")]
             problem = _problem(prefix)
             if problem is None:
                 manifest = json.loads(path.read_text())
                 return Checkpoint(prefix, manifest["step"], manifest["state"])
-            say(f"Checkpoint {prefix} is damaged ({problem}); falling back to the one before.")
+            say(f"Checkpoint {prefix} is damaged ({problem}); looking for the one before.")
+        if self._found():
+            raise ValueError(
+                f"No checkpoint in {self.directory} is whole. Restore one, or move them away to "
+                "start from the beginning."
+            )
         return None
 
     def _found(self):

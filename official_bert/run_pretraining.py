@@ -190,6 +190,8 @@ def _train(trainer, model_dir):
         return stopped.code
     except Diverged as error:
         return _fail(error, code=3)
+    except ValueError as error:  # a record, or checkpoints that are all damaged
+        return _fail(error)
     except OSError as error:  # the disk, in the middle of the run
         return _fail(f"{error} The checkpoints already written in {model_dir} are intact.")
     return 0
@@ -250,7 +252,7 @@ def _recipe(values):
     if values.recipe is None:
         optimizer = {field: values[name].value for name, field in _OPTIMIZER_FLAGS.items()}
         stage = stages.Stage(
-            steps=int(values.num_steps_per_epoch * values.num_train_epochs),
+            steps=round(values.num_steps_per_epoch * values.num_train_epochs),
             batch_size=values.train_batch_size,
             max_seq_length=values.max_seq_length,
             max_predictions_per_seq=values.max_predictions_per_seq,

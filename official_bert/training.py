@@ -63,7 +63,7 @@ class Trainer:
         self._reports = Reports(run, reporting, strategy, self.model_dir)
         self._check_sizes()
         for stage in run.stages:  # opening records checks them
-            self._open_training(stage)
+            self._open_training(stage)[0]  # and reading some, what is in them
             self._open_held_out(stage)
         self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
         model_directory.check(self.model_dir, run)
