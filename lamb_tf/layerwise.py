@@ -8,8 +8,8 @@ A step goes in this order (`docs/algorithm.md` says why):
 `lamb.py` and `lars.py` hold the equations, `selection.py` finds the variables that an exclusion
 names, and `backends.py` knows what TensorFlow, JAX and torch do differently.
 
-Private parts of `keras.optimizers.Optimizer` that have no public counterpart are used in this file
-only (`PRIVATE_HOOKS`).
+Private parts of `keras.optimizers.Optimizer` that have no public counterpart are named in
+`PRIVATE_HOOKS`.
 """
 
 import math
