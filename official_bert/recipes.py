@@ -247,8 +247,8 @@ def small():
     Reports:   nothing; it is this project's.
     Measured here: the seconds of its updates, from which the time follows; no whole run.
     """
-    first = _stage_128(steps=1_000, batch_size=64, learning_rate=1e-2, warmup_steps=100)
-    second = _stage_512(steps=100, batch_size=16, learning_rate=5e-3, warmup_steps=10)
+    first = _stage_128(steps=2_000, batch_size=32, learning_rate=7e-3, warmup_steps=200)
+    second = _stage_512(steps=200, batch_size=8, learning_rate=3.5e-3, warmup_steps=20)
     return Recipe(stages=(first, second))
 
 
