@@ -247,8 +247,8 @@ def small():
     Reports:   nothing; it is this project's.
     Measured here: the seconds of its updates, from which the time follows; no whole run.
     """
-    first = _stage_128(steps=2_000, batch_size=32, learning_rate=7e-3, warmup_steps=200)
-    second = _stage_512(steps=200, batch_size=8, learning_rate=3.5e-3, warmup_steps=20)
+    first = _stage_128(steps=2_500, batch_size=32, learning_rate=7e-3, warmup_steps=250)
+    second = _stage_512(steps=250, batch_size=8, learning_rate=3.5e-3, warmup_steps=25)
     return Recipe(stages=(first, second))
 
 
