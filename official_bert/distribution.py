@@ -1,10 +1,13 @@
 """The `tf.distribute` strategy from flags; nothing else knows the topology."""
 
-import json
+import functools
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
+
+from official_bert import cluster
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
@@ -30,10 +33,11 @@ def make_strategy(
 
     Args:
         name: One of `STRATEGIES`.
-        num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one.
+        num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with
+            `"multi_worker_mirrored"`, all there are.
         tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
-        worker_hosts: Comma-separated `host:port` list of all workers; with
-            `"multi_worker_mirrored"` it takes the place of the environment's `TF_CONFIG`.
+        worker_hosts: Comma-separated `host:port` list of all workers, for
+            `"multi_worker_mirrored"`; without, the environment says who they are (`cluster.find`).
         task_index: This worker's place in `worker_hosts`.
         all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
             `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
@@ -56,9 +60,10 @@ def make_strategy(
             f"A TPU is asked for (tpu={tpu!r}) together with distribution_strategy={name!r}, which "
             "would train without it; pass distribution_strategy=tpu."
         )
-    if worker_hosts and name != "multi_worker_mirrored":
+    if (worker_hosts or task_index != -1) and name != "multi_worker_mirrored":
+        given = "worker_hosts" if worker_hosts else "task_index"
         raise ValueError(
-            f"worker_hosts is for distribution_strategy=multi_worker_mirrored; got {name!r}."
+            f"{given} is for distribution_strategy=multi_worker_mirrored; got {name!r}."
         )
     if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
         raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
@@ -68,8 +73,17 @@ def make_strategy(
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     if name == "multi_worker_mirrored":
-        if worker_hosts:
-            _set_tf_config(worker_hosts, task_index)
+        found = cluster.find(worker_hosts, task_index, os.environ)
+        if num_gpus is not None:
+            _check_gpus(num_gpus, len(tf.config.list_physical_devices("GPU")))
+            tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[:num_gpus], "GPU")
+        tf.get_logger().setLevel("WARNING")  # else each worker lists every collective operation
+        os.environ["TF_CONFIG"] = found.tf_config()  # which TensorFlow reads
+        print(
+            f"worker {found.index} of {len(found.hosts)}, {found.hosts[found.index]} (by "
+            f"{found.source}): waiting for the others …",
+            flush=True,
+        )
         return tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
                 implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS)
@@ -143,25 +157,77 @@ def has_clock(strategy):
 
 def is_chief(strategy):
     """Whether this process writes checkpoints and logs."""
+    return shard(strategy)[0] == 0
+
+
+def shard(strategy):
+    """Which part of each batch this process reads, and of how many: (0, 1) for one process."""
     resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return True
-    return resolver.task_type == "chief" or (
-        resolver.task_type == "worker"
-        and resolver.task_id == 0
-        and not resolver.cluster_spec().as_dict().get("chief")
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return 0, 1
+    return resolver.task_id, resolver.cluster_spec().num_tasks("worker")
+
+
+def from_all_workers(strategy, numbers):
+    """What each worker says: the numbers of all of them, a row a worker. Waits for all.
+
+    Args:
+        strategy: A `tf.distribute.Strategy`.
+        numbers: A list of numbers, the same count on every worker.
+    """
+    _, workers = shard(strategy)
+    if workers == 1:
+        return np.array([numbers], np.float64)
+    rows = _gathers(strategy)(tf.constant([numbers], tf.float64)).numpy()
+    return rows[:: len(rows) // workers]  # one replica of each
+
+
+@functools.cache
+def _gathers(strategy):
+    def on_replica(mine):
+        mine = tf.identity(mine)  # on the replica's device
+        return tf.distribute.get_replica_context().all_gather(mine, axis=0)
+
+    @tf.function(autograph=False)
+    def gather(mine):
+        return strategy.experimental_local_results(strategy.run(on_replica, args=(mine,)))[0]
+
+    return gather
+
+
+def lost_worker(error):
+    """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
+
+    A worker that ends, closes its connections; that of a machine that is gone, or a process that
+    hangs, shows by its missing heartbeats, after some 15 s.
+    """
+    text = str(error)
+    if "Collective ops is aborted" not in text and not isinstance(
+        error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+    ):
+        return None
+    named = re.findall(r"/job:worker/(?:replica:0/)?task:(\d+)", text)
+    who = f" TensorFlow names worker {named[-1]}." if named else ""
+    return (
+        f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
+        "Its own output says why. Start all workers again with the same commands: they go on from "
+        "the last checkpoint."
     )
 
 
 def _local_devices(num_gpus):
     present = len(tf.config.list_logical_devices("GPU"))
     wanted = min(1, present) if num_gpus is None else num_gpus
+    _check_gpus(wanted, present)
+    return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
+
+
+def _check_gpus(wanted, present):
     if not 0 <= wanted <= present:
         raise ValueError(
             f"num_gpus={wanted}, but this host shows {present} GPUs; pass num_gpus=0 to train on "
             "the CPU."
         )
-    return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
 
 
 def _chosen(all_reduce_alg, choices):
@@ -169,15 +235,3 @@ def _chosen(all_reduce_alg, choices):
         names = " or ".join(name for name in choices if name)
         raise ValueError(f"all_reduce_alg must be {names} here; got {all_reduce_alg!r}.")
     return choices[all_reduce_alg]
-
-
-def _set_tf_config(worker_hosts, task_index):
-    hosts = worker_hosts.split(",")
-    if not 0 <= task_index < len(hosts):
-        raise ValueError(
-            f"task_index must be in 0 … {len(hosts) - 1} for the {len(hosts)} worker_hosts; got "
-            f"{task_index}."
-        )
-    os.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": task_index}}
-    )

@@ -30,10 +30,13 @@ def first_state(run):
     """The loop's own state before the first step, as JSON values.
 
     `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
-    last line of the log; the others drive the loss scale and the decision to give up.
+    last line of the log. `stop_requests` is 1 if this process was asked to stop; the loop gives
+    back the sum over all replicas, so that all workers stop after the same update. The others drive
+    the loss scale and the decision to give up.
     """
     return {
         **new_window(),
+        "stop_requests": 0.0,
         "loss_scale": run.fixed_loss_scale or (FIRST_LOSS_SCALE if _scales(run) else 1.0),
         "good_updates": 0,
         "skipped_in_a_row": 0,
@@ -80,25 +83,28 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
     clock = tf.timestamp if distribution.has_clock(strategy) else lambda: tf.zeros((), tf.float64)
 
     @tf.autograph.experimental.do_not_convert
-    def replica_update(batch, step, loss_scale):
+    def replica_update(batch, step, loss_scale, asked_to_stop):
         weights = _global_weights(batch)
         gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
         gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
         optimizer.apply(gradients, model.trainable_variables)
-        return sums
+        return tf.concat([sums, [asked_to_stop]], 0)
 
     @tf.autograph.experimental.do_not_convert
-    def update(batch, step, state):
+    def update(batch, step, state, asked_to_stop):
         optimizer.learning_rate.assign(learning_rate(step))
         skipped_before = tf.identity(optimizer.skipped_updates.value)
-        sums = strategy.run(replica_update, args=(batch, step, state["loss_scale"]))
-        sums = tf.cast(strategy.reduce("SUM", sums, axis=None), tf.float64)
+        arguments = (batch, step, state["loss_scale"], asked_to_stop)
+        sums = strategy.reduce("SUM", strategy.run(replica_update, args=arguments), axis=None)
+        state |= {"stop_requests": sums[-1]}
+        sums = tf.cast(sums[:-1], tf.float64)
         skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
         adapts = _scales(run) and run.fixed_loss_scale is None
         return _next_state(state, sums, skipped, adapts)
 
     @tf.function
     def loop(iterator, first_step, steps, state):
+        asked_to_stop = state["stop_requests"]
         for offset in tf.range(steps):
             with tf.control_dependencies([state["sums"]]):  # when the step before is done
                 asked = clock()
@@ -109,7 +115,7 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
             with tf.control_dependencies([received]):  # dropout needs the step: no work before
                 step = tf.identity(first_step + offset)
             state["input_wait"] += received - asked
-            state = update(batch, step, state)
+            state = update(batch, step, state, asked_to_stop)
         return state
 
     def call(iterator, first_step, steps, state):
@@ -119,6 +125,7 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
             "good_updates": tf.constant(state["good_updates"]),
             "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
             "input_wait": tf.constant(state["input_wait"], tf.float64),
+            "stop_requests": tf.constant(state["stop_requests"], tf.float32),
         }
         tensors = loop(iterator, tf.constant(first_step), tf.constant(steps), tensors)
         return {name: value.numpy().tolist() for name, value in tensors.items()}
@@ -242,4 +249,5 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
         "good_updates": good,
         "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),
         "input_wait": state["input_wait"],
+        "stop_requests": state["stop_requests"],
     }

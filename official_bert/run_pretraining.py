@@ -159,10 +159,20 @@ def define_flags(values=flags.FLAGS):
         "mirrored",
         "off, one_device, mirrored, multi_worker_mirrored or tpu.",
     )
-    integer("num_gpus", None, "GPUs of this host; 0: train on the CPU. Default: 1, if it has one.")
+    integer(
+        "num_gpus",
+        None,
+        "GPUs of this host; 0: train on the CPU. Default: 1, if it has one; multi_worker_mirrored: "
+        "all.",
+    )
     text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
     text("tpu", "", "Name or address of a Cloud TPU, for --distribution_strategy=tpu.")
-    text("worker_hosts", None, "Comma-separated host:port of all workers: multi_worker_mirrored.")
+    text(
+        "worker_hosts",
+        None,
+        "multi_worker_mirrored: comma-separated host:port of all workers. Without, TF_CONFIG or "
+        "Slurm's variables say who they are.",
+    )
     integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
     for name, reason in _REFUSED.items():
         flags.DEFINE_string(name, None, f"Refused: --{name} {reason}", **arguments)
@@ -176,6 +186,8 @@ def main(arguments, values=flags.FLAGS):
         trainer = _trainer(values)
     except (ValueError, OSError) as error:
         return _fail(error)
+    except Exception as error:
+        return _fail_without_worker(error)
     return _train(trainer, values.model_dir)
 
 
@@ -194,6 +206,8 @@ def _train(trainer, model_dir):
         return _fail(error)
     except OSError as error:  # the disk, in the middle of the run
         return _fail(f"{error} The checkpoints already written in {model_dir} are intact.")
+    except Exception as error:
+        return _fail_without_worker(error)
     return 0
 
 
@@ -299,6 +313,15 @@ def _reporting(values, strategy):
         tensorboard=values.train_summary_interval >= 0,
         profile_steps=_pair(values.profile_steps),
     )
+
+
+def _fail_without_worker(error):
+    from official_bert import distribution
+
+    reason = distribution.lost_worker(error)
+    if reason is None:
+        raise error
+    return _fail(reason, code=4)
 
 
 def _pair(text):

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import zlib
 
 import numpy as np
 
@@ -63,7 +64,8 @@ class Trainer:
         self._reports = Reports(run, reporting, strategy, self.model_dir)
         self._check_sizes()
         for stage in run.stages:  # opening records checks them
-            self._open_training(stage)[0]  # and reading some, what is in them
+            shard = distribution.shard(strategy)
+            self._open_training(stage, *shard)[0]  # and reading some, what is in them
             self._open_held_out(stage)
         self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
         model_directory.check(self.model_dir, run)
@@ -86,6 +88,7 @@ class Trainer:
             model_directory.claim(self.model_dir, self.run)
         self._warn()
         self._restore()
+        self._check_that_workers_agree()
         with StopRequest() as stop:
             for index, end in enumerate(self._ends):
                 if self.step < end:
@@ -94,6 +97,7 @@ class Trainer:
                     self._train_stage(index, stop)
         if self._is_chief:
             self._export()
+        distribution.from_all_workers(self.strategy, [self.step])  # no one leaves before the chief
 
     def _warn(self):
         for index, stage in enumerate(self.run.stages):
@@ -123,6 +127,7 @@ class Trainer:
         self._pace.cool()
         while self.step < end:
             steps = self._steps_to_boundary(end)
+            self._state["stop_requests"] = float(stop.requested)
             profiler.before(self.step, steps)
             self._state = self._pace.measure(
                 lambda steps=steps: loop(iterator, self.step, steps, self._state), steps
@@ -137,9 +142,11 @@ class Trainer:
                 self._pace.restart()
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
                 self._evaluate(index)
-            if self._is_due(reporting.save_checkpoints_steps, end) or stop.requested:
+            stops = self._state["stop_requests"] > 0
+            if self._is_due(reporting.save_checkpoints_steps, end) or stops:
                 self._save()
-                stop.raise_if_requested(self.step, self.model_dir)
+            if stops:
+                stop.raise_stopped(self.step, self.model_dir)
 
     def _begin(self, index):
         return self._ends[index] - self.run.stages[index].steps
@@ -287,6 +294,7 @@ class Trainer:
             tensors["global_step"] = np.int64(self.step)
             state = {"loop": self._state, "seconds": self._pace.seconds}
             self._reports.say(f"saved {self._store.save(tensors, self.step, state)}")
+        distribution.from_all_workers(self.strategy, [self.step])  # it is there for all now
 
     def _restore(self):
         """Goes on from the newest whole checkpoint, if there is one."""
@@ -302,6 +310,21 @@ class Trainer:
             model_state.restore(self.model, self.optimizer, checkpoint.tensors())
             self._reports.say(f"goes on from {checkpoint.prefix}")
         self._reports.log.rewind(self.step)
+
+    def _check_that_workers_agree(self):
+        description = json.dumps(self.run.describe(), sort_keys=True).encode()
+        mine = [self.step, zlib.crc32(description)]
+        steps, runs = distribution.from_all_workers(self.strategy, mine).astype(int).T.tolist()
+        if len(set(runs)) > 1:
+            raise ValueError(
+                f"The workers were not given the same run: worker {_odd_one(runs)} differs from "
+                "worker 0. Start all of them with the same flags, but for task_index."
+            )
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"The workers go on from different steps: {steps}, in the order of their places. "
+                f"model_dir ({self.model_dir}) must be one directory that all of them see."
+            )
 
     def _weights(self):
         return {variable.path: variable.numpy() for variable in self.model.weights}
@@ -320,3 +343,7 @@ class Trainer:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
         self._reports.say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")
+
+
+def _odd_one(values):
+    return next(place for place, value in enumerate(values) if value != values[0])

@@ -72,13 +72,15 @@ class StopRequest:
     def requested(self):
         return self._signal is not None
 
-    def raise_if_requested(self, step, model_dir):
-        """Raises `Stopped` if a signal came; call it when all is saved."""
-        if self.requested:
-            raise Stopped(
-                f"Stopped at step {step}; the same command goes on from {model_dir}.",
-                128 + self._signal,
-            )
+    def raise_stopped(self, step, model_dir):
+        """Raises `Stopped`; call it when all is saved.
+
+        A worker that stops because another one was asked to, counts as asked by SIGTERM.
+        """
+        raise Stopped(
+            f"Stopped at step {step}; the same command goes on from {model_dir}.",
+            128 + (self._signal or signal.SIGTERM),
+        )
 
 
 def progress_line(step, total_steps, stage, metrics, learning_rate, examples_per_second, seconds):

@@ -1,19 +1,11 @@
-"""Strategies from flags, batches over hosts and replicas, and two workers that train as one."""
-
-import json
-import os
-import socket
-import subprocess
-import sys
+"""Strategies from flags, and batches over hosts and replicas."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_corpus import small_corpus as small_corpus
 from two_replicas import two_replicas
 
-from official_bert import checkpoints, distribution
-from official_bert.config import BertConfig
+from official_bert import distribution
 
 
 class CountedBatches:
@@ -57,6 +49,12 @@ def test_each_name_gives_its_strategy():
         ({"name": "mirrored", "tpu": "mine"}, "distribution_strategy=tpu"),
         ({"name": "mirrored", "num_gpus": 99}, "this host shows"),
         ({"name": "mirrored", "worker_hosts": "a:1"}, "worker_hosts is for"),
+        ({"name": "mirrored", "task_index": 1}, "task_index is for"),
+        (
+            {"name": "multi_worker_mirrored", "worker_hosts": "a:1,b:2", "task_index": 0}
+            | {"num_gpus": 99},
+            "this host shows",
+        ),
         ({"name": "multi_worker_mirrored", "worker_hosts": "a:1,b:2"}, "task_index must be in 0"),
         ({"name": "mirrored", "num_gpus": 0, "all_reduce_alg": "ring"}, "nccl or hierarchical"),
         ({"name": "off", "all_reduce_alg": "nccl"}, "for several devices"),
@@ -67,67 +65,19 @@ def test_what_does_not_fit_together_is_refused(arguments, message):
         distribution.make_strategy(**arguments)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_process_hears_itself_only_and_reads_everything(replicas):
+    strategy = two_replicas() if replicas == 2 else tf.distribute.MirroredStrategy(["CPU:0"])
+    assert distribution.shard(strategy) == (0, 1)
+    np.testing.assert_array_equal(distribution.from_all_workers(strategy, [7, 8]), [[7, 8]])
 
 
-def train_on(workers, corpus, folder):
-    """Runs the command on so many worker processes of this host; returns the final tensors."""
-    config = json.loads(corpus.config.to_json())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    folder.mkdir()
-    (folder / "bert_config.json").write_text(BertConfig(**config).to_json())
-    arguments = [
-        f"--bert_config_file={folder}/bert_config.json",
-        f"--input_files={corpus.train}",
-        f"--eval_files={corpus.held_out}",
-        f"--model_dir={folder}/model",
-        "--max_seq_length=32",
-        "--max_predictions_per_seq=5",
-        "--train_batch_size=16",
-        "--num_steps_per_epoch=6",
-        "--num_train_epochs=1",
-        "--warmup_steps=2",
-        "--learning_rate=5e-3",
-        "--optimizer_type=lamb",
-        "--log_steps=3",
-        "--save_checkpoints_steps=3",
-    ]
-    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(workers))
-    processes = []
-    for index in range(workers):
-        topology = ["--distribution_strategy=off"]
-        if workers > 1:
-            topology = [
-                "--distribution_strategy=multi_worker_mirrored",
-                f"--worker_hosts={hosts}",
-                f"--task_index={index}",
-            ]
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "official_bert.run_pretraining", *arguments, *topology],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-            )
-        )
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * workers, outputs
-    assert [("step 6/6" in output) for output in outputs] == [True] + [False] * (workers - 1)
-    return checkpoints.CheckpointStore(folder / "model").latest().tensors()
-
-
-@pytest.mark.slow
-def test_two_worker_processes_give_the_weights_of_one(small_corpus, tmp_path):
-    one = train_on(1, small_corpus, tmp_path / "one")
-    two = train_on(2, small_corpus, tmp_path / "two")
-    assert one.keys() == two.keys()
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-5, err_msg=name)
+def test_errors_of_a_lost_worker_are_told_from_others():
+    lost = tf.errors.UnavailableError(
+        None, None, "Collective ops is aborted by: … target /job:worker/replica:0/task:3: reset"
+    )
+    assert "TensorFlow names worker 3" in distribution.lost_worker(lost)
+    heartbeat = tf.errors.InternalError(None, None, "Collective ops is aborted by: Deadline")
+    assert "Another worker has ended" in distribution.lost_worker(heartbeat)
+    for other in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("worker")):
+        assert distribution.lost_worker(other) is None

@@ -1,0 +1,205 @@
+"""Which workers there are and which of them this process is: from flags, `TF_CONFIG` or Slurm.
+
+The first of these that is there decides:
+
+1. `--worker_hosts` and `--task_index`;
+2. the environment's `TF_CONFIG`, as Kubernetes operators and cloud services set it;
+3. the variables that Slurm gives to every task of an `srun` step.
+
+A `TF_CONFIG` that says something else than the flags is refused. Slurm's variables are in the
+environment of everything that runs in a job, so they decide only where nothing else does.
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+# Slurm names no ports. A job takes 64 below Linux's own range for outgoing connections (32768 …).
+_FIRST_PORT, _PORTS_OF_A_JOB, _PORT_RANGES = 20000, 64, 190
+
+
+class Cluster(NamedTuple):
+    """The workers of a job.
+
+    Attributes:
+        hosts: `host:port` of each, in order; the first writes checkpoints and logs.
+        index: This process's place among them.
+        source: Where that is from, for messages.
+    """
+
+    hosts: tuple[str, ...]
+    index: int
+    source: str
+
+    def tf_config(self):
+        """The `TF_CONFIG` that says the same."""
+        return json.dumps(
+            {
+                "cluster": {"worker": list(self.hosts)},
+                "task": {"type": "worker", "index": self.index},
+            }
+        )
+
+
+def find(worker_hosts, task_index, environment):
+    """The cluster that this process is part of.
+
+    Args:
+        worker_hosts: Comma-separated `host:port` of all workers, or `None`.
+        task_index: This worker's place in them, or −1.
+        environment: Where to look for `TF_CONFIG` and Slurm's variables: `os.environ`.
+
+    Raises:
+        ValueError: if there is no cluster, only one worker, or what is there contradicts itself.
+    """
+    configured = _from_tf_config(environment["TF_CONFIG"]) if "TF_CONFIG" in environment else None
+    if worker_hosts:
+        cluster = Cluster(tuple(worker_hosts.split(",")), task_index, "worker_hosts and task_index")
+        if configured and configured[:2] != cluster[:2]:
+            raise ValueError(
+                f"TF_CONFIG says worker {configured.index} of {','.join(configured.hosts)}, but "
+                f"worker_hosts and task_index say worker {task_index} of {worker_hosts}; unset one "
+                "of the two."
+            )
+    else:
+        cluster = configured or _from_slurm(environment)
+        if task_index not in (-1, cluster.index):
+            raise ValueError(
+                f"task_index={task_index}, but {cluster.source} says that this is worker "
+                f"{cluster.index}; task_index goes with worker_hosts."
+            )
+    _check(cluster)
+    return cluster
+
+
+def _check(cluster):
+    hosts, index, source = cluster
+    for host in hosts:
+        if not re.fullmatch(r"\S+:\d+", host):
+            raise ValueError(f"Each worker must be given as host:port; {source} has {host!r}.")
+    repeated = [host for host in hosts if hosts.count(host) > 1]
+    if repeated:
+        raise ValueError(f"{source} names {repeated[0]} twice; each worker needs its own port.")
+    if len(hosts) < 2:
+        raise ValueError(
+            f"multi_worker_mirrored is for two workers or more, but {source} has {hosts[0]} only; "
+            "train on one with distribution_strategy=mirrored."
+        )
+    if not 0 <= index < len(hosts):
+        raise ValueError(
+            f"task_index must be in 0 … {len(hosts) - 1} for the {len(hosts)} workers of {source}; "
+            f"got {index}."
+        )
+
+
+def _from_tf_config(text):
+    """A chief is the first worker; without a cluster in it, there is none."""
+    try:
+        config = json.loads(text)
+        jobs = {job: tuple(hosts) for job, hosts in config.get("cluster", {}).items()}
+        if not jobs:
+            return None
+        job, index = config["task"]["type"], int(config["task"]["index"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            'TF_CONFIG must be JSON like {"cluster": {"worker": ["host:port", …]}, "task": '
+            f'{{"type": "worker", "index": 0}}}}; got {text!r} ({type(error).__name__}: {error}).'
+        ) from None
+    if not {*jobs, job} <= {"chief", "worker"}:
+        raise ValueError(
+            f"TF_CONFIG has the jobs {', '.join(sorted({*jobs, job}))}; every process here is a "
+            "worker (one of which may be called chief): there are no parameter servers and no "
+            "evaluators."
+        )
+    chiefs = jobs.get("chief", ())
+    if not 0 <= index < len(jobs.get(job, ())):
+        raise ValueError(f"TF_CONFIG: there is no {job} {index} in its cluster {jobs}.")
+    place = index if job == "chief" else len(chiefs) + index
+    return Cluster(chiefs + jobs.get("worker", ()), place, "TF_CONFIG")
+
+
+def _from_slurm(environment):
+    def first(*names):
+        return next((environment[name] for name in names if environment.get(name)), None)
+
+    index = first("SLURM_PROCID")
+    count = first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    nodes = first("SLURM_STEP_NODELIST")
+    if index is None or count is None:
+        raise ValueError(
+            "distribution_strategy=multi_worker_mirrored needs to know the workers: pass "
+            "worker_hosts and task_index, set TF_CONFIG, or start it with srun in a Slurm job."
+        )
+    if nodes is None:
+        raise ValueError(
+            "This is a Slurm job, but not a task of an srun step (SLURM_STEP_NODELIST is not set); "
+            "put `srun` before the command."
+        )
+    hosts = expand_hosts(nodes)
+    counts = _tasks_per_node(
+        first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+        len(hosts),
+        int(count),
+    )
+    places = [(node, local) for node, tasks in enumerate(counts) for local in range(tasks)]
+    if len(places) != int(count) or len(counts) != len(hosts):
+        raise ValueError(
+            f"Slurm says {count} tasks, but also {counts} on the nodes {','.join(hosts)}."
+        )
+    cluster = Cluster(
+        tuple(f"{hosts[node]}:{_port(environment) + local}" for node, local in places),
+        int(index),
+        "Slurm",
+    )
+    told = tuple(int(environment.get(f"SLURM_{name}", -1)) for name in ("NODEID", "LOCALID"))
+    if cluster.index in range(len(places)) and -1 not in told and told != places[cluster.index]:
+        raise ValueError(
+            f"Slurm put task {index} on node {told[0]} as its task {told[1]}; expected were node "
+            f"{places[cluster.index][0]} and task {places[cluster.index][1]}. Start the step with "
+            "srun --distribution=block."
+        )
+    return cluster
+
+
+def expand_hosts(text):
+    """Slurm's list of nodes, written out.
+
+    Example:
+
+    >>> expand_hosts("login,rack[1-2]node[08-09,12]")[:4]
+    ['login', 'rack1node08', 'rack1node09', 'rack1node12']
+    """
+    if not re.fullmatch(r"([^\[\],\s]|\[[\d,-]+\])+(,([^\[\],\s]|\[[\d,-]+\])+)*", text):
+        raise ValueError(f"SLURM_STEP_NODELIST must be like node[01-04,7],login; got {text!r}.")
+    return [host for part in re.split(r",(?![^\[]*\])", text) for host in _expand(part)]
+
+
+def _expand(part):
+    match = re.search(r"\[(.+?)\]", part)
+    if match is None:
+        return [part]
+    numbers = []
+    for bounds in match[1].split(","):
+        first, _, last = bounds.partition("-")
+        numbers += [f"{n:0{len(first)}}" for n in range(int(first), int(last or first) + 1)]
+    rests = _expand(part[match.end() :])
+    return [part[: match.start()] + number + rest for number in numbers for rest in rests]
+
+
+def _tasks_per_node(text, nodes, tasks):
+    """`"2(x3),1"` → [2, 2, 2, 1]; a single number holds for all nodes; none, an even division."""
+    if text is None:
+        return [tasks // nodes + (node < tasks % nodes) for node in range(nodes)]
+    counts = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"Slurm's tasks per node must be like 2(x3),1; got {text!r}.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts * nodes if len(counts) == 1 else counts
+
+
+def _port(environment):
+    job = int(environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID") or 0)
+    step = int(environment.get("SLURM_STEP_ID") or 0)
+    return _FIRST_PORT + _PORTS_OF_A_JOB * ((job + step) % _PORT_RANGES)

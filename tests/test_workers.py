@@ -1,0 +1,168 @@
+"""Several worker processes: they train as one, stop as one, and go on after one was killed."""
+
+import json
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import worker_processes
+from small_corpus import small_corpus as small_corpus
+
+from official_bert import checkpoints
+from official_bert.config import BertConfig
+
+STEPS = 60
+SETTINGS = {
+    "max_seq_length": 32,
+    "max_predictions_per_seq": 5,
+    "train_batch_size": 16,
+    "num_steps_per_epoch": STEPS,
+    "num_train_epochs": 1,
+    "warmup_steps": 5,
+    "learning_rate": 1e-3,
+    "optimizer_type": "lamb",
+    "log_steps": 5,
+    "save_checkpoints_steps": 10,
+    "train_summary_interval": -1,
+}
+ENDS_WITHIN = 60  # seconds
+
+
+@pytest.fixture(scope="module")
+def arguments(small_corpus, tmp_path_factory):
+    """Function of the model directory that returns the flags of a run without dropout."""
+    config = json.loads(small_corpus.config.to_json())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    path = tmp_path_factory.mktemp("config") / "bert_config.json"
+    path.write_text(BertConfig(**config).to_json())
+
+    def flags(model_dir, **changed):
+        files = {
+            "bert_config_file": path,
+            "input_files": small_corpus.train,
+            "eval_files": small_corpus.held_out,
+            "model_dir": model_dir,
+        }
+        return [f"--{name}={value}" for name, value in (SETTINGS | files | changed).items()]
+
+    return flags
+
+
+@pytest.fixture(scope="module")
+def trained(arguments, tmp_path_factory):
+    """Function of a number of workers: the final tensors of an uninterrupted run on so many."""
+    found = {}
+
+    def tensors(workers):
+        if workers not in found:
+            folder = tmp_path_factory.mktemp(f"on_{workers}")
+            found[workers] = run(workers, arguments(folder / "model"), folder)
+        return found[workers]
+
+    return tensors
+
+
+def run(count, arguments, folder, **options):
+    """Trains on so many workers to the end; returns the final tensors."""
+    workers = worker_processes.start(count, arguments, folder, **options)
+    codes = worker_processes.finish(workers)
+    said = [worker.said() for worker in workers]
+    assert codes == [0] * count, said
+    assert [f"step {STEPS}/{STEPS}" in text for text in said] == [True] + [False] * (count - 1)
+    return final_tensors(folder / "model")
+
+
+def final_tensors(model_dir):
+    checkpoint = checkpoints.CheckpointStore(model_dir).latest()
+    assert checkpoint.step == STEPS
+    return checkpoint.tensors()
+
+
+def assert_same(tensors, expected, rtol=0.0, atol=0.0):
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(tensors[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
+ROUND_OFF = {"rtol": 1e-3, "atol": 1e-4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_worker_processes_give_the_weights_of_one(trained, workers):
+    assert_same(trained(workers), trained(1), **ROUND_OFF)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_worker_stops_all_after_the_same_update(trained, arguments, tmp_path):
+    """On workers from TF_CONFIG; gone on with on workers from Slurm's variables."""
+    flags = arguments(tmp_path / "model")
+    workers = worker_processes.start(2, flags, tmp_path, source="TF_CONFIG")
+    worker_processes.wait_for(workers, "step 20/")
+    workers[1].process.send_signal(signal.SIGTERM)
+    assert worker_processes.finish(workers) == [143, 143]
+    step = checkpoints.CheckpointStore(tmp_path / "model").latest().step
+    assert 20 <= step < STEPS
+    for worker in workers:
+        assert f"Stopped at step {step}; the same command goes on" in worker.said()
+        assert "Traceback" not in worker.said()
+    assert_same(run(2, flags, tmp_path, source="Slurm"), trained(2))
+
+
+@pytest.mark.slow
+def test_after_a_kill_all_end_and_the_run_goes_on_on_any_number_of_workers(
+    trained, arguments, tmp_path
+):
+    flags = arguments(tmp_path / "model")
+    workers = worker_processes.start(2, flags, tmp_path)
+    worker_processes.wait_for(workers, "step 20/")
+    assert_others_end_with_a_message(workers, killed=1)
+    assert checkpoints.CheckpointStore(tmp_path / "model").latest().step >= 10
+    for count, tolerance in ((1, ROUND_OFF), (2, {}), (4, ROUND_OFF)):
+        folder = tmp_path / f"on_{count}"
+        shutil.copytree(tmp_path / "model", folder / "model")
+        tensors = run(count, arguments(folder / "model"), folder)
+        assert_same(tensors, trained(2), **tolerance)
+
+
+@pytest.mark.slow
+def test_when_the_first_worker_is_killed_the_others_end_too(arguments, tmp_path):
+    workers = worker_processes.start(2, arguments(tmp_path / "model"), tmp_path)
+    worker_processes.wait_for(workers, "step 10/")
+    assert_others_end_with_a_message(workers, killed=0)
+
+
+def assert_others_end_with_a_message(workers, killed):
+    workers[killed].process.kill()
+    began = time.monotonic()
+    codes = worker_processes.finish(workers, timeout=ENDS_WITHIN)
+    assert time.monotonic() - began < ENDS_WITHIN
+    assert codes.pop(killed) == -signal.SIGKILL
+    assert set(codes) == {4}
+    workers.pop(killed)
+    for worker in workers:
+        assert "error: Another worker has ended" in worker.said()
+        assert f"names worker {killed}" in worker.said()
+        assert "Traceback" not in worker.said()
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_share_a_model_dir_or_the_flags_are_refused(arguments, tmp_path):
+    alone = arguments(tmp_path / "model_0", num_steps_per_epoch=3)
+    assert worker_processes.finish(worker_processes.start(1, alone, tmp_path)) == [0]
+    for differs, message in (
+        ({}, "go on from different steps: [3, 0]"),
+        ({"learning_rate": 2e-3}, "worker 1 differs from worker 0"),
+    ):
+        workers = worker_processes.start(
+            2,
+            lambda index, differs=differs: arguments(
+                tmp_path / f"model_{index}", num_steps_per_epoch=3, **(differs if index else {})
+            ),
+            tmp_path,
+        )
+        assert worker_processes.finish(workers) == [2, 2]
+        for worker in workers:
+            assert message in worker.said()
