@@ -1,8 +1,10 @@
 """The `tf.distribute` strategy from flags; nothing else knows the topology."""
 
 import functools
+import math
 import os
 import re
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +23,10 @@ _BETWEEN_HOSTS = {
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
+
+# Gradients travel in buckets of this size, so that the first leaves while later ones are computed,
+# and so that a reduction needs little memory besides.
+BYTES_PER_BUCKET = 16 * 2**20
 
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
 _GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
@@ -86,7 +92,8 @@ def make_strategy(
         )
         return tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
-                implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS)
+                bytes_per_pack=BYTES_PER_BUCKET,
+                implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
             )
         )
     if name == "off":
@@ -166,6 +173,41 @@ def shard(strategy):
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     return resolver.task_id, resolver.cluster_spec().num_tasks("worker")
+
+
+def sum_over_replicas(gradients, dtype):
+    """The gradients summed over all replicas, in float32; call it in `strategy.run`.
+
+    Args:
+        gradients: This replica's, dense, in float32.
+        dtype: What they are rounded to on the way: `tf.float32`, or a type of 16 bits, which halves
+            the bytes that travel and in which the sum is formed, too.
+    """
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return gradients
+    sums = context.all_reduce("SUM", [tf.cast(gradient, dtype) for gradient in gradients])
+    return [tf.cast(total, tf.float32) for total in sums]
+
+
+class Reductions(NamedTuple):
+    """What one update sums over all workers: the number of reductions, and the bytes in them."""
+
+    count: int
+    bytes: int
+
+
+def reductions(concrete_function):
+    """The reductions between workers in a traced function, those in a loop's body counted once."""
+    definition = concrete_function.graph.as_graph_def(add_shapes=True)
+    nodes = [node for function in definition.library.function for node in function.node_def]
+    found = [n for n in [*definition.node, *nodes] if n.op.startswith("CollectiveReduce")]
+    sizes = [
+        math.prod(dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim)
+        * tf.as_dtype(node.attr["T"].type).size
+        for node in found
+    ]
+    return Reductions(len(sizes), sum(sizes))
 
 
 def from_all_workers(strategy, numbers):

@@ -1,7 +1,7 @@
 """One update of pre-training as a graph, and the sums that its losses and accuracies come from.
 
-Every replica runs forward and backward over its micro-batches and adds the gradients up; the
-optimizer then sums them over the replicas, checks, clips and applies them. The losses are divided
+Every replica runs forward and backward over its micro-batches and adds the gradients up; they are
+summed over the replicas, and the optimizer checks, clips and applies them. The losses are divided
 by weights summed over the whole global batch, so the result depends neither on the number of
 replicas nor on that of micro-batches.
 """
@@ -22,6 +22,7 @@ SUMS = (
     "next_sentence_weight",
     "tokens",
 )
+_DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 # Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
 FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
 
@@ -72,9 +73,7 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
         enable_xla: Whether forward and backward pass are compiled by XLA.
 
     Returns:
-        A function `loop(iterator, first_step, steps, state)` that does `steps` updates on batches
-        of the distributed `iterator` and returns the new state (see `first_state`). Nothing in it
-        depends on how steps are cut into calls.
+        A `TrainingLoop`.
     """
     forward_backward = _make_forward_backward(run, model)
     if enable_xla:
@@ -86,8 +85,9 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
     def replica_update(batch, step, loss_scale, asked_to_stop):
         weights = _global_weights(batch)
         gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
+        gradients = distribution.sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
         gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
-        optimizer.apply(gradients, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables, skip_gradients_aggregation=True)
         return tf.concat([sums, [asked_to_stop]], 0)
 
     @tf.autograph.experimental.do_not_convert
@@ -118,19 +118,42 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
             state = update(batch, step, state, asked_to_stop)
         return state
 
-    def call(iterator, first_step, steps, state):
-        tensors = {
-            "sums": tf.constant(state["sums"], tf.float64),
-            "loss_scale": tf.constant(state["loss_scale"], tf.float32),
-            "good_updates": tf.constant(state["good_updates"]),
-            "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
-            "input_wait": tf.constant(state["input_wait"], tf.float64),
-            "stop_requests": tf.constant(state["stop_requests"], tf.float32),
-        }
-        tensors = loop(iterator, tf.constant(first_step), tf.constant(steps), tensors)
-        return {name: value.numpy().tolist() for name, value in tensors.items()}
+    return TrainingLoop(loop)
 
-    return call
+
+class TrainingLoop:
+    """Does updates; nothing in it depends on how they are cut into calls.
+
+    Args:
+        loop: A `tf.function` of (iterator, first step, steps, state), all tensors but the first.
+    """
+
+    def __init__(self, loop):
+        self._loop = loop
+
+    def __call__(self, iterator, first_step, steps, state):
+        """Does `steps` updates on batches of a distributed iterator.
+
+        Takes and returns the state that `first_state` describes.
+        """
+        state = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
+        return {name: value.numpy().tolist() for name, value in state.items()}
+
+    def reductions(self, iterator, state):
+        """The `distribution.Reductions` of one update, read off its graph."""
+        arguments = (iterator, tf.constant(0), tf.constant(0), _tensors(state))
+        return distribution.reductions(self._loop.get_concrete_function(*arguments))
+
+
+def _tensors(state):
+    return {
+        "sums": tf.constant(state["sums"], tf.float64),
+        "loss_scale": tf.constant(state["loss_scale"], tf.float32),
+        "good_updates": tf.constant(state["good_updates"]),
+        "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
+        "input_wait": tf.constant(state["input_wait"], tf.float64),
+        "stop_requests": tf.constant(state["stop_requests"], tf.float32),
+    }
 
 
 def make_evaluation_step(model, strategy):
@@ -184,7 +207,10 @@ def _make_forward_backward(run, model):
             if _scales(run):
                 loss *= loss_scale
         gradients = tape.gradient(loss, variables)
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        dense = [  # of known shape, without which they cannot be put into buckets
+            tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         return dense, _stack_sums(outputs, batch, sums)
 
     return forward_backward

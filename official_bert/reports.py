@@ -35,10 +35,21 @@ class Reports:
         if reporting.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
             self._tensorboard = model_dir / "summaries"
         self._writers = {}
+        self._workers = distribution.shard(strategy)[1]
+        self._communication = {}
 
     def say(self, text):
         if self._speaks:
             print(text, flush=True)
+
+    def communication(self, reductions):
+        """Reports what an update of this stage sums over the workers: `distribution.Reductions`."""
+        self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
+        sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
+        self.say(
+            f"an update sums {reductions.bytes / 1e6:,.1f} MB over {self._workers} workers in "
+            f"{reductions.count} reductions; by a ring each worker sends {sent / 1e6:,.1f} MB"
+        )
 
     def train(self, step, stage_index, state, optimizer, pace):
         """Reports the updates since the last line.
@@ -98,6 +109,7 @@ class Reports:
             "tokens_per_second": pace.steps_per_second * tokens,
             "model_flops_per_second": per_second,
             "input_wait_seconds": state["input_wait"],
+            **self._communication,
         }
         return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
 

@@ -123,6 +123,12 @@ def define_flags(values=flags.FLAGS):
     integer("seed", 12345, "Decides initial weights, the order of the records and dropout.")
     text("dtype", "fp32", "fp32, bf16 or fp16; weights and moments are float32 in all three.")
     text(
+        "reduce_dtype",
+        "fp32",
+        "In what gradients are summed over replicas and workers: fp32, bf16, or with --dtype=fp16 "
+        "also fp16; 16 bits halve what travels.",
+    )
+    text(
         "loss_scale",
         None,
         "With --dtype=fp16: 'dynamic' (the default) or a number the loss is multiplied with.",
@@ -250,6 +256,7 @@ def _run(values):
         init_checkpoint=values.init_checkpoint,
         seed=values.seed,
         dtype=values.dtype,
+        reduce_dtype=values.reduce_dtype,
         loss_scale=values.loss_scale,
         use_next_sentence_label=values.use_next_sentence_label,
         gradient_accumulation_steps=values.gradient_accumulation_steps,

@@ -146,6 +146,8 @@ class Run:
         init_checkpoint: Prefix of a checkpoint whose weights the run starts from.
         seed: Decides initial weights, order of the records and dropout.
         dtype: `"fp32"`, `"bf16"` or `"fp16"`; weights and moments are float32 in every case.
+        reduce_dtype: In what gradients are summed over replicas: as `dtype`, but `"fp16"` only with
+            that dtype, whose loss scale keeps small gradients in its range.
         loss_scale: For fp16: `"dynamic"`, the default, or a number.
         use_next_sentence_label: Whether the next-sentence loss is trained.
         gradient_accumulation_steps: Micro-batches an update.
@@ -160,6 +162,7 @@ class Run:
     init_checkpoint: str | None = None
     seed: int = 12345
     dtype: str = "fp32"
+    reduce_dtype: str = "fp32"
     loss_scale: str | None = None
     use_next_sentence_label: bool = True
     gradient_accumulation_steps: int = 1
@@ -170,6 +173,15 @@ class Run:
     def __post_init__(self):
         if self.dtype not in DTYPE_POLICIES:
             raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
+        if self.reduce_dtype not in DTYPE_POLICIES:
+            raise ValueError(
+                f"reduce_dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.reduce_dtype!r}."
+            )
+        if self.reduce_dtype == "fp16" and self.dtype != "fp16":
+            raise ValueError(
+                "reduce_dtype=fp16 needs the loss scale of dtype=fp16, or small gradients would "
+                f"become 0; with dtype={self.dtype} take bf16, which has the range of float32."
+            )
         if self.loss_scale is not None and self.dtype != "fp16":
             raise ValueError(
                 f"loss_scale={self.loss_scale!r} is for dtype fp16; {self.dtype} has the range of "

@@ -123,6 +123,8 @@ class Trainer:
                 range(self.step, end),
             )
         )
+        if distribution.shard(self.strategy)[1] > 1:
+            self._reports.communication(loop.reductions(iterator, self._state))
         profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
         self._pace.cool()
         while self.step < end:

@@ -81,3 +81,21 @@ def test_errors_of_a_lost_worker_are_told_from_others():
     assert "Another worker has ended" in distribution.lost_worker(heartbeat)
     for other in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("worker")):
         assert distribution.lost_worker(other) is None
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(tf.float32, 257.0), (tf.bfloat16, 256.0)])
+def test_gradients_are_rounded_on_the_way_only_and_come_back_in_float32(dtype, expected):
+    strategy = two_replicas()
+
+    @tf.function(autograph=False)
+    def summed():
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.gather(tf.constant([[256.0], [1.0]]), replica)
+            return distribution.sum_over_replicas([gradient], dtype)
+
+        return strategy.experimental_local_results(strategy.run(on_replica)[0])
+
+    for total in summed():
+        assert total.dtype == tf.float32
+        np.testing.assert_array_equal(total, [expected])

@@ -121,6 +121,8 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"max_predictions_per_seq": 7}, "max_predictions_per_seq"),
         ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
+        ({"reduce_dtype": "fp8"}, "reduce_dtype must be fp32 or bf16 or fp16"),
+        ({"reduce_dtype": "fp16"}, "reduce_dtype=fp16 needs the loss scale of dtype=fp16"),
         ({"loss_scale": "dynamic"}, "loss_scale='dynamic' is for dtype fp16"),
         ({"dtype": "fp16", "loss_scale": "big"}, "loss_scale must be 'dynamic' or a number"),
         ({"distribution_strategy": "parameter_server"}, "use multi_worker_mirrored"),

@@ -1,6 +1,7 @@
 """Several worker processes: they train as one, stop as one, and go on after one was killed."""
 
 import json
+import pathlib
 import shutil
 import signal
 import time
@@ -166,3 +167,57 @@ def test_workers_that_do_not_share_a_model_dir_or_the_flags_are_refused(argument
         assert worker_processes.finish(workers) == [2, 2]
         for worker in workers:
             assert message in worker.said()
+
+
+@pytest.mark.slow
+def test_each_worker_reads_only_its_share_of_the_records(
+    small_corpus, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NOTES", str(tmp_path))
+    shards = sorted(small_corpus.folder.glob("train_32.tfrecord-*"))
+    for copy in range(9):
+        for number, shard in enumerate(shards):
+            shutil.copy(shard, tmp_path / f"records_{copy}_{number}.tfrecord")
+    workers = worker_processes.start(
+        2,
+        arguments(
+            tmp_path / "model",
+            input_files=str(tmp_path / "records_*"),
+            eval_files="",
+            train_batch_size=32,
+            num_steps_per_epoch=3,
+        ),
+        tmp_path,
+        command=[str(pathlib.Path(__file__).with_name("recording_worker.py"))],
+    )
+    assert worker_processes.finish(workers) == [0, 0], workers[0].said()
+    first, second = (records_read(tmp_path / str(worker.process.pid)) for worker in workers)
+    assert first & second <= {0}  # the very first record shows the shapes to both
+    for read in (first, second):  # its half of two windows, to which that one may belong
+        assert len(read - {0}) in (2047, 2048)
+
+
+def records_read(notes):
+    runs = (map(int, line.split()) for line in notes.read_text().splitlines())
+    return {record for first, stop in runs for record in range(first, stop)}
+
+
+@pytest.mark.slow
+def test_sixteen_bits_on_the_wire_halve_the_bytes_and_hardly_change_the_weights(
+    trained, arguments, tmp_path
+):
+    changed = {"reduce_dtype": "bf16", "gradient_accumulation_steps": 2}
+    tensors = run(2, arguments(tmp_path / "model", **changed), tmp_path)
+    expected = trained(2)
+    weights = [name for name in expected if "adam" not in name and "optimizer" not in name]
+    parameters = sum(expected[name].size for name in weights if name != "global_step")
+    for name in weights:  # the sum of two numbers is rounded to 8 bits
+        difference = np.linalg.norm(tensors[name] - expected[name])
+        assert difference <= 0.01 * np.linalg.norm(expected[name]) + 1e-6, name
+    log = (tmp_path / "model/train_log.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, log) if line["kind"] == "train"]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    small = 8 + 4 * (2 + 8)  # is there another batch, the losses' weights, the sums for the log
+    for line in lines:  # once an update, whatever the number of micro-batches
+        assert line["timing"]["reductions"] == 4
+        assert line["timing"]["reduced_bytes"] == 2 * parameters + small

@@ -1,0 +1,27 @@
+"""`run_pretraining` that notes which records it reads, and shuffles in windows of 2,048 of them.
+
+The notes are lines of "first stop", numbers of records over all files, in `$NOTES/<process id>`.
+"""
+
+import os
+import pathlib
+
+from absl import app
+
+from official_bert import input_pipeline, record_files, run_pretraining
+
+input_pipeline.Batches.__init__.__kwdefaults__["window_records"] = 2048
+read = record_files.RecordFiles.read
+
+
+def noted_read(files, block, start=0, stop=None):
+    records = read(files, block, start, stop)
+    first = files.first_of(block) + start
+    with (pathlib.Path(os.environ["NOTES"]) / str(os.getpid())).open("a") as notes:
+        notes.write(f"{first} {first + len(records)}\n")
+    return records
+
+
+record_files.RecordFiles.read = noted_read
+run_pretraining.define_flags()
+app.run(run_pretraining.main)
