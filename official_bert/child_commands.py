@@ -48,7 +48,7 @@ def call(command, *arguments):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3")},
         start_new_session=True,
         close_fds=False,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
     try:
         code = child.wait()
@@ -60,7 +60,7 @@ def call(command, *arguments):
         raise ChildFailed(command, code)
 
 
-def _end_with_parent():
+def end_with_parent():
     """Has Linux send SIGTERM to this process when its parent is gone, as after `kill -9`."""
     pr_set_pdeathsig = 1
     with contextlib.suppress(OSError, AttributeError):

@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags
 
-from official_bert import quiet_tensorflow
+from official_bert import local_workers, quiet_tensorflow
 
 # What a recipe decides; a flag that contradicts it would be ignored, so it is refused.
 _STAGE_FLAGS = (
@@ -180,6 +180,13 @@ def define_flags(values=flags.FLAGS):
         "Slurm's variables say who they are.",
     )
     integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
+    integer(
+        "local_workers",
+        None,
+        "Train on so many worker processes of this machine, each with its share of the cores: a "
+        "trial of multi_worker_mirrored.",
+        lower_bound=2,
+    )
     for name, reason in _REFUSED.items():
         flags.DEFINE_string(name, None, f"Refused: --{name} {reason}", **arguments)
 
@@ -188,6 +195,8 @@ def main(arguments, values=flags.FLAGS):
     """Trains what the flags say; returns the exit code."""
     try:
         _check_arguments(arguments, values)
+        if values.local_workers:
+            return _run_local_workers(values)
         quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
         trainer = _trainer(values)
     except (ValueError, OSError) as error:
@@ -195,6 +204,16 @@ def main(arguments, values=flags.FLAGS):
     except Exception as error:
         return _fail_without_worker(error)
     return _train(trainer, values.model_dir)
+
+
+def _run_local_workers(values):
+    own = ("worker_hosts", "task_index", "tpu", "distribution_strategy")
+    given = [f"--{name}" for name in own if values[name].present]
+    if given:
+        raise ValueError(f"--local_workers sets what {', '.join(given)} would set; leave them out.")
+    present = [name for name in values if values[name].present and name != "local_workers"]
+    arguments = [values[name].serialize() for name in present if values[name].value is not None]
+    return local_workers.run(values.local_workers, "official_bert.run_pretraining", arguments)
 
 
 def _train(trainer, model_dir):

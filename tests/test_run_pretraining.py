@@ -129,6 +129,7 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"distribution_strategy": "mirrored", "num_gpus": 64}, "num_gpus=64, but this host"),
         ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
+        ({"local_workers": 2}, "--local_workers sets what --distribution_strategy would set"),
         ({"all_reduce_alg": "ring", "distribution_strategy": "mirrored"}, "all_reduce_alg must be"),
         ({"recipe": "demo"}, "--recipe=demo sets what --max_seq_length"),
         ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
