@@ -24,8 +24,8 @@ _BETWEEN_HOSTS = {
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
 
-# Gradients travel in buckets of this size, so that the first leaves while later ones are computed,
-# and so that a reduction needs little memory besides.
+# Gradients travel in buckets of this size: the first can leave while later ones are computed, and
+# what a reduction needs in memory besides is little.
 BYTES_PER_BUCKET = 16 * 2**20
 
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
