@@ -83,15 +83,23 @@ def test_errors_of_a_lost_worker_are_told_from_others():
         assert distribution.lost_worker(other) is None
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(tf.float32, 257.0), (tf.bfloat16, 256.0)])
-def test_gradients_are_rounded_on_the_way_only_and_come_back_in_float32(dtype, expected):
+@pytest.mark.parametrize(
+    ("dtype", "gradients", "expected"),
+    [
+        (tf.float32, [256.0, 1.0], 257.0),
+        (tf.bfloat16, [256.0, 1.0], 256.0),
+        (tf.float16, [256.0, 1.0], 257.0),
+        (tf.float16, [40000.0, 40000.0], np.inf),  # which the optimizer skips
+    ],
+)
+def test_gradients_are_rounded_on_the_way_only_and_come_back_in_float32(dtype, gradients, expected):
     strategy = two_replicas()
 
     @tf.function(autograph=False)
     def summed():
         def on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            gradient = tf.gather(tf.constant([[256.0], [1.0]]), replica)
+            gradient = tf.gather(tf.constant(gradients)[:, None], replica)
             return distribution.sum_over_replicas([gradient], dtype)
 
         return strategy.experimental_local_results(strategy.run(on_replica)[0])
