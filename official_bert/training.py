@@ -144,11 +144,17 @@ class Trainer:
                 self._pace.restart()
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
                 self._evaluate(index)
-            stops = self._state["stop_requests"] > 0
+            stops = self._must_stop(stop)
             if self._is_due(reporting.save_checkpoints_steps, end) or stops:
                 self._save()
             if stops:
                 stop.raise_stopped(self.step, self.model_dir)
+
+    def _must_stop(self, stop):
+        """Whether this process was asked to, or, of several workers, any one before this call."""
+        if distribution.shard(self.strategy)[1] == 1:
+            return stop.requested
+        return self._state["stop_requests"] > 0
 
     def _begin(self, index):
         return self._ends[index] - self.run.stages[index].steps

@@ -1,8 +1,11 @@
 """Which workers there are: from flags, from TF_CONFIG, from what Slurm sets."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from official_bert import cluster
 
@@ -122,3 +125,17 @@ def test_jobs_and_steps_of_one_node_have_ports_of_their_own():
     assert len(ports) == 2 * 180
     assert min(ports) >= 20000
     assert max(ports) < 32768
+
+
+def test_the_manifest_in_the_documents_names_every_pod_of_its_job():
+    text = (Path(__file__).parents[1] / "docs" / "workers.md").read_text()
+    service, job = yaml.safe_load_all(re.search("```yaml\n(.+?)```", text, re.DOTALL)[1])
+    pod = job["spec"]["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    for index in range(job["spec"]["completions"]):
+        config = variables["TF_CONFIG"].replace("$(INDEX)", str(index))
+        found = cluster.find(None, -1, {"TF_CONFIG": config})
+        assert found.index == index
+        assert [host.partition(":")[0] for host in found.hosts] == ["bert-0.bert", "bert-1.bert"]
