@@ -463,7 +463,7 @@ def scaling_rows(found):
     one = found[1][1]["unshaped"]
     for alone in ("without accumulation", "all on"):
         parts = ACCUMULATION if alone == "all on" else 1
-        yield f"| 1 | – | – | {parts} | 0 | 0 | {SEQUENCES / one[alone]:.1f} | – | 100 % |"
+        yield f"| 1 | – | – | {parts} | 0 | 0 | {SEQUENCES / one[alone]:.1f} | – | 100% |"
     for count in WORKERS[1:]:
         about, seconds = found[count]
         for network in NETWORKS:

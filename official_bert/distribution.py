@@ -241,7 +241,7 @@ def lost_worker(error):
     """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
 
     A worker that ends, closes its connections; that of a machine that is gone, or a process that
-    hangs, shows by its missing heartbeats, after some 15 s.
+    hangs, shows by its missing heartbeats, within 20 s.
     """
     text = str(error)
     if "Collective ops is aborted" not in text and not isinstance(
