@@ -3,8 +3,9 @@
     python benchmarks/optimizer_step.py --model base --output benchmarks/results
 
 Each optimizer runs in a process of its own, one after the other on an otherwise idle machine, in
-rounds. The machine's copy bandwidth is measured between them. Gradients are constants: the step
-is the update alone.
+rounds; a ratio of steps is the median of the ratios of each round. The machine's copy bandwidth is
+measured between them. What telemetry costs is measured in one process, in alternating steps.
+Gradients are constants: the step is the update alone.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from pathlib import Path
 WAYS = {
     "lamb_tf.LAMB, graph": ("ours", False),
     "lamb_tf.LAMB, graph, clipped by global norm": ("ours clipped", False),
-    "lamb_tf.LAMB, graph, with telemetry": ("ours recorded", False),
     "lamb_tf.LAMB, XLA": ("ours", True),
     "keras.optimizers.Lamb, graph": ("keras", False),
     "keras.optimizers.Lamb, XLA": ("keras", True),
@@ -116,6 +116,21 @@ def measure(optimizer, model, xla, repeats):
     return {"first": first, "seconds": seconds, "extra_bytes": _memory("VmHWM") - resident}
 
 
+def telemetry_ratios(model, repeats):
+    """The time of a step with telemetry over that of one without, for each pair of them."""
+    plain, gradients = make_step("ours", bert_shapes(model), xla=False)
+    recorded, _ = make_step("ours recorded", bert_shapes(model), xla=False)
+
+    def seconds(step):
+        start = time.perf_counter()
+        step(gradients)
+        return time.perf_counter() - start
+
+    for step in (plain, recorded) * 2:
+        step(gradients)
+    return [seconds(recorded) / seconds(plain) for _ in range(repeats)]
+
+
 def _memory(field):
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
@@ -146,8 +161,7 @@ def copy_bandwidth(threads):
     return best
 
 
-def run_in_process(way, model, repeats):
-    optimizer, xla = WAYS[way]
+def run_in_process(optimizer, xla, model, repeats):
     command = [sys.executable, __file__, "--child", optimizer, "--model", model]
     command += ["--repeats", str(repeats)] + (["--xla"] if xla else [])
     environment = {
@@ -163,7 +177,7 @@ def run_in_process(way, model, repeats):
     return json.loads(output.splitlines()[-1])
 
 
-def report(model, results, bandwidth, command):
+def report(model, results, telemetry, bandwidth, command):
     """The table, as Markdown."""
     rounds = len(next(iter(results.values())))
     repeats = len(next(iter(results.values()))[0]["seconds"])
@@ -204,6 +218,8 @@ def report(model, results, bandwidth, command):
     for name, one, other, key in RATIOS:
         if one in results and other in results:
             lines.append(f"| {name} | {_ratio(results[one], results[other], key):.2f} |")
+    name = f"step with telemetry / step without, median of {len(telemetry)} pairs"
+    lines.append(f"| {name} | {statistics.median(telemetry):.3f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -215,23 +231,16 @@ RATIOS = [
         ("tfa.optimizers.LAMB", "graph"),
         ("keras.optimizers.Lamb", "XLA"),
     ]
-] + [
-    (
-        "step with telemetry / step without",
-        "lamb_tf.LAMB, graph, with telemetry",
-        "lamb_tf.LAMB, graph",
-        "step",
-    )
 ]
 
 
 def _ratio(one, other, what):
-    def value(rounds):
-        if what == "first call":
-            return min(r["first"] for r in rounds)
-        return statistics.median(s for r in rounds for s in r["seconds"])
-
-    return value(one) / value(other)
+    if what == "first call":
+        return min(r["first"] for r in one) / min(r["first"] for r in other)
+    return statistics.median(
+        statistics.median(r["seconds"]) / statistics.median(s["seconds"])
+        for r, s in zip(one, other)
+    )
 
 
 def _size(shape):
@@ -260,14 +269,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["base", "large"], default="base")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", default=None, help="names from the table, separated by ;")
     parser.add_argument("--output", type=Path, help="folder for the table; printed without")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--xla", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        result = measure(arguments.child, arguments.model, arguments.xla, arguments.repeats)
+        if arguments.child == "telemetry":
+            result = telemetry_ratios(arguments.model, arguments.repeats)
+        else:
+            result = measure(arguments.child, arguments.model, arguments.xla, arguments.repeats)
         print(json.dumps(result))
         return
     ways = arguments.ways.split(";") if arguments.ways else list(WAYS)
@@ -275,11 +287,12 @@ def main():
     for _ in range(arguments.rounds):
         for way in ways:
             bandwidths.append(copy_bandwidth(os.cpu_count()))
-            results[way].append(run_in_process(way, arguments.model, arguments.repeats))
+            results[way].append(run_in_process(*WAYS[way], arguments.model, arguments.repeats))
             median = 1e3 * statistics.median(results[way][-1]["seconds"])
             print(f"{way}: {median:.0f} ms, copy {bandwidths[-1] / 1e9:.0f} GB/s", file=sys.stderr)
+    telemetry = run_in_process("telemetry", False, arguments.model, 10 * arguments.repeats)
     command = " ".join(["python benchmarks/optimizer_step.py", *sys.argv[1:]])
-    table = report(arguments.model, results, statistics.median(bandwidths), command)
+    table = report(arguments.model, results, telemetry, statistics.median(bandwidths), command)
     print(table)
     if arguments.output:
         name = f"optimizer_step_{arguments.model}_cpu{os.cpu_count()}_{time.strftime('%Y%m')}.md"
