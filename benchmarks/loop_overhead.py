@@ -74,7 +74,7 @@ def make_records(folder):
     return str(folder / "records"), size
 
 
-def make_both(config, batch_size, updates, records, model_dir):
+def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
     """Two functions that do so many updates: by the loop, and bare."""
     stage = Stage(
         steps=100_000,
@@ -84,7 +84,13 @@ def make_both(config, batch_size, updates, records, model_dir):
         learning_rate=1e-3,
         warmup_steps=100,
     )
-    run = Run(config=config, stages=(stage,), optimizer=Optimizer(), input_files=(records,))
+    run = Run(
+        config=config,
+        stages=(stage,),
+        optimizer=Optimizer(),
+        input_files=(records,),
+        dtype=dtype,
+    )
     strategy = tf.distribute.get_strategy()
     reporting = Reporting(log_steps=updates, tensorboard=True)
     trainer = training.Trainer(run, reporting, strategy, model_dir)
