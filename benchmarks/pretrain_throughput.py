@@ -83,8 +83,9 @@ def measure(cell, folder, rounds):
             if "error" in warm:
                 errors[way] = warm["error"]
             else:
-                worker.ask(way)
                 seconds[way] = []
+        for way in seconds:  # the first turn after the others were built is a slow one
+            workers[way].ask(way)
         for index in range(rounds):
             for way in seconds:
                 answer = workers[way].ask(way)
