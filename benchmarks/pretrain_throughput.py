@@ -156,7 +156,8 @@ def work(side, cell, folder):
         answer({})
         rested, cpu = time.perf_counter(), time.process_time()
         for line in sys.stdin:
-            idle = (time.process_time() - cpu) / (time.perf_counter() - rested)
+            waited = time.perf_counter() - rested
+            idle = (time.process_time() - cpu) / waited if waited > 1 else 0.0  # else too short
             try:
                 answer({**ways[line.strip()](), "idle_load": idle})
             except Exception as error:  # a compiler may be missing: the table says so
