@@ -15,6 +15,7 @@ import pathlib
 import platform
 
 import matplotlib
+import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
@@ -39,10 +40,10 @@ def read(model_dir):
     """A run's description, its lines of training, and its evaluations with their minutes."""
     lines = [json.loads(line) for line in (model_dir / "train_log.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
-    seconds = {line["step"]: line["timing"]["seconds"] for line in train}
+    steps, seconds = zip(*((line["step"], line["timing"]["seconds"]) for line in train))
     held_out = [line for line in lines if line["kind"] == "eval"]
-    for line in held_out:
-        line["minutes"] = seconds[line["step"]] / 60
+    for line in held_out:  # an evaluation may lie between two lines of training
+        line["minutes"] = np.interp(line["step"], steps, seconds) / 60
     return json.loads((model_dir / "run.json").read_text()), train, held_out
 
 
