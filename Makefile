@@ -46,6 +46,6 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	touch $@
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	$(PIP) install --quiet --editable ".[cpu,plot,tensorboard,zstd,test]"
+	$(PIP) install --quiet --editable ".[cpu,plot,tensorboard,zstd,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
 	touch .venv/ready_to_run $@

@@ -75,20 +75,9 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
     Returns:
         A `TrainingLoop`.
     """
-    forward_backward = _make_forward_backward(run, model)
-    if enable_xla:
-        forward_backward = tf.function(forward_backward, jit_compile=True)
+    replica_update = make_replica_update(run, model, optimizer, enable_xla)
     learning_rate = run.learning_rate()
     clock = tf.timestamp if distribution.has_clock(strategy) else lambda: tf.zeros((), tf.float64)
-
-    @tf.autograph.experimental.do_not_convert
-    def replica_update(batch, step, loss_scale, asked_to_stop):
-        weights = _global_weights(batch)
-        gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
-        gradients = distribution.sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
-        gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
-        optimizer.apply(gradients, model.trainable_variables, skip_gradients_aggregation=True)
-        return tf.concat([sums, [asked_to_stop]], 0)
 
     @tf.autograph.experimental.do_not_convert
     def update(batch, step, state, asked_to_stop):
@@ -154,6 +143,36 @@ def _tensors(state):
         "input_wait": tf.constant(state["input_wait"], tf.float64),
         "stop_requests": tf.constant(state["stop_requests"], tf.float32),
     }
+
+
+def make_replica_update(run, model, optimizer, enable_xla=False):
+    """What each replica does for one update, to be called in `strategy.run`.
+
+    Args:
+        run: A `stages.Run`.
+        model: The `BertPretrainer`, made in the strategy's scope.
+        optimizer: The optimizer, built on the model's trainable variables.
+        enable_xla: Whether forward and backward pass are compiled by XLA.
+
+    Returns:
+        A function `replica_update(batch, step, loss_scale, asked_to_stop)` of this replica's rows
+        of the batch that makes the update and returns the rows' `SUMS`, followed by
+        `asked_to_stop`, a number.
+    """
+    forward_backward = _make_forward_backward(run, model)
+    if enable_xla:
+        forward_backward = tf.function(forward_backward, jit_compile=True)
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_update(batch, step, loss_scale, asked_to_stop):
+        weights = _global_weights(batch)
+        gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
+        gradients = distribution.sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
+        gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
+        optimizer.apply(gradients, model.trainable_variables, skip_gradients_aggregation=True)
+        return tf.concat([sums, [asked_to_stop]], 0)
+
+    return replica_update
 
 
 def make_evaluation_step(model, strategy):

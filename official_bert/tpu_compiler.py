@@ -1,0 +1,286 @@
+"""TensorFlow functions, compiled by the real TPU compiler on a machine without a TPU.
+
+What a core of a pod runs under `TPUStrategy` is one program, in which sums over replicas are
+all-reduce instructions. Here TensorFlow lowers the same function, run under a strategy that makes
+the same instructions, to StableHLO; and libtpu, which carries the compiler, compiles that for a
+described topology. What the compiler says of memory and cost is then known; what it cannot know is
+how long it takes: times are estimates.
+
+Needs the extra `[rehearse]` (jax and libtpu). Private parts of TensorFlow and JAX are used where no
+public ones exist: all of them in this module.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A generation of TPU, as Google's documentation states it.
+
+    Attributes:
+        cores: Devices a chip: cores that each run a replica of their own.
+        memory: Bytes of high-bandwidth memory a core.
+        memory_bandwidth: Bytes/s a core.
+        flops: FLOP/s a core in bfloat16 products.
+        interconnect: Bytes/s a chip over all of its links together.
+        example: A topology of this generation, as `topology` wants it.
+    """
+
+    cores: int
+    memory: float
+    memory_bandwidth: float
+    flops: float
+    interconnect: float
+    example: str
+
+
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each generation; for
+# v2 and v3 also Jouppi et al., A domain-specific supercomputer for training deep neural networks,
+# CACM 2020: links of 496 and 656 Gbit/s, four a chip.
+CHIPS = {
+    "v2": Chip(2, 8 * 2**30, 350e9, 23e12, 4 * 62e9, "v2:2x2"),
+    "v3": Chip(2, 16 * 2**30, 450e9, 61.5e12, 4 * 82e9, "v3:32x32"),
+    "v4": Chip(1, 32 * 2**30, 1228e9, 275e12, 300e9, "v4:8x8x16"),
+    "v5e": Chip(1, 16 * 2**30, 819e9, 197e12, 200e9, "v5e:16x16"),
+    "v5p": Chip(1, 95 * 2**30, 2765e9, 459e12, 600e9, "v5p:4x4x8"),
+    "v6e": Chip(1, 32 * 2**30, 1640e9, 918e12, 400e9, "v6e:16x16"),
+}
+
+
+class DoesNotFit(Exception):
+    """The program needs more memory than a core has; `needed` bytes, where the compiler says."""
+
+    def __init__(self, message, needed):
+        super().__init__(message)
+        self.needed = needed
+
+
+class Topology:
+    """A slice of a pod.
+
+    Args:
+        name: Generation and chips along each axis of the torus, `"v3:32x32"`.
+
+    Attributes:
+        name: As given.
+        chip: The `Chip`.
+        num_chips: Chips in the slice.
+        devices: What JAX calls its devices, one a core.
+
+    Raises:
+        ValueError: where there is no such slice.
+        ImportError: without the extra `[rehearse]`.
+    """
+
+    def __init__(self, name):
+        match = re.fullmatch(r"(v\d+[a-z]?):(\d+(?:x\d+){1,2})", name)
+        if match is None or match[1] not in CHIPS:
+            examples = ", ".join(chip.example for chip in CHIPS.values())
+            raise ValueError(
+                f"topology must be generation:chips, like one of {examples}; got {name!r}."
+            )
+        self.name, self.chip = name, CHIPS[match[1]]
+        self.num_chips = math.prod(map(int, match[2].split("x")))
+        topologies = _jax_topologies()
+        try:
+            self.devices = topologies.get_topology_desc(name, platform="tpu").devices
+        except Exception as error:  # JaxRuntimeError, which the compiler raises for any of it
+            raise ValueError(
+                f"The TPU compiler knows no topology {name!r} (a slice of that generation looks "
+                f"like {self.chip.example}): {error}"
+            ) from None
+
+    @property
+    def num_cores(self):
+        return len(self.devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one core's program.
+
+    Attributes:
+        memory: Bytes of a core's memory: arguments (weights, moments, batch), results that do
+            not take the place of an argument, temporaries, and the program.
+        argument_bytes: Those of the arguments.
+        temporary_bytes: Those of the temporaries.
+        flops: Floating-point operations; a loop counts as one turn.
+        bytes_accessed: Bytes read and written; likewise.
+        seconds: The compiler's own estimate of the time, communication aside; likewise.
+        reduced_bytes: Bytes that go into all-reduces.
+        reductions: Number of all-reduces.
+        reductions_in_loops: Those of them that are inside a loop, once a turn.
+    """
+
+    memory: int
+    argument_bytes: int
+    temporary_bytes: int
+    flops: float
+    bytes_accessed: float
+    seconds: float
+    reduced_bytes: int
+    reductions: int
+    reductions_in_loops: int
+
+
+class ReplicaStrategy(tf.distribute.Strategy):
+    """One replica of many, as `TPUStrategy` makes it: sums become all-reduce instructions.
+
+    What runs in `strategy.run` can be lowered, not executed: the other replicas are not there.
+    """
+
+    def __init__(self, num_replicas):
+        super().__init__(_replica_extended(self, num_replicas))
+
+
+def _replica_extended(strategy, num_replicas):
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+    from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
+
+    class ReplicaExtended(OneDeviceExtended):
+        @property
+        def _num_replicas_in_sync(self):
+            return num_replicas
+
+        def _reduce_to(self, reduce_op, value, destinations, options):
+            total = gen_xla_ops.xla_all_reduce(
+                input=tf.convert_to_tensor(value),
+                group_assignment=[list(range(num_replicas))],
+                reduce_op="Add",
+                mode="CrossReplica",
+            )
+            return total if reduce_op == tf.distribute.ReduceOp.SUM else total / num_replicas
+
+    return ReplicaExtended(strategy, "CPU:0")
+
+
+def lower(function, *signature):
+    """A function of tensors, as StableHLO.
+
+    Args:
+        function: What to lower; it may read and assign to variables.
+        *signature: A `tf.TensorSpec` for each argument (or a structure of them).
+
+    Returns:
+        A serialized, portable StableHLO module.
+    """
+
+    def of_flat(*tensors):  # TensorFlow lowers functions of bare tensors only
+        return function(*tf.nest.pack_sequence_as(signature, tensors))
+
+    compiled = tf.function(of_flat, jit_compile=True, autograph=False)
+    ir_of = compiled.experimental_get_compiler_ir(*tf.nest.flatten(signature))
+    return ir_of(stage="stablehlo_serialized", platform_name="CPU")
+
+
+def compile_for(topology, stablehlo):
+    """Compiles one replica's program for every core of a topology.
+
+    Args:
+        topology: A `Topology`.
+        stablehlo: What `lower` returned, with as many replicas as the topology has cores.
+
+    Returns:
+        A `Compiled`.
+
+    Raises:
+        DoesNotFit: where the program needs more memory than a core has.
+    """
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo as dialect
+
+    options = compiler.get_compile_options(
+        num_replicas=topology.num_cores,
+        num_partitions=1,
+        device_assignment=np.array([[device.id] for device in topology.devices]),
+    )
+    with mlir.make_ir_context() as context, ir.Location.unknown(context):
+        context.allow_unregistered_dialects = True
+        module = dialect.deserialize_portable_artifact(context, stablehlo)
+        _remove_copies(module.operation)
+        devices = _jax.DeviceList(tuple(topology.devices))
+        try:
+            executable = topology.devices[0].client.compile(module, devices, options)
+        except Exception as error:  # JaxRuntimeError: its class moves between versions
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise DoesNotFit(str(error).partition("\n")[0], _needed(str(error))) from None
+    memory, costs = executable.get_compiled_memory_stats(), executable.cost_analysis()
+    reductions = list(_all_reduces(executable.hlo_modules()[0].to_string()))
+    return Compiled(
+        memory=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        flops=costs["flops"],
+        bytes_accessed=costs["bytes accessed"],
+        seconds=costs["optimal_seconds"],
+        reduced_bytes=sum(size for size, _ in reductions),
+        reductions=len(reductions),
+        reductions_in_loops=sum(in_loop for _, in_loop in reductions),
+    )
+
+
+def _jax_topologies():
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"The TPU compiler comes with {' and '.join(missing)}, not installed here: "
+            "pip install 'lamb_tf[rehearse]'."
+        )
+    # libtpu would look for the TPU of this machine, and JAX for any accelerator.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from jax.experimental import topologies
+
+    return topologies
+
+
+def _remove_copies(operation):
+    """Takes out `mhlo.copy`, which TensorFlow leaves behind and StableHLO does not have."""
+    for block in (block for region in operation.regions for block in region):
+        for inner in list(block):
+            if inner.operation.name == "mhlo.copy":
+                inner.operation.results[0].replace_all_uses_with(inner.operation.operands[0])
+                inner.operation.erase()
+            else:
+                _remove_copies(inner.operation)
+
+
+def _needed(message):
+    """Bytes, from "Used 20.50G of 15.48G hbm"; None where the message has no such words."""
+    match = re.search(r"Used ([\d.]+)([KMGT]) of", message)
+    return match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))
+
+
+_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}
+
+
+def _all_reduces(hlo):
+    """Of each all-reduce in a module's text: its bytes, and whether it is inside a loop."""
+    loop_bodies = set(re.findall(r"\bbody=%?([\w.\-]+)", hlo))
+    computation = None
+    for line in hlo.splitlines():
+        start = re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if start:
+            computation = start[1]
+        match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
+        if match:
+            sizes = (
+                _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
+                for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", match[1])
+            )
+            yield sum(sizes), computation in loop_bodies
