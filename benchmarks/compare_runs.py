@@ -78,7 +78,7 @@ def table(runs, name):
         last = held_out[-1]
         stages = ", ".join(
             f"{stage['steps']} × {stage['batch_size']} × {stage['max_seq_length']}"
-            + (f" ({stage['depth']} layers)" if stage["depth"] else "")
+            + (f" (depth {stage['depth']})" if stage["depth"] else "")
             for stage in description["stages"]
         )
         cells = (

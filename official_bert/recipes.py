@@ -242,10 +242,11 @@ def small():
     The model has 4 layers of 256, 4 heads, 1,024 inside, 8,192 word pieces, 512 positions;
     `docs/recipes.md` has the commands from text to records.
 
-    Hardware:  4 CPU cores.
-    Time:      17 minutes (0.93 s an update at length 128, 1.16 s at 512), input and log aside.
+    Hardware:  a CPU.
+    Time:      57 minutes on one core.
     Reports:   nothing; it is this project's.
-    Measured here: the seconds of its updates, from which the time follows; no whole run.
+    Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss 6.409 nats,
+               accuracy 13.4 % (the most frequent token: 4.3 %), next sentence 69.6 %.
     """
     first = _stage_128(steps=2_500, batch_size=32, learning_rate=7e-3, warmup_steps=250)
     second = _stage_512(steps=250, batch_size=8, learning_rate=3.5e-3, warmup_steps=25)
@@ -255,10 +256,11 @@ def small():
 def small_mslt():
     """`small` by MSLT, 1 + 1 + 1 + 1 layers and then all, to compare with it at little cost.
 
-    Hardware:  4 CPU cores.
-    Time:      9 minutes; 1.86× fewer model FLOPs than `small`.
+    Hardware:  a CPU.
+    Time:      32 minutes on one core; 1.86× fewer model FLOPs than `small`.
     Reports:   nothing; it is this project's.
-    Measured here: the seconds of its updates, from which the time follows; no whole run.
+    Measured here: all of it, beside `small`: held-out masked-LM loss 6.456 nats, accuracy 13.4 %,
+               next sentence 65.4 %.
     """
     return Recipe(stages=stacking.mslt(small().stages, (1, 2, 3, 4)))
 
