@@ -6,11 +6,15 @@ by weights summed over the whole global batch, so the result depends neither on 
 replicas nor on that of micro-batches.
 """
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
-from official_bert import distribution
-from official_bert.modeling import pretraining_sums
+from lamb_tf import telemetry
+from official_bert import distribution, stacking
+from official_bert.modeling import BertPretrainer, pretraining_sums
+from official_bert.stages import DTYPE_POLICIES
 
 # What a step sums up over the global batch, in this order; see `modeling.pretraining_sums`.
 SUMS = (
@@ -60,6 +64,34 @@ def metrics_from_sums(sums, use_next_sentence_label=True):
         metrics[f"{task}_accuracy"] = values[f"{task}_correct"] / weight
     metrics["loss"] = sum(metrics[f"{task}_loss"] for task in tasks)
     return metrics
+
+
+def make_model_and_optimizer(run, stage):
+    """The model of a stage and the optimizer of what trains in it, with their first values.
+
+    Args:
+        run: A `stages.Run`.
+        stage: One of its stages.
+
+    Returns:
+        A `BertPretrainer` and a `lamb_tf.LAMB`, built. Make them in the strategy's scope.
+    """
+    depth = stage.depth or run.config.num_hidden_layers
+    config = dataclasses.replace(run.config, num_hidden_layers=depth)
+    model = BertPretrainer(config, seed=run.seed, dtype=DTYPE_POLICIES[run.dtype])
+    for variable in model.weights:
+        variable.trainable = _trains(variable.path, run, stage)
+    optimizer = run.optimizer.make()
+    telemetry.record(optimizer)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def _trains(path, run, stage):
+    next_sentence_only = path.startswith(("bert/pooler/", "cls/seq_relationship/"))
+    if next_sentence_only and not run.use_next_sentence_label:
+        return False
+    return stacking.trained(path, stage)
 
 
 def make_training_loop(run, model, optimizer, strategy, enable_xla=False):

@@ -5,7 +5,6 @@ weights, the moments and the loop's own state in the checkpoint, a run that was 
 if nothing had happened.
 """
 
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -13,7 +12,6 @@ import zlib
 
 import numpy as np
 
-from lamb_tf import telemetry
 from official_bert import (
     checkpoints,
     distribution,
@@ -22,11 +20,15 @@ from official_bert import (
     input_pipeline,
     model_directory,
     model_state,
-    modeling,
     stacking,
-    stages,
 )
-from official_bert.pretraining_step import first_state, make_training_loop, new_window, non_finite
+from official_bert.pretraining_step import (
+    first_state,
+    make_model_and_optimizer,
+    make_training_loop,
+    new_window,
+    non_finite,
+)
 from official_bert.reports import Pace, Profiler, Reports
 from official_bert.training_log import StopRequest
 from official_bert.whole_files import write_text
@@ -173,23 +175,8 @@ class Trainer:
 
     def _make(self, stage):
         """Makes the model and the optimizer of a stage, with their first values."""
-        depth = stage.depth or self.run.config.num_hidden_layers
-        config = dataclasses.replace(self.run.config, num_hidden_layers=depth)
         with self.strategy.scope():
-            self.model = modeling.BertPretrainer(
-                config, seed=self.run.seed, dtype=stages.DTYPE_POLICIES[self.run.dtype]
-            )
-            for variable in self.model.weights:
-                variable.trainable = self._trains(variable.path, stage)
-            self.optimizer = self.run.optimizer.make()
-            telemetry.record(self.optimizer)
-            self.optimizer.build(self.model.trainable_variables)
-
-    def _trains(self, path, stage):
-        next_sentence_only = path.startswith(("bert/pooler/", "cls/seq_relationship/"))
-        if next_sentence_only and not self.run.use_next_sentence_label:
-            return False
-        return stacking.trained(path, stage)
+            self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
 
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
