@@ -244,6 +244,8 @@ def _jax_topologies():
     # libtpu would look for the TPU of this machine, and JAX for any accelerator.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # A TPU belongs to one process, the compiler to as many as like.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
     return topologies

@@ -2,9 +2,9 @@
 
 import doctest
 
-import addons
 import keras
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -12,7 +12,7 @@ from two_replicas import two_replicas
 
 from lamb_tf import legacy
 
-tfa = addons.load()
+tfa = peers.addons()
 
 # tf_keras 2.15 cannot load a SavedModel with an optimizer that has slots, its own Adam's neither.
 OLD = pytest.mark.skipif(tf_keras.__version__ < "2.16", reason="a SavedModel of tf_keras 2.15")
@@ -387,7 +387,7 @@ def test_lars_follows_its_papers_formulas(ratio, nesterov):
 def test_lars_without_decay_is_that_of_tf_models_and_reads_its_checkpoint(
     tmp_path, ratio, nesterov
 ):
-    tf_models = addons.module_alone("official.modeling.optimization.lars")
+    tf_models = peers.module_alone("official.modeling.optimization.lars")
     theirs = tf_models.LARS(
         0.5, eeta=0.02, classic_momentum=ratio == "before_momentum", nesterov=nesterov
     )

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import addons
 import keras
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -16,7 +16,7 @@ import tf_keras
 import lamb_tf
 from lamb_tf import legacy, migrate
 
-tfa = addons.load()
+tfa = peers.addons()
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -92,7 +92,7 @@ def save(model, form, folder):
 
 def tf_models_lamb():
     """tf-models' LAMB, whose module needs nothing of the rest of tf-models."""
-    return addons.module_alone("official.modeling.optimization.lamb").LAMB
+    return peers.module_alone("official.modeling.optimization.lamb").LAMB
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import addons
 import keras
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 
@@ -128,19 +128,19 @@ def train_there(expression):
     """Evaluates the peer's own expression and runs it."""
     library = expression.split(".")[0]
     if library == "tfa":
-        return train_tf_keras(eval(expression, {"tfa": addons.load()}))
+        return train_tf_keras(eval(expression, {"tfa": peers.addons()}))
     if library == "tf_models":
-        module = addons.module_alone("official.modeling.optimization.lamb")
+        module = peers.module_alone("official.modeling.optimization.lamb")
         return train_tf_keras(eval(expression, {"tf_models": module}))
     if library == "optax":
-        optax = pytest.importorskip("optax")
+        optax = peers.load("optax")
         decayed = {name: is_decayed(name) for name in start()}
         return train_optax(eval(expression, {"optax": optax, "decayed": decayed}))
     if library == "keras":
         return train_keras(eval(expression, {"keras": keras}))
     assert library == "timm"
-    pytest.importorskip("torch")
-    module = addons.module_alone("timm.optim.lamb")
+    peers.load("torch")
+    module = peers.module_alone("timm.optim.lamb")
     return train_torch(lambda groups: eval(expression, {"timm": module, "groups": groups}))
 
 

@@ -1,28 +1,42 @@
-"""Peers that do not import by themselves: TensorFlow Addons, and single files of packages."""
+"""The libraries that only some tests need: peers to compare with, compilers, plotting.
+
+Where one is missing, its tests are skipped. `make test` installs all of them and sets
+LAMB_TF_ALL_PEERS, with which a missing one, or one that no longer imports, is a failure.
+"""
 
 import importlib
 import importlib.util
+import os
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import keras
 import pytest
 
 
-def load():
-    """The module `tensorflow_addons`, or a skip where it is not installed.
+def load(name):
+    """The module `name`, or a skip where it does not import."""
+    try:
+        with warnings.catch_warnings():  # of what other libraries deprecate
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        _is_missing(name, error)
+
+
+def addons():
+    """The module `tensorflow_addons`.
 
     Addons looks for `keras.src.engine`, which Keras 3 has not; tf_keras lends its own.
     """
     if keras.__version__.startswith("3."):
-        from tf_keras.src.engine import keras_tensor
-
         engine = types.ModuleType("keras.src.engine")
-        engine.keras_tensor = keras_tensor
+        engine.keras_tensor = load("tf_keras.src.engine.keras_tensor")
         sys.modules["keras.src.engine"] = engine
-        sys.modules["keras.src.engine.keras_tensor"] = keras_tensor
-    return pytest.importorskip("tensorflow_addons", exc_type=ImportError)
+        sys.modules["keras.src.engine.keras_tensor"] = engine.keras_tensor
+    return load("tensorflow_addons")
 
 
 def module_alone(name):
@@ -36,7 +50,7 @@ def module_alone(name):
     if packages[0] not in sys.modules:
         found = importlib.util.find_spec(packages[0])
         if found is None:
-            pytest.skip(f"{packages[0]} is not installed")
+            _is_missing(name, f"there is no package {packages[0]}")
         sys.modules[packages[0]] = importlib.util.module_from_spec(found)
     folder = Path(sys.modules[packages[0]].__path__[0])
     for depth in range(2, len(packages) + 1):
@@ -44,3 +58,9 @@ def module_alone(name):
         package.__path__ = [str(folder.joinpath(*packages[1:depth]))]
         sys.modules[package.__name__] = package
     return importlib.import_module(name)
+
+
+def _is_missing(name, reason):
+    if os.environ.get("LAMB_TF_ALL_PEERS"):
+        pytest.fail(f"{name} does not import: {reason}")
+    pytest.skip(f"{name} does not import: {reason}", allow_module_level=True)
