@@ -95,7 +95,7 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
     reporting = Reporting(log_steps=updates, tensorboard=True)
     trainer = training.Trainer(run, reporting, strategy, model_dir)
     loop = pretraining_step.make_training_loop(run, trainer.model, trainer.optimizer, strategy)
-    batches = trainer._open_training(stage)
+    batches = trainer._records.training(stage)
     iterator = iter(distribution.distribute(strategy, lambda *_: batches, range(stage.steps)))
 
     def by_loop():

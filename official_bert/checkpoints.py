@@ -10,6 +10,7 @@ does not count.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -109,13 +110,16 @@ class CheckpointStore:
 def save_best(directory, weights, record):
     """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
 
-    Losses at different sequence lengths do not compare: a new length begins anew.
+    A loss that is not finite is never the best. Losses at different sequence lengths do not
+    compare: a new length begins anew.
 
     Args:
         directory: Where; created if need be.
         weights: Function that returns the tensors, called only if they are the best.
         record: What to say of them in `best.json`: `loss`, `step`, `max_seq_length`, …
     """
+    if not math.isfinite(record["loss"]):
+        return
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "best.json"
@@ -172,20 +176,6 @@ def write_bundle(prefix, tensors):
         raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def require_space(directory, size):
-    """Refuses to begin where `size` bytes do not fit.
-
-    Raises:
-        OSError: naming what is needed and what is free.
-    """
-    free = shutil.disk_usage(directory).free
-    if free < size:
-        raise OSError(
-            f"{directory} has {free / 1e9:.2f} GB free, but this run's checkpoints need "
-            f"{size / 1e9:.2f} GB; free some space, keep fewer checkpoints, or write elsewhere."
-        )
 
 
 def _problem(prefix):

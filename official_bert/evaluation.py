@@ -6,41 +6,59 @@ from official_bert import distribution
 from official_bert.pretraining_step import SUMS, make_evaluation_step, metrics_from_sums
 
 
-def evaluate(model, strategy, open_batches, use_next_sentence_label=True):
-    """Losses and accuracies over all held-out examples, each counted once.
+class Evaluator:
+    """Evaluates one model, as it is then; its graph is traced once for each shape of batches.
 
     Args:
         model: A `BertPretrainer`, made in the strategy's scope.
         strategy: A `tf.distribute.Strategy`.
-        open_batches: Function of (shard index, number of shards) that returns `Batches` in
-            order, that is with `shuffle=False`.
         use_next_sentence_label: Whether to report the next-sentence task.
-
-    Returns:
-        Dictionary of `masked_lm_loss` (nats), `masked_lm_accuracy`, `next_sentence_loss`,
-        `next_sentence_accuracy`, `loss` (their sum), and `most_frequent_token_accuracy`: what
-        always guessing the commonest of the held-out labels would get.
     """
-    whole = open_batches(0, 1)
-    step = make_evaluation_step(model, strategy)
-    iterator = iter(distribution.distribute(strategy, open_batches, range(whole.num_batches)))
-    sums = np.zeros(len(SUMS))
-    for _ in range(whole.num_batches):
-        sums += step(iterator).numpy()
-    metrics = metrics_from_sums(sums, use_next_sentence_label)
-    return {**metrics, "most_frequent_token_accuracy": most_frequent_token_accuracy(whole)}
+
+    def __init__(self, model, strategy, use_next_sentence_label=True):
+        self._strategy = strategy
+        self._vocab_size = model.config.vocab_size
+        self._use_next_sentence_label = use_next_sentence_label
+        self._step = make_evaluation_step(model, strategy)
+
+    def __call__(self, batches):
+        """Losses and accuracies over all held-out examples, each read and counted once.
+
+        Args:
+            batches: This host's part of the `Batches`, in order, that is with `shuffle=False`.
+
+        Returns:
+            Dictionary of `masked_lm_loss` (nats), `masked_lm_accuracy`, `next_sentence_loss`,
+            `next_sentence_accuracy`, `loss` (their sum), and `most_frequent_token_accuracy`: what
+            always guessing the commonest of the held-out labels would get.
+        """
+        counted = _LabelCounts(batches, self._vocab_size)
+        steps = range(batches.num_batches)
+        iterator = iter(distribution.distribute(self._strategy, lambda *_: counted, steps))
+        sums = np.zeros(len(SUMS))
+        for _ in steps:
+            sums += self._step(iterator).numpy()
+        counts = distribution.from_all_workers(self._strategy, counted.counts).sum(0)
+        return {
+            **metrics_from_sums(sums, self._use_next_sentence_label),
+            "most_frequent_token_accuracy": float(counts.max() / max(counts.sum(), 1.0)),
+        }
 
 
-def most_frequent_token_accuracy(batches):
-    """The share of masked positions whose label is the commonest one."""
-    counts = np.zeros(1)
-    for step in range(batches.num_batches):
-        batch = batches[step]
-        ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
-        more = np.bincount(ids, weights, minlength=len(counts))
-        more[: len(counts)] += counts
-        counts = more
-    return float(counts.max() / max(counts.sum(), 1.0))
+class _LabelCounts:
+    """Hands out batches and counts how often each token is a label in them."""
+
+    def __init__(self, batches, vocab_size):
+        self._batches, self._seen = batches, set()
+        self.counts = np.zeros(vocab_size)
+
+    def __getitem__(self, step):
+        batch = self._batches[step]
+        if step not in self._seen:  # the first one is also asked for to see its shape
+            self._seen.add(step)
+            ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
+            self.counts += np.bincount(ids, weights, minlength=len(self.counts))
+        return batch
 
 
 def describe(metrics):

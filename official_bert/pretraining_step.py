@@ -54,12 +54,15 @@ def new_window():
 
 
 def metrics_from_sums(sums, use_next_sentence_label=True):
-    """Means by name from a vector of `SUMS`: losses in nats, accuracies in [0, 1]."""
+    """Means by name from a vector of `SUMS`: losses in nats, accuracies in [0, 1].
+
+    NaN where nothing was summed up, as where every update of a window was skipped.
+    """
     values = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
     tasks = ("masked_lm", "next_sentence") if use_next_sentence_label else ("masked_lm",)
     metrics = {}
     for task in tasks:
-        weight = values[f"{task}_weight"] or 1.0
+        weight = values[f"{task}_weight"] or np.nan
         metrics[f"{task}_loss"] = values[f"{task}_loss"] / weight
         metrics[f"{task}_accuracy"] = values[f"{task}_correct"] / weight
     metrics["loss"] = sum(metrics[f"{task}_loss"] for task in tasks)

@@ -1,6 +1,7 @@
 """What a run shows: a progress line for the screen, JSON lines and TensorBoard for later."""
 
 import importlib.util
+import math
 import time
 
 import tensorflow as tf
@@ -37,6 +38,7 @@ class Reports:
         self._writers = {}
         self._workers = distribution.shard(strategy)[1]
         self._communication = {}
+        self._skipped_before = None  # as the last line of the log has it
 
     def say(self, text):
         if self._speaks:
@@ -69,6 +71,9 @@ class Reports:
         begin = sum(stage.steps for stage in run.stages[:stage_index])
         updates = step - max(begin, (step - 1) // self._log_steps * self._log_steps)
         timing = self._timing(stage, state, pace, updates)
+        skipped = int(optimizer.skipped_updates.numpy())
+        if self._skipped_before is None:
+            self._skipped_before = self.log.last("train").get("skipped_updates", 0)
         self.log.write(
             kind="train",
             step=step,
@@ -77,7 +82,7 @@ class Reports:
             learning_rate=learning_rate,
             gradient_norm=gradient_norm,
             loss_scale=state["loss_scale"],
-            skipped_updates=int(optimizer.skipped_updates.numpy()),
+            skipped_updates=skipped,
             trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
             timing=timing,
         )
@@ -89,11 +94,13 @@ class Reports:
                 total_steps=run.total_steps,
                 stage=stage_index,
                 metrics=metrics,
+                skipped=skipped - self._skipped_before,
                 learning_rate=learning_rate,
                 examples_per_second=timing["examples_per_second"],
                 seconds=_updates_left(run, stage_index, step) / pace.steps_per_second,
             )
         )
+        self._skipped_before = skipped
 
     def evaluation(self, step, stage_index, metrics):
         self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
@@ -120,7 +127,8 @@ class Reports:
             self._writers[kind] = tf.summary.create_file_writer(str(self._tensorboard / kind))
         with self._writers[kind].as_default(step):
             for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+                if math.isfinite(value):
+                    tf.summary.scalar(name, value)
         self._writers[kind].flush()
 
 
@@ -163,29 +171,40 @@ class Pace:
 class Profiler:
     """Has the TensorFlow profiler watch some updates, for TensorBoard's profile page.
 
+    A context manager: however the work inside ends, a profile that was begun is written.
+
     Args:
         window: First and last update, or `None`.
         folder: Where the profile goes.
     """
 
     def __init__(self, window, folder):
-        self._window, self._folder = window, str(folder)
+        self._first, self._last = window or (math.inf, math.inf)
+        self._folder = str(folder)
         self._is_on = False
 
-    def before(self, step, steps):
-        """Call before the updates `step + 1` to `step + steps`."""
-        if self._window is None or self._is_on:
-            return
-        first, last = self._window
-        if step < last and step + steps >= first:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stop()
+
+    def steps_to_border(self, step):
+        """Updates from `step` to where the profile begins or ends, if it is still to come."""
+        return min((b - step for b in (self._first - 1, self._last) if b > step), default=math.inf)
+
+    def at(self, step):
+        """Call when `step` updates are done, before the next ones."""
+        if not self._is_on and self._first - 1 <= step < self._last:
             tf.profiler.experimental.start(self._folder)
             self._is_on = True
+        if step >= self._last:
+            self._stop()
 
-    def after(self, step):
-        """Call when `step` updates are done."""
-        if self._is_on and step >= self._window[1]:
-            tf.profiler.experimental.stop()
+    def _stop(self):
+        if self._is_on:
             self._is_on = False
+            tf.profiler.experimental.stop()
 
 
 def _updates_left(run, index, step):

@@ -222,7 +222,7 @@ class Reporting:
     Args:
         log_steps: Updates between lines of the log.
         save_checkpoints_steps: Updates between checkpoints; one is always written at the end of
-            a stage and when the process is asked to stop.
+            a stage and when the process is asked to stop. 0: then only.
         keep_checkpoint_max: Newest checkpoints to keep; 0 keeps all.
         eval_steps: Updates between held-out evaluations; 0 evaluates at the ends of stages only.
         eval_files: Globs of held-out records; none, no evaluation. As `Run.input_files`.

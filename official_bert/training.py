@@ -11,13 +11,14 @@ import pathlib
 import zlib
 
 import numpy as np
+import tensorflow as tf
 
 from official_bert import (
     checkpoints,
+    disk_space,
     distribution,
     evaluation,
     flops,
-    input_pipeline,
     model_directory,
     model_state,
     stacking,
@@ -30,12 +31,17 @@ from official_bert.pretraining_step import (
     non_finite,
 )
 from official_bert.reports import Pace, Profiler, Reports
+from official_bert.run_records import RunRecords
 from official_bert.training_log import StopRequest
 from official_bert.whole_files import write_text
 
 
 class Diverged(Exception):
     """Too many updates in a row had gradients that are not finite; the message says where."""
+
+
+class InputFailed(ValueError):
+    """A batch could not be read in the middle of the run; the message says why and what to do."""
 
 
 class Trainer:
@@ -64,17 +70,16 @@ class Trainer:
         self._state = first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
         self._reports = Reports(run, reporting, strategy, self.model_dir)
+        self._profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
+        self._records = RunRecords(run, reporting, strategy)
         self._check_sizes()
-        for stage in run.stages:  # opening records checks them
-            shard = distribution.shard(strategy)
-            self._open_training(stage, *shard)[0]  # and reading some, what is in them
-            self._open_held_out(stage)
+        self._records.check()
         self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
         model_directory.check(self.model_dir, run)
+        disk_space.require(self.model_dir, run, reporting)
         self._make(run.stages[0])
         if run.init_checkpoint:
             self._reports.say(model_state.load_weights(self.model, run.init_checkpoint))
-        checkpoints.require_space(model_dir, 2 * 12 * self.model.count_params())  # x, m, v; twice
 
     def train(self):
         """Trains to the end of the last stage.
@@ -85,18 +90,23 @@ class Trainer:
         Raises:
             training_log.Stopped: after SIGINT or SIGTERM, when the checkpoint is written.
             Diverged: when no update could be made for too long.
+            InputFailed: when a batch cannot be read.
         """
         if self._is_chief:
             model_directory.claim(self.model_dir, self.run)
-        self._warn()
         self._restore()
+        self._warn()
         self._check_that_workers_agree()
-        with StopRequest() as stop:
-            for index, end in enumerate(self._ends):
-                if self.step < end:
-                    if self.step and self.step == self._begin(index):
-                        self._change_stage(index)
-                    self._train_stage(index, stop)
+        try:
+            with StopRequest() as stop, self._profiler:
+                for index, end in enumerate(self._ends):
+                    if self.step < end:
+                        if self.step and self.step == self._begin(index):
+                            self._change_stage(index)
+                        self._train_stage(index, stop)
+        except (tf.errors.OpError, ValueError, OSError) as error:
+            self._raise_input_error(error)
+            raise
         if self._is_chief:
             self._export()
         distribution.from_all_workers(self.strategy, [self.step])  # no one leaves before the chief
@@ -108,6 +118,21 @@ class Trainer:
                     f"warning: stage {index + 1} has {stage.steps} steps, but its warm-up takes "
                     f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
                 )
+        window = self.reporting.profile_steps
+        if window and self.step >= window[1]:
+            self._reports.say(
+                f"warning: no profile of the updates {window[0]} to {window[1]}: this run goes on "
+                f"after update {self.step}."
+            )
+
+    def _raise_input_error(self, error):
+        """Raises what reading a batch raised, if that is behind `error`."""
+        errors = self._records.errors
+        if errors and (isinstance(error, tf.errors.OpError) or error is errors[0]):
+            raise InputFailed(
+                f"{errors[0]} The run ended after update {self.step}; the last checkpoint in "
+                f"{self.model_dir} is intact. Mend the records and give the same command again."
+            ) from error
 
     def _train_stage(self, index, stop):
         """From `self.step` to the end of the stage."""
@@ -121,23 +146,22 @@ class Trainer:
         iterator = iter(
             distribution.distribute(
                 self.strategy,
-                lambda *shard: self._open_training(stage, *shard),
+                lambda *shard: self._records.training(stage, *shard),
                 range(self.step, end),
             )
         )
         if distribution.shard(self.strategy)[1] > 1:
             self._reports.communication(loop.reductions(iterator, self._state))
-        profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
         self._pace.cool()
         while self.step < end:
             steps = self._steps_to_boundary(end)
             self._state["stop_requests"] = float(stop.requested)
-            profiler.before(self.step, steps)
+            self._profiler.at(self.step)
             self._state = self._pace.measure(
                 lambda steps=steps: loop(iterator, self.step, steps, self._state), steps
             )
             self.step += steps
-            profiler.after(self.step)
+            self._profiler.at(self.step)
             if self._state["skipped_in_a_row"] >= reporting.max_skipped_updates:
                 raise Diverged(self._diagnosis(index))
             if self._is_due(reporting.log_steps, end):
@@ -166,6 +190,7 @@ class Trainer:
         reporting = self.reporting
         intervals = (reporting.log_steps, reporting.save_checkpoints_steps, reporting.eval_steps)
         to_boundary = [every - self.step % every for every in intervals if every]
+        to_boundary.append(self._profiler.steps_to_border(self.step))
         return min(reporting.steps_per_loop, end - self.step, *to_boundary)
 
     def _is_due(self, every, end):
@@ -177,6 +202,9 @@ class Trainer:
         """Makes the model and the optimizer of a stage, with their first values."""
         with self.strategy.scope():
             self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
+        self._evaluator = evaluation.Evaluator(
+            self.model, self.strategy, self.run.use_next_sentence_label
+        )
 
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
@@ -193,12 +221,7 @@ class Trainer:
 
     def _evaluate(self, index):
         stage = self.run.stages[index]
-        metrics = evaluation.evaluate(
-            self.model,
-            self.strategy,
-            lambda *shard: self._open_held_out(stage, *shard),
-            self.run.use_next_sentence_label,
-        )
+        metrics = self._evaluator(self._records.held_out(stage))
         self._reports.evaluation(self.step, index, metrics)
         if self._is_chief:
             record = {"step": self.step, "max_seq_length": stage.max_seq_length, **metrics}
@@ -207,7 +230,7 @@ class Trainer:
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
         stage, step = self.run.stages[index], self.step - 1
-        batch = self._open_training(stage)[step]
+        batch = self._records.training(stage)[step]
         parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
         losses, variables = [], []
         for part in range(parts):
@@ -227,38 +250,6 @@ class Trainer:
         )
 
     # Files
-
-    def _open_training(self, stage, shard_index=0, num_shards=1):
-        return input_pipeline.Batches(
-            stage.resolve(stage.input_files or self.run.input_files),
-            stage.batch_size,
-            stage.max_seq_length,
-            stage.max_predictions_per_seq,
-            seed=self.run.seed,
-            vocab_size=self.run.config.vocab_size,
-            shard_index=shard_index,
-            num_shards=num_shards,
-            masked_lm_prob=self.run.masked_lm_prob,
-            do_whole_word_mask=self.run.do_whole_word_mask,
-            max_ngram_size=self.run.max_ngram_size,
-            use_next_sentence=self.run.use_next_sentence_label,
-        )
-
-    def _open_held_out(self, stage, shard_index=0, num_shards=1):
-        if not self.reporting.eval_files:
-            return None
-        return input_pipeline.Batches(
-            stage.resolve(self.reporting.eval_files),
-            self.reporting.eval_batch_size,
-            stage.max_seq_length,
-            stage.max_predictions_per_seq,
-            seed=self.run.seed,
-            vocab_size=self.run.config.vocab_size,
-            shard_index=shard_index,
-            num_shards=num_shards,
-            shuffle=False,
-            use_next_sentence=self.run.use_next_sentence_label,
-        )
 
     def _check_sizes(self):
         stacking.check(self.run.config, self.run.stages)
@@ -281,6 +272,12 @@ class Trainer:
             raise ValueError(
                 f"eval_batch_size {self.reporting.eval_batch_size} is not a multiple of the "
                 f"{replicas} replicas."
+            )
+        window = self.reporting.profile_steps
+        if window and window[1] > self.run.total_steps:
+            raise ValueError(
+                f"profile_steps={window[0]},{window[1]} is beyond the {self.run.total_steps} "
+                "updates of this run."
             )
 
     def _save(self):

@@ -1,6 +1,7 @@
 """What a run leaves to read: a JSON-lines log, a progress line, and an orderly stop on signals."""
 
 import json
+import math
 import pathlib
 import signal
 
@@ -9,6 +10,8 @@ from official_bert.whole_files import write_text
 
 class TrainingLog:
     """A JSON-lines file in which every line carries the step it was written at.
+
+    A number that is not finite is written as `null`: JSON has no other word for it.
 
     Args:
         path: The file.
@@ -35,7 +38,7 @@ class TrainingLog:
     def write(self, **values):
         if self._writes:
             with self._path.open("a") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(json.dumps(_without_non_finite(values), allow_nan=False) + "\n")
 
 
 class Stopped(Exception):
@@ -83,11 +86,22 @@ class StopRequest:
         )
 
 
-def progress_line(step, total_steps, stage, metrics, learning_rate, examples_per_second, seconds):
-    """One line a person reads while the run goes on."""
-    numbers = [f"loss {metrics['loss']:.3f}", f"masked LM {metrics['masked_lm_accuracy']:.1%}"]
-    if "next_sentence_accuracy" in metrics:
-        numbers.append(f"next sentence {metrics['next_sentence_accuracy']:.1%}")
+def progress_line(
+    step, total_steps, stage, metrics, skipped, learning_rate, examples_per_second, seconds
+):
+    """One line a person reads while the run goes on: of updates of which some were `skipped`."""
+    words = {
+        "loss": "loss {:.3f}",
+        "masked_lm_accuracy": "masked LM {:.1%}",
+        "next_sentence_accuracy": "next sentence {:.1%}",
+    }
+    numbers = [
+        text.format(metrics[name])
+        for name, text in words.items()
+        if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
+    ]
+    if skipped:
+        numbers.append(f"{skipped} skipped")
     numbers += [
         f"rate {learning_rate:.2e}",
         f"{examples_per_second:,.0f} examples/s",
@@ -105,6 +119,12 @@ def duration(seconds):
     while len(parts) > 1 and not parts[0][0]:
         parts.pop(0)
     return " ".join(f"{value}{unit}" for value, unit in parts[:2])
+
+
+def _without_non_finite(value):
+    if isinstance(value, dict):
+        return {name: _without_non_finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(line):

@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints, run_pretraining
+from official_bert import checkpoints, input_pipeline, records, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.instances import Settings
 
@@ -133,6 +134,7 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"all_reduce_alg": "ring", "distribution_strategy": "mirrored"}, "all_reduce_alg must be"),
         ({"recipe": "demo"}, "--recipe=demo sets what --max_seq_length"),
         ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
+        ({"profile_steps": "3,9"}, "profile_steps=3,9 is beyond the 6 updates of this run"),
         ({"init_checkpoint": "/nowhere/model.ckpt"}, "No readable checkpoint at /nowhere"),
         ({"warmup_steps": -1}, "warmup_steps"),
     ],
@@ -216,12 +218,118 @@ def test_summaries_and_a_profile_are_written(files, tmp_path):
     assert list(folder.rglob("*.xplane.pb"))
 
 
-def start(settings):
+@pytest.mark.parametrize("window", ["2,3", "5,100"])
+def test_a_profile_that_was_begun_is_written_however_the_run_ends(files, tmp_path, window):
+    """With its window; with an error in it, and the end of a stage before that."""
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from official_bert.recipes import Recipe\n"
+        "from official_bert.stages import Stage\n"
+        "def two():\n"
+        "    same = dict(batch_size=8, steps=60, max_seq_length=32, max_predictions_per_seq=5)\n"
+        "    fine = Stage(learning_rate=1e-3, **same)\n"
+        "    return Recipe(stages=(fine, Stage(learning_rate=1e30, **same)))\n"
+    )
+    settings = files | {
+        "recipe": f"{recipe}:two",
+        "distribution_strategy": "off",
+        "profile_steps": window,
+        "max_skipped_updates": 3,
+    }
+    assert call(*as_flags(settings)) == 3
+    assert list((tmp_path / "model" / "summaries" / "train").rglob("*.xplane.pb"))
+    with tf.profiler.experimental.Profile(str(tmp_path / "another")):
+        """Another can be begun: none is on."""
+
+
+def test_a_profile_that_lies_behind_is_not_silently_left_out(files, capsys):
+    assert call(*as_flags(files | SMALL)) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
+    assert "warning: no profile of the updates 2 to 3" in capsys.readouterr().out
+
+
+@pytest.fixture
+def many_records(small_corpus, tmp_path):
+    """A function that writes more records than are read at once, one of them bad."""
+    paths = sorted(map(str, small_corpus.folder.glob("train_32.tfrecord-*")))
+    good = next(iter(tf.data.TFRecordDataset(paths).as_numpy_iterator()))
+
+    def write(bad, count, window):
+        frames = [records.frame(good)] * count
+        path = tmp_path / "many.tfrecord"
+        path.write_bytes(b"".join(frames))
+        data = input_pipeline.Batches([str(path)], 64, 32, 5, window_records=window)
+        blocks = -(-count // records.RECORDS_PER_BLOCK)
+        last = int(data._epoch_order(0, blocks)[-1])  # the last to be read in the first epoch
+        frames[last * records.RECORDS_PER_BLOCK + 7] = bad(good)
+        path.write_bytes(b"".join(frames))
+        return {"input_files": str(path)}, f"{path}, record {last * records.RECORDS_PER_BLOCK + 7}"
+
+    return write
+
+
+def damaged(good):
+    damage = bytearray(records.frame(good))
+    damage[40] ^= 1
+    return bytes(damage)
+
+
+def changed(name, change):
+    def bad(good):
+        example = tf.train.Example.FromString(good)
+        values = example.features.feature[name].int64_list.value
+        change(values)
+        return records.frame(example.SerializeToString())
+
+    return bad
+
+
+def assert_ended_at_a_record(code, error, where, what, model_dir):
+    assert code == 2
+    assert error.count("\n") == 1, error
+    assert error.startswith(f"run_pretraining: error: {where}")
+    assert what in error
+    assert "Mend the records and give the same command again." in error
+    assert checkpoints.CheckpointStore(model_dir).latest().step > 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (damaged, "its checksum does not match"),
+        (changed("input_ids", lambda ids: ids.__setitem__(5, 9999)), "9,999 is not in the voc"),
+        (changed("input_ids", lambda ids: ids.append(1)), "holds 33 values, expected 32"),
+    ],
+)
+def test_a_bad_record_in_mid_run_ends_it_in_one_line(files, many_records, bad, what, capfd):
+    names, where = many_records(bad, 2048, 1024)
+    settings = files | SMALL | names | {"train_batch_size": 64, "num_steps_per_epoch": 99}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(input_pipeline.Batches.__init__.__kwdefaults__, "window_records", 1024)
+        code = call(*as_flags(settings | {"save_checkpoints_steps": 4}))
+    assert_ended_at_a_record(code, capfd.readouterr().err, where, what, files["model_dir"])
+
+
+@pytest.mark.slow
+def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, many_records):
+    names, where = many_records(damaged, 80_000, input_pipeline.WINDOW_RECORDS)
+    shape = json.loads(small_corpus.config.to_json())
+    shape |= {"hidden_size": 8, "intermediate_size": 8}
+    checkpoints.pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
+    settings = files | SMALL | names | {"train_batch_size": 4096, "num_steps_per_epoch": 99}
+    process = start(settings | {"save_checkpoints_steps": 4}, stderr=subprocess.PIPE)
+    _, error = process.communicate()
+    what = "its checksum does not match"
+    assert_ended_at_a_record(process.returncode, error, where, what, files["model_dir"])
+
+
+def start(settings, stderr=subprocess.STDOUT):
     """The command as a process, quiet, with its output in a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
@@ -289,7 +397,9 @@ def test_ten_kills_at_random_moments_change_not_a_bit(files, small_corpus, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
-    process = start(files | SMALL | {"num_steps_per_epoch": 100_000, "log_steps": 20})
+    """It also writes the profile that is being made."""
+    long = {"num_steps_per_epoch": 100_000, "log_steps": 20, "profile_steps": "5,90000"}
+    process = start(files | SMALL | long)
     for line in process.stdout:
         if line.startswith("step"):
             process.send_signal(number)
@@ -300,3 +410,4 @@ def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
     step = checkpoints.CheckpointStore(files["model_dir"]).latest().step
     assert f"Stopped at step {step}; the same command goes on" in rest
     assert "Traceback" not in rest
+    assert list(checkpoints.pathlib.Path(files["model_dir"]).rglob("*.xplane.pb"))

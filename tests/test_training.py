@@ -11,7 +11,18 @@ import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 from two_replicas import two_replicas
 
-from official_bert import checkpoints, distribution, input_pipeline, modeling, pretraining_step
+from official_bert import (
+    checkpoints,
+    disk_space,
+    distribution,
+    evaluation,
+    input_pipeline,
+    modeling,
+    plots,
+    pretraining_step,
+    record_pools,
+)
+from official_bert.record_files import RecordFiles
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.training import Diverged, Trainer
 
@@ -206,11 +217,38 @@ def test_stages_that_do_not_fit_are_refused_before_any_work(small_corpus, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_for_checkpoints_is_refused(small_corpus, tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(OSError, match="free"):
-        Trainer(make_run(small_corpus), QUIET, tf.distribute.get_strategy(), tmp_path)
+def test_a_disk_without_room_for_what_is_kept_is_refused(
+    small_corpus, whole, copy_of_whole, monkeypatch
+):
+    """Room: for one checkpoint more than are kept, less what is there of the run's files."""
+    run = make_run(small_corpus)
+    sizes = {path: path.stat().st_size for path in whole.rglob("*.data-*") if path.is_file()}
+    one = max(size for path, size in sizes.items() if path.name.startswith("ctl_step_12"))
+    weights = max(size for path, size in sizes.items() if path.parent.name == "pretrained")
+    keep_two = dataclasses.replace(QUIET, keep_checkpoint_max=2)  # of the three that it writes
+
+    def refused(free, model_dir, reporting=keep_two):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: usage)
+        try:
+            Trainer(run, reporting, tf.distribute.get_strategy(), model_dir)
+        except OSError as error:
+            return str(error)
+        return None
+
+    new = copy_of_whole / "new"
+    needed = 3 * one + weights
+    said = refused(0.98 * needed, new)
+    assert "3 checkpoints of 0.00" in said
+    assert "keep_checkpoint_max=2 and the one being written" in said
+    assert "Free some space, lower keep_checkpoint_max, or choose a model_dir" in said
+    assert not refused(1.02 * needed, new)
+    held_out = dataclasses.replace(keep_two, eval_files=(small_corpus.held_out,))
+    assert "best and final" in refused(1.02 * needed, new, held_out)
+    assert not refused(1.02 * (needed + weights), new, held_out)
+    all_kept = dataclasses.replace(keep_two, keep_checkpoint_max=0)
+    assert "6 checkpoints" in refused(1.02 * needed, new, all_kept)
+    assert not refused(0.02 * needed, copy_of_whole)
 
 
 def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_path, capsys):
@@ -253,6 +291,76 @@ def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_
     with pytest.raises(Diverged, match=r"4 steps in a row.*Variables whose gradient is not"):
         train(make_run(small_corpus, [bad]), tmp_path, reporting)
     assert checkpoints.CheckpointStore(tmp_path).latest() is not None
+
+
+def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_the_line(
+    small_corpus, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pretraining_step, "FIRST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(pretraining_step, "MOST_LOSS_SCALE", 2.0**40)
+    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
+    train(run, tmp_path, Reporting(log_steps=2, max_skipped_updates=100, tensorboard=True))
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (tmp_path / "train_log.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    skipped = np.diff([0, *(line["skipped_updates"] for line in lines)])
+    assert {0, 2} <= {*skipped}
+    for line, count, words in zip(lines, skipped, said, strict=True):
+        for name in ("loss", "masked_lm_loss", "next_sentence_accuracy"):
+            assert (line[name] is None) == (count == 2)
+        assert line["gradient_norm"] is None or count < 2
+        assert ("loss" in words) == (count < 2)
+        assert (f"{count} skipped  rate" in words) == (count > 0)
+    assert len(plots.plot_log(tmp_path / "train_log.jsonl", tmp_path / "plots")) == 4
+
+
+def test_held_out_records_are_parsed_once_however_often_they_are_evaluated(
+    small_corpus, tmp_path, monkeypatch
+):
+    parsed = []
+    read = record_pools.PoolReader.__call__
+
+    def counted(self, runs):
+        parsed.extend(self._name([run], 0).split("/")[-1].split(",")[0] for run in runs)
+        return read(self, runs)
+
+    monkeypatch.setattr(record_pools.PoolReader, "__call__", counted)
+    reporting = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=2)
+    train(make_run(small_corpus, [SHORT]), tmp_path, reporting)
+    lines = [line for line in log_lines(tmp_path) if line["kind"] == "eval"]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    blocks = RecordFiles(small_corpus.held_out.format(max_seq_length=32)).blocks
+    assert parsed.count("held_out_32.tfrecord") == len(blocks)
+
+
+def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tmp_path):
+    run = make_run(small_corpus, [SHORT])
+    files = small_corpus.held_out.format(max_seq_length=32)
+    labels = []
+    for record in tf.data.TFRecordDataset([files]).as_numpy_iterator():
+        features = tf.train.Example.FromString(record).features.feature
+        ids = features["masked_lm_ids"].int64_list.value
+        weights = features["masked_lm_weights"].float_list.value
+        labels += [token for token, weight in zip(ids, weights, strict=True) if weight]
+    for strategy, size in ((tf.distribute.get_strategy(), 32), (two_replicas(), 10)):
+        with strategy.scope():
+            model = modeling.BertPretrainer(run.config)
+        batches = input_pipeline.Batches([files], size, 32, 5, shuffle=False)
+        metrics = evaluation.Evaluator(model, strategy)(batches)
+        share = max(np.bincount(labels)) / len(labels)
+        assert metrics["most_frequent_token_accuracy"] == pytest.approx(share)
+
+
+def test_weights_of_a_loss_that_is_no_number_are_not_the_best(tmp_path):
+    for loss in (float("nan"), 3.0, float("inf"), float("nan")):
+        record = {"loss": loss, "step": 1, "max_seq_length": 32}
+        checkpoints.save_best(tmp_path, lambda loss=loss: {"loss": np.float32(loss)}, record)
+    assert json.loads((tmp_path / "best.json").read_text())["loss"] == 3.0
+    assert checkpoints.read_tensors(tmp_path / "bert_model.ckpt-1") == {"loss": 3.0}
 
 
 def test_one_reduction_of_the_gradients_an_update_however_many_micro_batches(small_corpus):

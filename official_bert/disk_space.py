@@ -1,0 +1,74 @@
+"""Whether a run's files fit on the disk, asked before the work."""
+
+import pathlib
+import shutil
+
+from official_bert import flops
+
+BYTES_OF_NUMBER = 4  # weights and moments are float32
+# What a run writes into its directory, and replaces there.
+_OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
+
+
+def require(model_dir, run, reporting):
+    """Refuses to begin where the checkpoints and the best and final weights do not fit.
+
+    A new checkpoint is written before the oldest goes, so there is one more than are kept. What
+    the directory already holds of a run's files counts as room for them.
+
+    Args:
+        model_dir: The model directory; it exists.
+        run: A `stages.Run`.
+        reporting: A `stages.Reporting`.
+
+    Raises:
+        OSError: saying what is needed, what is free, and what to do.
+    """
+    count = _checkpoints(run, reporting)
+    one = max(checkpoint_bytes(run.config, stage) for stage in run.stages)
+    weights = max(weight_bytes(run.config, stage) for stage in run.stages)
+    exports = 2 if reporting.eval_files else 1
+    needed = count * one + exports * weights - _present(model_dir)
+    free = shutil.disk_usage(model_dir).free
+    if needed > free:
+        best = "best and final weights" if reporting.eval_files else "final weights"
+        keep = reporting.keep_checkpoint_max
+        raise OSError(
+            f"The disk of {model_dir} has {_gigabytes(free)} free, but this run needs "
+            f"{_gigabytes(needed)} more: {count:,} checkpoints of {_gigabytes(one)} "
+            f"(keep_checkpoint_max={keep}{' and the one being written' if keep else ': all'}) and "
+            f"{_gigabytes(exports * weights)} of {best}, less what is there. Free some space, "
+            "lower keep_checkpoint_max, or choose a model_dir on another disk."
+        )
+
+
+def checkpoint_bytes(config, stage):
+    """Size of a checkpoint of this stage: all weights, and two moments of what trains."""
+    return weight_bytes(config, stage) + 2 * flops.reduced_bytes(config, stage)
+
+
+def weight_bytes(config, stage):
+    """Size of the weights alone."""
+    parameters = (
+        (stage.depth or config.num_hidden_layers) * flops.layer_parameters(config)
+        + flops.embedding_parameters(config)
+        + flops.head_parameters(config)
+    )
+    return BYTES_OF_NUMBER * parameters
+
+
+def _checkpoints(run, reporting):
+    """How many there will be at most: one an interval, at the end of each stage, and on a stop."""
+    every = reporting.save_checkpoints_steps or run.total_steps
+    written = run.total_steps // every + len(run.stages) + 1
+    keep = reporting.keep_checkpoint_max
+    return min(keep + 1, written) if keep else written
+
+
+def _present(model_dir):
+    found = (path for names in _OWN_FILES for path in pathlib.Path(model_dir).glob(names))
+    return sum(path.stat().st_size for path in found)
+
+
+def _gigabytes(size):
+    return f"{size / 1e9:,.3g} GB"
