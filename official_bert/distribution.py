@@ -73,6 +73,17 @@ def make_strategy(
         )
     if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
         raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
+    if num_gpus is not None and name in ("off", "tpu"):
+        raise ValueError(
+            f"num_gpus={num_gpus} has no effect with distribution_strategy={name!r}, "
+            + (
+                "which takes the first GPU where there is one; pass one_device."
+                if name == "off"
+                else "which trains on the TPU's cores."
+            )
+        )
+    if name == "one_device" and (num_gpus or 0) > 1:
+        raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
     if name == "tpu":
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
         tf.config.experimental_connect_to_cluster(resolver)
@@ -102,6 +113,11 @@ def make_strategy(
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
+    if reduction and len(devices) == 1:
+        raise ValueError(
+            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has {devices[0]} "
+            "alone. Pass num_gpus, or leave it out."
+        )
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
 
 

@@ -118,6 +118,11 @@ class Trainer:
                     f"warning: stage {index + 1} has {stage.steps} steps, but its warm-up takes "
                     f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
                 )
+        if self.run.reduce_dtype != "fp32" and self.strategy.num_replicas_in_sync == 1:
+            self._reports.say(
+                f"warning: reduce_dtype={self.run.reduce_dtype} has no effect: one replica alone "
+                "has nothing to reduce."
+            )
         window = self.reporting.profile_steps
         if window and self.step >= window[1]:
             self._reports.say(

@@ -8,7 +8,7 @@ import pathlib
 
 from absl import app
 
-from official_bert import input_pipeline, record_files, run_pretraining
+from official_bert import input_pipeline, pretraining_flags, record_files, run_pretraining
 
 input_pipeline.Batches.__init__.__kwdefaults__["window_records"] = 2048
 read = record_files.RecordFiles.read
@@ -23,5 +23,5 @@ def noted_read(files, block, start=0, stop=None):
 
 
 record_files.RecordFiles.read = noted_read
-run_pretraining.define_flags()
+pretraining_flags.define_flags()
 app.run(run_pretraining.main)

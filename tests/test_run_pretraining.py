@@ -14,7 +14,7 @@ import tensorflow as tf
 from absl import flags
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints, input_pipeline, records, run_pretraining
+from official_bert import checkpoints, input_pipeline, pretraining_flags, records, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.instances import Settings
 
@@ -41,7 +41,7 @@ OFFICIAL_DEFAULTS = {
 
 def parse(*arguments):
     values = flags.FlagValues()
-    run_pretraining.define_flags(values)
+    pretraining_flags.define_flags(values)
     values(["run_pretraining", *arguments])
     return values
 
@@ -87,6 +87,53 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
         assert values[name].value is None
 
 
+# All flags of tensorflow/models' official/legacy/bert/run_pretraining.py and what it imports, the
+# short names last; of google-research/bert's; and of NVIDIA's for TensorFlow 2.
+OFFICIAL_FLAGS = """
+    all_reduce_alg allreduce_bytes_per_pack bert_config_file datasets_num_private_threads
+    distribution_strategy dtype enable_xla end_lr explicit_allreduce fp16_implementation gin_file
+    gin_param hub_module_trainable hub_module_url init_checkpoint input_files learning_rate
+    log_steps loss_scale max_predictions_per_seq max_seq_length model_dir model_export_path num_gpus
+    num_steps_per_epoch num_train_epochs optimizer_type per_gpu_thread_count run_eagerly scale_loss
+    steps_per_loop sub_model_export_name task_index tf_gpu_thread_mode tpu train_batch_size
+    train_summary_interval use_keras_compile_fit use_next_sentence_label warmup_steps worker_hosts
+    ara ds dt gt_mode ls md ng pgtc
+"""
+FLAGS_OF_2018 = """
+    bert_config_file do_eval do_train eval_batch_size gcp_project init_checkpoint input_file
+    iterations_per_loop learning_rate master max_eval_steps max_predictions_per_seq max_seq_length
+    num_tpu_cores num_train_steps num_warmup_steps output_dir save_checkpoints_steps tpu_name
+    tpu_zone train_batch_size use_tpu
+"""
+FLAGS_OF_NVIDIA = """
+    benchmark bert_config_file distribution_strategy dllog_path dtype dynamic_loss_scale enable_xla
+    fp16_implementation hub_module_url init_checkpoint input_files learning_rate loss_scale
+    max_predictions_per_seq max_seq_length model_dir model_export_path model_type
+    num_accumulation_steps num_gpus num_steps_per_epoch num_train_epochs optimizer_type run_eagerly
+    save_checkpoint_steps scale_loss steps_per_loop tpu train_batch_size use_fp16 use_horovod
+    use_keras_compile_fit warmup_steps
+"""
+
+
+@pytest.mark.parametrize("names", [OFFICIAL_FLAGS, FLAGS_OF_2018, FLAGS_OF_NVIDIA])
+def test_every_flag_of_the_other_scripts_is_there_or_refused_with_its_reason(names):
+    assert set(names.split()) <= set(parse())
+
+
+@pytest.mark.parametrize("argument", ["--use_fp16", "--nodo_train", "--gin_param=a.b=1", "--ng=8"])
+def test_a_flag_of_another_script_is_refused_however_it_is_written(files, capsys, argument):
+    assert call(*as_flags(files | SMALL), argument) == 2
+    name = argument.lstrip("-").split("=")[0].removeprefix("no")
+    reason = pretraining_flags.REFUSED[name]
+    assert capsys.readouterr().err == f"run_pretraining: error: --{name} {reason}\n"
+
+
+def test_flags_of_other_scripts_are_not_in_the_manual():
+    shown = {flag.name for flag in parse().flags_by_module_dict()[sys.argv[0]]}
+    assert not shown & {*pretraining_flags.REFUSED}
+    assert shown | {*pretraining_flags.REFUSED} >= set(OFFICIAL_FLAGS.split())
+
+
 def test_every_flag_is_explained():
     for flag in parse().flags_by_module_dict()[sys.argv[0]]:
         assert len(flag.help) > 20, flag.name
@@ -130,9 +177,15 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"distribution_strategy": "mirrored", "num_gpus": 64}, "num_gpus=64, but this host"),
         ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
-        ({"local_workers": 2}, "--local_workers sets what --distribution_strategy would set"),
+        ({"local_workers": 2}, "--distribution_strategy: --local_workers sets what these would"),
+        ({"num_gpus": 1}, "num_gpus=1 has no effect with distribution_strategy='off'"),
+        ({"eval_steps": 5}, "--eval_steps: only with --eval_files"),
+        ({"eval_batch_size": 8}, "--eval_batch_size: only with --eval_files"),
+        ({"train_summary_interval": 50}, "a summary for every line of the log; set --log_steps"),
+        ({"warmup_steps": 2.5}, "--warmup_steps must be a whole number; got 2.5"),
+        ({"distribution_strategy": "TPU", "enable_xla": False}, "XLA compiles everything for a"),
         ({"all_reduce_alg": "ring", "distribution_strategy": "mirrored"}, "all_reduce_alg must be"),
-        ({"recipe": "demo"}, "--recipe=demo sets what --max_seq_length"),
+        ({"recipe": "demo"}, "--max_seq_length, --max_predictions_per_seq, --train_batch_size, --"),
         ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
         ({"profile_steps": "3,9"}, "profile_steps=3,9 is beyond the 6 updates of this run"),
         ({"init_checkpoint": "/nowhere/model.ckpt"}, "No readable checkpoint at /nowhere"),

@@ -1,0 +1,284 @@
+"""The flags of `run_pretraining`, and which of them, of other scripts too, are refused and why."""
+
+import sys
+
+from absl import flags
+
+# What a recipe decides; a flag that contradicts it would be ignored, so it is refused.
+STAGE = (
+    "max_seq_length",
+    "max_predictions_per_seq",
+    "train_batch_size",
+    "num_steps_per_epoch",
+    "num_train_epochs",
+    "learning_rate",
+    "end_lr",
+    "warmup_steps",
+)
+OPTIMIZER = {  # the field of `stages.Optimizer` that each one sets
+    "optimizer_type": "type",
+    "weight_decay": "weight_decay",
+    "beta_1": "beta_1",
+    "beta_2": "beta_2",
+    "epsilon": "epsilon",
+    "global_clipnorm": "global_clipnorm",
+}
+# Flags of the scripts of google-research/bert, tensorflow/models and NVIDIA that are not here.
+REFUSED = {
+    # google-research/bert
+    "input_file": "is called --input_files here.",
+    "output_dir": "is called --model_dir here.",
+    "num_train_steps": "is --num_steps_per_epoch times --num_train_epochs here.",
+    "num_warmup_steps": "is called --warmup_steps here.",
+    "iterations_per_loop": "is called --steps_per_loop here.",
+    "max_eval_steps": "has no counterpart: every evaluation reads all of --eval_files once.",
+    "do_train": "has no counterpart: this command trains.",
+    "do_eval": "has no counterpart: --eval_files makes the run evaluate.",
+    "use_tpu": "is --distribution_strategy=tpu here.",
+    "tpu_name": "is called --tpu here.",
+    "tpu_zone": "has no counterpart: --tpu takes a name in this machine's zone, or an address.",
+    "gcp_project": "has no counterpart: --tpu takes a name in this project, or an address.",
+    "master": "has no counterpart: --tpu takes the address of a TPU.",
+    "num_tpu_cores": "has no counterpart: all cores of --tpu are used.",
+    # tensorflow/models
+    "model_export_path": "has no counterpart: the weights go to pretrained/ in --model_dir.",
+    "sub_model_export_name": "has no counterpart: the weights go to pretrained/ in --model_dir.",
+    "hub_module_url": "has no counterpart: the model is that of --bert_config_file, and "
+    "--init_checkpoint gives it weights.",
+    "hub_module_trainable": "has no counterpart: see --hub_module_url.",
+    "use_keras_compile_fit": "has no counterpart: there is one loop.",
+    "run_eagerly": "has no counterpart: the loop is always a graph.",
+    "scale_loss": "has no counterpart: the loss is always the mean over the global batch.",
+    "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once an "
+    "update and before they are clipped.",
+    "allreduce_bytes_per_pack": "has no counterpart: gradients travel in buckets of 16 MB.",
+    "num_packs": "has no counterpart: gradients travel in buckets of 16 MB.",
+    "fp16_implementation": "has no counterpart: --dtype=fp16 has one implementation.",
+    "tf_gpu_thread_mode": "is the environment variable TF_GPU_THREAD_MODE.",
+    "per_gpu_thread_count": "is the environment variable TF_GPU_THREAD_COUNT.",
+    "datasets_num_private_threads": "has no counterpart: records are read in one thread, ahead of "
+    "the updates.",
+    "gin_file": "has no counterpart: every setting is a flag, or a field of a recipe's stage.",
+    "gin_param": "has no counterpart: every setting is a flag, or a field of a recipe's stage.",
+    "md": "is --model_dir.",
+    "ds": "is --distribution_strategy.",
+    "ng": "is --num_gpus.",
+    "dt": "is --dtype.",
+    "ls": "is --loss_scale.",
+    "ara": "is --all_reduce_alg.",
+    "gt_mode": "is the environment variable TF_GPU_THREAD_MODE.",
+    "pgtc": "is the environment variable TF_GPU_THREAD_COUNT.",
+    # NVIDIA
+    "use_horovod": "is --distribution_strategy=mirrored on one host, multi_worker_mirrored on "
+    "several.",
+    "num_accumulation_steps": "is called --gradient_accumulation_steps here, and "
+    "--train_batch_size is the whole update's: theirs, times the GPUs, times the micro-batches.",
+    "use_fp16": "is --dtype=fp16 here.",
+    "use_xla": "is called --enable_xla here.",
+    "dynamic_loss_scale": "is --loss_scale=dynamic here, the default with --dtype=fp16.",
+    "save_checkpoint_steps": "is called --save_checkpoints_steps here.",
+    "dllog_path": "has no counterpart: the log is train_log.jsonl in --model_dir.",
+    "report_loss": "has no counterpart: losses are reported every --log_steps.",
+    "benchmark": "has no counterpart: every line of the log has the examples/s.",
+    "model_type": "has no counterpart: the model is BERT.",
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines this command's flags; their help texts are its manual."""
+    arguments = {"flag_values": values, "module_name": sys.argv[0]}
+
+    def text(name, default, words):
+        flags.DEFINE_string(name, default, words, **arguments)
+
+    def integer(name, default, words, **bounds):
+        flags.DEFINE_integer(name, default, words, **bounds, **arguments)
+
+    def number(name, default, words, **bounds):
+        flags.DEFINE_float(name, default, words, **bounds, **arguments)
+
+    def switch(name, default, words):
+        flags.DEFINE_bool(name, default, words, **arguments)
+
+    text(
+        "input_files",
+        None,
+        "Training records: comma-separated paths or globs, each of which must match a file. "
+        "{max_seq_length} in them stands for the sequence length of the stage. Required.",
+    )
+    text("bert_config_file", None, "The model's shape: a bert_config.json. Required.")
+    text("model_dir", "/tmp", "Where checkpoints and logs go. A run found there is gone on with.")
+    text(
+        "init_checkpoint",
+        None,
+        "Prefix of a checkpoint with the official TensorFlow 1 names. Its weights, the heads' too "
+        "as far as it has them, are the starting point; its moments and step are not.",
+    )
+    text(
+        "recipe",
+        None,
+        "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
+        "(sequence length, predictions, batch size, steps, rate, warm-up), which then cannot be "
+        "flags, and the optimizer, whose flags, if given, replace the recipe's.",
+    )
+    integer("max_seq_length", 128, "Tokens a sequence; must equal the records'.")
+    integer("max_predictions_per_seq", 20, "Masked tokens a sequence; must equal the records'.")
+    integer("train_batch_size", 32, "Sequences an update, over all replicas and micro-batches.")
+    integer("num_steps_per_epoch", 1000, "Updates an epoch; see --num_train_epochs.", lower_bound=1)
+    number("num_train_epochs", 3, "The run has num_steps_per_epoch times so many updates.")
+    number("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
+    number("end_lr", 0.0, "Learning rate at the end of the run.")
+    number("warmup_steps", 10000, "Updates over which the rate rises from 0; a whole number.")
+    text("optimizer_type", "adamw", "The optimizer: lamb or adamw.")
+    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases are exempt.")
+    number("beta_1", 0.9, "Decay of the first moment, in [0, 1).")
+    number("beta_2", 0.999, "Decay of the second moment, in [0, 1).")
+    number("epsilon", 1e-6, "Epsilon beside the root of the second moment.")
+    number("global_clipnorm", 1.0, "Norm the whole gradient is clipped to; 0: no clipping.")
+    switch("use_next_sentence_label", True, "Whether the next-sentence task is trained.")
+    integer(
+        "gradient_accumulation_steps",
+        1,
+        "Micro-batches an update: each replica works through its share of the batch in so many "
+        "parts, which saves memory; gradients are still reduced once an update.",
+        lower_bound=1,
+    )
+    number(
+        "masked_lm_prob",
+        None,
+        "Share of the tokens to mask, for records made with --dynamic_masking. Default of this and "
+        "the next two: what the records were made with.",
+    )
+    switch("do_whole_word_mask", None, "Mask whole words, for records made as above.")
+    integer("max_ngram_size", None, "Mask runs of so many words at most, for records as above.")
+    integer("seed", 12345, "Decides initial weights, the order of the records and dropout.")
+    text("dtype", "fp32", "fp32, bf16 or fp16; weights and moments are float32 in all three.")
+    text(
+        "reduce_dtype",
+        "fp32",
+        "In what gradients are summed over replicas and workers: fp32, bf16, or with --dtype=fp16 "
+        "also fp16; 16 bits halve what travels.",
+    )
+    text(
+        "loss_scale",
+        None,
+        "With --dtype=fp16: 'dynamic' (the default) or a number the loss is multiplied with.",
+    )
+    switch(
+        "enable_xla",
+        None,
+        "Compile forward and backward pass with XLA. Default: on GPUs and TPUs, where it is the "
+        "faster choice; not on a CPU, where it is the slower one.",
+    )
+    integer(
+        "steps_per_loop",
+        None,
+        "Most updates inside one graph call. Default: on a TPU the updates of an epoch, 1000 at "
+        "most; else 1.",
+        lower_bound=1,
+    )
+    text("eval_files", None, "Held-out records, as --input_files. Without: no evaluation.")
+    integer("eval_batch_size", 32, "Sequences a batch in the evaluation, over all replicas.")
+    integer("eval_steps", 0, "Updates between evaluations; 0: at the ends of stages only.")
+    integer("log_steps", 100, "Updates between lines of the log.", lower_bound=1)
+    integer(
+        "train_summary_interval",
+        0,
+        "TensorBoard summaries: 0, one for every line of the log; negative, none.",
+    )
+    text("profile_steps", None, "FIRST,LAST: a TensorFlow profile of these updates.")
+    integer("save_checkpoints_steps", 1000, "Updates between checkpoints.", lower_bound=1)
+    integer("keep_checkpoint_max", 5, "Newest checkpoints to keep; 0: all.", lower_bound=0)
+    integer(
+        "max_skipped_updates",
+        20,
+        "Give up after so many updates in a row whose gradients are not finite.",
+        lower_bound=1,
+    )
+    text(
+        "distribution_strategy",
+        "mirrored",
+        "off, one_device, mirrored, multi_worker_mirrored or tpu, in small or capital letters.",
+    )
+    integer(
+        "num_gpus",
+        None,
+        "GPUs of this host; 0: train on the CPU. Default: 1, if it has one; multi_worker_mirrored: "
+        "all. Not for off and tpu.",
+    )
+    text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
+    text("tpu", "", "Name or address of a Cloud TPU, for --distribution_strategy=tpu.")
+    text(
+        "worker_hosts",
+        None,
+        "multi_worker_mirrored: comma-separated host:port of all workers. Without, TF_CONFIG or "
+        "Slurm's variables say who they are.",
+    )
+    integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
+    integer(
+        "local_workers",
+        None,
+        "Train on so many worker processes of this machine, each with its share of the cores: a "
+        "trial of multi_worker_mirrored.",
+        lower_bound=2,
+    )
+    for name, reason in REFUSED.items():
+        flag = flags.Flag(
+            parser=flags.ArgumentParser(),
+            serializer=flags.ArgumentSerializer(),
+            name=name,
+            default=None,
+            help_string=f"Refused: --{name} {reason}",
+            boolean=True,  # which --name, --noname and --name=value all can be
+        )
+        flags.DEFINE_flag(flag, values, "flags of other scripts")  # not in what --help shows
+
+
+def check(values):
+    """Refuses flags of other scripts, and flags that others of this call would make void.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    for name, reason in REFUSED.items():
+        if values[name].present:
+            raise ValueError(f"--{name} {reason}")
+    for name in ("bert_config_file", "input_files"):
+        if not values[name].value:
+            raise ValueError(f"--{name} is required.")
+    _refuse(
+        values, ("eval_steps", "eval_batch_size"), not values.eval_files, "only with --eval_files."
+    )
+    _refuse(
+        values,
+        STAGE,
+        values.recipe is not None,
+        f"--recipe={values.recipe} sets what these would set; leave them out, or the recipe.",
+    )
+    _refuse(
+        values,
+        ("worker_hosts", "task_index", "tpu", "distribution_strategy"),
+        values.local_workers is not None,
+        "--local_workers sets what these would set; leave them out.",
+    )
+    _refuse(
+        values,
+        ("enable_xla",),
+        values.distribution_strategy == "tpu" and values.enable_xla is False,
+        "XLA compiles everything for a TPU; leave it out.",
+    )
+    _refuse(
+        values,
+        ("train_summary_interval",),
+        values.train_summary_interval > 0,
+        "there is a summary for every line of the log; set --log_steps, and this to 0, or to a "
+        "negative number for none.",
+    )
+    if not values.warmup_steps.is_integer():
+        raise ValueError(f"--warmup_steps must be a whole number; got {values.warmup_steps:g}.")
+
+
+def _refuse(values, names, condition, reason):
+    given = [f"--{name}" for name in names if values[name].present]
+    if condition and given:
+        raise ValueError(f"{', '.join(given)}: {reason}")
