@@ -44,14 +44,14 @@ def sum_over_replicas(gradients, variables):
     return tf.distribute.get_replica_context().all_reduce("SUM", gradients)
 
 
-def widen(gradients):
-    """Gradients as float32, sparse ones still sparse.
+def widen(gradients, dtype):
+    """Gradients in the type of the arithmetic, sparse ones still sparse.
 
     A sum of many bfloat16 gradients, or of scaled float16 ones, would lose digits or overflow.
     """
     if BACKEND == "tensorflow":
-        return [tf.cast(g, tf.float32) for g in gradients]
-    return [ops.cast(ops.convert_to_tensor(g, sparse=False), "float32") for g in gradients]
+        return [tf.cast(g, dtype) for g in gradients]
+    return [ops.cast(ops.convert_to_tensor(g, sparse=False), dtype) for g in gradients]
 
 
 def densify(gradient, variable):
@@ -175,13 +175,13 @@ def compiled(function):
 
 def subtract(x, step_size, u):
     """x ← x − step_size u."""
-    if BACKEND == "tensorflow" and x.dtype == tf.float32:
+    if BACKEND == "tensorflow" and x.dtype == u.dtype:
         tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
     else:
-        x.assign(ops.cast(ops.cast(x, "float32") - step_size * u, x.dtype))
+        x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
 
 
-def adam_scratch(variables):
+def adam_scratch(variables, dtype):
     """For each variable one to form u in by `add_adam_step`; variables of one shape share one.
 
     None where the backend has no such kernel. They belong to no checkpoint.
@@ -191,19 +191,22 @@ def adam_scratch(variables):
     by_shape = {}
     for shape in [tuple(variable.shape) for variable in variables]:
         if shape not in by_shape:
-            by_shape[shape] = tf.Variable(tf.zeros(shape), trainable=False, name="scratch")
+            by_shape[shape] = tf.Variable(tf.zeros(shape, dtype), trainable=False, name="scratch")
     return types.SimpleNamespace(of=lambda variable: by_shape[tuple(variable.shape)])
 
 
 def adam_coefficients(beta_1, beta_2, step_size, epsilon):
     """The scalars of `add_adam_step`, made once a step."""
-    zero = tf.zeros(())  # instead of β's powers: the kernel's own bias correction loses digits
+    dtype = step_size.dtype
+    zero = tf.zeros(
+        (), dtype
+    )  # instead of β's powers: the kernel's own bias correction loses digits
     return {
         "beta1_power": zero,
         "beta2_power": zero,
         "lr": -step_size,
-        "beta1": tf.constant(beta_1),
-        "beta2": tf.constant(beta_2),
+        "beta1": tf.constant(beta_1, dtype),
+        "beta2": tf.constant(beta_2, dtype),
         "epsilon": epsilon,
     }
 
@@ -220,9 +223,9 @@ def after(tensors):
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
-def sums_of_squares(tensors):
-    """Σ x² of each tensor, as a vector, in float32."""
-    tensors = [ops.cast(x, "float32") for x in tensors]
+def sums_of_squares(tensors, dtype):
+    """Σ x² of each tensor, as a vector of this type."""
+    tensors = [ops.cast(x, dtype) for x in tensors]
     if BACKEND == "tensorflow" and not fuses():
         return 2.0 * tf.stack([tf.nn.l2_loss(x) for x in tensors])  # in one pass, on all cores
     return ops.stack([ops.sum(_apart(ops.square(x))) for x in tensors])

@@ -23,9 +23,10 @@ class LAMB(LayerwiseOptimizer):
         x ← x − η · φ(‖x‖) / ‖u‖ · u          (ratio 1 where either norm is 0)
 
     This is version 5 of the paper (ICLR 2020); `docs/which_lamb.md` gives the arguments for the
-    other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables. A
+    other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables, or
+    float64 where any of them is (Keras' own variable of a learning rate is float32 even so). A
     step in which any gradient of any replica is not finite changes nothing but
-    `optimizer.skipped_updates`. (So does one whose global norm overflows float32.)
+    `optimizer.skipped_updates`. (So does one whose global norm overflows.)
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
@@ -111,8 +112,6 @@ class LAMB(LayerwiseOptimizer):
             )
         self.beta_1 = float(beta_1)
         self.beta_2 = float(beta_2)
-        # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
-        self._betas = float(np.float32(beta_1)), float(np.float32(beta_2))
         self.epsilon = float(epsilon)
         self.bias_correction = bias_correction
         self.nesterov = nesterov
@@ -120,9 +119,12 @@ class LAMB(LayerwiseOptimizer):
     def build(self, variables):
         """Creates m and v."""
         super().build(variables)
+        # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
+        rounded = np.dtype(self._precision).type
+        self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
         # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
         if not self.nesterov and self.epsilon > 0 and min(self._betas) >= 0.5:
-            self.scratch = backends.adam_scratch(self._trainable_variables)
+            self.scratch = backends.adam_scratch(self._trainable_variables, self._precision)
 
     def coefficients(self, step):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
@@ -134,7 +136,7 @@ class LAMB(LayerwiseOptimizer):
             "beta_2_next": _one_minus_power(beta_2, step + 1) if corrected else 1.0,
         }
         if self.scratch:  # with c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε)
-            root = ops.sqrt(coefficients["beta_2"])
+            root = ops.sqrt(self._scalar(coefficients["beta_2"]))
             coefficients["adam"] = backends.adam_coefficients(
                 beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon
             )
@@ -159,14 +161,17 @@ class LAMB(LayerwiseOptimizer):
             v_hat = (
                 beta_2 * v / correction["beta_2_next"] + (1 - beta_2) * g * g / correction["beta_2"]
             )
-        r = ops.divide_no_nan(m_hat, ops.sqrt(v_hat) + self.epsilon)  # with ε = 0 and g = 0: 0
+        root = ops.sqrt(v_hat) + self.epsilon
+        r = m_hat / root
+        if self.epsilon == 0:
+            r = ops.where(root > 0, r, 0.0)  # of 0 / 0, where no gradient came yet
         return r + decay * x
 
     def find_direction(self, x, slots, g, scalars):
         """`direction` once more, by the kernel that TensorFlow has for Adam, where it has one."""
         if "scratch" not in slots:
             return super().find_direction(x, slots, g, scalars)
-        decayed = scalars["decay"] * ops.cast(x, "float32")
+        decayed = scalars["decay"] * ops.cast(x, self._precision)
         g = self.scaled(g, scalars)
         adam = scalars["coefficients"]["adam"]
         return backends.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
@@ -178,5 +183,5 @@ class LAMB(LayerwiseOptimizer):
 
 
 def _one_minus_power(beta, step):
-    """1 − βᵗ to float32 precision; written out, 1 − 0.999 would lose five of its digits."""
+    """1 − βᵗ to full precision; written out, 1 − 0.999 would lose five digits in float32."""
     return -ops.expm1(step * (math.log(beta) if beta else -math.inf))

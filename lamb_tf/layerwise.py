@@ -28,7 +28,7 @@ PRIVATE_HOOKS = (
     "_get_variable_index",
     "_check_variables_are_known",
     "_filter_empty_gradients",
-    "_track_variable",  # for float32 state: `add_variable_from_reference` copies the type
+    "_track_variable",  # for wider state: `add_variable_from_reference` copies the type
     "_model_variables_moving_average",  # read by keras.callbacks.SwapEMAWeights
 )
 
@@ -38,7 +38,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     A subclass names its slots and says how the gradient moves them (`moments`) and what u is
     (`direction`); where its equations differ, also the ratio (`trust_ratio`) and the movement along
-    u (`move`). These take and return float32 tensors of one variable.
+    u (`move`). These take and return tensors of one variable in the type of the arithmetic, which
+    is float32, or float64 where any of the variables is.
     """
 
     slot_names = ()
@@ -82,7 +83,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
     def build(self, variables):
-        """Creates the state, in float32 whatever the type of the variables."""
+        """Creates the state, in float32; in float64 where any of the variables is."""
         if self.built:
             return
         variables = list(variables)
@@ -93,6 +94,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                     f"gradient written into it. {type(self).__name__} does not do that: train it "
                     "with another optimizer, or without float8."
                 )
+        types = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
+        self._precision = "float64" if "float64" in types else "float32"
         options = self.gradient_accumulation_steps, self.use_ema
         self.gradient_accumulation_steps, self.use_ema = None, False
         super().build(variables)  # with these options it would add state in the variable's type
@@ -139,7 +142,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             slot = keras.Variable(
                 "zeros",
                 shape=tuple(variable.shape),
-                dtype="float32",
+                dtype=self._precision,
                 trainable=False,
                 aggregation="sum" if on_each_replica else "none",
                 synchronization="on_read" if on_each_replica else "auto",
@@ -278,7 +281,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if not grads:
             return
         with backends.no_autograd(), keras.name_scope(self.name, caller=self):
-            grads = backends.widen(grads)
+            grads = backends.widen(grads, self._precision)
             if self.gradient_accumulation_steps:
                 grads = self._accumulate(grads, variables)
             backends.merge_replicas(
@@ -337,7 +340,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             grads = backends.sum_over_replicas(grads, variables)
         grads = [backends.densify(g, v) for g, v in zip(grads, variables)]
         # One pass over the gradients tells both whether all of them are finite and how to clip.
-        squares = backends.sums_of_squares([backends.first_replica(g) for g in grads])
+        squares = backends.sums_of_squares(
+            [backends.first_replica(g) for g in grads], self._precision
+        )
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
             self._telemetry["gradient_norm"].assign(gradient_norm)
@@ -363,22 +368,24 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         gradient_norm = ops.sqrt(ops.sum(squares)) * factor
         scales = ops.ones_like(squares) * factor
         if self.global_clipnorm:
-            scales *= self.global_clipnorm / ops.maximum(gradient_norm, self.global_clipnorm)
+            limit = self.global_clipnorm
+            scales *= ops.where(gradient_norm > limit, limit / gradient_norm, 1.0)
         elif self.clipnorm:
-            scales *= self.clipnorm / ops.maximum(ops.sqrt(squares) * factor, self.clipnorm)
+            limit, norms = self.clipnorm, ops.sqrt(squares) * factor
+            scales *= ops.where(norms > limit, limit / norms, 1.0)
         elif isinstance(factor, float) and factor == 1.0:
             return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
 
     def _update_tensors(self, grads, variables, scales, finite):
         """The update of all tensors; of none if `finite` is a tensor that is false."""
-        step = ops.cast(self._iterations, "float32") + 1.0
+        step = self._scalar(self._iterations) + 1.0
         decay = self.weight_decay
-        decay = ops.cast(decay(self._iterations) if callable(decay) else decay, "float32")
+        decay = self._scalar(decay(self._iterations) if callable(decay) else decay)
         scalars = {
             "finite": finite,
             "step": step,
-            "learning_rate": ops.cast(self.learning_rate, "float32"),
+            "learning_rate": self._scalar(self.learning_rate),
             "coefficients": self.coefficients(step),
         }
         decayed, adapted = ops.unstack(
@@ -400,9 +407,20 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if self._telemetry:
             rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
             layers = self._telemetry["layers"]
-            all_figures = ops.scatter_update(ops.zeros(layers.shape), rows, figures)
+            all_figures = ops.scatter_update(
+                ops.zeros(layers.shape), rows, ops.cast(figures, "float32")
+            )
             layers.assign(_kept(finite, all_figures, backends.read(layers)))
         self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
+
+    def _scalar(self, value):
+        """A number, variable or tensor in the type of the arithmetic."""
+        if hasattr(value, "dtype"):
+            return ops.cast(value, self._precision)
+        return ops.convert_to_tensor(value, self._precision)
+
+    def _clip(self, x, bounds):
+        return ops.clip(x, *map(self._scalar, bounds))
 
     def _indices(self, variables):
         return [self._get_variable_index(variable) for variable in variables]
@@ -424,8 +442,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                     )
                     for i, x in zip(group, xs)
                 ]
-            weight_norms = ops.sqrt(backends.sums_of_squares(xs))
-            update_norms = ops.sqrt(backends.sums_of_squares(us))
+            weight_norms = ops.sqrt(backends.sums_of_squares(xs, self._precision))
+            update_norms = ops.sqrt(backends.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
             step_sizes = scalars["learning_rate"] * ratios
@@ -441,7 +459,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _find_direction(self, x, slots, g, scalars):
         g = self.scaled(g, scalars)
-        x = ops.cast(x, "float32")
+        x = ops.cast(x, self._precision)
         old = {name: backends.read(slot) for name, slot in slots.items()}
         moments = self.moments(x, g, old, scalars["decay"])
         moments = {n: _kept(scalars["finite"], value, old[n]) for n, value in moments.items()}
@@ -454,7 +472,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """The gradient that the equations see: unscaled and clipped."""
         if scalars["gradient_scale"] is not None:
             g = g * scalars["gradient_scale"]
-        return ops.clip(g, -self.clipvalue, self.clipvalue) if self.clipvalue else g
+        return self._clip(g, (-self.clipvalue, self.clipvalue)) if self.clipvalue else g
 
     def _move(self, x, slots, u, step_size, decay, scalars):
         """Moves one tensor along u."""
@@ -465,11 +483,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _move_and_average(self, x, slots, u, step_size, decay, scalars):
         finite, step = scalars["finite"], scalars["step"]
-        old_x = ops.cast(x, "float32")
+        old_x = ops.cast(x, self._precision)
         old = {name: backends.read(slot) for name, slot in slots.items()}
         new_x, moved = self.move(old_x, u, old, step_size, decay)
         if self.use_ema:
-            momentum = ops.where(step > 1, self.ema_momentum, 0.0)
+            momentum = ops.where(step > 1, self._scalar(self.ema_momentum), 0.0)
             moved["average"] = momentum * old["average"] + (1 - momentum) * new_x
             if self.ema_overwrite_frequency:
                 due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
@@ -499,12 +517,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def bounded_ratio(self, weight_norm, denominator, factor=1.0):
         """factor φ(‖x‖) / denominator within the bounds, and 1 where it would be 0 or ∞."""
         if self.weight_norm_bounds:
-            weight_norm = ops.clip(weight_norm, *self.weight_norm_bounds)
+            weight_norm = self._clip(weight_norm, self.weight_norm_bounds)
         neither_is_0 = ops.minimum(weight_norm, denominator) > 0
         ratio = weight_norm / denominator
         ratio = ops.where(neither_is_0, ratio if factor == 1.0 else factor * ratio, 1.0)
         if self.trust_ratio_bounds:
-            ratio = ops.clip(ratio, *self.trust_ratio_bounds)
+            ratio = self._clip(ratio, self.trust_ratio_bounds)
         return ratio
 
     def move(self, x, u, slots, step_size, decay):

@@ -100,6 +100,63 @@ def test_variables_of_sixteen_bits_follow_the_formula_with_float32_state(dtype):
             assert keras.backend.standardize_dtype(slot.dtype) == "float32"
 
 
+@steps.DOUBLE
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},  # on TensorFlow by the kernel for Adam
+        {"bias_correction": False},
+        {"nesterov": "both"},
+        {"weight_norm_bounds": (0.2, 0.5), "trust_ratio_bounds": (0.01, 0.05)},
+        {"use_ema": True, "ema_momentum": 0.9},
+    ],
+    ids=str,
+)
+def test_float64_variables_follow_the_formula_to_float64_round_off(arguments):
+    weights, gradients = steps.weights_and_gradients(dtype="float64")
+    arguments = {"weight_decay": 0.1, "epsilon": 1e-6, **arguments}
+    optimizer = lamb_tf.LAMB(lambda: 0.01, **arguments)  # a number would be a float32 variable
+    trained = steps.train(optimizer, weights, gradients, "float64")
+    formula = {n: value for n, value in arguments.items() if "ema" not in n}
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in gradients], 0.01, **formula)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+
+
+@steps.DOUBLE
+def test_float64_gradients_are_clipped_and_averaged_in_float64():
+    weights, gradients = steps.weights_and_gradients(steps=6, dtype="float64")
+    optimizer = lamb_tf.LAMB(
+        lambda: 0.1,
+        global_clipnorm=0.3,
+        gradient_accumulation_steps=2,
+        loss_scale_factor=3.0,
+    )
+    scaled = [[np.asarray(3.0 * g) for g in grads] for grads in gradients]
+    trained = steps.train(optimizer, weights, scaled, "float64")
+    means = [[(a + b) / 2 for a, b in zip(*gradients[k : k + 2])] for k in (0, 2, 4)]
+    means = [reference.clip_by_global_norm(grads, 0.3) for grads in means]
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [grads[i] for grads in means], 0.1)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+
+
+@steps.DOUBLE
+def test_a_float64_variable_among_others_keeps_its_digits():
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    doubles, double_gradients = steps.weights_and_gradients(steps=3, dtype="float64")
+    weights[1] = doubles[1]
+    for grads, double_grads in zip(gradients, double_gradients):
+        grads[1] = double_grads[1]
+    variables = steps.make_variables(weights)
+    variables[1] = keras.Variable(weights[1], dtype="float64", name="kernel")
+    steps.take_steps(lamb_tf.LAMB(lambda: 0.1), variables, gradients)
+    trained = steps.values(variables)
+    for i, tolerance in enumerate([1e-6, 1e-12, 1e-6, 1e-6]):
+        expected = reference.lamb(weights[i], [g[i] for g in gradients], 0.1)
+        np.testing.assert_allclose(trained[i], expected, rtol=tolerance, atol=tolerance / 10)
+
+
 def test_rates_and_decays_that_are_schedules_count_updates():
     weights, gradients = steps.weights_and_gradients(steps=6)
     schedules = keras.optimizers.schedules

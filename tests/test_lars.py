@@ -33,6 +33,19 @@ def test_both_forms_agree_with_their_formulas(ratio, arguments):
         np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
 
 
+@steps.DOUBLE
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("ratio", FORMS)
+def test_float64_variables_follow_both_formulas_to_float64_round_off(ratio, nesterov):
+    weights, gradients = steps.weights_and_gradients(dtype="float64")
+    arguments = {"weight_decay": 0.1, "nesterov": nesterov, "trust_coefficient": 0.02}
+    optimizer = lamb_tf.LARS(lambda: 0.1, ratio=ratio, **arguments)
+    trained = steps.train(optimizer, weights, gradients, "float64")
+    for i, x in enumerate(weights):
+        expected = FORMS[ratio](x, [g[i] for g in gradients], 0.1, **arguments)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("ratio", FORMS)
 def test_excluded_variables_get_momentum_alone(ratio):
     weights, gradients = steps.weights_and_gradients()
