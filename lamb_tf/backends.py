@@ -20,6 +20,9 @@ if BACKEND == "tensorflow":
 elif BACKEND == "torch":
     import torch
 
+# Whether state passes through a step as an argument and a result: that of `optimizer.variables`.
+THREADS_STATE = BACKEND == "jax"
+
 
 def merge_replicas(function, *args):
     """Calls `function(*args)` once for all replicas.
@@ -198,9 +201,7 @@ def adam_scratch(variables, dtype):
 def adam_coefficients(beta_1, beta_2, step_size, epsilon):
     """The scalars of `add_adam_step`, made once a step."""
     dtype = step_size.dtype
-    zero = tf.zeros(
-        (), dtype
-    )  # instead of β's powers: the kernel's own bias correction loses digits
+    zero = tf.zeros((), dtype)  # for β's powers: the kernel's own bias correction loses digits
     return {
         "beta1_power": zero,
         "beta2_power": zero,

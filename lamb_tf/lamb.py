@@ -1,12 +1,14 @@
 """LAMB, the layerwise adaptive optimizer of arXiv 1904.00962, with its two Nesterov variants."""
 
 import math
+from typing import ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
 from lamb_tf import backends
+from lamb_tf.hyperparameters import fraction, not_negative, one_of, truth
 from lamb_tf.layerwise import LayerwiseOptimizer
 
 
@@ -26,7 +28,9 @@ class LAMB(LayerwiseOptimizer):
     other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables, or
     float64 where any of them is (Keras' own variable of a learning rate is float32 even so). A
     step in which any gradient of any replica is not finite changes nothing but
-    `optimizer.skipped_updates`. (So does one whose global norm overflows.)
+    `optimizer.skipped_updates`. (So does one whose global norm overflows.) The arguments are
+    attributes, settled when the optimizer is built; a `learning_rate` that is a number can be
+    assigned later.
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
@@ -72,6 +76,14 @@ class LAMB(LayerwiseOptimizer):
     """
 
     slot_names = ("m", "v")
+    hyperparameters: ClassVar = {
+        **LayerwiseOptimizer.hyperparameters,
+        "beta_1": fraction,
+        "beta_2": fraction,
+        "epsilon": not_negative,
+        "bias_correction": truth,
+        "nesterov": one_of(None, "first", "both"),
+    }
 
     def __init__(
         self,
@@ -100,24 +112,16 @@ class LAMB(LayerwiseOptimizer):
             name,
             **kwargs,
         )
-        for argument, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            if not 0 <= beta < 1:
-                raise ValueError(f"`{argument}` must be in [0, 1). Received {beta!r}.")
-        if not epsilon >= 0:
-            raise ValueError(f"`epsilon` must be at least 0. Received {epsilon!r}.")
-        if nesterov not in (None, "first", "both"):
-            raise ValueError(
-                '`nesterov` must be None, "first" (N-LAMB) or "both" (NN-LAMB). '
-                f"Received {nesterov!r}."
-            )
-        self.beta_1 = float(beta_1)
-        self.beta_2 = float(beta_2)
-        self.epsilon = float(epsilon)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
         self.bias_correction = bias_correction
         self.nesterov = nesterov
 
     def build(self, variables):
         """Creates m and v."""
+        if self.built:
+            return
         super().build(variables)
         # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
         rounded = np.dtype(self._precision).type
@@ -175,11 +179,6 @@ class LAMB(LayerwiseOptimizer):
         g = self.scaled(g, scalars)
         adam = scalars["coefficients"]["adam"]
         return backends.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
-
-    def get_config(self):
-        """The arguments."""
-        names = ("beta_1", "beta_2", "epsilon", "bias_correction", "nesterov")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def _one_minus_power(beta, step):

@@ -1,7 +1,10 @@
 """LARS, layerwise adaptive rate scaling, in both of its published forms."""
 
+from typing import ClassVar
+
 import keras
 
+from lamb_tf.hyperparameters import fraction, not_negative, one_of, positive, truth
 from lamb_tf.layerwise import LayerwiseOptimizer
 
 
@@ -56,6 +59,14 @@ class LARS(LayerwiseOptimizer):
     """
 
     slot_names = ("momentum",)
+    hyperparameters: ClassVar = {
+        **LayerwiseOptimizer.hyperparameters,
+        "momentum": fraction,
+        "ratio": one_of("before_momentum", "after_momentum"),
+        "trust_coefficient": positive,
+        "epsilon": not_negative,
+        "nesterov": truth,
+    }
 
     def __init__(
         self,
@@ -84,26 +95,18 @@ class LARS(LayerwiseOptimizer):
             name,
             **kwargs,
         )
-        if not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` must be in [0, 1). Received {momentum!r}.")
-        if ratio not in ("before_momentum", "after_momentum"):
-            raise ValueError(
-                f'`ratio` must be "before_momentum" or "after_momentum". Received {ratio!r}.'
-            )
         if trust_coefficient is None:
             trust_coefficient = 0.001 if ratio == "before_momentum" else 1.0
-        if not trust_coefficient > 0:
-            raise ValueError(
-                f"`trust_coefficient` must be above 0. Received {trust_coefficient!r}."
-            )
-        if not epsilon >= 0:
-            raise ValueError(f"`epsilon` must be at least 0. Received {epsilon!r}.")
-        self.momentum = float(momentum)
+        self.momentum = momentum
         self.ratio = ratio
-        self.trust_coefficient = float(trust_coefficient)
-        self.epsilon = float(epsilon)
-        self.nesterov = bool(nesterov)
-        self.moves_along_u = ratio == "after_momentum"
+        self.trust_coefficient = trust_coefficient
+        self.epsilon = epsilon
+        self.nesterov = nesterov
+
+    @property
+    def moves_along_u(self):
+        """Before the momentum, u is the gradient, and x moves along v."""
+        return self.ratio == "after_momentum"
 
     def moments(self, x, g, slots, decay):
         """m; where the ratio comes before the momentum, that moves last, in `move`."""
@@ -134,8 +137,3 @@ class LARS(LayerwiseOptimizer):
         v = self.momentum * slots["momentum"] + step
         movement = self.momentum * v + step if self.nesterov else v
         return x - movement, {"momentum": v}
-
-    def get_config(self):
-        """The arguments."""
-        names = ("momentum", "ratio", "trust_coefficient", "epsilon", "nesterov")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -13,13 +13,15 @@ Private parts of `keras.optimizers.Optimizer` that have no public counterpart ar
 """
 
 import math
+import types
 import warnings
+from typing import ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import backends, selection
+from lamb_tf import backends, hyperparameters, selection
 
 PRIVATE_HOOKS = (
     "_iterations",  # the variable behind `iterations`
@@ -31,18 +33,33 @@ PRIVATE_HOOKS = (
     "_track_variable",  # for wider state: `add_variable_from_reference` copies the type
     "_model_variables_moving_average",  # read by keras.callbacks.SwapEMAWeights
 )
+KERAS_OPTIONS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
 
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
     """An optimizer whose step in each tensor is scaled by that tensor's trust ratio, φ(‖x‖)/‖u‖.
 
-    A subclass names its slots and says how the gradient moves them (`moments`) and what u is
-    (`direction`); where its equations differ, also the ratio (`trust_ratio`) and the movement along
-    u (`move`). These take and return tensors of one variable in the type of the arithmetic, which
-    is float32, or float64 where any of the variables is.
+    A subclass names its slots and hyperparameters, and says how the gradient moves the slots
+    (`moments`) and what u is (`direction`); where its equations differ, also the ratio
+    (`trust_ratio`) and the movement along u (`move`). These take and return tensors of one variable
+    in the type of the arithmetic, which is float32, or float64 where any of the variables is.
     """
 
     slot_names = ()
+    hyperparameters: ClassVar = {  # what checks each
+        "weight_decay": hyperparameters.decay,
+        "weight_norm_bounds": hyperparameters.bounds,
+        "trust_ratio_bounds": hyperparameters.bounds,
+    }
     moves_along_u = True  # whether `move` is the plain x − step u
     scratch = None  # see `backends.adam_scratch`
 
@@ -63,13 +80,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 f"`weight_decay={kwargs['weight_decay_rate']!r}`."
             )
         if selection.is_variable(learning_rate):
-            super().__init__(_no_learning_rate, name=name, **kwargs)
+            super().__init__(_no_learning_rate, weight_decay, name=name, **kwargs)
             self._learning_rate = learning_rate
         else:
-            super().__init__(_rate(learning_rate), name=name, **kwargs)
-        self.weight_decay = _decay(weight_decay)
-        self.weight_norm_bounds = _bounds(weight_norm_bounds, "weight_norm_bounds")
-        self.trust_ratio_bounds = _bounds(trust_ratio_bounds, "trust_ratio_bounds")
+            rate = hyperparameters.rate(learning_rate, "learning_rate")
+            super().__init__(rate, weight_decay, name=name, **kwargs)
+        self.weight_norm_bounds = weight_norm_bounds
+        self.trust_ratio_bounds = trust_ratio_bounds
         self._exclusions = {
             "exclude_from_weight_decay": exclude_from_weight_decay,
             "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
@@ -79,6 +96,30 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._telemetry = None
         self._records_telemetry = False
         self._has_stepped = False
+        self._is_settled = False
+
+    def __setattr__(self, name, value):
+        """Checks the value of a hyperparameter; refuses what a compiled step would not see."""
+        check = self.hyperparameters.get(name)
+        if check:
+            value = check(value, name)
+        settled = vars(self).get("_is_settled")
+        if settled and (check or name in KERAS_OPTIONS) and value != getattr(self, name):
+            raise AttributeError(
+                f"`{name}` is settled when the optimizer is built: a compiled step would not see "
+                f"the change. Make a new {type(self).__name__}, with a schedule for a weight decay "
+                "that is to change."
+            )
+        if name in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+            raise AttributeError(
+                f"`{name}` cannot be assigned: give it to the constructor of {type(self).__name__}."
+            )
+        if name == "learning_rate" and callable(value) and vars(self).get("_has_stepped"):
+            raise AttributeError(
+                "`learning_rate` can become a schedule or a callable before the first step only; "
+                "a number can be assigned at any time."
+            )
+        super().__setattr__(name, value)
 
     # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
@@ -94,8 +135,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                     f"gradient written into it. {type(self).__name__} does not do that: train it "
                     "with another optimizer, or without float8."
                 )
-        types = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
-        self._precision = "float64" if "float64" in types else "float32"
+        dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
+        self._precision = "float64" if "float64" in dtypes else "float32"
         options = self.gradient_accumulation_steps, self.use_ema
         self.gradient_accumulation_steps, self.use_ema = None, False
         super().build(variables)  # with these options it would add state in the variable's type
@@ -114,6 +155,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self.record_telemetry()
         self._compiled_direction = backends.compiled(self._find_direction)
         self._compiled_move = backends.compiled(self._move_and_average)
+        self._is_settled = True
 
     def _add_choice(self, variables):
         """Which variables are decayed, and which adapted: state, and so saved and restored."""
@@ -160,13 +202,25 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             )
         self._records_telemetry = True
         if self.built and self._telemetry is None:
-            shapes = {"gradient_norm": (), "layers": (len(self._trainable_variables), 3)}
-            self._telemetry = {
-                name: self.add_variable(
-                    shape, dtype="float32", aggregation="only_first_replica", name=name
-                )
-                for name, shape in shapes.items()
-            }
+            # A namespace, into which TensorFlow's checkpoints do not look.
+            self._telemetry = types.SimpleNamespace(
+                gradient_norm=self._add_figures((), "gradient_norm"),
+                layers=self._add_figures((len(self._trainable_variables), 3), "layers"),
+            )
+
+    def _add_figures(self, shape, name):
+        with keras.name_scope(self.name, caller=self):
+            figures = keras.Variable(
+                "zeros",
+                shape=shape,
+                dtype="float32",
+                trainable=False,
+                aggregation="only_first_replica",
+                name=name,
+            )
+        if backends.THREADS_STATE:
+            self._track_variable(figures)
+        return figures
 
     @property
     def iterations(self):
@@ -237,21 +291,18 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             )
 
     def _saved_variables(self):
-        unsaved = [id(v) for v in (self._telemetry or {}).values()]
+        unsaved = [id(v) for v in vars(self._telemetry).values()] if self._telemetry else []
         return [v for v in self.variables if id(v) not in unsaved]
 
     def get_config(self):
         """The arguments; variables and predicates among the exclusions become positions."""
         config = super().get_config()
-        decay = self.weight_decay
-        config["weight_decay"] = (
-            keras.saving.serialize_keras_object(decay) if callable(decay) else decay
-        )
+        for name in self.hyperparameters:
+            value = getattr(self, name)
+            config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
         for argument, exclusions in self._exclusions.items():
             variables = self._trainable_variables if self.built else None
             config[argument] = selection.to_be_saved(exclusions, variables, argument)
-        config["weight_norm_bounds"] = self.weight_norm_bounds
-        config["trust_ratio_bounds"] = self.trust_ratio_bounds
         return config
 
     @classmethod
@@ -345,7 +396,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         )
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
-            self._telemetry["gradient_norm"].assign(gradient_norm)
+            self._telemetry.gradient_norm.assign(gradient_norm)
         finite = ops.isfinite(gradient_norm)
         self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
         if backends.fuses():
@@ -406,10 +457,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 variable.assign(variable.constraint(variable))
         if self._telemetry:
             rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
-            layers = self._telemetry["layers"]
-            all_figures = ops.scatter_update(
-                ops.zeros(layers.shape), rows, ops.cast(figures, "float32")
-            )
+            layers = self._telemetry.layers
+            figures = ops.cast(figures, "float32")
+            all_figures = ops.scatter_update(ops.zeros(layers.shape, "float32"), rows, figures)
             layers.assign(_kept(finite, all_figures, backends.read(layers)))
         self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
@@ -535,30 +585,6 @@ def _no_learning_rate():
     return 0.0
 
 
-def _rate(value):
-    """A learning rate as Keras wants it."""
-    if callable(value):
-        return value
-    if isinstance(value, str) or np.ndim(value) or not float(value) >= 0:
-        raise ValueError(
-            "`learning_rate` must be a number of at least 0, a schedule, a callable without "
-            f"arguments or a variable. Received {value!r}."
-        )
-    return float(value)
-
-
-def _decay(value):
-    """A weight decay: a number or a schedule."""
-    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-        return value
-    if value is None or isinstance(value, str) or callable(value) or not float(value) >= 0:
-        raise ValueError(
-            "`weight_decay` must be a number of at least 0 (0 for none), or a "
-            f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
-        )
-    return float(value)
-
-
 def _kept(finite, new, old):
     """The new value, or the old one where the gradients were not finite (None: they are)."""
     return new if finite is None else ops.where(finite, new, old)
@@ -577,14 +603,3 @@ def _groups(variables):
             start, size = i, 0
         size += bytes_of_u
     return [*groups, range(start, len(variables))]
-
-
-def _bounds(value, argument):
-    """A pair of numbers, 0 ≤ low ≤ high, or None."""
-    if value is None:
-        return None
-    if len(value) != 2 or not 0 <= value[0] <= value[1]:
-        raise ValueError(
-            f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}."
-        )
-    return (float(value[0]), float(value[1]))

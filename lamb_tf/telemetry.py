@@ -19,7 +19,7 @@ FIGURES = ("weight_norm", "update_norm", "trust_ratio")
 
 
 def record(optimizer):
-    """From now on each update keeps its figures, in variables of the optimizer (never saved).
+    """From now on each update keeps its figures, in variables that no file or checkpoint holds.
 
     Args:
         optimizer: a `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
@@ -70,7 +70,7 @@ def tensors(optimizer):
             "There is no telemetry: call `telemetry.record(optimizer)` before the first step, and "
             "read after it."
         )
-    return recorded["layers"], recorded["gradient_norm"]
+    return recorded.layers, recorded.gradient_norm
 
 
 def _layerwise(optimizer):

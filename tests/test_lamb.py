@@ -205,7 +205,7 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"beta_1": 1.0}, r"beta_1.*\[0, 1\).*1.0"),
         ({"beta_2": -0.1}, r"beta_2.*\[0, 1\)"),
         ({"epsilon": -1e-6}, "epsilon"),
-        ({"nesterov": True}, 'nesterov.*"first"'),
+        ({"nesterov": True}, "nesterov.*'first'"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"weight_decay": None}, "weight_decay.*0 for none"),
         ({"learning_rate": -1.0}, "learning_rate"),

@@ -62,7 +62,7 @@ def test_excluded_variables_get_momentum_alone(ratio):
     ("arguments", "message"),
     [
         ({"momentum": 1.0}, "momentum"),
-        ({"ratio": "during"}, 'ratio.*"before_momentum"'),
+        ({"ratio": "during"}, "ratio.*'before_momentum'"),
         ({"trust_coefficient": 0.0}, "trust_coefficient"),
         ({"epsilon": -1.0}, "epsilon"),
     ],

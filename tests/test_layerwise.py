@@ -126,6 +126,100 @@ def test_a_predicate_cannot_be_saved_before_the_variables_are_known():
         optimizer.get_config()
 
 
+# Hyperparameters.
+
+REASSIGNED = {
+    lamb_tf.LAMB: {
+        "beta_1": 0.5,
+        "beta_2": 0.9,
+        "epsilon": 1e-3,
+        "bias_correction": False,
+        "nesterov": "both",
+        "weight_decay": 0.1,
+        "weight_norm_bounds": (0.0, 0.2),
+        "trust_ratio_bounds": (0.0, 0.02),
+        "clipnorm": 0.1,
+        "clipvalue": 0.1,
+        "global_clipnorm": 0.1,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
+        "loss_scale_factor": 8.0,
+        "gradient_accumulation_steps": 2,
+    },
+    lamb_tf.LARS: {
+        "momentum": 0.5,
+        "ratio": "after_momentum",
+        "trust_coefficient": 0.5,
+        "epsilon": 1e-3,
+        "nesterov": True,
+    },
+}
+REASSIGNED = [
+    (c, name, value) for c, values in REASSIGNED.items() for name, value in values.items()
+]
+
+
+@pytest.mark.parametrize(("optimizer_class", "name", "value"), REASSIGNED, ids=str)
+def test_a_value_assigned_before_the_build_is_that_of_the_constructor(optimizer_class, name, value):
+    assigned = optimizer_class()
+    setattr(assigned, name, value)
+    assert assigned.get_config() == {**optimizer_class().get_config(), name: value}
+
+
+@pytest.mark.parametrize(("optimizer_class", "name", "value"), REASSIGNED, ids=str)
+def test_a_value_assigned_after_the_build_is_refused(optimizer_class, name, value):
+    optimizer = optimizer_class()
+    optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
+    before = getattr(optimizer, name)
+    with pytest.raises(
+        AttributeError, match=f"`{name}` is settled.*new {optimizer_class.__name__}"
+    ):
+        setattr(optimizer, name, value)
+    setattr(optimizer, name, before)
+    assert getattr(optimizer, name) == before
+
+
+def test_a_beta_assigned_before_the_build_takes_effect_and_is_checked():
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    optimizer = lamb_tf.LAMB(0.1)
+    optimizer.beta_1 = 0.5
+    trained = steps.train(optimizer, weights, gradients)
+    expected = reference.lamb(weights[1], [g[1] for g in gradients], 0.1, beta_1=0.5)
+    np.testing.assert_allclose(trained[1], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"`beta_1` must be in \[0, 1\)"):
+        lamb_tf.LAMB().beta_1 = 1.0
+
+
+@pytest.mark.parametrize("name", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"])
+def test_exclusions_cannot_be_assigned(name):
+    with pytest.raises(AttributeError, match="to the constructor of LAMB"):
+        setattr(lamb_tf.LAMB(), name, ["bias"])
+
+
+def test_a_rate_that_is_a_number_can_be_assigned_and_becomes_no_schedule_after_a_step():
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.5)
+    optimizer.learning_rate = 0.1
+    steps.take_steps(optimizer, variables, gradients)
+    expected = reference.lamb(weights[1], [g[1] for g in gradients], 0.1)
+    np.testing.assert_allclose(steps.values(variables)[1], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AttributeError, match="before the first step only"):
+        optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
+
+
+def test_building_twice_changes_nothing():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    variables, once = steps.make_variables(weights), steps.make_variables(weights)
+    optimizer, other = lamb_tf.LAMB(0.1), lamb_tf.LAMB(0.1)
+    steps.take_steps(optimizer, variables, gradients[:2])
+    steps.take_steps(optimizer, variables, gradients[2:])  # builds again
+    steps.take_steps(other, once, gradients)
+    for one, two in zip(steps.values(variables), steps.values(once)):
+        np.testing.assert_array_equal(one, two)
+
+
 # The order of a step.
 
 

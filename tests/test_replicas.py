@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import reference
 import steps
 import tensorflow as tf
 from two_replicas import two_replicas
@@ -78,6 +79,15 @@ def assert_two_replicas_give_the_weights_of_one(arguments, reduced=False):
     for variable, expected in zip(variables, one):
         for local in STRATEGY.experimental_local_results(variable.value):
             np.testing.assert_allclose(local.numpy(), expected, rtol=2e-6, atol=2e-7)
+
+
+def test_two_replicas_with_float64_weights_follow_the_formula_in_float64():
+    weights, gradients = steps.weights_and_gradients(steps=4, dtype="float64")
+    both = [[[0.25 * g for g in grads], [0.75 * g for g in grads]] for grads in gradients]
+    variables, _ = train_on_replicas(lambda: lamb_tf.LAMB(0.125), weights, both, dtype="float64")
+    for i, x in enumerate(weights):
+        expected = reference.lamb(x, [g[i] for g in gradients], 0.125)
+        np.testing.assert_allclose(variables[i].numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_two_replicas_with_lars_give_the_weights_of_one():
@@ -184,6 +194,19 @@ def test_a_step_is_the_same_in_a_graph_and_in_xla_and_eagerly(compiled):
     for one, two in zip(steps.values(variables), steps.values(eager)):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
     assert optimizer.skipped_updates.numpy() == other.skipped_updates.numpy() == 1
+
+
+@pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS])
+def test_xla_keeps_float64(optimizer_class):
+    weights, gradients = steps.weights_and_gradients(steps=3, dtype="float64")
+    expected = steps.train(optimizer_class(0.125), weights, gradients, "float64")
+    variables, optimizer = steps.make_variables(weights, "float64"), optimizer_class(0.125)
+    optimizer.build(variables)
+    step = tf.function(lambda grads: optimizer.apply(grads, variables), jit_compile=True)
+    for grads in gradients:
+        step([tf.constant(g) for g in grads])
+    for one, two in zip(steps.values(variables), expected):
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-13)
 
 
 def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):

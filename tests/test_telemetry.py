@@ -70,7 +70,8 @@ def test_recording_changes_no_weights_and_is_not_saved(tmp_path):
     recording.save_own_variables(saved[0])
     plain.save_own_variables(saved[1])
     assert saved[0].keys() == saved[1].keys()
-    assert len(recording.variables) == len(plain.variables) + 2
+    tracked = [variable.path for variable in recording.variables]
+    assert ("lamb/layers" in tracked) == (steps.BACKEND == "jax")  # which threads its state
 
 
 def test_without_record_nothing_is_kept():

@@ -1,0 +1,79 @@
+"""What an optimizer's hyperparameters may be: each function checks a value and returns it.
+
+All take the value and the name of the argument, for the message of the ValueError.
+"""
+
+import keras
+import numpy as np
+
+
+def not_negative(value, argument):
+    """A number of at least 0."""
+    if not value >= 0:
+        raise ValueError(f"`{argument}` must be at least 0. Received {value!r}.")
+    return float(value)
+
+
+def positive(value, argument):
+    """A number above 0."""
+    if not value > 0:
+        raise ValueError(f"`{argument}` must be above 0. Received {value!r}.")
+    return float(value)
+
+
+def fraction(value, argument):
+    """A number in [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"`{argument}` must be in [0, 1). Received {value!r}.")
+    return float(value)
+
+
+def truth(value, argument):
+    """True or False."""
+    return bool(value)
+
+
+def one_of(*choices):
+    """A check that takes one of `choices` only."""
+
+    def check(value, argument):
+        if value not in choices:
+            raise ValueError(f"`{argument}` must be one of {choices}. Received {value!r}.")
+        return value
+
+    return check
+
+
+def bounds(value, argument):
+    """A pair of numbers, 0 ≤ low ≤ high, or None."""
+    if value is None:
+        return None
+    if len(value) != 2 or not 0 <= value[0] <= value[1]:
+        raise ValueError(
+            f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}."
+        )
+    return (float(value[0]), float(value[1]))
+
+
+def decay(value, argument):
+    """A weight decay: a number or a schedule."""
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return value
+    if value is None or isinstance(value, str) or callable(value) or not float(value) >= 0:
+        raise ValueError(
+            f"`{argument}` must be a number of at least 0 (0 for none), or a "
+            f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
+        )
+    return float(value)
+
+
+def rate(value, argument):
+    """A learning rate as Keras wants it, which wraps the number in a variable."""
+    if callable(value):
+        return value
+    if isinstance(value, str) or np.ndim(value) or not float(value) >= 0:
+        raise ValueError(
+            f"`{argument}` must be a number of at least 0, a schedule, a callable without "
+            f"arguments or a variable. Received {value!r}."
+        )
+    return float(value)
