@@ -10,6 +10,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import keras
+import pytest
 import tensorflow as tf
 
 # Two devices, so that MirroredStrategy(["CPU:0", "CPU:1"]) works in any test; the number is fixed
@@ -17,3 +19,15 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
+
+
+@pytest.fixture
+def float64():
+    """float64 on every backend: JAX makes it float32 where it is not asked to leave it."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(True):
+        yield

@@ -2,13 +2,10 @@
 
 import keras
 import numpy as np
-import pytest
 
 from lamb_tf import backends
 
 BACKEND = keras.backend.backend()
-
-DOUBLE = pytest.mark.skipif(BACKEND == "jax", reason="JAX needs jax_enable_x64 for float64")
 
 SHAPES = {"embedding": (13, 7), "dense/kernel": (7, 5), "dense/bias": (5,), "scale": ()}
 

@@ -100,7 +100,7 @@ def test_variables_of_sixteen_bits_follow_the_formula_with_float32_state(dtype):
             assert keras.backend.standardize_dtype(slot.dtype) == "float32"
 
 
-@steps.DOUBLE
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -123,7 +123,7 @@ def test_float64_variables_follow_the_formula_to_float64_round_off(arguments):
         np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
 
 
-@steps.DOUBLE
+@pytest.mark.usefixtures("float64")
 def test_float64_gradients_are_clipped_and_averaged_in_float64():
     weights, gradients = steps.weights_and_gradients(steps=6, dtype="float64")
     optimizer = lamb_tf.LAMB(
@@ -141,7 +141,7 @@ def test_float64_gradients_are_clipped_and_averaged_in_float64():
         np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
 
 
-@steps.DOUBLE
+@pytest.mark.usefixtures("float64")
 def test_a_float64_variable_among_others_keeps_its_digits():
     weights, gradients = steps.weights_and_gradients(steps=3)
     doubles, double_gradients = steps.weights_and_gradients(steps=3, dtype="float64")

@@ -33,7 +33,7 @@ def test_both_forms_agree_with_their_formulas(ratio, arguments):
         np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
 
 
-@steps.DOUBLE
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("ratio", FORMS)
 def test_float64_variables_follow_both_formulas_to_float64_round_off(ratio, nesterov):

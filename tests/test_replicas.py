@@ -1,5 +1,7 @@
 """The order of a step under tf.distribute: N replicas give the weights that one gives."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -227,3 +229,84 @@ def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
     steps.take_steps(other, again, gradients[2:])
     for one, two in zip(steps.values(variables), steps.values(again)):
         np.testing.assert_array_equal(one, two)
+
+
+# Telemetry.
+
+
+def expected_figures(weights, gradients):
+    """‖x‖, ‖u‖ and their ratio of a first step, in which u = g / (|g| + ε)."""
+    rows = []
+    for x, g in zip(weights, gradients):
+        norm_x, norm_u = np.linalg.norm(x), np.linalg.norm(g / (np.abs(g) + 1e-6))
+        rows.append([norm_x, norm_u, norm_x / norm_u if norm_x > 0 else 1.0])
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "XLA", "two replicas"])
+def test_telemetry_tells_the_same_in(mode):
+    weights, gradients = steps.weights_and_gradients(steps=1)
+
+    def recording():
+        optimizer = lamb_tf.LAMB(0.1)
+        lamb_tf.telemetry.record(optimizer)
+        return optimizer
+
+    if mode == "two replicas":
+        _, optimizer = train_on_replicas(recording, weights, shares(gradients))
+    else:
+        optimizer, variables = recording(), steps.make_variables(weights)
+        optimizer.build(variables)
+        step = lambda grads: optimizer.apply(grads, variables)  # noqa: E731
+        if mode != "eager":
+            step = tf.function(step, jit_compile=mode == "XLA", autograph=False)
+        step([tf.constant(g) for g in gradients[0]])
+    figures = lamb_tf.telemetry.read(optimizer)
+    rows = [[row[name] for name in lamb_tf.telemetry.FIGURES] for row in figures.values()]
+    np.testing.assert_allclose(rows, expected_figures(weights, gradients[0]), rtol=1e-5)
+    norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradients[0]))
+    assert lamb_tf.telemetry.gradient_norm(optimizer) == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["graph", "XLA", "two replicas"])
+def test_telemetry_can_be_read_inside_a(mode):
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    with STRATEGY.scope() if mode == "two replicas" else contextlib.nullcontext():
+        variables, optimizer = steps.make_variables(weights), lamb_tf.LAMB(0.1)
+        lamb_tf.telemetry.record(optimizer)
+        optimizer.build(variables)
+
+    @tf.function(jit_compile=mode == "XLA", autograph=False)
+    def step(grads):
+        apply = lambda: optimizer.apply([0.5 * g for g in grads], variables)  # noqa: E731
+        STRATEGY.run(apply) if mode == "two replicas" else apply()
+        layers, norm = lamb_tf.telemetry.tensors(optimizer)
+        return layers + 0.0, norm + 0.0
+
+    layers, norm = step([tf.constant(g) for g in gradients[0]])
+    halves = gradients[0] if mode == "two replicas" else [0.5 * g for g in gradients[0]]
+    np.testing.assert_allclose(layers, expected_figures(weights, halves), rtol=1e-5)
+    assert float(norm) == pytest.approx(lamb_tf.telemetry.gradient_norm(optimizer))
+
+
+@pytest.mark.parametrize("recorded", ["when saving", "when restoring"])
+def test_a_checkpoint_is_the_same_whether_telemetry_is_recorded_or_not(tmp_path, recorded):
+    weights, gradients = steps.weights_and_gradients(steps=2)
+
+    def stepped(records, grads):
+        variables, optimizer = steps.make_variables(weights), lamb_tf.LAMB(0.1)
+        if records:
+            lamb_tf.telemetry.record(optimizer)
+        steps.take_steps(optimizer, variables, grads)
+        return optimizer
+
+    old = stepped(recorded == "when saving", gradients)
+    path = tf.train.Checkpoint(optimizer=old).save(str(tmp_path / "checkpoint"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    new = stepped(recorded == "when restoring", gradients[:1])
+    restored = tf.train.Checkpoint(optimizer=new)
+    restored.restore(path).assert_consumed().assert_existing_objects_matched()
+    for one, two in zip(steps.values(old.variables), steps.values(new.variables)):
+        np.testing.assert_array_equal(one, two)
+    again = restored.save(str(tmp_path / "again"))
+    assert [name for name, _ in tf.train.list_variables(again)] == names
