@@ -128,7 +128,7 @@ class LAMB(LayerwiseOptimizer):
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
         # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
         if not self.nesterov and self.epsilon > 0 and min(self._betas) >= 0.5:
-            self.scratch = backends.adam_scratch(self._trainable_variables, self._precision)
+            self.scratch = backends.adam_scratch(self.trainable_variables, self._precision)
 
     def coefficients(self, step):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""

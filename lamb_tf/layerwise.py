@@ -8,8 +8,7 @@ A step goes in this order (`docs/algorithm.md` says why):
 `lamb.py` and `lars.py` hold the equations, `selection.py` finds the variables that an exclusion
 names, and `backends.py` knows what TensorFlow, JAX and torch do differently.
 
-Private parts of `keras.optimizers.Optimizer` that have no public counterpart are named in
-`PRIVATE_HOOKS`.
+Private parts of Keras are used in this module alone; `PRIVATE_HOOKS` names them.
 """
 
 import math
@@ -23,16 +22,19 @@ from keras import ops
 
 from lamb_tf import backends, hyperparameters, selection
 
-PRIVATE_HOOKS = (
-    "_iterations",  # the variable behind `iterations`
-    "_learning_rate",  # what `learning_rate` was given: assigned when it is a variable
-    "_trainable_variables",  # the variables the optimizer was built with
-    "_get_variable_index",
-    "_check_variables_are_known",
-    "_filter_empty_gradients",
-    "_track_variable",  # for wider state: `add_variable_from_reference` copies the type
-    "_model_variables_moving_average",  # read by keras.callbacks.SwapEMAWeights
-)
+PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
+    "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
+    "_learning_rate": "what `learning_rate` was given: assigned where it is the user's variable",
+    "_trainable_variables": "the variables that the optimizer was built with",
+    "_get_variable_index": "the position of a variable among them, the same on each replica",
+    "_check_variables_are_known": "its error for a variable that the optimizer was not built with",
+    "_filter_empty_gradients": "its warning and error for variables without gradient",
+    "_track_variable": "state wider than its variable; the public methods copy the type",
+    "_model_variables_moving_average": "where keras.callbacks.SwapEMAWeights looks for averages",
+    "_layout": "of a keras.Variable: the slots of a sharded variable are sharded alike",
+    "_momentums": "m of keras.optimizers.Lamb",
+    "_velocities": "v of keras.optimizers.Lamb",
+}
 KERAS_OPTIONS = (
     "clipnorm",
     "clipvalue",
@@ -226,6 +228,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def iterations(self):
         """Updates made so far; skipped ones and the micro-steps of accumulation do not count."""
         return self._iterations
+
+    @property
+    def trainable_variables(self):
+        """The variables that the optimizer was built with."""
+        return list(self._trainable_variables)
 
     def slots(self, variable):
         """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`."""
@@ -578,6 +585,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def move(self, x, u, slots, step_size, decay):
         """x − step_size u, and the slots that moved."""
         return x - step_size * u, {}
+
+
+def moments_of_keras_lamb(optimizer):
+    """(variable, m, v) for each variable that a `keras.optimizers.Lamb` trains."""
+    return zip(
+        optimizer._trainable_variables, optimizer._momentums, optimizer._velocities, strict=True
+    )
 
 
 def _no_learning_rate():

@@ -19,6 +19,18 @@ from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
 from lamb_tf import selection
 
+PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own methods for subclasses
+    "_slots": "slots by variable and name: `add_slot` adds those wider than their variable",
+    "_slot_names": "likewise",
+    "_weights": "likewise: what `get_weights` and the files hold",
+    "_restore_slot_variable": "likewise: a checkpoint that was read before the slot was made",
+    "_distribution_strategy_scope": "likewise: the slot is made under the strategy of its variable",
+    "_decayed_lr": "the rate after a schedule or Keras 2's `decay`",
+    "_initial_decay": "the argument `decay`",
+    "_fallback_apply_state": "coefficients for a variable on a device that `_prepare` did not see",
+    "_use_locking": "what Keras 2 hands to each assignment",
+}
+
 _register = tf_keras.utils.register_keras_serializable(package="lamb_tf")
 _Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
 
@@ -101,7 +113,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
             strategy = tf.distribute.get_strategy()
             with self._distribution_strategy_scope(), strategy.extended.colocate_vars_with(var):
                 slot = tf.Variable(
-                    tf.zeros(var.shape), trainable=False, name=f"{var._shared_name}/{slot_name}"
+                    tf.zeros(var.shape), trainable=False, name=f"{_name(var)}/{slot_name}"
                 )
             slots[slot_name] = slot
             self._weights.append(slot)

@@ -14,6 +14,8 @@ import os
 import keras
 import numpy as np
 
+from lamb_tf.layerwise import moments_of_keras_lamb
+
 
 def from_tf_keras(path, model, optimizer, match="name"):
     """Reads weights, `m`, `v` and the step count of a tf_keras model into `model` and `optimizer`.
@@ -94,9 +96,9 @@ def from_keras(old, optimizer):
         raise TypeError(f"Expected a keras.optimizers.Lamb, got {type(old).__name__}.")
     if not old.built:
         raise ValueError("The old optimizer has no state: it was not built and made no step.")
-    variables = old._trainable_variables
-    optimizer.build(variables)
-    for variable, m, v in zip(variables, old._momentums, old._velocities, strict=True):
+    moments = list(moments_of_keras_lamb(old))
+    optimizer.build([variable for variable, _, _ in moments])
+    for variable, m, v in moments:
         _set_slots(optimizer, variable, m, v)
     optimizer.iterations.assign(old.iterations)
 

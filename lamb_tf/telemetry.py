@@ -38,7 +38,7 @@ def read(optimizer):
     was used, which is 1 for a variable that is not adapted. A variable without gradient has zeros.
     """
     layers, _ = tensors(optimizer)
-    paths = [variable.path for variable in _layerwise(optimizer)._trainable_variables]
+    paths = [variable.path for variable in _layerwise(optimizer).trainable_variables]
     return {
         path: dict(zip(FIGURES, row))
         for path, row in zip(paths, backends.to_numpy(layers).tolist())

@@ -152,6 +152,26 @@ def test_every_import_of_the_packages_is_a_declared_dependency():
             assert roots <= allowed, f"{file} imports {roots - allowed}"
 
 
+def test_private_parts_of_keras_are_used_in_one_module_each_and_listed_there():
+    used, ours, listed = {}, set(), {}
+    for file in project_files("lamb_tf"):
+        names = used[file] = set()
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Attribute):
+                (ours if isinstance(node.ctx, ast.Store) else names).add(node.attr)
+            elif isinstance(node, ast.FunctionDef):
+                ours.add(node.name)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                ours.add(node.targets[0].id)
+                if node.targets[0].id == "PRIVATE_HOOKS":
+                    listed[file] = set(ast.literal_eval(node.value))
+    assert set(listed) == {"lamb_tf/layerwise.py", "lamb_tf/legacy.py"}
+    for file, names in used.items():
+        private = {name for name in names if re.match("_[a-z]", name)} - ours
+        private -= {"_get_hyper", "_set_hyper", "_serialize_hyperparameter"}  # for subclasses
+        assert private <= listed.get(file, set()), file
+
+
 @pytest.mark.slow
 def test_the_wheel_installs_and_imports_elsewhere(tmp_path):
     subprocess.run(
