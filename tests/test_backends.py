@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-TABLE = ["test_lamb.py", "test_lars.py", "test_layerwise.py", "test_telemetry.py"]
+TABLE = [
+    "test_lamb.py",
+    "test_lars.py",
+    "test_layerwise.py",
+    "test_telemetry.py",
+    "test_loss_scale.py",
+]
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

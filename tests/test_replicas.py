@@ -231,6 +231,52 @@ def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
+# Loss scaling.
+
+
+@pytest.mark.parametrize("bad_replica", [0, 1])
+@pytest.mark.parametrize(
+    "wrapper",
+    [keras.optimizers.LossScaleOptimizer, lamb_tf.LossScaleOptimizer],
+    ids=["keras", "ours"],
+)
+def test_an_overflow_on_either_replica_changes_nothing_under_a_loss_scale(wrapper, bad_replica):
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    with STRATEGY.scope():
+        variables = steps.make_variables(weights)
+        optimizer = wrapper(lamb_tf.LAMB(0.1), initial_scale=8.0)
+        optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(grads, factor):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            bad = tf.where(replica == bad_replica, factor, 1.0)
+            optimizer.apply([bad * 4.0 * g for g in grads], variables)
+
+        STRATEGY.run(on_replica)
+
+    for grads, factor in zip(gradients, (np.inf, 1.0)):
+        step([tf.constant(g) for g in grads], tf.constant(factor, tf.float32))
+        if factor == np.inf:
+            state = variables + [
+                s for v in variables for s in optimizer.inner_optimizer.slots(v).values()
+            ]
+            for variable, old in zip(
+                state, [*weights, *[np.zeros(w.shape) for w in weights for _ in "mv"]]
+            ):
+                for local in STRATEGY.experimental_local_results(variable.value):
+                    np.testing.assert_array_equal(local.numpy(), old)
+    # The second step is a first one, on gradients whose scale cancels as does Adam's.
+    expected = steps.train(lamb_tf.LAMB(0.1), weights, gradients[1:])
+    for result, value in zip(steps.values(variables), expected):
+        np.testing.assert_allclose(result, value, rtol=1e-4, atol=1e-6)
+    assert optimizer.iterations.numpy() == 1
+    if wrapper is lamb_tf.LossScaleOptimizer:
+        assert optimizer.dynamic_scale.numpy() == 4.0
+        assert optimizer.inner_optimizer.skipped_updates.numpy() == 1
+
+
 # Telemetry.
 
 

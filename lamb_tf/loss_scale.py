@@ -1,0 +1,85 @@
+"""Dynamic loss scaling, for float16, that is the same on any number of replicas."""
+
+import keras
+from keras import ops
+
+from lamb_tf import backends
+from lamb_tf.layerwise import LayerwiseOptimizer
+
+
+@keras.saving.register_keras_serializable(package="lamb_tf")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """An optimizer around `lamb_tf.LAMB` or `LARS` that finds the scale of the loss.
+
+    The scale is halved after an update that was skipped since a gradient of any replica was not
+    finite, and doubled after `dynamic_growth_steps` good updates in a row. It is that of
+    `keras.optimizers.LossScaleOptimizer` but for two things. That one looks at the gradients of one
+    replica: an overflow on another leaves the weights of LAMB and LARS alone, too, but the scale
+    stays as large as it was. And what it skips, `skipped_updates` does not count.
+
+    `compile` puts Keras' own around an optimizer under the policy `mixed_float16`, unless it is
+    given this one.
+
+    Args:
+        inner_optimizer: a `lamb_tf.LAMB` or `LARS`, without `loss_scale_factor`.
+        initial_scale: the first scale.
+        dynamic_growth_steps: good updates after which the scale is doubled.
+        name: the name of the optimizer.
+
+    Raises:
+        TypeError: another optimizer.
+        ValueError: one that has a `loss_scale_factor` of its own.
+
+    Example:
+
+    >>> optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(1e-3))
+    >>> model.compile(optimizer, loss="mse")
+    """
+
+    def __init__(
+        self, inner_optimizer, initial_scale=2.0**15, dynamic_growth_steps=2000, name=None, **kwargs
+    ):
+        if not isinstance(inner_optimizer, LayerwiseOptimizer):
+            raise TypeError(
+                "`inner_optimizer` must be a lamb_tf.LAMB or LARS, which say whether they skipped "
+                f"an update. Received a {type(inner_optimizer).__name__}: take "
+                "keras.optimizers.LossScaleOptimizer for it."
+            )
+        if inner_optimizer.loss_scale_factor is not None:
+            raise ValueError(
+                "The gradients would be unscaled twice: leave out "
+                f"`loss_scale_factor={inner_optimizer.loss_scale_factor}` of `inner_optimizer`."
+            )
+        super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
+
+    def build(self, var_list):
+        """Creates the scale and the state of the inner optimizer."""
+        if not self.built:
+            super().build(var_list)
+
+    def apply(self, grads, trainable_variables=None):
+        """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
+        if not self.built and trainable_variables is None:
+            raise ValueError(
+                "The first call of `apply` needs the variables: `apply(grads, variables)`."
+            )
+        self.build(trainable_variables)
+        inner = self.inner_optimizer
+        before = inner.iterations + 0, inner.skipped_updates + 0
+        unscaled = [g if g is None else ops.divide(g, self.dynamic_scale) for g in grads]
+        inner.apply(unscaled, trainable_variables)
+        backends.merge_replicas(self._adapt, *before)
+
+    # Keras' own takes the branches of its `apply` apart for JAX; ours has none.
+    stateless_apply = keras.optimizers.Optimizer.stateless_apply
+
+    def _adapt(self, made_before, skipped_before):
+        """Halves or doubles the scale, once for all replicas."""
+        inner, scale = self.inner_optimizer, ops.convert_to_tensor(self.dynamic_scale)
+        made = ops.greater(inner.iterations, backends.first_replica(made_before))
+        skipped = ops.greater(inner.skipped_updates, backends.first_replica(skipped_before))
+        good = ops.where(skipped, 0, self.step_counter + ops.cast(made, self.step_counter.dtype))
+        doubles = ops.equal(good, self.dynamic_growth_steps)
+        self.step_counter.assign(ops.where(doubles, 0, good))
+        grown = ops.where(doubles, 2.0 * scale, scale)
+        self.dynamic_scale.assign(ops.where(skipped, 0.5 * scale, grown))

@@ -1,0 +1,77 @@
+"""lamb_tf.LossScaleOptimizer: the update of LAMB, and a scale that follows what was skipped."""
+
+import keras
+import numpy as np
+import pytest
+import steps
+
+import lamb_tf
+
+
+def scaled_by(scale, gradients):
+    return [[np.float32(scale) * g for g in grads] for grads in gradients]
+
+
+def number(variable):
+    return float(steps.values([variable])[0])
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_the_update_is_that_of_the_inner_optimizer(accumulation):
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    arguments = {"global_clipnorm": 0.5, "gradient_accumulation_steps": accumulation}
+    plain = steps.train(lamb_tf.LAMB(0.1, **arguments), weights, gradients)
+    outer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.1, **arguments), initial_scale=64.0)
+    scaled = steps.train(outer, weights, scaled_by(64.0, gradients))
+    for one, other in zip(scaled, plain):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    assert number(outer.dynamic_scale) == 64.0
+    assert number(outer.step_counter) == 4 / (accumulation or 1)
+
+
+def test_the_scale_is_halved_after_a_skipped_update_and_doubled_after_enough_good_ones():
+    weights, gradients = steps.weights_and_gradients(steps=6)
+    gradients[1][0] = gradients[1][0] * np.float32(np.inf)
+    optimizer = lamb_tf.LossScaleOptimizer(
+        lamb_tf.LAMB(0.1), initial_scale=8.0, dynamic_growth_steps=2
+    )
+    variables = steps.make_variables(weights)
+    scales = []
+    for grads in gradients:
+        steps.take_steps(optimizer, variables, [grads])
+        scales.append(number(optimizer.dynamic_scale))
+    assert scales == [8.0, 4.0, 4.0, 8.0, 8.0, 16.0]
+    assert number(optimizer.inner_optimizer.skipped_updates) == 1
+    assert number(optimizer.iterations) == 5
+
+
+def test_a_model_in_float16_trains_and_is_restored_with_its_scale(tmp_path):
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 4)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+    layers = [keras.layers.Dense(8, dtype="mixed_float16"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.01), 2.0**20), loss="mse")
+    model.fit(x, y, batch_size=4, verbose=0)
+    optimizer = model.optimizer
+    skipped = number(optimizer.inner_optimizer.skipped_updates)
+    assert skipped > 0  # 2^20 times a gradient of order 1 is beyond float16
+    assert skipped + number(optimizer.iterations) == 16
+    assert number(optimizer.dynamic_scale) == 2.0 ** (20 - skipped)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer) is lamb_tf.LossScaleOptimizer
+    assert again.optimizer.get_config() == optimizer.get_config()
+    for one, two in zip(again.optimizer.variables, optimizer.variables, strict=True):
+        np.testing.assert_array_equal(*steps.values([one, two]))
+
+
+def test_another_optimizer_and_a_second_scale_are_refused():
+    with pytest.raises(TypeError, match="Received a Adam"):
+        lamb_tf.LossScaleOptimizer(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match=r"leave out `loss_scale_factor=8.0`"):
+        lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(loss_scale_factor=8.0))
+    with pytest.raises(ValueError, match="needs the variables"):
+        lamb_tf.LossScaleOptimizer(lamb_tf.LAMB()).apply([np.ones(3)])
