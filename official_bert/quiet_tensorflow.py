@@ -25,6 +25,7 @@ def import_tensorflow():
             import tensorflow as tf
 
             tf.config.list_physical_devices("GPU")  # the first look for a GPU has greetings, too
+            tf.get_logger().setLevel("WARNING")  # below it are names of devices and of operations
         except BaseException:
             said.seek(0)
             os.write(stderr, said.read())

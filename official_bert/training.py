@@ -145,9 +145,6 @@ class Trainer:
         end = self._ends[index]
         described = flops.describe(self.run.config, stage)
         self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
-        loop = make_training_loop(
-            self.run, self.model, self.optimizer, self.strategy, reporting.enable_xla
-        )
         iterator = iter(
             distribution.distribute(
                 self.strategy,
@@ -156,14 +153,14 @@ class Trainer:
             )
         )
         if distribution.shard(self.strategy)[1] > 1:
-            self._reports.communication(loop.reductions(iterator, self._state))
+            self._reports.communication(self._loop.reductions(iterator, self._state))
         self._pace.cool()
         while self.step < end:
             steps = self._steps_to_boundary(end)
             self._state["stop_requests"] = float(stop.requested)
             self._profiler.at(self.step)
             self._state = self._pace.measure(
-                lambda steps=steps: loop(iterator, self.step, steps, self._state), steps
+                lambda steps=steps: self._loop(iterator, self.step, steps, self._state), steps
             )
             self.step += steps
             self._profiler.at(self.step)
@@ -204,9 +201,15 @@ class Trainer:
     # The model of a stage
 
     def _make(self, stage):
-        """Makes the model and the optimizer of a stage, with their first values."""
+        """Makes the model and the optimizer of a stage, with their first values.
+
+        The graphs that train and evaluate them go with them: stages that share a model share these.
+        """
         with self.strategy.scope():
             self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
+        self._loop = make_training_loop(
+            self.run, self.model, self.optimizer, self.strategy, self.reporting.enable_xla
+        )
         self._evaluator = evaluation.Evaluator(
             self.model, self.strategy, self.run.use_next_sentence_label
         )

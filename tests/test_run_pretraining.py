@@ -448,6 +448,27 @@ def test_ten_kills_at_random_moments_change_not_a_bit(files, small_corpus, tmp_p
 
 
 @pytest.mark.slow
+def test_many_stages_of_one_model_are_traced_once_a_shape_and_nothing_is_on_stderr(files, tmp_path):
+    """TensorFlow warns of 5 traces in some 10 calls, which 8 stages of one call each would be."""
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from official_bert.recipes import Recipe\n"
+        "from official_bert.stages import Stage\n"
+        "def eight():\n"
+        "    same = dict(steps=3, batch_size=8, learning_rate=1e-3)\n"
+        "    short = Stage(max_seq_length=32, max_predictions_per_seq=5, **same)\n"
+        "    long = Stage(max_seq_length=64, max_predictions_per_seq=10, **same)\n"
+        "    return Recipe(stages=(short, long) * 4)\n"
+    )
+    settings = files | {"recipe": f"{recipe}:eight", "steps_per_loop": 3}
+    process = start(settings, stderr=subprocess.PIPE)
+    output, error = process.communicate()
+    assert process.returncode == 0
+    assert output.count("stage 8") == 2
+    assert error == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
     """It also writes the profile that is being made."""
