@@ -99,12 +99,10 @@ class CheckpointStore:
         return [(int(m[1]), int(m[2]), path) for m, path in names if m]
 
     def _forget_old(self):
-        if not self.keep:
-            return
-        for _, _, path in sorted(self._found())[: -self.keep]:
-            path.unlink()  # first the manifest: from here on the checkpoint does not count
-            for part in _PARTS:
-                pathlib.Path(f"{str(path)[: -len('.json')]}{part}").unlink(missing_ok=True)
+        if self.keep:
+            for _, _, path in sorted(self._found())[: -self.keep]:
+                path.unlink()  # first the manifest: from here on the checkpoint does not count
+        _forget_bundles(self.directory, "ctl_step_", {path.stem for _, _, path in self._found()})
 
 
 def save_best(directory, weights, record):
@@ -125,12 +123,12 @@ def save_best(directory, weights, record):
     path = directory / "best.json"
     best = json.loads(path.read_text()) if path.exists() else {}
     if best.get("max_seq_length") == record["max_seq_length"] and best["loss"] <= record["loss"]:
+        _forget_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
         return
-    write_bundle(directory / f"bert_model.ckpt-{record['step']}", weights())
+    name = f"bert_model.ckpt-{record['step']}"
+    write_bundle(directory / name, weights())
     write_text(path, json.dumps(record, indent=1) + "\n")
-    if best and best["step"] != record["step"]:
-        for part in _PARTS:
-            (directory / f"bert_model.ckpt-{best['step']}{part}").unlink(missing_ok=True)
+    _forget_bundles(directory, "bert_model", {name})
 
 
 def read_tensors(prefix):
@@ -157,7 +155,8 @@ def write_bundle(prefix, tensors):
     """
     prefix = pathlib.Path(prefix)
     aside = prefix.parent / f".writing-{prefix.name}"
-    shutil.rmtree(aside, ignore_errors=True)
+    for left_by_a_kill in prefix.parent.glob(".writing-*"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
         names = sorted(tensors)
@@ -176,6 +175,14 @@ def write_bundle(prefix, tensors):
         raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _forget_bundles(directory, start, but):
+    """Removes the bundles whose name has this start, but for some; what a kill left of one, too."""
+    for part in _PARTS:
+        for path in directory.glob(f"{start}*.ckpt-*{part}"):
+            if path.name.removesuffix(part) not in but:
+                path.unlink()
 
 
 def _problem(prefix):

@@ -377,74 +377,112 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
     assert_ended_at_a_record(process.returncode, error, where, what, files["model_dir"])
 
 
-def start(settings, stderr=subprocess.STDOUT):
+def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE):
     """The command as a process, quiet, with its output in a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
         text=True,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
 
 
-def final_state(model_dir):
-    """Tensors of the last checkpoint, and the log without what is a matter of the machine."""
-    path = checkpoints.pathlib.Path(model_dir)
-    lines = map(json.loads, (path / "train_log.jsonl").read_text().splitlines())
-    log = [{name: value for name, value in line.items() if name != "timing"} for line in lines]
-    return checkpoints.CheckpointStore(path).latest().tensors(), log
+STAGES = (48, 24, 24)
+THREE_STAGES = """
+from official_bert.recipes import Recipe
+from official_bert.stages import Stage
+
+def three():
+    same = dict(batch_size=8, learning_rate=1e-3, warmup_steps=5)
+    short = dict(max_seq_length=32, max_predictions_per_seq=5, **same)
+    long = dict(max_seq_length=64, max_predictions_per_seq=10, **same)
+    return Recipe(stages=(
+        Stage(steps={}, depth=1, **short),
+        Stage(steps={}, depth=2, trained_layers=(1,), train_embeddings=False, **short),
+        Stage(steps={}, depth=2, **long)))
+""".format(*STAGES)
+
+
+def result(model_dir):
+    """All that a run leaves, by file, without what is a matter of the machine."""
+    found = {}
+    for path in checkpoints.pathlib.Path(model_dir).rglob("*"):
+        if path.is_file():
+            name, content = str(path.relative_to(model_dir)), path.read_bytes()
+            if name == "train_log.jsonl":
+                content = [json.loads(line) for line in content.splitlines()]
+                for line in content:
+                    line.pop("timing", None)
+            elif name.startswith("ctl_step") and name.endswith(".json"):
+                content = json.loads(content)
+                content["state"].pop("seconds")
+                content["state"]["loop"].pop("input_wait")
+            found[name] = content
+    return found
+
+
+def steps_saved(model_dir):
+    names = checkpoints.pathlib.Path(model_dir).glob("ctl_step_*.json")
+    return max(
+        (int(path.name.split(".")[0].removeprefix("ctl_step_")) for path in names), default=0
+    )
+
+
+def wait_until(condition, process):
+    while not condition() and process.poll() is None:
+        time.sleep(0.0002)
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments_change_not_a_bit(files, small_corpus, tmp_path):
-    """SIGKILL while it starts, trains, evaluates, writes checkpoints, changes stages."""
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(
-        "from official_bert.recipes import Recipe\n"
-        "from official_bert.stages import Stage\n"
-        "def two():\n"
-        "    same = dict(batch_size=8, learning_rate=1e-3, warmup_steps=5)\n"
-        "    return Recipe(stages=(\n"
-        "        Stage(steps=60, max_seq_length=32, max_predictions_per_seq=5, **same),\n"
-        "        Stage(steps=30, max_seq_length=64, max_predictions_per_seq=10, **same)))\n"
-    )
+def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_leaves(
+    files, small_corpus, tmp_path
+):
+    """SIGKILL in each tenth of it: in mid-checkpoint, at changes of stage, in the last export, …"""
+    (tmp_path / "mine.py").write_text(THREE_STAGES)
+    shape = json.loads(small_corpus.config.to_json()) | {"num_hidden_layers": 2}
+    checkpoints.pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
     settings = files | {
-        "recipe": f"{recipe}:two",
+        "recipe": f"{tmp_path / 'mine.py'}:three",
         "eval_files": small_corpus.held_out,
-        "eval_steps": 20,
+        "eval_steps": 16,
         "log_steps": 6,
         "save_checkpoints_steps": 4,
         "keep_checkpoint_max": 2,
         "distribution_strategy": "off",
+        "train_summary_interval": -1,
     }
     whole = start(settings | {"model_dir": str(tmp_path / "whole")})
-    output, _ = whole.communicate()
-    assert whole.returncode == 0, output
-
-    rng = random.Random(1)
+    rng = random.Random()
+    model_dir, total = tmp_path / "model", sum(STAGES)
+    # The folder in whose mid-writing to kill, in some tenths of the run; else after a while.
+    folders = {0: model_dir / "best", 1: model_dir, 6: model_dir}
+    changes = {5: STAGES[0], 7: STAGES[0] + STAGES[1], 10: total}  # of stage, and to the export
+    moments = [
+        (
+            changes.get(tenth, rng.randrange(tenth * total // 10, (tenth + 1) * total // 10)),
+            folders.get(tenth, rng.random() / (50 if tenth == 10 else 1)),
+        )
+        for tenth in range(11)
+    ]
     kills = 0
-    while True:
-        process = start(settings)
-        for line in process.stdout:  # let it come a random way beyond its start, then kill it
-            if kills < 10 and line.startswith(("step", "saved", "goes on")) and rng.random() < 0.3:
-                time.sleep(rng.random() * 0.15)
-                process.kill()
-                break
-        process.stdout.read()
-        process.stdout.close()
-        process.wait()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL
-        kills += 1
-    assert kills >= 10, f"the run ended after {kills} kills"
-    tensors, log = final_state(tmp_path / "model")
-    wanted_tensors, wanted_log = final_state(tmp_path / "whole")
-    assert log == wanted_log
-    assert tensors.keys() == wanted_tensors.keys()
-    for name, value in wanted_tensors.items():
-        np.testing.assert_array_equal(tensors[name], value, err_msg=name)
+    for step, how in moments:
+        process = start(settings, stdout=subprocess.DEVNULL)
+        wait_until(lambda step=step: steps_saved(model_dir) >= step, process)
+        if isinstance(how, float):
+            time.sleep(how)
+        else:
+            wait_until(lambda how=how: list(how.glob(".writing-*")), process)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 10, f"only {kills} kills; the moments were {moments}"
+    for process in (whole, start(settings)):
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+    left, wanted = result(model_dir), result(tmp_path / "whole")
+    assert left.keys() == wanted.keys(), f"after kills at {moments}"
+    for name, content in wanted.items():
+        assert left[name] == content, f"{name} differs after kills at {moments}"
 
 
 @pytest.mark.slow

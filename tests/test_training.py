@@ -355,6 +355,24 @@ def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tm
         assert metrics["most_frequent_token_accuracy"] == pytest.approx(share)
 
 
+def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path):
+    left = [".writing-ctl_step_3.ckpt-1/bundle.index", "ctl_step_3.ckpt-1.index"]
+    left += ["best/.writing-bert_model.ckpt-3/x", "best/bert_model.ckpt-3.data-00000-of-00001"]
+    kept = ["bert_model.ckpt-7.index", "notes.txt"]
+    for name in left + kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("left")
+    store = checkpoints.CheckpointStore(tmp_path, keep=1)
+    for step in (4, 8):
+        store.save({"global_step": np.int64(step)}, step, state={})
+        record = {"loss": 1.0 / step, "step": step, "max_seq_length": 32}
+        checkpoints.save_best(tmp_path / "best", lambda: {"x": np.ones(1)}, record)
+    parts = (".data-00000-of-00001", ".index")
+    wanted = {f"ctl_step_8.ckpt-2{part}" for part in (*parts, ".json")}
+    wanted |= {"best.json", "checkpoint", *(f"bert_model.ckpt-8{part}" for part in parts), *kept}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == wanted
+
+
 def test_weights_of_a_loss_that_is_no_number_are_not_the_best(tmp_path):
     for loss in (float("nan"), 3.0, float("inf"), float("nan")):
         record = {"loss": loss, "step": 1, "max_seq_length": 32}
