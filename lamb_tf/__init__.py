@@ -1,10 +1,23 @@
 """Layerwise adaptive optimizers for large batches, with their schedules and telemetry."""
 
-from lamb_tf import schedules, telemetry
-from lamb_tf.lamb import LAMB
-from lamb_tf.lars import LARS
-from lamb_tf.loss_scale import LossScaleOptimizer
+import keras
 
 __version__ = "0.1.0"
 
 __all__ = ["LAMB", "LARS", "LossScaleOptimizer", "__version__", "schedules", "telemetry"]
+
+if keras.__version__.startswith("2."):  # that of TensorFlow 2.15, where `lamb_tf.legacy` works
+
+    def __getattr__(name):
+        if name in __all__:
+            raise ImportError(
+                f"lamb_tf.{name} needs Keras 3 and this is Keras {keras.__version__}: "
+                "`pip install --upgrade keras`, or use lamb_tf.legacy with tf_keras."
+            )
+        raise AttributeError(f"module 'lamb_tf' has no attribute {name!r}")
+
+else:
+    from lamb_tf import schedules, telemetry
+    from lamb_tf.lamb import LAMB
+    from lamb_tf.lars import LARS
+    from lamb_tf.loss_scale import LossScaleOptimizer
