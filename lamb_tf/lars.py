@@ -24,7 +24,11 @@ class LARS(LayerwiseOptimizer):
         u = m                                 (Nesterov: u = μ m + (1 − μ) (g + λ x))
         x ← x − γ η φ(‖x‖) / (‖u‖ + ε) · u
 
-    The ratio is 1 where either of its norms is 0, and for variables excluded from adaptation.
+    The norms are of one variable: ‖x‖ before the step; ‖g‖ after clipping and without the decay,
+    for which λ ‖x‖ stands; ‖u‖ with the decay, which is in m. φ, where `weight_norm_bounds` gives
+    it, is of the numerator alone, ε of the denominator alone. Where either of the two is 0, the
+    ratio is 1, without η. `trust_ratio_bounds` clip what comes of all this, with η in it and
+    without γ. Variables excluded from adaptation have ratio 1, whatever the bounds.
 
     Args:
         learning_rate: γ, a float, a `LearningRateSchedule` (of the updates made so far), a callable
@@ -36,10 +40,10 @@ class LARS(LayerwiseOptimizer):
             exclude biases and the parameters of normalisation from both.
         ratio: "before_momentum" or "after_momentum", see above.
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
-        epsilon: ε, at least 0.
+        epsilon: ε, at least 0, added to the denominator of the ratio.
         nesterov: whether the movement looks one step ahead.
         weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
-        trust_ratio_bounds: (low, high) that the ratio is clipped to.
+        trust_ratio_bounds: (low, high) that the ratio, with η in it, is clipped to.
         name: the name of the optimizer.
         **kwargs: the arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 

@@ -54,19 +54,20 @@ def lars_before_momentum(
     momentum=0.9,
     weight_decay=0.0,
     trust_coefficient=0.001,
+    epsilon=0.0,
     nesterov=False,
     adapt=True,
+    weight_norm_bounds=None,
+    trust_ratio_bounds=None,
 ):
     """x after a LARS update for each of `gradients` (arXiv 1708.03888)."""
     x = np.asarray(x, np.float64)
     v = np.zeros_like(x)
     for step, g in enumerate(gradients):
         decay = _at(weight_decay, step)
-        norm_x = np.linalg.norm(x)
-        denominator = np.linalg.norm(g) + decay * norm_x
-        ratio = 1.0
-        if adapt and norm_x > 0 and denominator > 0:
-            ratio = trust_coefficient * norm_x / denominator
+        denominator = np.linalg.norm(g) + decay * np.linalg.norm(x) + epsilon
+        numerator = trust_coefficient * _phi(x, weight_norm_bounds)
+        ratio = trust_ratio(numerator, denominator, trust_ratio_bounds) if adapt else 1.0
         push = _at(learning_rate, step) * ratio * (g + decay * x)
         v = momentum * v + push
         x = x - (momentum * v + push if nesterov else v)
@@ -80,8 +81,11 @@ def lars_after_momentum(
     momentum=0.9,
     weight_decay=0.0,
     trust_coefficient=1.0,
+    epsilon=0.0,
     nesterov=False,
     adapt=True,
+    weight_norm_bounds=None,
+    trust_ratio_bounds=None,
 ):
     """x after a LARS update for each of `gradients`, as the LAMB paper writes it."""
     x = np.asarray(x, np.float64)
@@ -90,17 +94,16 @@ def lars_after_momentum(
         decayed = g + _at(weight_decay, step) * x
         m = momentum * m + (1 - momentum) * decayed
         u = momentum * m + (1 - momentum) * decayed if nesterov else m
-        norm_x, norm_u = np.linalg.norm(x), np.linalg.norm(u)
-        ratio = trust_coefficient * trust_ratio(norm_x, norm_u) if adapt else 1.0
-        if norm_x == 0 or norm_u == 0:
-            ratio = 1.0
+        numerator = trust_coefficient * _phi(x, weight_norm_bounds)
+        denominator = np.linalg.norm(u) + epsilon
+        ratio = trust_ratio(numerator, denominator, trust_ratio_bounds) if adapt else 1.0
         x = x - _at(learning_rate, step) * ratio * u
     return x
 
 
-def trust_ratio(norm_x, norm_u, bounds=None):
-    """The quotient of the norms, and 1 where either is 0."""
-    ratio = norm_x / norm_u if norm_x > 0 and norm_u > 0 else 1.0
+def trust_ratio(numerator, denominator, bounds=None):
+    """The quotient, 1 where either is 0, within the bounds."""
+    ratio = numerator / denominator if numerator > 0 and denominator > 0 else 1.0
     return np.clip(ratio, *bounds) if bounds else ratio
 
 

@@ -1,5 +1,6 @@
 """lamb_tf.LARS against the formulas of both papers in float64, on the Keras backend that is set."""
 
+import keras
 import numpy as np
 import pytest
 import reference
@@ -22,6 +23,9 @@ FORMS = {
         {"nesterov": True, "weight_decay": 0.01},
         {"momentum": 0.0},
         {"trust_coefficient": 0.02, "weight_decay": 0.01},
+        {"epsilon": 0.5, "weight_decay": 0.1},
+        {"weight_norm_bounds": (0.2, 0.5), "weight_decay": 0.1},
+        {"trust_coefficient": 0.02, "trust_ratio_bounds": (0.001, 0.0015), "epsilon": 0.5},
     ],
     ids=str,
 )
@@ -44,6 +48,54 @@ def test_float64_variables_follow_both_formulas_to_float64_round_off(ratio, nest
     for i, x in enumerate(weights):
         expected = FORMS[ratio](x, [g[i] for g in gradients], 0.1, **arguments)
         np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+
+
+def moved_in_one_step(x, g, **arguments):
+    """‖Δx‖ of a step without momentum, and so rate · ratio · ‖g + λ x‖."""
+    variable = keras.Variable(np.array(x, "float32"), name="kernel")
+    optimizer = lamb_tf.LARS(1.0, momentum=0.0, **arguments)
+    optimizer.apply([keras.ops.convert_to_tensor(np.array(g, "float32"))], [variable])
+    return np.linalg.norm(keras.ops.convert_to_numpy(variable) - np.array(x))
+
+
+@pytest.mark.parametrize("ratio", FORMS)
+@pytest.mark.parametrize(
+    ("x", "arguments", "expected"),
+    [
+        # ‖x‖ = 5 and ‖g‖ = 10, and what moves is the ratio times 10.
+        ([3.0, 4.0], {"trust_coefficient": 0.1}, 0.1 * 5 / 10),
+        ([3.0, 4.0], {"trust_coefficient": 0.1, "epsilon": 10.0}, 0.1 * 5 / 20),
+        ([3.0, 4.0], {"trust_coefficient": 0.1, "weight_norm_bounds": (0.0, 2.0)}, 0.1 * 2 / 10),
+        ([3.0, 4.0], {"trust_coefficient": 0.1, "trust_ratio_bounds": (0.0, 0.02)}, 0.02),
+        ([3.0, 4.0], {"trust_coefficient": 0.1, "trust_ratio_bounds": (0.07, 1.0)}, 0.07),
+        # No weights: 1, without the coefficient, and then the bounds.
+        ([0.0, 0.0], {"trust_coefficient": 0.1}, 1.0),
+        ([0.0, 0.0], {"trust_coefficient": 0.1, "trust_ratio_bounds": (0.0, 0.5)}, 0.5),
+        ([0.0, 0.0], {"trust_coefficient": 0.1, "weight_norm_bounds": (2.0, 9.0)}, 0.1 * 2 / 10),
+        # Excluded: 1, whatever the bounds.
+        (
+            [3.0, 4.0],
+            {"exclude_from_layer_adaptation": ["kernel"], "trust_ratio_bounds": (0.0, 0.5)},
+            1.0,
+        ),
+    ],
+    ids=str,
+)
+def test_the_ratio_is_what_the_docstring_says(ratio, x, arguments, expected):
+    moved = moved_in_one_step(x, [-6.0, -8.0], ratio=ratio, **arguments)
+    assert moved == pytest.approx(10 * expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "denominator"),
+    # A decay against the gradient: ‖g‖ + λ ‖x‖ = 10 + 5, or ‖g + λ x‖ = 10 − 5.
+    [("before_momentum", 15.0), ("after_momentum", 5.0)],
+)
+def test_the_decay_is_in_the_denominator_as_the_form_has_it(ratio, denominator):
+    moved = moved_in_one_step(
+        [3.0, 4.0], [-6.0, -8.0], ratio=ratio, trust_coefficient=0.1, weight_decay=1.0
+    )
+    assert moved == pytest.approx(0.1 * 5 / denominator * 5, rel=1e-5)
 
 
 @pytest.mark.parametrize("ratio", FORMS)
