@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-import optax
+import peers
 import pytest
 import reference
 import steps
@@ -41,8 +41,7 @@ def test_agrees_with_the_formula_after_many_steps():
 
 
 def test_agrees_with_optax():
-    import jax
-
+    jax, optax = peers.load("jax"), peers.load("optax")
     weights, gradients = steps.weights_and_gradients(steps=50)
     transformation = optax.lamb(0.01, weight_decay=0.1)
     state = transformation.init(weights)

@@ -1,6 +1,8 @@
 """LAMB and LARS for tf_keras beside TensorFlow Addons, in one process and with its files."""
 
 import doctest
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -474,3 +476,16 @@ def test_configs_of_older_addons_and_of_tf_models_are_read():
 
 def test_the_example_in_the_docstring_runs():
     assert doctest.testmod(legacy).failed == 0
+
+
+def test_keras_2_leaves_this_module_and_says_what_needs_keras_3():
+    script = (
+        "import keras; keras.__version__ = '2.15.0'; import lamb_tf.legacy as legacy;"
+        "print(legacy.LAMB().get_config()['name']); from lamb_tf import LAMB"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["LAMB"], done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: lamb_tf.LAMB needs Keras 3 and this is Keras 2.15.0: "
+        "`pip install --upgrade keras`, or use lamb_tf.legacy with tf_keras."
+    )
