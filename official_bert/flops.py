@@ -15,7 +15,9 @@ one for that of its weights. So, in units of the forward pass, a layer costs
 By this convention MSLT's five equal phases of a 12-layer encoder cost 9, 12, 15, 18 and 36 layers
 a sequence, 90 against the 180 of training all layers throughout: 2.0× less. The lowest trained
 layer above frozen ones is counted in full, although its query, key and value need no gradient of
-their inputs: 3 H² of its 3 · (4 H² + 2 H F) products, 1/12 of that layer, are never done.
+their inputs: 3 H² of its 3 · (4 H² + 2 H F) products, 1/12 of that layer, are never done. The last
+layer is counted in full as well, for all S tokens: the model computes queries, mixtures and what
+follows them only for the 1 + P tokens that the heads read.
 """
 
 BYTES_OF_GRADIENT = 4  # gradients are summed over the replicas in float32

@@ -14,11 +14,13 @@ import zlib
 import keras
 from keras import ops
 
+from official_bert import fused
+
 LAYER_NORM_EPSILON = 1e-12
 MASK_BIAS = -10000.0  # added to the attention scores of padding
 
 _ACTIVATIONS = {
-    "gelu": lambda x: ops.gelu(x, approximate=True),
+    "gelu": fused.gelu,
     "relu": ops.relu,
     "tanh": ops.tanh,
     "linear": None,
@@ -71,27 +73,29 @@ class BertPretrainer(keras.Model):
 
     def call(self, inputs, training=False, dropout_seed=None):
         dropout = _Dropout(training, self.seed_generator, dropout_seed)
-        sequence = self.encode(inputs, dropout)
-        length = inputs["input_ids"].shape[1]
-        first = ops.reshape(sequence, (-1, length, sequence.shape[-1]))[:, 0]  # [CLS]: (B, H)
+        masked = inputs["masked_lm_positions"]
+        read = ops.pad(masked, ((0, 0), (1, 0)))  # what the heads read: [CLS] is at position 0
+        sequence = self.encode(inputs, dropout, read)
+        sequence = ops.reshape(sequence, (-1, read.shape[1], sequence.shape[-1]))  # (B, 1 + P, H)
         return {
             "masked_lm_logits": self.masked_lm_head(
-                sequence,
-                inputs["masked_lm_positions"],
-                self.embeddings.word_embeddings,
-                length=length,
+                sequence[:, 1:], self.embeddings.word_embeddings
             ),
-            "next_sentence_logits": self.next_sentence_head(self.pooler(first)),
+            "next_sentence_logits": self.next_sentence_head(self.pooler(sequence[:, 0])),
         }
 
-    def encode(self, inputs, dropout):
-        """The last layer's output, one row a token: (T, H)."""
+    def encode(self, inputs, dropout, positions=None):
+        """The last layer's output, one row a token: (T, H).
+
+        With `positions` (B, R), the rows of these alone, (B·R, H): the last layer then leaves out
+        what it would compute for the others, which no later layer reads.
+        """
         x = self.embeddings(inputs["input_ids"], inputs["segment_ids"], dropout=dropout)
         mask = ops.cast(inputs["input_mask"], self.compute_dtype)
         mask_bias = (1.0 - mask)[:, None, None, :] * MASK_BIAS  # (B, 1, 1, S)
-        for layer in self.encoder_layers:
+        for layer in self.encoder_layers[:-1]:
             x = layer(x, mask_bias, dropout=dropout)
-        return x
+        return self.encoder_layers[-1](x, mask_bias, dropout=dropout, positions=positions)
 
 
 class Embeddings(keras.Layer):
@@ -128,7 +132,7 @@ class Embeddings(keras.Layer):
         )
         positions = ops.convert_to_tensor(self.position_embeddings)[:length]
         x = ops.reshape(words + types + positions[None], (-1, width))  # (T, H)
-        return dropout(self.layer_norm(x), self.dropout_rate)
+        return dropout(_norm(x, self.layer_norm), self.dropout_rate)
 
 
 class EncoderLayer(keras.Layer):
@@ -154,30 +158,45 @@ class EncoderLayer(keras.Layer):
         self.output_norm = parts.layer_norm(f"{path}/output/LayerNorm")
         self.built = True
 
-    def call(self, x, mask_bias, dropout):
+    def call(self, x, mask_bias, dropout, positions=None):
         rate = self.config.hidden_dropout_prob
-        attended = self.attention_output(self._attend(x, mask_bias, dropout))
-        x = self.attention_norm(x + dropout(attended, rate))
-        transformed = self.output_dense(self.intermediate(x))
-        return self.output_norm(x + dropout(transformed, rate))
-
-    def _attend(self, x, mask_bias, dropout):
         length = mask_bias.shape[-1]
-        heads, size = self.config.num_attention_heads, self.config.head_size
+        tokens, queries = x, length
+        if positions is not None:  # of queries; keys and values are those of all tokens
+            x, queries = ops.take(x, _rows(positions, length), axis=0), positions.shape[1]
 
-        def split(rows):  # (T, H) → (B, N, S, D)
+        def split(rows, length):  # (B·length, H) → (B, N, length, D)
+            heads, size = self.config.num_attention_heads, self.config.head_size
             return ops.transpose(ops.reshape(rows, (-1, length, heads, size)), (0, 2, 1, 3))
 
-        query = split(self.query(x) * size**-0.5)
-        key, value = split(self.key(x)), split(self.value(x))
-        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + mask_bias  # (B, N, S, S)
+        query = split(self.query(x) * self.config.head_size**-0.5, queries)
+        attended = self._attend(
+            query,
+            split(self.key(tokens), length),
+            split(self.value(tokens), length),
+            mask_bias,
+            dropout,
+        )
+        x = dropout.add_and_norm(self.attention_output(attended), x, self.attention_norm, rate)
+        transformed = self.output_dense(self.intermediate(x))
+        return dropout.add_and_norm(transformed, x, self.output_norm, rate)
+
+    def _attend(self, query, key, value, mask_bias, dropout):
+        """Mixtures of values, a row a query; R queries of S tokens: (B, N, R, D) → (B·R, H)."""
+        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + mask_bias  # (B, N, R, S)
         weights = dropout(ops.softmax(scores), self.config.attention_probs_dropout_prob)
-        mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))  # (B, S, N, D)
-        return ops.reshape(mixed, (-1, heads * size))
+        mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))  # (B, R, N, D)
+        return ops.reshape(mixed, (-1, self.config.hidden_size))
+
+
+def _rows(positions, length):
+    """Row numbers, (B·R,), of positions (B, R) in the matrix of all tokens."""
+    offsets = ops.cast(ops.arange(ops.shape(positions)[0]) * length, positions.dtype)[:, None]
+    return ops.reshape(positions + offsets, (-1,))
 
 
 class MaskedLMHead(keras.Layer):
-    """Scores of every word piece at the masked positions: (T, H) → (B, P, V), float32."""
+    """Scores of every word piece at the masked positions: (B, P, H) → (B, P, V), float32."""
 
     def __init__(self, parts):
         super().__init__(name="predictions", dtype=parts.dtype)
@@ -194,11 +213,9 @@ class MaskedLMHead(keras.Layer):
             )
         self.built = True
 
-    def call(self, sequence, positions, word_embeddings, length):
-        batch, predictions = ops.shape(positions)[0], positions.shape[1]
-        offsets = ops.cast(ops.arange(batch) * length, positions.dtype)[:, None]
-        rows = ops.reshape(positions + offsets, (-1,))
-        x = self.layer_norm(self.transform(ops.take(sequence, rows, axis=0)))  # (B·P, H)
+    def call(self, masked, word_embeddings):
+        predictions, width = masked.shape[1:]
+        x = _norm(self.transform(ops.reshape(masked, (-1, width))), self.layer_norm)  # (B·P, H)
         scores = ops.matmul(x, ops.transpose(word_embeddings)) + self.output_bias
         return ops.cast(
             ops.reshape(scores, (-1, predictions, self.output_bias.shape[0])), "float32"
@@ -254,32 +271,38 @@ def pretraining_sums(outputs, batch):
     return sums
 
 
+def _norm(x, layer):
+    return fused.layer_norm(x, layer.gamma, layer.beta, epsilon=layer.epsilon)
+
+
 class _Dropout:
-    """Dropout of one call of the model."""
+    """Dropout of one call of the model.
 
-    def __init__(self, training, seed_generator, key):
-        self._training = training
-        if key is not None:
-            key = ops.cast(key, seed_generator.state.dtype)
-        self._seeds = seed_generator if key is None else _CallSeeds(key)
-
-    def __call__(self, x, rate):
-        return keras.random.dropout(x, rate, seed=self._seeds) if self._training and rate else x
-
-
-class _CallSeeds(keras.random.SeedGenerator):
-    """Seeds of one call: (key[0], key[1] + 1), (key[0], key[1] + 2), …
-
-    Keras' own generator counts calls in a variable; that can neither start at any step nor differ
-    between replicas. This one is a function of its key, hence without its parent's variable.
+    With a key, its seeds are (key[0], key[1] + 1), (key[0], key[1] + 2), …: Keras' own generator
+    counts calls in a variable, which can neither start at any step nor differ between replicas.
     """
 
-    def __init__(self, key):
-        self._key, self._drawn = key, 0
+    def __init__(self, training, seed_generator, key):
+        self._training, self._seed_generator = training, seed_generator
+        self._key = None if key is None else ops.cast(key, "int32")
+        self._drawn = 0
 
-    def next(self, ordered=True):
+    def __call__(self, x, rate):
+        return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x
+
+    def add_and_norm(self, x, residual, layer, rate):
+        """`layer`'s norm of the residual and x, which is dropped."""
+        rate = rate if self._training else 0.0
+        seed = self._seed() if rate else ops.zeros(2, "int32")
+        return fused.add_and_norm(
+            x, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
+        )
+
+    def _seed(self):
+        if self._key is None:
+            return ops.cast(self._seed_generator.next(), "int32")
         self._drawn += 1
-        return self._key + ops.convert_to_tensor([0, self._drawn], self._key.dtype)
+        return self._key + ops.convert_to_tensor([0, self._drawn], "int32")
 
 
 class _Parts:

@@ -8,7 +8,9 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from official_bert import modeling
 from official_bert.config import BertConfig
 from official_bert.modeling import BertPretrainer, pretraining_sums
 
@@ -133,6 +135,25 @@ def test_logits_equal_those_of_hugging_face():
     np.testing.assert_allclose(
         ours["next_sentence_logits"], wanted.seq_relationship_logits, rtol=2e-4, atol=2e-4
     )
+
+
+def test_rows_that_are_asked_for_are_those_of_the_whole_sequence_and_so_are_the_gradients():
+    model, batch = make_model(), make_batch()
+    positions = np.array([[0, 3, 3], [15, 0, 2], [1, 4, 9]], "int32")
+    no_dropout = modeling._Dropout(False, model.seed_generator, None)
+    upstream = np.random.default_rng(6).standard_normal((9, CONFIG.hidden_size)).astype("float32")
+    variables = [v.value for v in model.trainable_variables if v.path.startswith("bert/e")]
+    rows, gradients = [], []
+    for asked in (positions, None):
+        with tf.GradientTape() as tape:
+            encoded = model.encode(batch, no_dropout, asked)
+            if asked is None:
+                encoded = tf.gather(encoded, (positions + 16 * np.arange(3)[:, None]).reshape(-1))
+        rows.append(encoded)
+        gradients.append(tape.gradient(encoded, variables, upstream))
+    np.testing.assert_allclose(*rows, rtol=1e-4, atol=1e-5)
+    for some, all_rows in zip(*gradients, strict=True):
+        np.testing.assert_allclose(*map(tf.convert_to_tensor, (some, all_rows)), 1e-4, 1e-4)
 
 
 def test_what_lies_under_padding_does_not_matter():

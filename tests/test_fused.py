@@ -1,0 +1,132 @@
+"""The fused kernels of the encoder: against plain operations, and dropout as a random variable."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from official_bert import fused
+
+RATE, SEED = 0.1, np.array([7, 11], "int32")
+
+
+def normal(*shape, seed=0):
+    return tf.constant(np.random.default_rng(seed).standard_normal(shape), tf.float32)
+
+
+def normalized(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-12)
+
+
+def dropped(x):
+    return tf.where(fused.kept(x.shape, SEED, RATE), x / (1 - RATE), 0.0)
+
+
+X, RESIDUAL, GAMMA, BETA = normal(6, 48), normal(6, 48, seed=1), normal(48, seed=2), normal(48)
+CASES = {  # the kernel, its tensors, its values, and what it is to compute
+    "gelu": (fused.gelu, [X], {}, lambda x: tf.nn.gelu(x, approximate=True)),
+    "dropout": (fused.dropout, [X, SEED], {"rate": RATE}, lambda x, _: dropped(x)),
+    "layer_norm": (fused.layer_norm, [X, GAMMA, BETA], {"epsilon": 1e-12}, normalized),
+    "add_and_norm": (
+        fused.add_and_norm,
+        [X, RESIDUAL, GAMMA, BETA, SEED],
+        {"rate": RATE, "epsilon": 1e-12},
+        lambda x, residual, gamma, beta, _: normalized(residual + dropped(x), gamma, beta),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "XLA"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_plain_operations(case, way):
+    kernel, tensors, values, plain = CASES[case]
+    upstream = normal(6, 48, seed=3)
+
+    def both(function, **values):
+        def run(*tensors):
+            sources = [x for x in tensors if x.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                y = function(*tensors, **values)
+            return [y, *tape.gradient(y, sources, upstream)]
+
+        return run
+
+    tensors = [tf.convert_to_tensor(x) for x in tensors]
+    run = both(kernel, **values)
+    if way != "eager":
+        run = tf.function(run, jit_compile=way == "XLA")
+    for ours, wanted in zip(run(*tensors), both(plain)(*tensors), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_type_that_comes_in_goes_out_and_is_rounded_once(case):
+    kernel, tensors, values, _ = CASES[case]
+    low = [tf.cast(x, tf.bfloat16) if x is X or x is RESIDUAL else x for x in tensors]
+    y = kernel(*low, **values)
+    assert y.dtype == tf.bfloat16
+    wide = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in low]
+    np.testing.assert_array_equal(y, tf.cast(kernel(*wide, **values), tf.bfloat16))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_dropout_has_its_rate_and_keeps_the_mean(rate):
+    n = 2**22
+    dropped = fused.dropout(tf.ones((n // 128, 128)), SEED, rate=rate).numpy()
+    deviation = np.sqrt(rate * (1 - rate) / n)
+    assert abs((dropped == 0).mean() - rate) < 4 * deviation
+    assert abs(dropped.mean(dtype=np.float64) - 1) < 4 * deviation / (1 - rate)
+
+
+def test_what_is_dropped_is_independent_of_neighbours_calls_and_seeds():
+    """Correlations of ±1 indicators; under independence each is about 1/√n = 7e-4."""
+    shape = (8, 4, 128, 512)
+    masks = {
+        seed: np.where(fused.kept(shape, np.array(seed, "int32"), 0.5), 1.0, -1.0)
+        for seed in [(7, 1), (7, 2), (8, 1), (-7, 1), (1, 7)]
+    }
+    first = masks[7, 1]
+    correlations = [(first * other).mean() for other in list(masks.values())[1:]]
+    for axis in range(4):
+        for distance in (1, 2, shape[axis] // 2):
+            correlations.append((first * np.roll(first, distance, axis)).mean())
+    for axis in (1, 2, 3):  # no row or column is dropped as a whole
+        means = first.mean(axis) * np.sqrt(shape[axis])
+        assert abs(means.var() - 1) < 4 * np.sqrt(2 / means.size)
+    assert np.abs(correlations).max() < 4 / np.sqrt(first.size)
+
+
+def test_all_bits_of_a_draw_take_part():
+    """Rates that differ by little drop sets of which one holds the other, and of the right size."""
+    sets = [fused.kept((2**12, 2**10), SEED, rate).numpy() for rate in (0.1, 0.1001, 0.2)]
+    assert (sets[0] >= sets[1]).all()
+    assert (sets[1] >= sets[2]).all()
+    assert (sets[0] != sets[1]).mean() == pytest.approx(1e-4, rel=0.2)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_other_backends_drop_the_same(backend):
+    script = f"""
+import json
+import numpy as np
+from keras import ops
+from official_bert import fused
+x = ops.ones((5, 40))
+dropped = fused.dropout(x, ops.convert_to_tensor({SEED.tolist()}, "int32"), rate={RATE})
+print(json.dumps(ops.convert_to_numpy(dropped).tolist()))
+"""
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    ours = fused.dropout(tf.ones((5, 40)), SEED, rate=RATE)
+    np.testing.assert_allclose(theirs, ours, rtol=1e-6)
+    assert 0 < (ours.numpy() == 0).sum() < 60
