@@ -4,16 +4,14 @@ The first twelve are of `keras.optimizers.Lamb`, the last of `tfa.optimizers.LAM
 mend one, its half of the test fails, and goes. `docs/defects.md` tells the story of each.
 """
 
-import sys
-import types
-
 import keras
 import numpy as np
+import peers
 import pytest
 import reference
 import steps
 import tensorflow as tf
-from test_replicas import STRATEGY, shares, train_on_replicas
+from two_replicas import shares, train_on_replicas
 
 import lamb_tf
 
@@ -122,40 +120,17 @@ def test_7_large_float16_variables_train():
     assert np.isnan(peer).any() or not np.allclose(peer, 0.9, rtol=0.01)
 
 
-def peer_on_replicas(optimizer_of, weights, gradients_of_replicas):
-    """`train_on_replicas` for an optimizer whose `apply` knows no argument of ours."""
-    with STRATEGY.scope():
-        variables = steps.make_variables(weights)
-        optimizer = optimizer_of()
-        optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def step(both):
-        def on_replica():
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            grads = [tf.gather(tf.stack(pair), replica) for pair in zip(*both)]
-            optimizer.apply(grads, variables)
-
-        STRATEGY.run(on_replica)
-
-    for both in gradients_of_replicas:
-        step([[tf.convert_to_tensor(g) for g in grads] for grads in both])
-    return steps.values(variables)
-
-
 @pytest.mark.parametrize("clip", ["global_clipnorm", "clipnorm"])
 def test_8_clipping_comes_after_the_sum_over_replicas(clip):
     weights, gradients = steps.weights_and_gradients(steps=3)
 
-    def difference(of, replicas):
+    def difference(of):
         one = steps.train(of(), weights, gradients)
-        return max(np.abs(a - b).max() for a, b in zip(one, replicas))
+        variables, _ = train_on_replicas(of, weights, shares(gradients))
+        return max(np.abs(a - b).max() for a, b in zip(one, steps.values(variables)))
 
-    ours = lambda: lamb_tf.LAMB(0.1, **{clip: 0.5})  # noqa: E731
-    theirs = lambda: Peer(0.1, **{clip: 0.5})  # noqa: E731
-    variables, _ = train_on_replicas(ours, weights, shares(gradients))
-    assert difference(ours, steps.values(variables)) < 1e-6
-    assert difference(theirs, peer_on_replicas(theirs, weights, shares(gradients))) > 1e-3
+    assert difference(lambda: lamb_tf.LAMB(0.1, **{clip: 0.5})) < 1e-6
+    assert difference(lambda: Peer(0.1, **{clip: 0.5})) > 1e-3
 
 
 def test_9_accumulation_works_on_replicas():
@@ -166,7 +141,7 @@ def test_9_accumulation_works_on_replicas():
     for a, b in zip(one, steps.values(variables)):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
     with pytest.raises(RuntimeError, match="merge_call"):
-        peer_on_replicas(
+        train_on_replicas(
             lambda: Peer(0.1, gradient_accumulation_steps=2), weights, shares(gradients)
         )
 
@@ -177,9 +152,10 @@ def test_10_an_infinite_gradient_on_the_second_replica_spares_the_weights_under_
     both[0][1][0][0, 0] = np.inf
 
     def after(inner):
-        return peer_on_replicas(
+        variables, _ = train_on_replicas(
             lambda: keras.optimizers.LossScaleOptimizer(inner(), initial_scale=1.0), weights, both
         )
+        return steps.values(variables)
 
     for value, old in zip(after(lambda: lamb_tf.LAMB(0.1)), weights):
         np.testing.assert_array_equal(value, old.astype("float64"))
@@ -228,19 +204,8 @@ def test_12_patterns_see_the_path_of_a_variable():
     assert decays(peer)
 
 
-@pytest.fixture(scope="module")
-def addons():
-    """TensorFlow Addons, which looks for a module of Keras 2 where Keras 3 now is."""
-    keras_tensor = pytest.importorskip("tf_keras.src.engine.keras_tensor")
-    engine = types.ModuleType("keras.src.engine")
-    engine.keras_tensor = keras_tensor
-    sys.modules["keras.src.engine"] = engine
-    sys.modules["keras.src.engine.keras_tensor"] = keras_tensor
-    return pytest.importorskip("tensorflow_addons")
-
-
-def test_13_sixteen_bits_no_epsilon_and_an_empty_list_work(addons):
-    theirs = addons.optimizers.LAMB
+def test_13_sixteen_bits_no_epsilon_and_an_empty_list_work():
+    theirs = peers.addons().optimizers.LAMB
 
     def after_one_step(optimizer, variable):
         gradient = tf.ones(variable.shape, variable.dtype)

@@ -226,22 +226,23 @@ def test_mixed_precision_keeps_float32_weights_and_logits():
 def test_other_backends_compute_the_same(backend, tmp_path):
     """The same weights (they follow from seed and path) are set, and the sums must agree."""
     script = f"""
-import json, sys
-sys.path.insert(0, {os.path.dirname(__file__)!r})
-import test_modeling as here
+import json
 import keras
-assert keras.backend.backend() == {backend!r}
-batch = here.make_batch()
-model = here.BertPretrainer(here.CONFIG)
 import numpy as np
+from official_bert.config import BertConfig
+from official_bert.modeling import BertPretrainer, pretraining_sums
+assert keras.backend.backend() == {backend!r}
+batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
+model = BertPretrainer({CONFIG!r})
 values = np.load({str(tmp_path / "weights.npz")!r})
 for variable in model.weights:
     variable.assign(values[variable.path])
-sums = here.pretraining_sums(model(batch), batch)
+sums = pretraining_sums(model(batch), batch)
 print(json.dumps({{name: float(value) for name, value in sums.items()}}))
 """
     model, batch = make_model(), make_batch()
     np.savez(tmp_path / "weights.npz", **{v.path: v.numpy() for v in model.weights})
+    np.savez(tmp_path / "batch.npz", **batch)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True

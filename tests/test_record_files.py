@@ -81,7 +81,11 @@ def test_a_damaged_record_is_named_when_it_is_read(made, tmp_path):
         RecordFiles([pattern]).read(0)
 
 
-@pytest.mark.parametrize("content", [b"text that is no record at all", gzip.compress(b"text" * 9)])
+@pytest.mark.parametrize(
+    "content",
+    [b"text that is no record at all", gzip.compress(b"text" * 9)],
+    ids=["plain", "gzip"],
+)
 def test_a_file_of_something_else_is_refused(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=r"a, record 0: (no TFRecord header|truncated)"):

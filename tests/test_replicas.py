@@ -8,44 +8,11 @@ import pytest
 import reference
 import steps
 import tensorflow as tf
-from two_replicas import two_replicas
+from two_replicas import shares, train_on_replicas, two_replicas
 
 import lamb_tf
 
 STRATEGY = two_replicas()
-
-
-def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float32", reduced=False):
-    """The variables and the optimizer after steps whose gradients differ between replicas."""
-    with STRATEGY.scope():
-        variables = steps.make_variables(weights, dtype)
-        optimizer = optimizer_of()
-        optimizer.build(variables)
-
-    @tf.function(autograph=False)
-    def step(both):
-        def on_replica():
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            grads = [tf.gather(tf.stack(pair), replica) for pair in zip(*both)]
-            if reduced:
-                grads = tf.distribute.get_replica_context().all_reduce("SUM", grads)
-            optimizer.apply(grads, variables, skip_gradients_aggregation=reduced)
-
-        STRATEGY.run(on_replica)
-
-    for both in gradients_of_replicas:
-        step([[tf.convert_to_tensor(g) for g in grads] for grads in both])
-    return variables, optimizer
-
-
-def shares(gradients, seed=1):
-    """Each step's gradients split into two addends that differ between tensors."""
-    rng = np.random.default_rng(seed)
-    split = []
-    for grads in gradients:
-        first = [g * rng.uniform(0, 1, g.shape).astype("float32") for g in grads]
-        split.append([first, [g - part for g, part in zip(grads, first)]])
-    return split
 
 
 @pytest.mark.parametrize(

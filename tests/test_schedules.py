@@ -12,6 +12,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 
@@ -356,7 +357,7 @@ def test_the_code_of_the_page_runs():
 
 @pytest.mark.slow
 def test_the_figures_of_the_page_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
+    peers.load("matplotlib")
     main = runpy.run_path(str(DOCS / "plot_schedules.py"))["main"]
     main.__globals__["HERE"] = tmp_path
     main()

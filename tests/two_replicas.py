@@ -1,4 +1,4 @@
-"""The two CPU replicas of all tests in a process: one strategy, made once.
+"""The two CPU replicas of all tests in a process, and training on them: one strategy, made once.
 
 A second MirroredStrategy would count its collective operations from the same number as the first,
 and the runtime takes them for each other.
@@ -6,9 +6,50 @@ and the runtime takes them for each other.
 
 import functools
 
+import numpy as np
+import steps
 import tensorflow as tf
 
 
 @functools.cache
 def two_replicas():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float32", reduced=False):
+    """The variables and the optimizer after steps whose gradients differ between replicas.
+
+    `reduced`: each replica hands over their sum, and says so; an argument of our optimizers.
+    """
+    strategy = two_replicas()
+    with strategy.scope():
+        variables = steps.make_variables(weights, dtype)
+        optimizer = optimizer_of()
+        optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step(both):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            grads = [tf.gather(tf.stack(pair), replica) for pair in zip(*both)]
+            if reduced:
+                grads = tf.distribute.get_replica_context().all_reduce("SUM", grads)
+                optimizer.apply(grads, variables, skip_gradients_aggregation=True)
+            else:
+                optimizer.apply(grads, variables)
+
+        strategy.run(on_replica)
+
+    for both in gradients_of_replicas:
+        step([[tf.convert_to_tensor(g) for g in grads] for grads in both])
+    return variables, optimizer
+
+
+def shares(gradients, seed=1):
+    """Each step's gradients split into two addends that differ between tensors."""
+    rng = np.random.default_rng(seed)
+    split = []
+    for grads in gradients:
+        first = [g * rng.uniform(0, 1, g.shape).astype("float32") for g in grads]
+        split.append([first, [g - part for g, part in zip(grads, first)]])
+    return split
