@@ -93,18 +93,19 @@ def test_every_dependency_named_in_build_is_a_target_of_it():
     assert {d for _, attributes in targets for d in attributes.get("deps", [])} <= names
 
 
-def test_what_a_test_imports_is_among_its_dependencies():
+def test_what_a_target_imports_is_among_its_dependencies():
     targets = {f":{attributes['name']}": attributes for _, attributes in bazel_targets()}
 
     def modules(target):
         files = [Path(file).with_suffix("") for file in target["srcs"]]
         return {f.stem if f.parts[0] in ("tests", "docs") else ".".join(f.parts) for f in files}
 
+    def reached(target):
+        deps = [targets[dependency] for dependency in target.get("deps", [])]
+        return modules(target).union(*map(reached, deps))
+
     every_module = set().union(*map(modules, targets.values()))
-    for name, target in targets.items():
-        if not name.startswith(":test_"):
-            continue
-        there = set().union(*(modules(targets[dependency]) for dependency in target["deps"]))
+    for target in targets.values():
         for file in target["srcs"]:
             tree = ast.parse((ROOT / file).read_text())
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -112,7 +113,7 @@ def test_what_a_test_imports_is_among_its_dependencies():
             wanted |= {node.module for node in imports}
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
             wanted |= {alias.name for node in imports for alias in node.names}
-            assert wanted & every_module <= there, file
+            assert wanted & every_module <= reached(target), file
 
 
 def test_setup_py_only_calls_setup():

@@ -7,7 +7,6 @@ and the runtime takes them for each other.
 import functools
 
 import numpy as np
-import steps
 import tensorflow as tf
 
 
@@ -21,6 +20,8 @@ def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float
 
     `reduced`: each replica hands over their sum, and says so; an argument of our optimizers.
     """
+    import steps  # here, as it needs Keras 3: test_legacy.py also runs where Keras is 2.15
+
     strategy = two_replicas()
     with strategy.scope():
         variables = steps.make_variables(weights, dtype)
