@@ -28,6 +28,7 @@ PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own metho
     "_decayed_lr": "the rate after a schedule or Keras 2's `decay`",
     "_initial_decay": "the argument `decay`",
     "_fallback_apply_state": "coefficients for a variable on a device that `_prepare` did not see",
+    "_hyper": "the numbers, variables or schedules that `_set_hyper` was given, by name",
     "_use_locking": "what Keras 2 hands to each assignment",
 }
 
@@ -42,6 +43,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
     """
 
     _slot_order = ()
+    _settled = ("clipnorm", "clipvalue", "global_clipnorm")  # by the first step
 
     def __init__(
         self,
@@ -64,6 +66,19 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
             _patterns("exclude_from_layer_adaptation", exclude_from_layer_adaptation),
         )
         self._exclusions_were_checked = False
+
+    def __setattr__(self, name, value):
+        """Refuses, after the first step, what a traced one would not see.
+
+        It sees a new number for `learning_rate`, `weight_decay` or a β, which are variables.
+        """
+        stepped = vars(self).get("_exclusions_were_checked")
+        if stepped and (name in self._settled or (name in self._hyper and callable(value))):
+            raise AttributeError(
+                f"`{name}` cannot become {value!r} after the first step, which was traced without: "
+                f"make a new {type(self).__name__} and restore a checkpoint into it."
+            )
+        super().__setattr__(name, value)
 
     @property
     def exclude_from_weight_decay(self):
@@ -192,6 +207,7 @@ class LAMB(_Layerwise):
     """
 
     _slot_order = ("m", "v")
+    _settled = (*_Layerwise._settled, "epsilon")
 
     def __init__(
         self,
@@ -277,6 +293,14 @@ class LARS(_Layerwise):
     """
 
     _slot_order = ("momentum",)
+    _settled = (
+        *_Layerwise._settled,
+        "momentum",
+        "ratio",
+        "trust_coefficient",
+        "epsilon",
+        "nesterov",
+    )
 
     def __init__(
         self,

@@ -459,6 +459,49 @@ def test_exclusions_cannot_be_changed_unnoticed():
         optimizer.exclude_from_weight_decay = ["kernel"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer_class", "name", "value"),
+    [
+        (legacy.LAMB, "epsilon", 1.0),
+        (legacy.LAMB, "global_clipnorm", 0.1),
+        (legacy.LAMB, "weight_decay", tf_keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+        (legacy.LARS, "momentum", 0.0),
+        (legacy.LARS, "ratio", "after_momentum"),
+    ],
+    ids=["epsilon", "clipping", "schedule", "momentum", "ratio"],
+)
+def test_what_a_traced_step_would_not_see_cannot_be_assigned(optimizer_class, name, value):
+    optimizer = optimizer_class(0.1)
+    setattr(optimizer, name, value)
+    train(optimizer, variables(), 1)
+    with pytest.raises(
+        AttributeError, match=f"`{name}` cannot become.*new {optimizer_class.__name__}"
+    ):
+        setattr(optimizer, name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 0.02), ("weight_decay", 0.5), ("beta_1", 0.5)]
+)
+def test_a_number_of_a_variable_takes_effect_in_a_traced_step(name, value):
+    def two_steps(new):
+        kernel, optimizer = tf.Variable([1.0, 2.0], name="kernel"), legacy.LAMB(0.1)
+
+        @tf.function
+        def step(g):
+            optimizer.apply_gradients([(g, kernel)])
+
+        step(tf.constant([1.0, -3.0]))
+        traced = step.experimental_get_tracing_count()
+        if new is not None:
+            setattr(optimizer, name, new)
+        step(tf.constant([2.0, 1.0]))
+        assert step.experimental_get_tracing_count() == traced
+        return kernel.numpy()
+
+    assert not np.allclose(two_steps(value), two_steps(None), rtol=1e-3)
+
+
 def test_config_makes_the_same_optimizer():
     optimizer = legacy.LAMB(0.02, 0.8, 0.99, 1e-5, 0.1, ["bias"], ["scalar"], clipnorm=2.0)
     config = optimizer.get_config()
