@@ -8,6 +8,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import peers
 import pytest
 import starlark
 import yaml
@@ -114,6 +115,16 @@ def test_what_a_target_imports_is_among_its_dependencies():
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
             wanted |= {alias.name for node in imports for alias in node.names}
             assert wanted & every_module <= reached(target), file
+
+
+def test_a_missing_peer_is_a_skip_and_under_make_a_failure(monkeypatch):
+    monkeypatch.delenv("LAMB_TF_ALL_PEERS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no_such_peer does not import"):
+        peers.load("no_such_peer")
+    assert "\ntest test-quick: export LAMB_TF_ALL_PEERS = 1\n" in (ROOT / "Makefile").read_text()
+    monkeypatch.setenv("LAMB_TF_ALL_PEERS", "1")
+    with pytest.raises(pytest.fail.Exception, match="no_such_peer does not import"):
+        peers.load("no_such_peer")
 
 
 def test_setup_py_only_calls_setup():
