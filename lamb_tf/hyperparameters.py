@@ -48,7 +48,7 @@ def bounds(value, argument):
     """A pair of numbers, 0 ≤ low ≤ high, or None."""
     if value is None:
         return None
-    if len(value) != 2 or not 0 <= value[0] <= value[1]:
+    if np.shape(value) != (2,) or not 0 <= value[0] <= value[1]:
         raise ValueError(
             f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}."
         )

@@ -211,6 +211,7 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"learning_rate": "0.1"}, "learning_rate"),
         ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),
         ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
+        ({"trust_ratio_bounds": 10.0}, r"trust_ratio_bounds.*\(low, high\).*10.0"),
         ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "clipnorm"),
     ],
     ids=str,

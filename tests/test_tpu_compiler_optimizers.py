@@ -14,10 +14,8 @@ peers.load("libtpu")
 SHAPES = {"embedding": (512, 128), "kernel": (256, 128), "bias": (128,)}
 
 
-@pytest.mark.parametrize("topology", ["v3:2x2", "v4:2x2x1", "v5e:2x2", "v6e:2x2"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS])
-def test_an_update_compiles_for(topology, dtype, optimizer_class):
+def compiled_update(topology, make_optimizer, dtype="float32"):
+    """What the compiler says of an update with a sparse and two dense gradients; the optimizer."""
     topology = tpu_compiler.Topology(topology)
     strategy = tpu_compiler.ReplicaStrategy(topology.num_cores)
     with strategy.scope():
@@ -25,22 +23,29 @@ def test_an_update_compiles_for(topology, dtype, optimizer_class):
             keras.Variable("normal", shape, dtype=dtype, name=name)
             for name, shape in SHAPES.items()
         ]
-        optimizer = optimizer_class(0.1, weight_decay=0.1, exclude_from_weight_decay=["bias"])
+        optimizer = make_optimizer()
         optimizer.build(variables)
 
     def update(rows, indices, kernel, bias):
         table = tf.IndexedSlices(rows, indices, tf.constant(SHAPES["embedding"]))
         strategy.run(lambda: optimizer.apply([table, kernel, bias], variables))
 
-    compiled = tpu_compiler.compile_for(
-        topology,
-        tpu_compiler.lower(
-            update,
-            tf.TensorSpec((64, 128), dtype),
-            tf.TensorSpec((64,), tf.int32),
-            tf.TensorSpec(SHAPES["kernel"], dtype),
-            tf.TensorSpec(SHAPES["bias"], dtype),
-        ),
+    signature = (
+        tf.TensorSpec((64, 128), dtype),
+        tf.TensorSpec((64,), tf.int32),
+        tf.TensorSpec(SHAPES["kernel"], dtype),
+        tf.TensorSpec(SHAPES["bias"], dtype),
+    )
+    return tpu_compiler.compile_for(topology, tpu_compiler.lower(update, *signature)), optimizer
+
+
+@pytest.mark.parametrize("topology", ["v3:2x2", "v4:2x2x1", "v5e:2x2", "v6e:2x2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS])
+def test_an_update_compiles_for(topology, dtype, optimizer_class):
+    arguments = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
+    compiled, optimizer = compiled_update(
+        topology, lambda: optimizer_class(0.1, **arguments), dtype
     )
     # One sum over the replicas of every gradient, dense by then and in float32.
     sizes = [tf.TensorShape(shape).num_elements() for shape in SHAPES.values()]
@@ -48,3 +53,25 @@ def test_an_update_compiles_for(topology, dtype, optimizer_class):
     # The state in float32: what comes in are at least the weights and the slots.
     weight_bytes = {"float32": 4, "bfloat16": 2}[dtype]
     assert compiled.argument_bytes >= sum(sizes) * (weight_bytes + 4 * len(optimizer.slot_names))
+
+
+def recording():
+    optimizer = lamb_tf.LAMB(0.1)
+    lamb_tf.telemetry.record(optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda: lamb_tf.LAMB(0.1, global_clipnorm=1.0, use_ema=True, nesterov="both"),
+        lambda: lamb_tf.LAMB(0.1, gradient_accumulation_steps=2),
+        lambda: lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.1)),
+        recording,
+    ],
+    ids=["clipping, averages, Nesterov", "accumulation", "loss scale", "telemetry"],
+)
+def test_an_update_compiles_with(make_optimizer):
+    compiled, _ = compiled_update("v5e:2x2", make_optimizer)
+    elements = sum(tf.TensorShape(shape).num_elements() for shape in SHAPES.values())
+    assert compiled.reduced_bytes == 4 * elements
