@@ -66,7 +66,7 @@ def _check_arguments(arguments, values):
 def _trainer(values):
     from official_bert import distribution, training
 
-    run = _run(values)
+    run = run_from_flags(values)
     strategy = distribution.make_strategy(
         values.distribution_strategy,
         num_gpus=values.num_gpus,
@@ -78,7 +78,7 @@ def _trainer(values):
     return training.Trainer(run, _reporting(values, strategy), strategy, values.model_dir)
 
 
-def _run(values):
+def run_from_flags(values):
     from official_bert.config import BertConfig
     from official_bert.stages import Run
 

@@ -19,38 +19,43 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from official_bert import quiet_tensorflow
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
     """A generation of TPU, as Google's documentation states it.
 
     Attributes:
-        cores: Devices a chip: cores that each run a replica of their own.
+        cores: Devices a chip, each of which runs a replica of its own. In v4 the compiler takes
+            the chip's two cores for two devices, in v5p for one.
         memory: Bytes of high-bandwidth memory a core.
-        memory_bandwidth: Bytes/s a core.
         flops: FLOP/s a core in bfloat16 products.
-        interconnect: Bytes/s a chip over all of its links together.
-        example: A topology of this generation, as `topology` wants it.
+        clock: Cycles/s.
+        interconnect: Bytes/s that a chip sends over all of its links together.
+        example: A topology of this generation, as `Topology` wants it.
     """
 
     cores: int
     memory: float
-    memory_bandwidth: float
     flops: float
+    clock: float
     interconnect: float
     example: str
 
 
 # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and the pages of each generation; for
 # v2 and v3 also Jouppi et al., A domain-specific supercomputer for training deep neural networks,
-# CACM 2020: links of 496 and 656 Gbit/s, four a chip.
+# CACM 2020: four links a chip, of 496 and 656 Gbit/s. The clocks agree with the FLOP/s: two a cycle
+# in each cell of a core's matrix units, of which there are 1, 2, 4, 4, 8 of 128 × 128, and in v6e
+# 4 of 256 × 256.
 CHIPS = {
-    "v2": Chip(2, 8 * 2**30, 350e9, 23e12, 4 * 62e9, "v2:2x2"),
-    "v3": Chip(2, 16 * 2**30, 450e9, 61.5e12, 4 * 82e9, "v3:32x32"),
-    "v4": Chip(1, 32 * 2**30, 1228e9, 275e12, 300e9, "v4:8x8x16"),
-    "v5e": Chip(1, 16 * 2**30, 819e9, 197e12, 200e9, "v5e:16x16"),
-    "v5p": Chip(1, 95 * 2**30, 2765e9, 459e12, 600e9, "v5p:4x4x8"),
-    "v6e": Chip(1, 32 * 2**30, 1640e9, 918e12, 400e9, "v6e:16x16"),
+    "v2": Chip(2, 8 * 2**30, 22.9e12, 700e6, 4 * 62e9, "v2:16x16"),
+    "v3": Chip(2, 16 * 2**30, 61.6e12, 940e6, 4 * 82e9, "v3:32x32"),
+    "v4": Chip(2, 16 * 2**30, 137.6e12, 1050e6, 300e9, "v4:8x8x16"),
+    "v5e": Chip(1, 16 * 2**30, 197e12, 1500e6, 200e9, "v5e:16x16"),
+    "v5p": Chip(1, 95 * 2**30, 459e12, 1750e6, 600e9, "v5p:4x4x8"),
+    "v6e": Chip(1, 32 * 2**30, 918e12, 1750e6, 400e9, "v6e:16x16"),
 }
 
 
@@ -58,8 +63,11 @@ class DoesNotFit(Exception):
     """The program needs more memory than a core has; `needed` bytes, where the compiler says."""
 
     def __init__(self, message, needed):
-        super().__init__(message)
+        super().__init__(message, needed)  # both, for pickle
         self.needed = needed
+
+    def __str__(self):
+        return self.args[0]
 
 
 class Topology:
@@ -89,13 +97,17 @@ class Topology:
         self.name, self.chip = name, CHIPS[match[1]]
         self.num_chips = math.prod(map(int, match[2].split("x")))
         topologies = _jax_topologies()
-        try:
-            self.devices = topologies.get_topology_desc(name, platform="tpu").devices
-        except Exception as error:  # JaxRuntimeError, which the compiler raises for any of it
+        refusal = None
+        with quiet_tensorflow.silence():  # libtpu tells that it finds no TPU
+            try:
+                self.devices = topologies.get_topology_desc(name, platform="tpu").devices
+            except Exception as error:  # JaxRuntimeError, which the compiler raises for any of it
+                refusal = error
+        if refusal:
             raise ValueError(
                 f"The TPU compiler knows no topology {name!r} (a slice of that generation looks "
-                f"like {self.chip.example}): {error}"
-            ) from None
+                f"like {self.chip.example}): {refusal}"
+            )
 
     @property
     def num_cores(self):
@@ -113,7 +125,9 @@ class Compiled:
         temporary_bytes: Those of the temporaries.
         flops: Floating-point operations; a loop counts as one turn.
         bytes_accessed: Bytes read and written; likewise.
-        seconds: The compiler's own estimate of the time, communication aside; likewise.
+        seconds: The compiler's estimate of the time outside loops, for the instructions of which
+            it makes one: not for communication, copies beside the work and random bits.
+        loop_seconds: The same of one turn of the loops.
         reduced_bytes: Bytes that go into all-reduces.
         reductions: Number of all-reduces.
         reductions_in_loops: Those of them that are inside a loop, once a turn.
@@ -125,6 +139,7 @@ class Compiled:
     flops: float
     bytes_accessed: float
     seconds: float
+    loop_seconds: float
     reduced_bytes: int
     reductions: int
     reductions_in_loops: int
@@ -207,7 +222,7 @@ def compile_for(topology, stablehlo):
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         context.allow_unregistered_dialects = True
         module = dialect.deserialize_portable_artifact(context, stablehlo)
-        _remove_copies(module.operation)
+        _make_tpu_dialect(module.operation)
         devices = _jax.DeviceList(tuple(topology.devices))
         try:
             executable = topology.devices[0].client.compile(module, devices, options)
@@ -216,7 +231,8 @@ def compile_for(topology, stablehlo):
                 raise
             raise DoesNotFit(str(error).partition("\n")[0], _needed(str(error))) from None
     memory, costs = executable.get_compiled_memory_stats(), executable.cost_analysis()
-    reductions = list(_all_reduces(executable.hlo_modules()[0].to_string()))
+    text = executable.hlo_modules()[0].to_string()
+    seconds, loop_seconds, reductions = _read_hlo(text, topology.chip.clock)
     return Compiled(
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -227,7 +243,8 @@ def compile_for(topology, stablehlo):
         temporary_bytes=memory.temp_size_in_bytes,
         flops=costs["flops"],
         bytes_accessed=costs["bytes accessed"],
-        seconds=costs["optimal_seconds"],
+        seconds=seconds,
+        loop_seconds=loop_seconds,
         reduced_bytes=sum(size for size, _ in reductions),
         reductions=len(reductions),
         reductions_in_loops=sum(in_loop for _, in_loop in reductions),
@@ -251,38 +268,84 @@ def _jax_topologies():
     return topologies
 
 
-def _remove_copies(operation):
-    """Takes out `mhlo.copy`, which TensorFlow leaves behind and StableHLO does not have."""
-    for block in (block for region in operation.regions for block in region):
-        for inner in list(block):
-            if inner.operation.name == "mhlo.copy":
-                inner.operation.results[0].replace_all_uses_with(inner.operation.operands[0])
-                inner.operation.erase()
-            else:
-                _remove_copies(inner.operation)
+def _make_tpu_dialect(operation):
+    """Mends what TensorFlow lowers for a CPU and would not for a TPU.
+
+    `mhlo.copy`, which StableHLO does not have, goes; and random bits come from the TPU's own
+    generator, which `tf.random` takes there, instead of from Philox. Its state is a word shorter.
+    """
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    def words(state, first, end):
+        return stablehlo.slice(state, *map(ir.DenseI64ArrayAttr.get, ([first], [end], [1])))
+
+    for inner in [op.operation for region in operation.regions for b in region for op in list(b)]:
+        if inner.name == "mhlo.copy":
+            inner.results[0].replace_all_uses_with(inner.operands[0])
+            inner.erase()
+        elif inner.name == "stablehlo.rng_bit_generator":
+            (state,) = inner.operands
+            with ir.InsertionPoint(inner):
+                short = words(state, 0, 2)
+                generator = stablehlo.RngBitGeneratorOp(
+                    short.type,
+                    inner.results[1].type,
+                    stablehlo.RngAlgorithmAttr.get("DEFAULT"),
+                    short,
+                ).operation
+                after = stablehlo.concatenate([generator.results[0], words(state, 2, 3)], 0)
+            inner.results[0].replace_all_uses_with(after)
+            inner.results[1].replace_all_uses_with(generator.results[1])
+            inner.erase()
+        else:
+            _make_tpu_dialect(inner)
 
 
 def _needed(message):
-    """Bytes, from "Used 20.50G of 15.48G hbm"; None where the message has no such words."""
-    match = re.search(r"Used ([\d.]+)([KMGT]) of", message)
+    """Bytes, from what the compiler says; `None` where it has not the words known here."""
+    match = re.search(r"(?:Used |memory required [^()]*\()([\d.]+)([KMGT])", message)
     return match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))
+
+
+def _read_hlo(hlo, clock):
+    """What the text of a compiled module says of times and communication.
+
+    Returns:
+        The compiler's estimate of the seconds outside loops, and of a turn of the loops; and of
+        each all-reduce its bytes and whether it is in a loop.
+    """
+    lines, entry = {}, None
+    for line in hlo.splitlines():
+        start = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if start:
+            computation = lines[start[2]] = []
+            entry = start[2] if start[1] else entry
+        elif line.startswith("  "):
+            computation.append(line)
+    cycles, reductions = {False: 0, True: 0}, []
+
+    def read(computation, in_loop):
+        for line in lines[computation]:
+            cycles[in_loop] += sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', line)))
+            match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
+            if match:
+                reductions.append((_bytes(match[1]), in_loop))
+            for body in re.findall(r" while\(.*\bbody=%?([\w.\-]+)", line):
+                read(body, True)
+            for callee in re.findall(r" call\(.*\bto_apply=%?([\w.\-]+)", line):
+                read(callee, in_loop)
+
+    read(entry, False)
+    return cycles[False] / clock, cycles[True] / clock, reductions
 
 
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}
 
 
-def _all_reduces(hlo):
-    """Of each all-reduce in a module's text: its bytes, and whether it is inside a loop."""
-    loop_bodies = set(re.findall(r"\bbody=%?([\w.\-]+)", hlo))
-    computation = None
-    for line in hlo.splitlines():
-        start = re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if start:
-            computation = start[1]
-        match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
-        if match:
-            sizes = (
-                _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
-                for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-            )
-            yield sum(sizes), computation in loop_bodies
+def _bytes(shapes):
+    """Bytes of "f32[2,3]{1,0}" or of a tuple of such."""
+    return sum(
+        _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
+        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    )

@@ -1,0 +1,117 @@
+"""Rehearsals: a small BERT's update, compiled by the real TPU compiler for several generations."""
+
+import dataclasses
+import json
+import pickle
+import re
+import subprocess
+import sys
+
+import peers
+import pytest
+import tensorflow as tf
+
+from official_bert import flops, rehearse_tpu, stages, tpu_compiler
+from official_bert.config import BertConfig
+
+peers.load("jax")
+peers.load("libtpu")
+
+CONFIG = BertConfig(
+    vocab_size=512,
+    hidden_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=512,
+    max_position_embeddings=64,
+)
+STAGE = stages.Stage(
+    steps=1_000,
+    batch_size=1_024,
+    max_seq_length=64,
+    max_predictions_per_seq=10,
+    learning_rate=1e-3,
+)
+RUN = stages.Run(
+    config=CONFIG, stages=(STAGE,), optimizer=stages.Optimizer(), input_files=("x",), dtype="bf16"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:4x4", "v4:2x2x4", "v5e:4x4", "v6e:2x2"])
+def test_a_small_bert_compiles_for(name):
+    topology = tpu_compiler.Topology(name)
+    said = []
+    report = rehearse_tpu.rehearse(RUN, topology, 2.0, said.append)
+    (stage,) = report["stages"]
+    assert stage["fits"]
+    # All gradients once, and the two sums of weights that normalize the losses.
+    assert stage["reduced_bytes"] == flops.reduced_bytes(CONFIG, STAGE) + 8
+    assert stage["reductions_in_loops"] == 0
+    model_flops = flops.step_flops(CONFIG, STAGE) / topology.num_cores
+    # Fewer than the model's, of whose last layer only the rows that the heads read are computed.
+    assert 0.3 * model_flops < stage["compiled_flops_a_core"] < model_flops
+    assert 0 < stage["memory_bytes"] < topology.chip.memory
+    assert 0 < stage["estimated_share_of_peak"] < 1
+    seconds = stage["estimated_computing_seconds"] + stage["estimated_reducing_seconds"]
+    assert report["estimated_hours"] == pytest.approx(1_000 * seconds / 3600)
+    cost = report["estimated_hours"] * topology.num_chips * 2.0
+    assert report["estimated_cost"] == pytest.approx(cost)
+    assert "estimate" in said[0]
+
+
+def test_a_program_too_large_is_told_with_the_memory_it_needs():
+    topology = tpu_compiler.Topology("v5e:2x2")
+    rows = tf.TensorSpec((2**16, 128))
+
+    def needs_32_gib(x, y):
+        products = tf.matmul(x, y, transpose_b=True)  # twice 2**16 × 2**16 numbers
+        return tf.matmul(products, tf.sort(products), transpose_b=True)[0]
+
+    with pytest.raises(tpu_compiler.DoesNotFit) as caught:
+        tpu_compiler.compile_for(topology, tpu_compiler.lower(needs_32_gib, rows, rows))
+    assert 32 * 2**30 <= caught.value.needed < 33 * 2**30
+    assert pickle.loads(pickle.dumps(caught.value)).needed == caught.value.needed
+
+
+@pytest.mark.parametrize(
+    ("parts", "needed_gib", "expected"),
+    [
+        (1, 20, 2),  # 20 GiB with 32 sequences: 10 with 16
+        (1, 70, 8),  # 17.5 with 8, 8.75 with 4
+        (2, 17, 4),
+        (8, None, 16),
+        (1, 600, None),  # 18.75 with one
+    ],
+)
+def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, needed_gib, expected):
+    topology = tpu_compiler.Topology("v5e:4x4")
+    stage = dataclasses.replace(STAGE, batch_size=32 * topology.num_cores)
+    needed = needed_gib and needed_gib * 2**30
+    assert rehearse_tpu._next_parts(RUN, stage, topology, parts, needed) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--topology=v3:31x33", "knows no topology 'v3:31x33'"),
+        (
+            "--topology=v9:2x2",
+            "topology must be generation:chips, like one of v2:16x16, .*'v9:2x2'",
+        ),
+        (
+            "--train_batch_size=100",
+            r"train_batch_size must be a multiple .*accumulation_steps=1.*100",
+        ),
+        ("--tpu_name=mine", "--tpu_name is called --tpu here"),
+        ("--max_seq_length=0", "max_seq_length must be at least 1"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):
+    config_file = tmp_path / "bert_config.json"
+    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
+    command = [sys.executable, "-m", "official_bert.rehearse_tpu", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"rehearse_tpu: error: .*{message}.*\n", done.stderr)
