@@ -331,10 +331,13 @@ def _read_hlo(hlo, clock):
             match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
             if match:
                 reductions.append((_bytes(match[1]), in_loop))
-            for body in re.findall(r" while\(.*\bbody=%?([\w.\-]+)", line):
-                read(body, True)
-            for callee in re.findall(r" call\(.*\bto_apply=%?([\w.\-]+)", line):
-                read(callee, in_loop)
+            kind = re.search(r" (while|call|conditional)\(", line)
+            if kind:
+                body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+                branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
+                called = re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
+                for name in called:  # all branches of a conditional: each may be taken
+                    read(name, in_loop or kind[1] == "while")
 
     read(entry, False)
     return cycles[False] / clock, cycles[True] / clock, reductions
