@@ -16,6 +16,9 @@ from keras import ops
 
 from official_bert import fused
 
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
 LAYER_NORM_EPSILON = 1e-12
 MASK_BIAS = -10000.0  # added to the attention scores of padding
 
@@ -264,11 +267,21 @@ def pretraining_sums(outputs, batch):
     for task, (labels, weights) in tasks.items():
         logits, labels, weights = outputs[f"{task}_logits"], batch[labels], batch[weights]
         loss = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        hit = ops.cast(ops.equal(ops.argmax(logits, axis=-1), ops.cast(labels, "int32")), "float32")
+        hit = ops.cast(ops.equal(_argmax(logits), ops.cast(labels, "int32")), "float32")
         sums[f"{task}_loss"] = ops.sum(ops.multiply(weights, loss))
         sums[f"{task}_correct"] = ops.sum(ops.multiply(weights, hit))
         sums[f"{task}_weight"] = ops.sum(weights)
     return sums
+
+
+def _argmax(x):
+    """Where each row is largest.
+
+    Keras' own passes over x several times on TensorFlow, to tell −0 from 0.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return tf.argmax(x, axis=-1, output_type="int32")
+    return ops.argmax(x, axis=-1)
 
 
 def _norm(x, layer):
