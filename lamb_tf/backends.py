@@ -232,17 +232,33 @@ def sums_of_squares(tensors, dtype):
     return ops.stack([ops.sum(_apart(ops.square(x))) for x in tensors])
 
 
+def elements(vector):
+    """The elements of a vector as scalars.
+
+    XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so
+    compile each of them, though all tensors of a shape could share theirs. Of a gather the
+    positions remain an argument, if they are more than one.
+    """
+    if not _compiles_for_cpu():
+        return ops.unstack(vector)
+    return [tf.gather(vector, [i, 0])[0] for i in range(vector.shape[0])]
+
+
 def _apart(x):
     """x, kept by XLA from being merged with what uses it, while it rewrites the graph for a CPU.
 
     There it would write out a square and add it up with scalars; so the sum becomes one fast pass.
     Any other device fuses the two best by itself.
     """
-    if BACKEND == "tensorflow" and all(
-        device.device_type == "CPU" for device in tf.config.list_logical_devices()
-    ):
-        return xla.optimization_barrier(x)
-    return x
+    return xla.optimization_barrier([x])[0] if _compiles_for_cpu() else x
+
+
+def _compiles_for_cpu():
+    return (
+        BACKEND == "tensorflow"
+        and _in_xla()
+        and all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
+    )
 
 
 def no_autograd():

@@ -484,7 +484,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
         """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
-        decay_of, done, figures = ops.unstack(decays), [], []
+        decay_of, done, figures = backends.elements(decays), [], []
         for group in _groups(variables):
             part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
@@ -504,7 +504,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
             step_sizes = scalars["learning_rate"] * ratios
-            for i, u, step_size in zip(group, us, ops.unstack(step_sizes)):
+            for i, u, step_size in zip(group, us, backends.elements(step_sizes)):
                 self._move(variables[i], states[i], u, step_size, decay_of[i], scalars)
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
