@@ -253,12 +253,25 @@ def _apart(x):
     return xla.optimization_barrier([x])[0] if _compiles_for_cpu() else x
 
 
+@contextlib.contextmanager
+def compiling_for(device_type):
+    """What is traced inside runs on devices of this type, which this machine need not have."""
+    global _target
+    before, _target = _target, device_type
+    try:
+        yield
+    finally:
+        _target = before
+
+
+_target = None  # what `compiling_for` says; else the devices of this machine are meant
+
+
 def _compiles_for_cpu():
-    return (
-        BACKEND == "tensorflow"
-        and _in_xla()
-        and all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
-    )
+    if BACKEND != "tensorflow" or not _in_xla():
+        return False
+    types = [_target] if _target else [d.device_type for d in tf.config.list_logical_devices()]
+    return set(types) == {"CPU"}
 
 
 def no_autograd():

@@ -7,29 +7,38 @@ import keras
 import numpy as np
 
 
+def number(value, argument):
+    """A real number."""
+    if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
+        raise ValueError(f"`{argument}` must be a number. Received {value!r}.")
+    return float(value)
+
+
 def not_negative(value, argument):
     """A number of at least 0."""
-    if not value >= 0:
+    if not number(value, argument) >= 0:
         raise ValueError(f"`{argument}` must be at least 0. Received {value!r}.")
     return float(value)
 
 
 def positive(value, argument):
     """A number above 0."""
-    if not value > 0:
+    if not number(value, argument) > 0:
         raise ValueError(f"`{argument}` must be above 0. Received {value!r}.")
     return float(value)
 
 
 def fraction(value, argument):
     """A number in [0, 1)."""
-    if not 0 <= value < 1:
+    if not 0 <= number(value, argument) < 1:
         raise ValueError(f"`{argument}` must be in [0, 1). Received {value!r}.")
     return float(value)
 
 
 def truth(value, argument):
     """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{argument}` must be True or False. Received {value!r}.")
     return bool(value)
 
 
@@ -59,7 +68,8 @@ def decay(value, argument):
     """A weight decay: a number or a schedule."""
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return value
-    if value is None or isinstance(value, str) or callable(value) or not float(value) >= 0:
+    is_number = hasattr(value, "__float__") and not isinstance(value, str) and not np.ndim(value)
+    if not is_number or callable(value) or not float(value) >= 0:
         raise ValueError(
             f"`{argument}` must be a number of at least 0 (0 for none), or a "
             f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."

@@ -72,6 +72,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
         It sees a new number for `learning_rate`, `weight_decay` or a β, which are variables.
         """
+        name = "learning_rate" if name == "lr" else name  # as the base class has it
         stepped = vars(self).get("_exclusions_were_checked")
         if stepped and (name in self._settled or (name in self._hyper and callable(value))):
             raise AttributeError(

@@ -15,7 +15,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     finite, and doubled after `dynamic_growth_steps` good updates in a row. It is that of
     `keras.optimizers.LossScaleOptimizer` but for two things. That one looks at the gradients of one
     replica: an overflow on another leaves the weights of LAMB and LARS alone, too, but the scale
-    stays as large as it was. And what it skips, `skipped_updates` does not count.
+    stays as large as it was. And what it skips, `skipped_updates` does not count. The scale stays
+    within [1, 2²⁴].
 
     `compile` puts Keras' own around an optimizer under the policy `mixed_float16`, unless it is
     given this one.
@@ -57,7 +58,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self.built:
             super().build(var_list)
 
-    def apply(self, grads, trainable_variables=None):
+    def save_own_variables(self, store):
+        """Writes the scale; Keras saves the inner optimizer as an object of its own."""
+        for name in ("step_counter", "dynamic_scale"):
+            store[name] = backends.to_numpy(getattr(self, name))
+
+    def load_own_variables(self, store):
+        """Reads the scale."""
+        for name in ("step_counter", "dynamic_scale"):
+            getattr(self, name).assign(store[name])
+
+    def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
         """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
         if not self.built and trainable_variables is None:
             raise ValueError(
@@ -67,7 +78,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer
         before = inner.iterations + 0, inner.skipped_updates + 0
         unscaled = [g if g is None else ops.divide(g, self.dynamic_scale) for g in grads]
-        inner.apply(unscaled, trainable_variables)
+        inner.apply(unscaled, trainable_variables, skip_gradients_aggregation)
         backends.merge_replicas(self._adapt, *before)
 
     # Keras' own takes the branches of its `apply` apart for JAX; ours has none.
@@ -79,7 +90,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         made = ops.greater(inner.iterations, backends.first_replica(made_before))
         skipped = ops.greater(inner.skipped_updates, backends.first_replica(skipped_before))
         good = ops.where(skipped, 0, self.step_counter + ops.cast(made, self.step_counter.dtype))
-        doubles = ops.equal(good, self.dynamic_growth_steps)
+        doubles = ops.greater_equal(good, self.dynamic_growth_steps)
         self.step_counter.assign(ops.where(doubles, 0, good))
         grown = ops.where(doubles, 2.0 * scale, scale)
-        self.dynamic_scale.assign(ops.where(skipped, 0.5 * scale, grown))
+        scale = ops.where(skipped, 0.5 * scale, grown)
+        self.dynamic_scale.assign(ops.clip(scale, 1.0, 2.0**24))

@@ -82,7 +82,8 @@ def kept(shape, seed, rate):
 
     A row is a SplitMix stream that starts where (seed, row) says: cheap enough to be computed
     again for the gradient, the same on every backend, and independent of the compiler. (XLA's own
-    generators take most of a step on a CPU.)
+    generators take most of a step on a CPU.) Streams start anywhere in 32 bits, so a few per cent
+    of the rows of a large tensor share a part of their bits, shifted, with another row.
     """
     *outer, width = shape
     rows = 1

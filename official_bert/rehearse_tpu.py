@@ -3,7 +3,8 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, on a machine without a TPU.
     python -m official_bert.rehearse_tpu --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
-takes the flags of `run_pretraining`. The update that `TPUStrategy` would run on each core, from the
+takes the flags of `run_pretraining`; those that do not change the update are not looked at. The
+update that `TPUStrategy` would run on each core, from the
 forward pass to LAMB, is compiled by the real TPU compiler, once for each stage: that it compiles,
 what memory it needs and what it reduces over the cores is known then. Times are the compiler's
 estimates, added up; hours and cost follow from them and are estimates as well. Nothing is trained.
@@ -11,7 +12,7 @@ estimates, added up; hours and cost follow from them and are estimates as well. 
 Needs the extra `[rehearse]`. A 24-layer model takes some minutes and gigabytes a stage.
 """
 
-import concurrent.futures
+import concurrent.futures.process
 import dataclasses
 import json
 import math
@@ -37,32 +38,43 @@ def define_flags():
         "Generation and chips along each axis of the slice: v3:32x32, v4:8x8x16, v5e:16x16, …",
         required=True,
     )
-    flags.DEFINE_float("price_per_chip_hour", None, "Price of one chip for an hour, in any money.")
+    flags.DEFINE_float(
+        "price_per_chip_hour", None, "Price of one chip for an hour, in any money.", lower_bound=0
+    )
     flags.DEFINE_string("report_file", None, "Where the report goes as JSON.")
 
 
 def main(arguments):
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
     try:
+        pretraining_flags.check(FLAGS)
         if len(arguments) > 1:
             raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-        pretraining_flags.check(FLAGS)
+        folder = os.path.dirname(FLAGS.report_file or "") or "."
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
         quiet_tensorflow.import_tensorflow()
         from official_bert import run_pretraining, tpu_compiler
 
         run = run_pretraining.run_from_flags(FLAGS)
         topology = tpu_compiler.Topology(FLAGS.topology)
         report = rehearse(run, topology, FLAGS.price_per_chip_hour)
+    except concurrent.futures.process.BrokenProcessPool:
+        return _fail("the process of the compiler was killed, probably because memory ran out.")
     except (ValueError, OSError, ImportError) as error:
-        print(f"rehearse_tpu: error: {error}", file=sys.stderr)
-        return 2
+        return _fail(error)
     if FLAGS.report_file:
         whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
-    return 0 if all(stage["fits"] for stage in report["stages"]) else 1
+    return 0 if report["fits"] else 1
+
+
+def _fail(reason):
+    print(f"rehearse_tpu: error: {reason}", file=sys.stderr)
+    return 2
 
 
 def rehearse(run, topology, price_per_chip_hour=None, say=print):
-    """Compiles the update of every stage of a run.
+    """Compiles the update of every stage of a run, with smaller micro-batches if need be.
 
     Args:
         run: A `stages.Run`.
@@ -71,120 +83,125 @@ def rehearse(run, topology, price_per_chip_hour=None, say=print):
         say: Takes the report's lines as they become known.
 
     Returns:
-        The report as JSON values: of each stage what `rehearse_stage` returns, and the estimates
-        of hours and cost of the whole run.
+        The report as JSON values: `fits`, whether each stage's update fits as the run has it;
+        `gradient_accumulation_steps`, with which the rest was found, `None` where no number of
+        micro-batches makes it fit; and of each stage what `rehearse_stage` returns.
 
     Raises:
         ValueError: if a stage's batch cannot be shared by the cores.
     """
-    for stage in run.stages:
-        _sequences_a_core(run, stage, topology)
+    from official_bert import tpu_compiler
+
+    sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     say(
         f"{topology.name}: {topology.num_chips:,} chips, {topology.num_cores:,} cores of "
         f"{topology.chip.memory / 2**30:.0f} GiB. All times and costs are estimates: nothing runs "
         "on a TPU here."
     )
-    stages = []
-    for index, stage in enumerate(run.stages):
-        say(f"stage {index + 1}: {_describe(run, stage)}")
-        stages.append(rehearse_stage(run, stage, topology, say))
     report = {
         "topology": topology.name,
         "chips": topology.num_chips,
         "cores": topology.num_cores,
-        "stages": stages,
+        "core_memory_bytes": topology.chip.memory,
+        "fits": True,
+    }
+    # The stage with the most tokens first: it is the one that may not fit.
+    order = sorted(range(len(run.stages)), key=lambda i: -run.stages[i].tokens)
+    parts, found = run.gradient_accumulation_steps, {}
+    while parts and len(found) < len(order):
+        tried = dataclasses.replace(run, gradient_accumulation_steps=parts)
+        index = order[len(found)]
+        try:
+            found[index] = rehearse_stage(tried, index, topology, say)
+        except tpu_compiler.DoesNotFit as error:
+            report["fits"], found = False, {}
+            needed = "more memory" if error.needed is None else _gib(error.needed)
+            say(
+                f"  does not fit: micro-batches of {sequences[index] // parts} sequences a core "
+                f"need {needed}; a core has {_gib(topology.chip.memory)}"
+            )
+            parts = _next_parts(run, index, topology, parts, error.needed)
+            if parts:
+                say(f"  trying --gradient_accumulation_steps={parts} for the run")
+    report |= {
+        "gradient_accumulation_steps": parts,
+        "stages": [found[index] for index in sorted(found)],
         "estimated_hours": None,
         "estimated_cost": None,
     }
-    if all(stage["estimated_hours"] is not None for stage in stages):
-        hours = report["estimated_hours"] = sum(stage["estimated_hours"] for stage in stages)
-        line = f"the run: {_duration(hours)}, {hours * topology.num_chips:,.1f} chip-hours"
-        if price_per_chip_hour is not None:
-            cost = report["estimated_cost"] = hours * topology.num_chips * price_per_chip_hour
-            line += f", {cost:,.2f} at {price_per_chip_hour:g} a chip-hour"
-        say(f"{line} (estimates; input, evaluation, checkpoints and compiling left out)")
-    parts = max(stage["gradient_accumulation_steps"] for stage in stages)
-    if not all(stage["fits"] for stage in stages) and report["estimated_hours"] is not None:
+    if parts is None:
+        say("No micro-batch fits: take a smaller model, or chips with more memory.")
+        return report
+    hours = report["estimated_hours"] = sum(s["estimated_hours"] for s in report["stages"])
+    chip_hours = hours * topology.num_chips
+    line = f"the run: {_duration(hours)}, {chip_hours:,.1f} chip-hours"
+    if price_per_chip_hour is not None:
+        report["estimated_cost"] = chip_hours * price_per_chip_hour
+        line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} a chip-hour"
+    say(f"{line} (estimates; input, evaluation, checkpoints and compiling left out)")
+    if not report["fits"]:
         say(f"It needs --gradient_accumulation_steps={parts}.")
     return report
 
 
-def rehearse_stage(run, stage, topology, say=print):
-    """Compiles the update of one stage, if need be with the micro-batch that fits.
+def rehearse_stage(run, index, topology, say=print):
+    """Compiles the update of one stage.
 
     Args:
         run, topology, say: As in `rehearse`.
-        stage: One of the run's stages.
+        index: The stage's place in the run.
 
     Returns:
-        A dictionary: `fits`, whether the update fits as the run has it; where it does not, the
-        rest is about the largest micro-batch that was found to. `estimated_hours` is `None` where
-        there is none.
-    """
-    from official_bert import flops, tpu_compiler
+        What is known and what is estimated of the update, as a dictionary; names say which.
 
-    chip, parts = topology.chip, run.gradient_accumulation_steps
-    report = {
-        "steps": stage.steps,
-        "batch_size": stage.batch_size,
-        "max_seq_length": stage.max_seq_length,
-        "fits": True,
-        "gradient_accumulation_steps": parts,
-        "core_memory_bytes": chip.memory,
-        "model_flops": flops.step_flops(run.config, stage),
-        "estimated_hours": None,
-    }
-    while True:
-        started = time.monotonic()
-        try:
-            tried = dataclasses.replace(run, gradient_accumulation_steps=parts)
-            module = _in_child(_lower, tried, stage, topology.num_cores)
-            compiled = _in_child(_compile, topology.name, module)
-            break
-        except tpu_compiler.DoesNotFit as error:
-            micro_batch = _sequences_a_core(run, stage, topology) // parts
-            needed = "more memory" if error.needed is None else _gib(error.needed)
-            say(
-                f"  does not fit: micro-batches of {micro_batch} sequences a core need {needed}; "
-                f"a core has {_gib(chip.memory)}"
-            )
-            report["fits"] = False
-            parts = _next_parts(run, stage, topology, parts, error.needed)
-            if parts is None:
-                say("  no micro-batch fits: take a smaller model, or chips with more memory")
-                return report
-            say(f"  trying --gradient_accumulation_steps={parts}")
+    Raises:
+        tpu_compiler.DoesNotFit: where a core has not the memory for it.
+    """
+    from official_bert import flops
+
+    stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
+    sequences = _sequences_a_core(run, stage, topology)
+    say(f"stage {index + 1}: {flops.describe(run.config, stage)}; {run.dtype}")
+    started = time.monotonic()
+    module = _in_child(_lower, run, stage, topology.num_cores)
+    compiled = _in_child(_compile, topology.name, module)
+    took = time.monotonic() - started
     computing = compiled.seconds + (parts - 1) * compiled.loop_seconds
     ring = 2 * (topology.num_chips - 1) / topology.num_chips
     reducing = ring * compiled.reduced_bytes / chip.interconnect
-    seconds = computing + reducing
-    achieved = report["model_flops"] / seconds / topology.num_cores
-    report |= {
-        "gradient_accumulation_steps": parts,
-        "micro_batch_a_core": _sequences_a_core(run, stage, topology) // parts,
-        "compile_seconds": time.monotonic() - started,
+    model_flops = flops.step_flops(run.config, stage)
+    share = model_flops / topology.num_cores / (computing + reducing) / chip.flops
+    hours = (computing + reducing) * stage.steps / 3600
+    say(
+        f"  compiles in {took:.0f} s with micro-batches of {sequences // parts} sequences a core, "
+        f"{parts} an update\n"
+        f"  memory a core: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
+        f"  an update: {model_flops / 1e12:,.4g} TFLOP by the model; "
+        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in all\n"
+        f"  estimate of an update: {1e3 * computing:,.1f} ms of computing, without "
+        f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
+        f"estimate; {1e3 * reducing:,.1f} ms of reducing; {share:.0%} of the cores' peak\n"
+        f"  estimate of the stage: {_duration(hours)}"
+    )
+    return {
+        "steps": stage.steps,
+        "batch_size": stage.batch_size,
+        "max_seq_length": stage.max_seq_length,
+        "micro_batch_a_core": sequences // parts,
+        "compile_seconds": took,
         "memory_bytes": compiled.memory,
-        "compiled_flops_a_core": compiled.flops,
+        "model_flops": model_flops,
+        # XLA counts one turn of a loop, and with it only some of the micro-batches.
+        "compiled_flops_a_core": compiled.flops if parts == 1 else None,
         "reductions": compiled.reductions,
         "reductions_in_loops": compiled.reductions_in_loops,
         "reduced_bytes": compiled.reduced_bytes,
+        "kernels_without_estimate": compiled.unestimated,
         "estimated_computing_seconds": computing,
         "estimated_reducing_seconds": reducing,
-        "estimated_share_of_peak": achieved / chip.flops,
-        "estimated_hours": seconds * stage.steps / 3600,
+        "estimated_share_of_peak": share,
+        "estimated_hours": hours,
     }
-    say(
-        f"  compiles in {report['compile_seconds']:.0f} s with micro-batches of "
-        f"{report['micro_batch_a_core']} sequences a core, {parts} an update\n"
-        f"  memory a core: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
-        f"  an update: {report['model_flops'] / 1e12:,.4g} TFLOP by the model; "
-        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in all\n"
-        f"  estimate of an update: {1e3 * computing:,.1f} ms of computing, "
-        f"{1e3 * reducing:,.1f} ms of reducing; "
-        f"{report['estimated_share_of_peak']:.0%} of the cores' peak\n"
-        f"  estimate of the stage: {_duration(report['estimated_hours'])}"
-    )
-    return report
 
 
 def _in_child(function, *arguments):
@@ -193,13 +210,19 @@ def _in_child(function, *arguments):
     Weights and moments take gigabytes, and so does the compiler; neither gives them back before
     its process ends.
     """
+    before = os.environ.get("MALLOC_ARENA_MAX")
     # One heap instead of one for each thread: half the memory for the compiler.
-    os.environ.setdefault("MALLOC_ARENA_MAX", "1")
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=spawn, initializer=quiet_tensorflow.import_tensorflow
-    ) as executor:
-        return executor.submit(function, *arguments).result()
+    os.environ["MALLOC_ARENA_MAX"] = before or "1"
+    try:
+        with concurrent.futures.ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=quiet_tensorflow.import_tensorflow,
+        ) as executor:
+            return executor.submit(function, *arguments).result()
+    finally:
+        if before is None:
+            del os.environ["MALLOC_ARENA_MAX"]
 
 
 def _compile(topology, module):
@@ -236,22 +259,24 @@ def _lower(run, stage, num_cores):
     return tpu_compiler.lower(update, batch, tf.TensorSpec((), tf.int32), number, number)
 
 
-def _next_parts(run, stage, topology, parts, needed):
-    """The next number of micro-batches to try, or `None`.
+def _next_parts(run, index, topology, parts, needed):
+    """The next number of micro-batches to try after `parts`, or `None` after the last.
 
     Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
-    to the micro-batch.
+    to the micro-batch. The number has to divide every stage's sequences a core.
     """
     from official_bert import flops
 
-    sequences = _sequences_a_core(run, stage, topology)
+    stage = run.stages[index]
     fewest = parts + 1
     if needed is not None:
         fixed = 4 * flops.reduced_bytes(run.config, stage)
         room = max(topology.chip.memory - fixed, 1)
         fewest = max(fewest, math.ceil(parts * (needed - fixed) / room))
-    choices = (n for n in range(fewest, sequences + 1) if sequences % n == 0)
-    return next(choices, None)
+    most = math.gcd(*(stage.batch_size // topology.num_cores for stage in run.stages))
+    choices = [n for n in range(parts + 1, most + 1) if most % n == 0]
+    # Where none is enough by this reckoning, the last is still tried.
+    return next((n for n in choices if n >= fewest), choices[-1] if choices else None)
 
 
 def _sequences_a_core(run, stage, topology):
@@ -262,12 +287,6 @@ def _sequences_a_core(run, stage, topology):
             f"multiple of them times gradient_accumulation_steps={parts}; got {stage.batch_size:,}."
         )
     return stage.batch_size // topology.num_cores
-
-
-def _describe(run, stage):
-    from official_bert import flops
-
-    return f"{flops.describe(run.config, stage)}; {run.dtype}"
 
 
 def _gib(size):

@@ -57,10 +57,10 @@ def _train(trainer, model_dir):
 
 
 def _check_arguments(arguments, values):
-    if len(arguments) > 1:
-        raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
     values.distribution_strategy = values.distribution_strategy.lower()
     pretraining_flags.check(values)
+    if len(arguments) > 1:
+        raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
 
 
 def _trainer(values):

@@ -19,6 +19,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from lamb_tf import backends
 from official_bert import quiet_tensorflow
 
 
@@ -125,9 +126,10 @@ class Compiled:
         temporary_bytes: Those of the temporaries.
         flops: Floating-point operations; a loop counts as one turn.
         bytes_accessed: Bytes read and written; likewise.
-        seconds: The compiler's estimate of the time outside loops, for the instructions of which
-            it makes one: not for communication, copies beside the work and random bits.
+        seconds: The compiler's estimate of the time outside loops, of the kernels for which it
+            makes one: not of communication, copies beside the work and `unestimated` kernels.
         loop_seconds: The same of one turn of the loops.
+        unestimated: Kernels without such an estimate: gathers, scatters, random bits, sorts.
         reduced_bytes: Bytes that go into all-reduces.
         reductions: Number of all-reduces.
         reductions_in_loops: Those of them that are inside a loop, once a turn.
@@ -140,6 +142,7 @@ class Compiled:
     bytes_accessed: float
     seconds: float
     loop_seconds: float
+    unestimated: int
     reduced_bytes: int
     reductions: int
     reductions_in_loops: int
@@ -191,8 +194,9 @@ def lower(function, *signature):
         return function(*tf.nest.pack_sequence_as(signature, tensors))
 
     compiled = tf.function(of_flat, jit_compile=True, autograph=False)
-    ir_of = compiled.experimental_get_compiler_ir(*tf.nest.flatten(signature))
-    return ir_of(stage="stablehlo_serialized", platform_name="CPU")
+    with backends.compiling_for("TPU"):
+        ir_of = compiled.experimental_get_compiler_ir(*tf.nest.flatten(signature))
+        return ir_of(stage="stablehlo_serialized", platform_name="CPU")
 
 
 def compile_for(topology, stablehlo):
@@ -232,7 +236,7 @@ def compile_for(topology, stablehlo):
             raise DoesNotFit(str(error).partition("\n")[0], _needed(str(error))) from None
     memory, costs = executable.get_compiled_memory_stats(), executable.cost_analysis()
     text = executable.hlo_modules()[0].to_string()
-    seconds, loop_seconds, reductions = _read_hlo(text, topology.chip.clock)
+    seconds, loop_seconds, unestimated, reductions = _read_hlo(text, topology.chip.clock)
     return Compiled(
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -245,6 +249,7 @@ def compile_for(topology, stablehlo):
         bytes_accessed=costs["bytes accessed"],
         seconds=seconds,
         loop_seconds=loop_seconds,
+        unestimated=unestimated,
         reduced_bytes=sum(size for size, _ in reductions),
         reductions=len(reductions),
         reductions_in_loops=sum(in_loop for _, in_loop in reductions),
@@ -312,8 +317,8 @@ def _read_hlo(hlo, clock):
     """What the text of a compiled module says of times and communication.
 
     Returns:
-        The compiler's estimate of the seconds outside loops, and of a turn of the loops; and of
-        each all-reduce its bytes and whether it is in a loop.
+        The compiler's estimate of the seconds outside loops, and of a turn of the loops; the number
+        of kernels without one; and of each all-reduce its bytes and whether it is in a loop.
     """
     lines, entry = {}, None
     for line in hlo.splitlines():
@@ -323,11 +328,15 @@ def _read_hlo(hlo, clock):
             entry = start[2] if start[1] else entry
         elif line.startswith("  "):
             computation.append(line)
-    cycles, reductions = {False: 0, True: 0}, []
+    cycles, unestimated, reductions = {False: 0, True: 0}, [], []
 
     def read(computation, in_loop):
         for line in lines[computation]:
-            cycles[in_loop] += sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', line)))
+            estimate = re.search(r'"estimated_cycles":"(\d+)"', line)
+            if estimate:
+                cycles[in_loop] += int(estimate[1])
+            elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
+                unestimated.append(line)
             match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
             if match:
                 reductions.append((_bytes(match[1]), in_loop))
@@ -340,7 +349,7 @@ def _read_hlo(hlo, clock):
                     read(name, in_loop or kind[1] == "while")
 
     read(entry, False)
-    return cycles[False] / clock, cycles[True] / clock, reductions
+    return cycles[False] / clock, cycles[True] / clock, len(unestimated), reductions
 
 
 _BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}

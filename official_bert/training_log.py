@@ -31,7 +31,9 @@ class TrainingLog:
         return self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
 
     def last(self, kind):
-        """The last line of a kind as a dictionary; empty if there is none."""
+        """The last line of a kind as a dictionary; empty if there is none, or if another writes."""
+        if not self._writes:  # whose line may be there in part only
+            return {}
         found = [values for values in map(json.loads, self._lines()) if values["kind"] == kind]
         return found[-1] if found else {}
 

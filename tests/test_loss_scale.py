@@ -45,13 +45,33 @@ def test_the_scale_is_halved_after_a_skipped_update_and_doubled_after_enough_goo
     assert number(optimizer.iterations) == 5
 
 
-def test_a_model_in_float16_trains_and_is_restored_with_its_scale(tmp_path):
+def test_the_scale_stays_within_its_bounds_and_grows_whenever_it_is_late():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    bad = [gradient * np.float32(np.nan) for gradient in gradients[0]]
+    optimizer = lamb_tf.LossScaleOptimizer(
+        lamb_tf.LAMB(0.1), initial_scale=4.0, dynamic_growth_steps=3
+    )
+    variables = steps.make_variables(weights)
+    steps.take_steps(optimizer, variables, [bad] * 4)
+    assert number(optimizer.dynamic_scale) == 1.0
+    optimizer.step_counter.assign(5)  # as restored from a run with more growth steps
+    steps.take_steps(optimizer, variables, gradients)
+    assert number(optimizer.dynamic_scale) == 2.0
+    optimizer.dynamic_scale.assign(2.0**24)
+    steps.take_steps(optimizer, variables, gradients * 3)
+    assert number(optimizer.dynamic_scale) == 2.0**24
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_model_in_float16_trains_and_is_restored_with_its_scale(tmp_path, recorded):
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 4)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
     layers = [keras.layers.Dense(8, dtype="mixed_float16"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((4,)), *layers])
     model.compile(lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.01), 2.0**20), loss="mse")
+    if recorded:
+        lamb_tf.telemetry.record(model.optimizer.inner_optimizer)
     model.fit(x, y, batch_size=4, verbose=0)
     optimizer = model.optimizer
     skipped = number(optimizer.inner_optimizer.skipped_updates)
@@ -64,8 +84,15 @@ def test_a_model_in_float16_trains_and_is_restored_with_its_scale(tmp_path):
     again = keras.models.load_model(tmp_path / "model.keras")
     assert type(again.optimizer) is lamb_tf.LossScaleOptimizer
     assert again.optimizer.get_config() == optimizer.get_config()
-    for one, two in zip(again.optimizer.variables, optimizer.variables, strict=True):
-        np.testing.assert_array_equal(*steps.values([one, two]))
+    for restored, trained in zip(states(again), states(model), strict=True):
+        np.testing.assert_array_equal(restored, trained)
+
+
+def states(model):
+    outer, inner = model.optimizer, model.optimizer.inner_optimizer
+    slots = [slot for v in model.trainable_variables for slot in inner.slots(v).values()]
+    counts = [outer.dynamic_scale, outer.step_counter, inner.iterations, inner.skipped_updates]
+    return steps.values(counts + slots + model.weights)
 
 
 def test_another_optimizer_and_a_second_scale_are_refused():

@@ -44,7 +44,7 @@ def test_a_small_bert_compiles_for(name):
     said = []
     report = rehearse_tpu.rehearse(RUN, topology, 2.0, said.append)
     (stage,) = report["stages"]
-    assert stage["fits"]
+    assert report["fits"]
     # All gradients once, and the two sums of weights that normalize the losses.
     assert stage["reduced_bytes"] == flops.reduced_bytes(CONFIG, STAGE) + 8
     assert stage["reductions_in_loops"] == 0
@@ -81,14 +81,18 @@ def test_a_program_too_large_is_told_with_the_memory_it_needs():
         (1, 70, 8),  # 17.5 with 8, 8.75 with 4
         (2, 17, 4),
         (8, None, 16),
-        (1, 600, None),  # 18.75 with one
+        (1, 600, 16),  # more than there is with 2 sequences, by this reckoning: they are tried
+        (16, 20, None),
     ],
 )
 def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, needed_gib, expected):
     topology = tpu_compiler.Topology("v5e:4x4")
-    stage = dataclasses.replace(STAGE, batch_size=32 * topology.num_cores)
+    batches = (32 * topology.num_cores, 48 * topology.num_cores)  # 16 divides both
+    run = dataclasses.replace(
+        RUN, stages=tuple(dataclasses.replace(STAGE, batch_size=batch) for batch in batches)
+    )
     needed = needed_gib and needed_gib * 2**30
-    assert rehearse_tpu._next_parts(RUN, stage, topology, parts, needed) == expected
+    assert rehearse_tpu._next_parts(run, 0, topology, parts, needed) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,7 @@ def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, nee
         ),
         ("--tpu_name=mine", "--tpu_name is called --tpu here"),
         ("--max_seq_length=0", "max_seq_length must be at least 1"),
+        ("--report_file=no/such/folder.json", "report_file's folder no/such does not exist"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):

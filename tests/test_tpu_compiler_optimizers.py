@@ -55,6 +55,16 @@ def test_an_update_compiles_for(topology, dtype, optimizer_class):
     assert compiled.argument_bytes >= sum(sizes) * (weight_bytes + 4 * len(optimizer.slot_names))
 
 
+def test_nothing_meant_for_another_device_is_compiled():
+    variable = keras.Variable("normal", (256, 128))
+    optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1)
+    optimizer.build([variable])
+    gradient = tf.TensorSpec(variable.shape)
+    module = tpu_compiler.lower(lambda g: optimizer.apply([g], [variable]), gradient)
+    assert b"multiply" in module
+    assert b"optimization_barrier" not in module
+
+
 def recording():
     optimizer = lamb_tf.LAMB(0.1)
     lamb_tf.telemetry.record(optimizer)
