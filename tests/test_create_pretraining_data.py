@@ -179,7 +179,13 @@ def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path
     arguments = flags(small_text, tmp_path, input_file=text, num_workers=2)
     command = [sys.executable, "-m", "official_bert.create_pretraining_data", *arguments]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        # As in a terminal, also where the tests run in a shell's background, which ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     building = tmp_path / "out/a.building"
     while process.poll() is None and not list(building.glob("part-*.json")):
