@@ -6,6 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import peers
 import pytest
@@ -17,6 +18,7 @@ from official_bert.config import BertConfig
 peers.load("jax")
 peers.load("libtpu")
 
+ROOT = Path(__file__).parents[1]
 CONFIG = BertConfig(
     vocab_size=512,
     hidden_size=128,
@@ -93,6 +95,19 @@ def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, nee
     )
     needed = needed_gib and needed_gib * 2**30
     assert rehearse_tpu._next_parts(run, 0, topology, parts, needed) == expected
+
+
+def test_the_documents_figures_are_those_of_the_reports():
+    text = (ROOT / "docs" / "tpu.md").read_text()
+    reports = sorted((ROOT / "benchmarks" / "results").glob("tpu_rehearsal_*.json"))
+    assert len(reports) == 4
+    for path in reports:
+        assert f"](../benchmarks/results/{path.name})" in text
+        report = json.loads(path.read_text())
+        for stage in report["stages"]:
+            assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
+            assert f"| {60 * stage['estimated_hours']:.1f} min |" in text
+            assert f"| {stage['memory_bytes'] / 2**30:.2f} of " in text
 
 
 @pytest.mark.parametrize(
