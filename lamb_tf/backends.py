@@ -149,11 +149,30 @@ def run_if(condition, then, otherwise, state):
         variable.assign(value)
 
 
-def fuses():
-    """Whether what is being run will be fused by a compiler.
+def is_eager():
+    """Whether what is being run runs now, so that Python can branch on the value of a tensor."""
+    return BACKEND == "torch" or (BACKEND == "tensorflow" and tf.executing_eagerly())
 
-    A selection costs nothing there, where a branch would cost copies of what it may change.
+
+def zero_unless(finite, gradients, variables):
+    """The gradients, or zeros where they are not finite: what the kernels below can be given.
+
+    XLA's kernels select by themselves. The gradients are passed on, not copied.
     """
+    if BACKEND != "tensorflow" or finite is None or fuses():
+        return gradients
+
+    def zeros():
+        zero = tf.cast(finite, gradients[0].dtype)  # a constant would be held in memory
+        shapes = [tuple(variable.shape) for variable in variables]
+        of_shape = {shape: tf.fill(shape, zero) for shape in set(shapes)}
+        return [of_shape[shape] for shape in shapes]
+
+    return tf.cond(finite, lambda: gradients, zeros)
+
+
+def fuses():
+    """Whether what is being run will be fused by a compiler."""
     return BACKEND == "jax" or (BACKEND == "tensorflow" and _in_xla())
 
 
@@ -198,16 +217,19 @@ def adam_scratch(variables, dtype):
     return types.SimpleNamespace(of=lambda variable: by_shape[tuple(variable.shape)])
 
 
-def adam_coefficients(beta_1, beta_2, step_size, epsilon):
+def adam_coefficients(beta_1, beta_2, step_size, epsilon, finite):
     """The scalars of `add_adam_step`, made once a step."""
     dtype = step_size.dtype
+    beta_1, beta_2 = tf.constant(beta_1, dtype), tf.constant(beta_2, dtype)
+    if finite is not None:
+        beta_1, beta_2 = tf.where(finite, beta_1, 1.0), tf.where(finite, beta_2, 1.0)
     zero = tf.zeros((), dtype)  # for β's powers: the kernel's own bias correction loses digits
     return {
         "beta1_power": zero,
         "beta2_power": zero,
         "lr": -step_size,
-        "beta1": tf.constant(beta_1, dtype),
-        "beta2": tf.constant(beta_2, dtype),
+        "beta1": beta_1,
+        "beta2": beta_2,
         "epsilon": epsilon,
     }
 
@@ -228,8 +250,9 @@ def sums_of_squares(tensors, dtype):
     """Σ x² of each tensor, as a vector of this type."""
     tensors = [ops.cast(x, dtype) for x in tensors]
     if BACKEND == "tensorflow" and not fuses():
-        return 2.0 * tf.stack([tf.nn.l2_loss(x) for x in tensors])  # in one pass, on all cores
-    return ops.stack([ops.sum(_apart(ops.square(x))) for x in tensors])
+        # In one pass of each, on all cores.
+        return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
+    return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
 
 
 def elements(vector):
@@ -244,13 +267,14 @@ def elements(vector):
     return [tf.gather(vector, [i, 0])[0] for i in range(vector.shape[0])]
 
 
-def _apart(x):
-    """x, kept by XLA from being merged with what uses it, while it rewrites the graph for a CPU.
+def _apart(tensors):
+    """Tensors that XLA, rewriting the graph for a CPU, does not merge with what uses them.
 
     There it would write out a square and add it up with scalars; so the sum becomes one fast pass.
-    Any other device fuses the two best by itself.
+    Any other device fuses the two best by itself. (One barrier for all: each takes TensorFlow some
+    milliseconds to compile.)
     """
-    return xla.optimization_barrier([x])[0] if _compiles_for_cpu() else x
+    return xla.optimization_barrier(*tensors) if _compiles_for_cpu() else tensors
 
 
 @contextlib.contextmanager

@@ -130,7 +130,7 @@ class LAMB(LayerwiseOptimizer):
         if not self.nesterov and self.epsilon > 0 and min(self._betas) >= 0.5:
             self.scratch = backends.adam_scratch(self.trainable_variables, self._precision)
 
-    def coefficients(self, step):
+    def coefficients(self, step, finite):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
         (beta_1, beta_2), corrected = self._betas, self.bias_correction
         coefficients = {
@@ -142,7 +142,7 @@ class LAMB(LayerwiseOptimizer):
         if self.scratch:  # with c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε)
             root = ops.sqrt(self._scalar(coefficients["beta_2"]))
             coefficients["adam"] = backends.adam_coefficients(
-                beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon
+                beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon, finite
             )
         return coefficients
 

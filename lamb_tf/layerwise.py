@@ -406,15 +406,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self._telemetry.gradient_norm.assign(gradient_norm)
         finite = ops.isfinite(gradient_norm)
         self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
-        if backends.fuses():
+        if not backends.is_eager():
             self._update_tensors(grads, variables, scales, finite)
-        else:
-            backends.run_if(
-                finite,
-                lambda: self._update_tensors(grads, variables, scales, finite=None),
-                lambda: None,
-                state=(),
-            )
+        elif finite:
+            self._update_tensors(grads, variables, scales, finite=None)
 
     def _gradient_scales(self, squares):
         """The norm of the true gradient, and per tensor the factor that unscales and clips it.
@@ -443,8 +438,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         scalars = {
             "finite": finite,
             "step": step,
-            "learning_rate": self._scalar(self.learning_rate),
-            "coefficients": self.coefficients(step),
+            "learning_rate": _kept(finite, self._scalar(self.learning_rate), 0.0),
+            "coefficients": self.coefficients(step, finite),
         }
         decayed, adapted = ops.unstack(
             ops.take(backends.read(self._choice), self._indices(variables), axis=1)
@@ -461,7 +456,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         )
         for variable in variables:
             if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
+                constrained = variable.constraint(variable)
+                variable.assign(_kept(finite, constrained, backends.read(variable)))
         if self._telemetry:
             rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
             layers = self._telemetry.layers
@@ -484,6 +480,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
         """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
+        grads = backends.zero_unless(scalars["finite"], grads, variables)
         decay_of, done, figures = backends.elements(decays), [], []
         for group in _groups(variables):
             part = slice(group.start, group.stop)
@@ -555,7 +552,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     # The equations; `lamb.py` and `lars.py` fill them in.
 
-    def coefficients(self, step):
+    def coefficients(self, step, finite):
         """Scalars that `direction` needs and that all tensors share. The first step is 1."""
         return {}
 

@@ -225,13 +225,27 @@ def test_building_twice_changes_nothing():
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS])
-def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_class):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"global_clipnorm": 0.5, "weight_decay": 0.1},
+        {"clipnorm": 0.5},
+        {"clipvalue": 0.1},
+        {"nesterov": True},
+        {"use_ema": True, "ema_overwrite_frequency": 2, "loss_scale_factor": 2.0},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_class, options):
+    if optimizer_class is lamb_tf.LAMB and "nesterov" in options:
+        options = {"nesterov": "both"}
     weights, gradients = steps.weights_and_gradients(steps=3)
     clean = [gradients[0], gradients[2]]
     gradients[1][1] = gradients[1][1].copy()
     gradients[1][1][2, 3] = value
     variables, expected = steps.make_variables(weights), steps.make_variables(weights)
-    optimizer, other = optimizer_class(0.1), optimizer_class(0.1)
+    optimizer, other = optimizer_class(0.1, **options), optimizer_class(0.1, **options)
     steps.take_steps(optimizer, variables, gradients)
     steps.take_steps(other, expected, clean)
     for one, two in zip(variables + optimizer.variables, expected + other.variables):
@@ -239,6 +253,15 @@ def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_c
             np.testing.assert_array_equal(*steps.values([one, two]))
     assert int(steps.values([optimizer.skipped_updates])[0]) == 1
     assert int(steps.values([optimizer.iterations])[0]) == 2
+
+
+def test_a_skipped_update_does_not_apply_constraints_either():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    gradients[0][1] = np.full_like(weights[1], np.nan)
+    variables = steps.make_variables(weights)
+    variables[0].constraint = keras.constraints.NonNeg()
+    steps.take_steps(lamb_tf.LAMB(0.1), variables, gradients)
+    np.testing.assert_array_equal(steps.values(variables)[0], weights[0].astype("float64"))
 
 
 def test_the_global_norm_is_clipped():
