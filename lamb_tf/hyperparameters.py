@@ -28,6 +28,11 @@ def positive(value, argument):
     return float(value)
 
 
+def positive_or_none(value, argument):
+    """A number above 0, or None."""
+    return None if value is None else positive(value, argument)
+
+
 def fraction(value, argument):
     """A number in [0, 1)."""
     if not 0 <= number(value, argument) < 1:

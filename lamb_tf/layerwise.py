@@ -35,14 +35,10 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_momentums": "m of keras.optimizers.Lamb",
     "_velocities": "v of keras.optimizers.Lamb",
 }
-KERAS_OPTIONS = (
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
+KERAS_OPTIONS = (  # those that Keras itself checks
     "use_ema",
     "ema_momentum",
     "ema_overwrite_frequency",
-    "loss_scale_factor",
     "gradient_accumulation_steps",
 )
 
@@ -61,6 +57,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         "weight_decay": hyperparameters.decay,
         "weight_norm_bounds": hyperparameters.bounds,
         "trust_ratio_bounds": hyperparameters.bounds,
+        "clipnorm": hyperparameters.positive_or_none,
+        "clipvalue": hyperparameters.positive_or_none,
+        "global_clipnorm": hyperparameters.positive_or_none,
+        "loss_scale_factor": hyperparameters.positive_or_none,
     }
     moves_along_u = True  # whether `move` is the plain x − step u
     scratch = None  # see `backends.adam_scratch`

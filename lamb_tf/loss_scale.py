@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from lamb_tf import backends
+from lamb_tf import backends, hyperparameters
 from lamb_tf.layerwise import LayerwiseOptimizer
 
 
@@ -29,7 +29,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Raises:
         TypeError: another optimizer.
-        ValueError: one that has a `loss_scale_factor` of its own.
+        ValueError: one that has a `loss_scale_factor` of its own; a scale or a number of steps that
+            is not above 0.
+        AttributeError: `dynamic_growth_steps` assigned after the optimizer is built.
 
     Example:
 
@@ -52,6 +54,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"`loss_scale_factor={inner_optimizer.loss_scale_factor}` of `inner_optimizer`."
             )
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
+
+    def __setattr__(self, name, value):
+        """Checks the arguments; refuses what a compiled step would not see."""
+        if name in ("initial_scale", "dynamic_growth_steps"):
+            value = hyperparameters.positive(value, name)
+            if vars(self).get("built") and value != getattr(self, name):
+                raise AttributeError(
+                    f"`{name}` is settled when the optimizer is built: a compiled step would not "
+                    "see the change."
+                )
+        super().__setattr__(name, value)
 
     def build(self, var_list):
         """Creates the scale and the state of the inner optimizer."""

@@ -217,6 +217,10 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
         ({"trust_ratio_bounds": 10.0}, r"trust_ratio_bounds.*\(low, high\).*10.0"),
         ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "clipnorm"),
+        ({"clipnorm": 0.0}, "`clipnorm` must be above 0"),
+        ({"clipvalue": -1.0}, "`clipvalue` must be above 0"),
+        ({"global_clipnorm": 0.0}, "`global_clipnorm` must be above 0"),
+        ({"loss_scale_factor": 0.0}, "`loss_scale_factor` must be above 0"),
     ],
     ids=str,
 )

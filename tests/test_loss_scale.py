@@ -102,3 +102,15 @@ def test_another_optimizer_and_a_second_scale_are_refused():
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(loss_scale_factor=8.0))
     with pytest.raises(ValueError, match="needs the variables"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB()).apply([np.ones(3)])
+
+
+@pytest.mark.parametrize("name", ["initial_scale", "dynamic_growth_steps"])
+def test_an_argument_out_of_range_or_assigned_too_late_is_refused(name):
+    with pytest.raises(ValueError, match=f"`{name}` must be above 0"):
+        lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(), **{name: 0})
+    optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB())
+    setattr(optimizer, name, 4)
+    optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
+    with pytest.raises(AttributeError, match=f"`{name}` is settled"):
+        setattr(optimizer, name, 8)
+    assert getattr(optimizer, name) == 4
