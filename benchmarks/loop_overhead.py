@@ -24,7 +24,14 @@ import time
 import tensorflow as tf
 from absl import app, flags
 
-from official_bert import distribution, pretraining_step, stdlib_text, tokenization, training
+from official_bert import (
+    distribution,
+    freed_memory,
+    pretraining_step,
+    stdlib_text,
+    tokenization,
+    training,
+)
 from official_bert.config import BertConfig
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.instances import Settings
@@ -76,6 +83,7 @@ def make_records(folder):
 
 def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
     """Two functions that do so many updates: by the loop, and bare."""
+    freed_memory.keep()  # as run_pretraining does
     stage = Stage(
         steps=100_000,
         batch_size=batch_size,

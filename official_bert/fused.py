@@ -9,6 +9,8 @@ All compute in float32 whatever type comes in, and return the type of their firs
 and beta are float32.
 """
 
+import functools
+
 import keras
 from keras import ops
 
@@ -42,9 +44,17 @@ def one_kernel(function):
 
 
 @one_kernel
-def gelu(x):
-    """x Φ(x) by the formula with tanh (arXiv 1606.08415)."""
-    return ops.cast(ops.gelu(ops.cast(x, "float32"), approximate=True), x.dtype)
+def activated(x, bias, activation):
+    """activation(x + bias): "gelu" is x Φ(x) by the formula with tanh (arXiv 1606.08415)."""
+    return ops.cast(_ACTIVATIONS[activation](ops.cast(x, "float32") + bias), x.dtype)
+
+
+_ACTIVATIONS = {
+    "gelu": functools.partial(ops.gelu, approximate=True),
+    "relu": ops.relu,
+    "tanh": ops.tanh,
+    "linear": lambda x: x,
+}
 
 
 @one_kernel
@@ -60,9 +70,9 @@ def layer_norm(x, gamma, beta, epsilon):
 
 
 @one_kernel
-def add_and_norm(x, residual, gamma, beta, seed, rate, epsilon):
-    """`layer_norm(residual + dropout(x))`."""
-    total = ops.cast(residual, "float32") + _dropped(x, seed, rate)
+def add_and_norm(x, bias, residual, gamma, beta, seed, rate, epsilon):
+    """`layer_norm(residual + dropout(x + bias))`."""
+    total = ops.cast(residual, "float32") + _dropped(ops.cast(x, "float32") + bias, seed, rate)
     return ops.cast(_normalized(total, gamma, beta, epsilon), x.dtype)
 
 

@@ -22,13 +22,6 @@ if keras.backend.backend() == "tensorflow":
 LAYER_NORM_EPSILON = 1e-12
 MASK_BIAS = -10000.0  # added to the attention scores of padding
 
-_ACTIVATIONS = {
-    "gelu": fused.gelu,
-    "relu": ops.relu,
-    "tanh": ops.tanh,
-    "linear": None,
-}
-
 
 class BertPretrainer(keras.Model):
     """BERT with its masked-LM and next-sentence heads (arXiv 1810.04805).
@@ -68,7 +61,7 @@ class BertPretrainer(keras.Model):
         parts = _Parts(config, self.dtype_policy, seed)
         self.embeddings = Embeddings(parts)
         self.encoder_layers = [EncoderLayer(parts, i) for i in range(config.num_hidden_layers)]
-        self.pooler = parts.dense("bert/pooler/dense", config.hidden_size, keras.ops.tanh)
+        self.pooler = Dense(parts, "bert/pooler/dense", config.hidden_size)
         self.masked_lm_head = MaskedLMHead(parts)
         self.next_sentence_head = NextSentenceHead(parts)
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -84,7 +77,9 @@ class BertPretrainer(keras.Model):
             "masked_lm_logits": self.masked_lm_head(
                 sequence[:, 1:], self.embeddings.word_embeddings
             ),
-            "next_sentence_logits": self.next_sentence_head(self.pooler(sequence[:, 0])),
+            "next_sentence_logits": self.next_sentence_head(
+                _activated(sequence[:, 0], self.pooler, "tanh")
+            ),
         }
 
     def encode(self, inputs, dropout, positions=None):
@@ -145,44 +140,36 @@ class EncoderLayer(keras.Layer):
         super().__init__(name=f"layer_{index}", dtype=parts.dtype)
         self.config = config = parts.config
         path, width = f"bert/encoder/layer_{index}", config.hidden_size
-        self.query = parts.dense(f"{path}/attention/self/query", width)
-        self.key = parts.dense(f"{path}/attention/self/key", width)
-        self.value = parts.dense(f"{path}/attention/self/value", width)
-        self.attention_output = parts.dense(f"{path}/attention/output/dense", width)
+        self.query = Dense(parts, f"{path}/attention/self/query", width)
+        self.key = Dense(parts, f"{path}/attention/self/key", width)
+        self.value = Dense(parts, f"{path}/attention/self/value", width)
+        self.attention_output = Dense(parts, f"{path}/attention/output/dense", width)
         self.attention_norm = parts.layer_norm(f"{path}/attention/output/LayerNorm")
-        self.intermediate = parts.dense(
-            f"{path}/intermediate/dense",
-            config.intermediate_size,
-            _ACTIVATIONS[config.hidden_act],
-        )
-        self.output_dense = parts.dense(
-            f"{path}/output/dense", width, inputs=config.intermediate_size
-        )
+        self.intermediate = Dense(parts, f"{path}/intermediate/dense", config.intermediate_size)
+        self.output_dense = Dense(parts, f"{path}/output/dense", width, config.intermediate_size)
         self.output_norm = parts.layer_norm(f"{path}/output/LayerNorm")
         self.built = True
 
     def call(self, x, mask_bias, dropout, positions=None):
-        rate = self.config.hidden_dropout_prob
         length = mask_bias.shape[-1]
         tokens, queries = x, length
         if positions is not None:  # of queries; keys and values are those of all tokens
             x, queries = ops.take(x, _rows(positions, length), axis=0), positions.shape[1]
-
-        def split(rows, length):  # (B·length, H) → (B, N, length, D)
-            heads, size = self.config.num_attention_heads, self.config.head_size
-            return ops.transpose(ops.reshape(rows, (-1, length, heads, size)), (0, 2, 1, 3))
-
-        query = split(self.query(x) * self.config.head_size**-0.5, queries)
-        attended = self._attend(
-            query,
-            split(self.key(tokens), length),
-            split(self.value(tokens), length),
+        mixed = self._attend(
+            self._heads(x, self.query, queries) * self.config.head_size**-0.5,
+            self._heads(tokens, self.key, length),
+            self._heads(tokens, self.value, length),
             mask_bias,
             dropout,
         )
-        x = dropout.add_and_norm(self.attention_output(attended), x, self.attention_norm, rate)
-        transformed = self.output_dense(self.intermediate(x))
-        return dropout.add_and_norm(transformed, x, self.output_norm, rate)
+        x = self._add_and_norm(mixed, self.attention_output, x, self.attention_norm, dropout)
+        wide = _activated(x, self.intermediate, self.config.hidden_act)
+        return self._add_and_norm(wide, self.output_dense, x, self.output_norm, dropout)
+
+    def _heads(self, x, dense, length):  # (B·length, H) → (B, N, length, D)
+        rows = _product(x, dense) + ops.cast(dense.bias, x.dtype)
+        heads, size = self.config.num_attention_heads, self.config.head_size
+        return ops.transpose(ops.reshape(rows, (-1, length, heads, size)), (0, 2, 1, 3))
 
     def _attend(self, query, key, value, mask_bias, dropout):
         """Mixtures of values, a row a query; R queries of S tokens: (B, N, R, D) → (B·R, H)."""
@@ -191,11 +178,39 @@ class EncoderLayer(keras.Layer):
         mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))  # (B, R, N, D)
         return ops.reshape(mixed, (-1, self.config.hidden_size))
 
+    def _add_and_norm(self, x, dense, residual, norm, dropout):
+        rate = self.config.hidden_dropout_prob
+        return dropout.add_and_norm(_product(x, dense), dense.bias, residual, norm, rate)
+
 
 def _rows(positions, length):
     """Row numbers, (B·R,), of positions (B, R) in the matrix of all tokens."""
     offsets = ops.cast(ops.arange(ops.shape(positions)[0]) * length, positions.dtype)[:, None]
     return ops.reshape(positions + offsets, (-1,))
+
+
+class Dense(keras.Layer):
+    """Kernel and bias of a dense layer; a fused kernel adds the bias, which so stays float32."""
+
+    def __init__(self, parts, path, units, inputs=None):
+        parent, _, name = path.rpartition("/")
+        super().__init__(name=name, dtype=parts.dtype)
+        with parts.scope(parent):
+            self.kernel = self.add_weight(
+                (inputs or parts.config.hidden_size, units),
+                initializer=parts.initializer(f"{path}/kernel"),
+                name="kernel",
+            )
+            self.bias = self.add_weight((units,), initializer="zeros", autocast=False, name="bias")
+        self.built = True
+
+
+def _product(x, dense):
+    return ops.matmul(x, dense.kernel)
+
+
+def _activated(x, dense, activation):
+    return fused.activated(_product(x, dense), dense.bias, activation=activation)
 
 
 class MaskedLMHead(keras.Layer):
@@ -204,11 +219,8 @@ class MaskedLMHead(keras.Layer):
     def __init__(self, parts):
         super().__init__(name="predictions", dtype=parts.dtype)
         config = parts.config
-        self.transform = parts.dense(
-            "cls/predictions/transform/dense",
-            config.hidden_size,
-            _ACTIVATIONS[config.hidden_act],
-        )
+        self.activation = config.hidden_act
+        self.transform = Dense(parts, "cls/predictions/transform/dense", config.hidden_size)
         self.layer_norm = parts.layer_norm("cls/predictions/transform/LayerNorm")
         with parts.scope("cls"):
             self.output_bias = self.add_weight(
@@ -218,7 +230,8 @@ class MaskedLMHead(keras.Layer):
 
     def call(self, masked, word_embeddings):
         predictions, width = masked.shape[1:]
-        x = _norm(self.transform(ops.reshape(masked, (-1, width))), self.layer_norm)  # (B·P, H)
+        x = _activated(ops.reshape(masked, (-1, width)), self.transform, self.activation)
+        x = _norm(x, self.layer_norm)  # (B·P, H)
         scores = ops.matmul(x, ops.transpose(word_embeddings)) + self.output_bias
         return ops.cast(
             ops.reshape(scores, (-1, predictions, self.output_bias.shape[0])), "float32"
@@ -303,12 +316,12 @@ class _Dropout:
     def __call__(self, x, rate):
         return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x
 
-    def add_and_norm(self, x, residual, layer, rate):
-        """`layer`'s norm of the residual and x, which is dropped."""
+    def add_and_norm(self, x, bias, residual, layer, rate):
+        """`layer`'s norm of the residual and of x and its bias, which are dropped."""
         rate = rate if self._training else 0.0
         seed = self._seed() if rate else ops.zeros(2, "int32")
         return fused.add_and_norm(
-            x, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
+            x, bias, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
         )
 
     def _seed(self):
@@ -332,19 +345,6 @@ class _Parts:
         return keras.initializers.TruncatedNormal(
             stddev=self.config.initializer_range, seed=zlib.crc32(f"{self._seed}/{path}".encode())
         )
-
-    def dense(self, path, units, activation=None, inputs=None):
-        parent, _, name = path.rpartition("/")
-        layer = keras.layers.Dense(
-            units,
-            activation=activation,
-            kernel_initializer=self.initializer(f"{path}/kernel"),
-            dtype=self.dtype,
-            name=name,
-        )
-        with self.scope(parent):
-            layer.build((None, inputs or self.config.hidden_size))
-        return layer
 
     def layer_norm(self, path):
         parent, _, name = path.rpartition("/")

@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags
 
-from official_bert import local_workers, pretraining_flags, quiet_tensorflow
+from official_bert import freed_memory, local_workers, pretraining_flags, quiet_tensorflow
 
 
 def main(arguments, values=flags.FLAGS):
@@ -21,6 +21,7 @@ def main(arguments, values=flags.FLAGS):
         _check_arguments(arguments, values)
         if values.local_workers:
             return _run_local_workers(values)
+        freed_memory.keep()
         quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
         trainer = _trainer(values)
     except (ValueError, OSError) as error:

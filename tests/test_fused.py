@@ -28,15 +28,30 @@ def dropped(x):
 
 
 X, RESIDUAL, GAMMA, BETA = normal(6, 48), normal(6, 48, seed=1), normal(48, seed=2), normal(48)
+BIAS = normal(48, seed=4)
+ACTIVATIONS = {
+    "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "relu": tf.nn.relu,
+    "tanh": tf.tanh,
+    "linear": tf.identity,
+}
 CASES = {  # the kernel, its tensors, its values, and what it is to compute
-    "gelu": (fused.gelu, [X], {}, lambda x: tf.nn.gelu(x, approximate=True)),
+    **{
+        name: (
+            fused.activated,
+            [X, BIAS],
+            {"activation": name},
+            lambda x, bias, plain=plain: plain(x + bias),
+        )
+        for name, plain in ACTIVATIONS.items()
+    },
     "dropout": (fused.dropout, [X, SEED], {"rate": RATE}, lambda x, _: dropped(x)),
     "layer_norm": (fused.layer_norm, [X, GAMMA, BETA], {"epsilon": 1e-12}, normalized),
     "add_and_norm": (
         fused.add_and_norm,
-        [X, RESIDUAL, GAMMA, BETA, SEED],
+        [X, BIAS, RESIDUAL, GAMMA, BETA, SEED],
         {"rate": RATE, "epsilon": 1e-12},
-        lambda x, residual, gamma, beta, _: normalized(residual + dropped(x), gamma, beta),
+        lambda x, b, residual, gamma, beta, _: normalized(residual + dropped(x + b), gamma, beta),
     ),
 }
 
