@@ -3,6 +3,8 @@
 All take the value and the name of the argument, for the message of the ValueError.
 """
 
+import math
+
 import keras
 import numpy as np
 
@@ -22,15 +24,22 @@ def not_negative(value, argument):
 
 
 def positive(value, argument):
-    """A number above 0."""
-    if not number(value, argument) > 0:
-        raise ValueError(f"`{argument}` must be above 0. Received {value!r}.")
+    """A finite number above 0."""
+    if not 0 < number(value, argument) < math.inf:
+        raise ValueError(f"`{argument}` must be above 0, and finite. Received {value!r}.")
     return float(value)
 
 
 def positive_or_none(value, argument):
-    """A number above 0, or None."""
+    """A finite number above 0, or None."""
     return None if value is None else positive(value, argument)
+
+
+def count(value, argument):
+    """A whole number of at least 1."""
+    if not 1 <= number(value, argument) < math.inf or int(value) != value:
+        raise ValueError(f"`{argument}` must be a whole number of at least 1. Received {value!r}.")
+    return int(value)
 
 
 def fraction(value, argument):

@@ -127,7 +127,7 @@ class LAMB(LayerwiseOptimizer):
         rounded = np.dtype(self._precision).type
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
         # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
-        if not self.nesterov and self.epsilon > 0 and min(self._betas) >= 0.5:
+        if not self.nesterov and self.epsilon > _TINY and min(self._betas) >= 0.5:
             self.scratch = backends.adam_scratch(self.trainable_variables, self._precision)
 
     def coefficients(self, step, finite):
@@ -167,7 +167,7 @@ class LAMB(LayerwiseOptimizer):
             )
         root = ops.sqrt(v_hat) + self.epsilon
         r = m_hat / root
-        if self.epsilon == 0:
+        if self.epsilon <= _TINY:
             r = ops.where(root > 0, r, 0.0)  # of 0 / 0, where no gradient came yet
         return r + decay * x
 
@@ -179,6 +179,9 @@ class LAMB(LayerwiseOptimizer):
         g = self.scaled(g, scalars)
         adam = scalars["coefficients"]["adam"]
         return backends.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
+
+
+_TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
 def _one_minus_power(beta, step):

@@ -35,7 +35,7 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_momentums": "m of keras.optimizers.Lamb",
     "_velocities": "v of keras.optimizers.Lamb",
 }
-KERAS_OPTIONS = (  # those that Keras itself checks
+KERAS_OPTIONS = (  # those that Keras checks, in its constructor
     "use_ema",
     "ema_momentum",
     "ema_overwrite_frequency",
@@ -438,7 +438,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         scalars = {
             "finite": finite,
             "step": step,
-            "learning_rate": _kept(finite, self._scalar(self.learning_rate), 0.0),
+            "learning_rate": self._scalar(self.learning_rate),
             "coefficients": self.coefficients(step, finite),
         }
         decayed, adapted = ops.unstack(
@@ -500,7 +500,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             update_norms = ops.sqrt(backends.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
-            step_sizes = scalars["learning_rate"] * ratios
+            # A product with a rate of 0 would not do: a ratio may be infinite.
+            step_sizes = _kept(scalars["finite"], scalars["learning_rate"] * ratios, 0.0)
             for i, u, step_size in zip(group, us, backends.elements(step_sizes)):
                 self._move(variables[i], states[i], u, step_size, decay_of[i], scalars)
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))

@@ -6,6 +6,8 @@ from keras import ops
 from lamb_tf import backends, hyperparameters
 from lamb_tf.layerwise import LayerwiseOptimizer
 
+BOUNDS = 1.0, 2.0**24  # of the scale
+
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
@@ -29,9 +31,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     Raises:
         TypeError: another optimizer.
-        ValueError: one that has a `loss_scale_factor` of its own; a scale or a number of steps that
-            is not above 0.
-        AttributeError: `dynamic_growth_steps` assigned after the optimizer is built.
+        ValueError: one that has a `loss_scale_factor` of its own; a scale outside of [1, 2²⁴]; a
+            number of steps that is not a whole number of at least 1.
+        AttributeError: one of these two assigned after the optimizer is built.
 
     Example:
 
@@ -57,8 +59,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def __setattr__(self, name, value):
         """Checks the arguments; refuses what a compiled step would not see."""
-        if name in ("initial_scale", "dynamic_growth_steps"):
-            value = hyperparameters.positive(value, name)
+        check = {"initial_scale": _scale, "dynamic_growth_steps": hyperparameters.count}.get(name)
+        if check:
+            value = check(value, name)
             if vars(self).get("built") and value != getattr(self, name):
                 raise AttributeError(
                     f"`{name}` is settled when the optimizer is built: a compiled step would not "
@@ -107,4 +110,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.step_counter.assign(ops.where(doubles, 0, good))
         grown = ops.where(doubles, 2.0 * scale, scale)
         scale = ops.where(skipped, 0.5 * scale, grown)
-        self.dynamic_scale.assign(ops.clip(scale, 1.0, 2.0**24))
+        self.dynamic_scale.assign(ops.clip(scale, *BOUNDS))
+
+
+def _scale(value, argument):
+    low, high = BOUNDS
+    if not low <= hyperparameters.number(value, argument) <= high:
+        raise ValueError(f"`{argument}` must be in [{low:g}, {high:g}]. Received {value!r}.")
+    return float(value)

@@ -167,9 +167,8 @@ class EncoderLayer(keras.Layer):
         return self._add_and_norm(wide, self.output_dense, x, self.output_norm, dropout)
 
     def _heads(self, x, dense, length):  # (B·length, H) → (B, N, length, D)
-        rows = _product(x, dense) + ops.cast(dense.bias, x.dtype)
         heads, size = self.config.num_attention_heads, self.config.head_size
-        return ops.transpose(ops.reshape(rows, (-1, length, heads, size)), (0, 2, 1, 3))
+        return ops.transpose(ops.reshape(dense(x), (-1, length, heads, size)), (0, 2, 1, 3))
 
     def _attend(self, query, key, value, mask_bias, dropout):
         """Mixtures of values, a row a query; R queries of S tokens: (B, N, R, D) → (B·R, H)."""
@@ -190,7 +189,10 @@ def _rows(positions, length):
 
 
 class Dense(keras.Layer):
-    """Kernel and bias of a dense layer; a fused kernel adds the bias, which so stays float32."""
+    """A dense layer, x · kernel + bias; or its weights, for a fused kernel that adds the bias.
+
+    The bias is float32 whatever the type of the arithmetic.
+    """
 
     def __init__(self, parts, path, units, inputs=None):
         parent, _, name = path.rpartition("/")
@@ -203,6 +205,9 @@ class Dense(keras.Layer):
             )
             self.bias = self.add_weight((units,), initializer="zeros", autocast=False, name="bias")
         self.built = True
+
+    def call(self, x):
+        return _product(x, self) + ops.cast(self.bias, x.dtype)
 
 
 def _product(x, dense):

@@ -172,6 +172,17 @@ def test_rates_and_decays_that_are_schedules_count_updates():
         np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 1e-38, 1e-31])
+def test_an_element_without_gradient_stays_though_epsilon_is_next_to_nothing(epsilon):
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    for grads in gradients:
+        grads[1][:2] = 0.0
+    trained = steps.train(lamb_tf.LAMB(0.1, epsilon=epsilon), weights, gradients)
+    np.testing.assert_array_equal(trained[1][:2], weights[1][:2].astype("float64"))
+    expected = reference.lamb(weights[1], [g[1] for g in gradients], 0.1, epsilon=1e-30)
+    np.testing.assert_allclose(trained[1], expected, rtol=3e-6, atol=3e-7)
+
+
 @pytest.mark.parametrize("kind", ["callable", "variable", "integer"])
 def test_the_rate_may_be_a(kind):
     weights, gradients = steps.weights_and_gradients(steps=2)
@@ -221,6 +232,7 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"clipvalue": -1.0}, "`clipvalue` must be above 0"),
         ({"global_clipnorm": 0.0}, "`global_clipnorm` must be above 0"),
         ({"loss_scale_factor": 0.0}, "`loss_scale_factor` must be above 0"),
+        ({"loss_scale_factor": np.inf}, "`loss_scale_factor` must be above 0, and finite"),
     ],
     ids=str,
 )

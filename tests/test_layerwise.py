@@ -255,6 +255,18 @@ def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_c
     assert int(steps.values([optimizer.iterations])[0]) == 2
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"nesterov": "both"}, {"trust_ratio_bounds": (np.inf, np.inf)}], ids=str
+)
+def test_a_skipped_update_leaves_weights_alone_whose_norm_overflows(options):
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    weights[1][0, 0] = 1e20
+    gradients[0][1] = np.full_like(weights[1], np.nan)
+    trained = steps.train(lamb_tf.LAMB(0.1, weight_decay=0.1, **options), weights, gradients)
+    for one, before in zip(trained, weights):
+        np.testing.assert_array_equal(one, before.astype("float64"))
+
+
 def test_a_skipped_update_does_not_apply_constraints_either():
     weights, gradients = steps.weights_and_gradients(steps=1)
     gradients[0][1] = np.full_like(weights[1], np.nan)

@@ -106,11 +106,13 @@ def test_another_optimizer_and_a_second_scale_are_refused():
 
 @pytest.mark.parametrize("name", ["initial_scale", "dynamic_growth_steps"])
 def test_an_argument_out_of_range_or_assigned_too_late_is_refused(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be above 0"):
-        lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(), **{name: 0})
+    for value in (0, 0.5, np.inf):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(), **{name: value})
     optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB())
     setattr(optimizer, name, 4)
     optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
     with pytest.raises(AttributeError, match=f"`{name}` is settled"):
         setattr(optimizer, name, 8)
     assert getattr(optimizer, name) == 4
+    assert type(optimizer.dynamic_growth_steps) is int

@@ -78,6 +78,34 @@ def test_a_non_finite_gradient_on_one_replica_changes_nothing_on_any_and_is_coun
     assert optimizer.skipped_updates.value.numpy() == 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lamb_tf.LAMB(0.1, weight_decay=0.1, global_clipnorm=0.5),
+        lambda: lamb_tf.LAMB(0.1, nesterov="both"),
+        lambda: lamb_tf.LAMB(0.1, use_ema=True, ema_overwrite_frequency=2),
+        lambda: lamb_tf.LARS(0.1),
+        lambda: lamb_tf.LARS(0.1, ratio="after_momentum"),
+    ],
+    ids=["clipped", "nesterov", "averaged", "LARS before", "LARS after"],
+)
+def test_an_update_skipped_in_the_middle_is_as_if_it_had_not_been(make):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    bad = shares(gradients)
+    bad[1][1][1][0, 0] = np.nan  # on the second replica alone
+    good = [bad[0], bad[2]]
+    (variables, optimizer), (expected, other) = (
+        train_on_replicas(make, weights, both) for both in (bad, good)
+    )
+    assert optimizer.skipped_updates.value.numpy() == 1
+    ours, wanted = variables + optimizer.variables, expected + other.variables
+    for one, two in zip(ours, wanted, strict=True):
+        if one is not optimizer.skipped_updates:
+            locals_of = STRATEGY.experimental_local_results
+            for x, y in zip(locals_of(one.value), locals_of(two.value), strict=True):
+                np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
 def assert_untouched(weights, variables, optimizer):
     everything = variables + [slot for v in variables for slot in optimizer.slots(v).values()]
     before = [*weights] + [np.zeros_like(w) for w in weights for _ in "mv"]
