@@ -207,6 +207,7 @@ class Dense(keras.Layer):
         self.built = True
 
     def call(self, x):
+        # Not `ops.add`: TensorFlow would sum up the bias gradient of bfloat16 in bfloat16.
         return _product(x, self) + ops.cast(self.bias, x.dtype)
 
 

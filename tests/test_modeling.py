@@ -251,3 +251,19 @@ print(json.dumps({{name: float(value) for name, value in sums.items()}}))
     theirs = json.loads(done.stdout.splitlines()[-1])
     for name, value in pretraining_sums(model(batch), batch).items():
         assert theirs[name] == pytest.approx(float(value), rel=1e-4)
+
+
+def test_bias_gradients_in_bfloat16_are_summed_up_in_float32():
+    dense = make_model(dtype="mixed_bfloat16").encoder_layers[0].query
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.standard_normal((16_384, CONFIG.hidden_size)), tf.bfloat16)
+    upstream = tf.constant(rng.uniform(0, 1, (16_384, CONFIG.hidden_size)), tf.bfloat16)
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            y = dense(x)
+        return tape.gradient(y, dense.bias.value, upstream)
+
+    expected = tf.reduce_sum(tf.cast(upstream, tf.float64), 0)
+    np.testing.assert_allclose(gradient(), expected, rtol=0.01)
