@@ -5,8 +5,8 @@ of memory. On TensorFlow XLA compiles each of them, forward and backward; the ba
 computes the forward values once more instead of reading them back. What is compiled as a whole
 anyway (by JAX, or for a TPU) takes them up like any other operations; torch runs them one by one.
 
-All compute in float32 whatever type comes in, and return the type of their first argument; gamma
-and beta are float32.
+All compute in float32 whatever type comes in, and return the type of their first argument; gamma,
+beta and the biases are float32.
 """
 
 import functools
