@@ -262,7 +262,7 @@ def elements(vector):
     compile each of them, though all tensors of a shape could share theirs. Of a gather the
     positions remain an argument, if they are more than one.
     """
-    if not _compiles_for_cpu():
+    if not compiles_for_cpu():
         return ops.unstack(vector)
     return [tf.gather(vector, [i, 0])[0] for i in range(vector.shape[0])]
 
@@ -274,7 +274,7 @@ def _apart(tensors):
     Any other device fuses the two best by itself. (One barrier for all: each takes TensorFlow some
     milliseconds to compile.)
     """
-    return xla.optimization_barrier(*tensors) if _compiles_for_cpu() else tensors
+    return xla.optimization_barrier(*tensors) if compiles_for_cpu() else tensors
 
 
 @contextlib.contextmanager
@@ -291,7 +291,8 @@ def compiling_for(device_type):
 _target = None  # what `compiling_for` says; else the devices of this machine are meant
 
 
-def _compiles_for_cpu():
+def compiles_for_cpu():
+    """Whether TensorFlow is tracing something that XLA will compile for CPUs alone."""
     if BACKEND != "tensorflow" or not _in_xla():
         return False
     types = [_target] if _target else [d.device_type for d in tf.config.list_logical_devices()]

@@ -14,17 +14,25 @@ import functools
 import keras
 from keras import ops
 
+from lamb_tf import backends
+
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+
+def _compiled(function):
+    if keras.backend.backend() != "tensorflow":
+        return function
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def one_kernel(function):
     """A function of tensors and Python values (these by keyword), as one kernel each way."""
     if keras.backend.backend() != "tensorflow":
         return function
-    forward = tf.function(function, jit_compile=True, autograph=False)
+    forward = _compiled(function)
 
-    @tf.function(jit_compile=True, autograph=False)
+    @_compiled
     def backward(upstream, tensors, values):
         sources = [x for x in tensors if x.dtype.is_floating]
         with tf.GradientTape() as tape:
@@ -76,10 +84,95 @@ def add_and_norm(x, bias, residual, gamma, beta, seed, rate, epsilon):
     return ops.cast(_normalized(total, gamma, beta, epsilon), x.dtype)
 
 
+def attention_weights(scores, mask_bias, seed, scale, rate):
+    """`dropout(softmax(scale · scores + mask_bias))`, scores (B, N, R, S), bias (B, 1, 1, S).
+
+    The softmax is TensorFlow's, which is faster than XLA's; its gradient is one kernel.
+    """
+
+    def forward(scores):
+        weights = ops.softmax(scale * scores + mask_bias)
+        return weights, dropout(weights, seed, rate=rate) if rate else weights
+
+    if keras.backend.backend() != "tensorflow":
+        return forward(scores)[1]
+
+    @tf.custom_gradient
+    def run(scores):
+        weights, dropped = forward(scores)
+        return dropped, lambda dy: _attention_gradient(dy, weights, seed, scale=scale, rate=rate)
+
+    return run(scores)
+
+
+@_compiled
+def _attention_gradient(upstream, weights, seed, scale, rate):
+    weights = ops.cast(weights, "float32")
+    product = _dropped(upstream, seed, rate) * weights
+    total = _row_means(product) * product.shape[-1]
+    return ops.cast(scale * (product - total * weights), upstream.dtype)
+
+
+def look_up(table, ids, dtype):
+    """Rows of a float32 table, and all of it, both as `dtype`: (V, H), (B, S) → (B, S, H), (V, H).
+
+    For a table that is read twice: its gradient is formed in float32, in one place.
+    """
+
+    def forward(table):
+        return ops.cast(ops.take(table, ids, axis=0), dtype), ops.cast(table, dtype)
+
+    if keras.backend.backend() != "tensorflow":
+        return forward(table)
+
+    @tf.custom_gradient
+    def run(table):
+        def backward(d_rows, d_all):
+            rows = tf.reshape(tf.cast(d_rows, table.dtype), (-1, table.shape[1]))
+            indices = tf.reshape(ids, (-1, 1))
+            return tf.tensor_scatter_nd_add(tf.cast(d_all, table.dtype), indices, rows)
+
+        return forward(table), backward
+
+    return run(tf.convert_to_tensor(table))
+
+
 def _normalized(x, gamma, beta, epsilon):
-    centered = x - ops.mean(x, axis=-1, keepdims=True)
-    variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
-    return centered * ops.rsqrt(variance + epsilon) * gamma + beta
+    def forward(x):
+        centered = x - _row_means(x)
+        scale = ops.rsqrt(_row_means(ops.square(centered)) + epsilon)
+        return centered * scale, scale
+
+    if keras.backend.backend() != "tensorflow":
+        return forward(x)[0] * gamma + beta
+
+    @tf.custom_gradient  # in fewer passes than the one that TensorFlow finds
+    def run(x, gamma, beta):
+        normal, scale = forward(x)
+
+        def backward(dy):
+            d_normal = dy * gamma
+            along = normal * _row_means(d_normal * normal)
+            rows = list(range(x.ndim - 1))
+            return (
+                scale * (d_normal - _row_means(d_normal) - along),
+                ops.sum(dy * normal, rows),
+                ops.sum(dy, rows),
+            )
+
+        return normal * gamma + beta, backward
+
+    return run(x, gamma, beta)
+
+
+def _row_means(x):
+    """The mean over the last axis, which stays, with size 1."""
+    if not backends.compiles_for_cpu():
+        return ops.mean(x, axis=-1, keepdims=True)
+    # There XLA multiplies faster than it adds up.
+    width = x.shape[-1]
+    means = ops.matmul(ops.reshape(x, (-1, width)), ops.full((width, 1), 1 / width, x.dtype))
+    return ops.reshape(means, (*ops.shape(x)[:-1], 1))
 
 
 def _dropped(x, seed, rate):

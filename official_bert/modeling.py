@@ -71,25 +71,25 @@ class BertPretrainer(keras.Model):
         dropout = _Dropout(training, self.seed_generator, dropout_seed)
         masked = inputs["masked_lm_positions"]
         read = ops.pad(masked, ((0, 0), (1, 0)))  # what the heads read: [CLS] is at position 0
-        sequence = self.encode(inputs, dropout, read)
+        x, word_embeddings = self.embeddings(
+            inputs["input_ids"], inputs["segment_ids"], dropout=dropout
+        )
+        sequence = self.encode(x, inputs["input_mask"], dropout, read)
         sequence = ops.reshape(sequence, (-1, read.shape[1], sequence.shape[-1]))  # (B, 1 + P, H)
         return {
-            "masked_lm_logits": self.masked_lm_head(
-                sequence[:, 1:], self.embeddings.word_embeddings
-            ),
+            "masked_lm_logits": self.masked_lm_head(sequence[:, 1:], word_embeddings),
             "next_sentence_logits": self.next_sentence_head(
                 _activated(sequence[:, 0], self.pooler, "tanh")
             ),
         }
 
-    def encode(self, inputs, dropout, positions=None):
-        """The last layer's output, one row a token: (T, H).
+    def encode(self, x, input_mask, dropout, positions=None):
+        """The last layer's output from that of the embeddings, one row a token: (T, H).
 
         With `positions` (B, R), the rows of these alone, (B·R, H): the last layer then leaves out
         what it would compute for the others, which no later layer reads.
         """
-        x = self.embeddings(inputs["input_ids"], inputs["segment_ids"], dropout=dropout)
-        mask = ops.cast(inputs["input_mask"], self.compute_dtype)
+        mask = ops.cast(input_mask, self.compute_dtype)
         mask_bias = (1.0 - mask)[:, None, None, :] * MASK_BIAS  # (B, 1, 1, S)
         for layer in self.encoder_layers[:-1]:
             x = layer(x, mask_bias, dropout=dropout)
@@ -97,7 +97,10 @@ class BertPretrainer(keras.Model):
 
 
 class Embeddings(keras.Layer):
-    """Word, position and segment embeddings, summed, normalised: (B, S) ids → (T, H)."""
+    """Word, position and segment embeddings, summed, normalised: (B, S) ids → (T, H).
+
+    And the table of word embeddings, (V, H), for the masked-LM head.
+    """
 
     def __init__(self, parts):
         super().__init__(name="embeddings", dtype=parts.dtype)
@@ -113,6 +116,7 @@ class Embeddings(keras.Layer):
                 self.add_weight(
                     (size, config.hidden_size),
                     initializer=parts.initializer(f"bert/embeddings/{name}"),
+                    autocast=name != "word_embeddings",  # see `fused.look_up`
                     name=name,
                 )
                 for name, size in sizes.items()
@@ -123,14 +127,14 @@ class Embeddings(keras.Layer):
 
     def call(self, input_ids, segment_ids, dropout):
         length, width = input_ids.shape[1], self.word_embeddings.shape[1]
-        words = ops.take(ops.convert_to_tensor(self.word_embeddings), input_ids, axis=0)
+        words, table = fused.look_up(self.word_embeddings, input_ids, self.compute_dtype)
         types = ops.matmul(  # a product instead of a gather: its gradient is dense and tiny
             ops.one_hot(segment_ids, self.token_type_embeddings.shape[0], dtype=words.dtype),
             self.token_type_embeddings,
         )
         positions = ops.convert_to_tensor(self.position_embeddings)[:length]
         x = ops.reshape(words + types + positions[None], (-1, width))  # (T, H)
-        return dropout(_norm(x, self.layer_norm), self.dropout_rate)
+        return dropout(_norm(x, self.layer_norm), self.dropout_rate), table
 
 
 class EncoderLayer(keras.Layer):
@@ -156,7 +160,7 @@ class EncoderLayer(keras.Layer):
         if positions is not None:  # of queries; keys and values are those of all tokens
             x, queries = ops.take(x, _rows(positions, length), axis=0), positions.shape[1]
         mixed = self._attend(
-            self._heads(x, self.query, queries) * self.config.head_size**-0.5,
+            self._heads(x, self.query, queries),
             self._heads(tokens, self.key, length),
             self._heads(tokens, self.value, length),
             mask_bias,
@@ -172,8 +176,9 @@ class EncoderLayer(keras.Layer):
 
     def _attend(self, query, key, value, mask_bias, dropout):
         """Mixtures of values, a row a query; R queries of S tokens: (B, N, R, D) → (B·R, H)."""
-        scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) + mask_bias  # (B, N, R, S)
-        weights = dropout(ops.softmax(scores), self.config.attention_probs_dropout_prob)
+        scores = _matmul_transposed(query, key)  # (B, N, R, S)
+        scale, rate = self.config.head_size**-0.5, self.config.attention_probs_dropout_prob
+        weights = dropout.attention_weights(scores, mask_bias, scale, rate)
         mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))  # (B, R, N, D)
         return ops.reshape(mixed, (-1, self.config.hidden_size))
 
@@ -211,6 +216,13 @@ class Dense(keras.Layer):
         return _product(x, self) + ops.cast(self.bias, x.dtype)
 
 
+def _matmul_transposed(x, y):
+    """x · yᵀ, the last two axes of y transposed. Through Keras a gradient would be, too."""
+    if keras.backend.backend() == "tensorflow":
+        return tf.linalg.matmul(x, y, transpose_b=True)
+    return ops.matmul(x, ops.swapaxes(y, -1, -2))
+
+
 def _product(x, dense):
     return ops.matmul(x, dense.kernel)
 
@@ -238,7 +250,7 @@ class MaskedLMHead(keras.Layer):
         predictions, width = masked.shape[1:]
         x = _activated(ops.reshape(masked, (-1, width)), self.transform, self.activation)
         x = _norm(x, self.layer_norm)  # (B·P, H)
-        scores = ops.matmul(x, ops.transpose(word_embeddings)) + self.output_bias
+        scores = _matmul_transposed(x, word_embeddings) + self.output_bias
         return ops.cast(
             ops.reshape(scores, (-1, predictions, self.output_bias.shape[0])), "float32"
         )
@@ -324,11 +336,19 @@ class _Dropout:
 
     def add_and_norm(self, x, bias, residual, layer, rate):
         """`layer`'s norm of the residual and of x and its bias, which are dropped."""
-        rate = rate if self._training else 0.0
-        seed = self._seed() if rate else ops.zeros(2, "int32")
+        rate, seed = self._rate_and_seed(rate)
         return fused.add_and_norm(
             x, bias, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
         )
+
+    def attention_weights(self, scores, mask_bias, scale, rate):
+        """The softmax of scaled scores and the mask, dropped."""
+        rate, seed = self._rate_and_seed(rate)
+        return fused.attention_weights(scores, mask_bias, seed, scale=scale, rate=rate)
+
+    def _rate_and_seed(self, rate):
+        rate = rate if self._training else 0.0
+        return rate, self._seed() if rate else ops.zeros(2, "int32")
 
     def _seed(self):
         if self._key is None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert import modeling
+from official_bert import fused, modeling
 from official_bert.config import BertConfig
 from official_bert.modeling import BertPretrainer, pretraining_sums
 
@@ -146,7 +146,8 @@ def test_rows_that_are_asked_for_are_those_of_the_whole_sequence_and_so_are_the_
     rows, gradients = [], []
     for asked in (positions, None):
         with tf.GradientTape() as tape:
-            encoded = model.encode(batch, no_dropout, asked)
+            x, _ = model.embeddings(batch["input_ids"], batch["segment_ids"], dropout=no_dropout)
+            encoded = model.encode(x, batch["input_mask"], no_dropout, asked)
             if asked is None:
                 encoded = tf.gather(encoded, (positions + 16 * np.arange(3)[:, None]).reshape(-1))
         rows.append(encoded)
@@ -251,6 +252,18 @@ print(json.dumps({{name: float(value) for name, value in sums.items()}}))
     theirs = json.loads(done.stdout.splitlines()[-1])
     for name, value in pretraining_sums(model(batch), batch).items():
         assert theirs[name] == pytest.approx(float(value), rel=1e-4)
+
+
+def test_the_gradient_of_a_frequent_word_is_summed_up_in_float32_in_bfloat16_too():
+    """Adding 4,096 times 1/64 in bfloat16 would end at 4, where a step is twice as large."""
+    table = keras.Variable(np.zeros((3, 2)), dtype="float32", autocast=False)
+    with tf.GradientTape() as tape:
+        rows, all_rows = fused.look_up(table, tf.ones((64, 64), tf.int32), "bfloat16")
+        loss = tf.reduce_sum(tf.cast(rows, tf.float32)) / 64
+        loss += tf.reduce_sum(tf.cast(all_rows, tf.float32))
+    assert (rows.shape, rows.dtype, all_rows.dtype) == ((64, 64, 2), tf.bfloat16, tf.bfloat16)
+    gradient = tape.gradient(loss, table.value)
+    np.testing.assert_array_equal(gradient, [[1, 1], [65, 65], [1, 1]])
 
 
 def test_bias_gradients_in_bfloat16_are_summed_up_in_float32():
