@@ -291,6 +291,11 @@ def compiling_for(device_type):
 _target = None  # what `compiling_for` says; else the devices of this machine are meant
 
 
+def target():
+    """The type of device that is compiled for, where `compiling_for` names one; else None."""
+    return _target
+
+
 def compiles_for_cpu():
     """Whether TensorFlow is tracing something that XLA will compile for CPUs alone."""
     if BACKEND != "tensorflow" or not _in_xla():

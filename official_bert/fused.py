@@ -5,8 +5,8 @@ of memory. On TensorFlow XLA compiles each of them, forward and backward; the ba
 computes the forward values once more instead of reading them back. What is compiled as a whole
 anyway (by JAX, or for a TPU) takes them up like any other operations; torch runs them one by one.
 
-All compute in float32 whatever type comes in, and return the type of their first argument; gamma,
-beta and the biases are float32.
+All but `attention_weights` compute in float32 whatever type comes in; all but `look_up` return the
+type of their first argument. Gamma, beta and the biases are float32.
 """
 
 import functools
@@ -23,7 +23,12 @@ if keras.backend.backend() == "tensorflow":
 def _compiled(function):
     if keras.backend.backend() != "tensorflow":
         return function
-    return tf.function(function, jit_compile=True, autograph=False)
+
+    @functools.cache
+    def kernel(target):  # on which `_row_sums` depends
+        return tf.function(function, jit_compile=True, autograph=False)
+
+    return lambda *args, **values: kernel(backends.target())(*args, **values)
 
 
 def one_kernel(function):
@@ -87,7 +92,9 @@ def add_and_norm(x, bias, residual, gamma, beta, seed, rate, epsilon):
 def attention_weights(scores, mask_bias, seed, scale, rate):
     """`dropout(softmax(scale · scores + mask_bias))`, scores (B, N, R, S), bias (B, 1, 1, S).
 
-    The softmax is TensorFlow's, which is faster than XLA's; its gradient is one kernel.
+    The softmax is TensorFlow's, which is faster than XLA's, in the type of the scores (in float16
+    they must stay below 65,504 before they are scaled). Its gradient, of the scores alone, is one
+    kernel.
     """
 
     def forward(scores):
@@ -109,8 +116,7 @@ def attention_weights(scores, mask_bias, seed, scale, rate):
 def _attention_gradient(upstream, weights, seed, scale, rate):
     weights = ops.cast(weights, "float32")
     product = _dropped(upstream, seed, rate) * weights
-    total = _row_means(product) * product.shape[-1]
-    return ops.cast(scale * (product - total * weights), upstream.dtype)
+    return ops.cast(scale * (product - _row_sums(product) * weights), upstream.dtype)
 
 
 def look_up(table, ids, dtype):
@@ -118,21 +124,17 @@ def look_up(table, ids, dtype):
 
     For a table that is read twice: its gradient is formed in float32, in one place.
     """
-
-    def forward(table):
-        return ops.cast(ops.take(table, ids, axis=0), dtype), ops.cast(table, dtype)
-
     if keras.backend.backend() != "tensorflow":
-        return forward(table)
+        return ops.cast(ops.take(table, ids, axis=0), dtype), ops.cast(table, dtype)
 
     @tf.custom_gradient
     def run(table):
         def backward(d_rows, d_all):
             rows = tf.reshape(tf.cast(d_rows, table.dtype), (-1, table.shape[1]))
-            indices = tf.reshape(ids, (-1, 1))
+            indices = tf.reshape(tf.cast(ids, tf.int32), (-1, 1))
             return tf.tensor_scatter_nd_add(tf.cast(d_all, table.dtype), indices, rows)
 
-        return forward(table), backward
+        return (tf.cast(tf.gather(table, ids), dtype), tf.cast(table, dtype)), backward
 
     return run(tf.convert_to_tensor(table))
 
@@ -166,13 +168,17 @@ def _normalized(x, gamma, beta, epsilon):
 
 
 def _row_means(x):
-    """The mean over the last axis, which stays, with size 1."""
+    return _row_sums(x) / x.shape[-1]
+
+
+def _row_sums(x):
+    """The sum over the last axis, which stays, with size 1."""
     if not backends.compiles_for_cpu():
-        return ops.mean(x, axis=-1, keepdims=True)
+        return ops.sum(x, axis=-1, keepdims=True)
     # There XLA multiplies faster than it adds up.
     width = x.shape[-1]
-    means = ops.matmul(ops.reshape(x, (-1, width)), ops.full((width, 1), 1 / width, x.dtype))
-    return ops.reshape(means, (*ops.shape(x)[:-1], 1))
+    sums = ops.matmul(ops.reshape(x, (-1, width)), ops.ones((width, 1), x.dtype))
+    return ops.reshape(sums, (*ops.shape(x)[:-1], 1))
 
 
 def _dropped(x, seed, rate):

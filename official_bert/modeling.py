@@ -1,4 +1,4 @@
-"""BERT and its two pre-training heads, in `keras.layers` and `keras.ops` only (any backend).
+"""BERT and its two pre-training heads, in `keras.layers` and `keras.ops`, for any backend.
 
 Every variable's `path` is its name in the official TensorFlow 1 checkpoints, for example
 `bert/encoder/layer_0/attention/output/LayerNorm/gamma`: one language for exclusions, telemetry,
@@ -97,9 +97,9 @@ class BertPretrainer(keras.Model):
 
 
 class Embeddings(keras.Layer):
-    """Word, position and segment embeddings, summed, normalised: (B, S) ids → (T, H).
+    """Word, position and segment embeddings, summed, normalised: (B, S) ids → (T, H), (V, H).
 
-    And the table of word embeddings, (V, H), for the masked-LM head.
+    The second is the table of word embeddings, in the type of the arithmetic.
     """
 
     def __init__(self, parts):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lamb_tf import backends
 from official_bert import fused
 
 RATE, SEED = 0.1, np.array([7, 11], "int32")
@@ -87,6 +88,7 @@ def test_values_and_gradients_are_those_of_plain_operations(case, way):
         np.testing.assert_allclose(ours, wanted, rtol=2e-5, atol=2e-5)
 
 
+# The softmax of attention is TensorFlow's, in the type that comes in.
 @pytest.mark.parametrize("case", [case for case in CASES if case != "attention_weights"])
 def test_the_type_that_comes_in_goes_out_and_is_rounded_once(case):
     kernel, tensors, values, _ = CASES[case]
@@ -95,6 +97,44 @@ def test_the_type_that_comes_in_goes_out_and_is_rounded_once(case):
     assert y.dtype == tf.bfloat16
     wide = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in low]
     np.testing.assert_array_equal(y, tf.cast(kernel(*wide, **values), tf.bfloat16))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 5.5, 100.0])
+def test_rows_of_one_value_normalize_to_beta(value):
+    rows = tf.fill((4, 768), value)
+    normalized = fused.layer_norm(rows, tf.ones(768), tf.fill(768, 0.25), epsilon=1e-12)
+    np.testing.assert_array_equal(normalized, tf.fill((4, 768), 0.25))
+
+
+def test_a_kernel_that_ran_on_this_machine_is_traced_anew_for_another_device():
+    """Sums become products on CPUs alone: a TPU would round their factors."""
+
+    def operations(function):
+        graph = tf.function(function).get_concrete_function().graph.as_graph_def()
+        nodes = [node.op for f in graph.library.function for node in f.node_def]
+        return {op for op in nodes if op in ("MatMul", "BatchMatMulV2", "Mean", "Sum")}
+
+    def norm():
+        return fused.layer_norm(X, GAMMA, BETA, epsilon=1e-12)
+
+    assert "MatMul" in operations(norm)
+    with backends.compiling_for("TPU"):
+        assert operations(norm) == {"Sum"}
+    assert "MatMul" in operations(norm)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "int64"])
+def test_rows_are_looked_up_and_their_gradients_added_to_that_of_the_table(dtype):
+    table, ids = normal(5, 3), tf.constant([[4, 0, 4], [1, 4, 0]], dtype)
+    d_rows, d_all = normal(2, 3, 3, seed=1), normal(5, 3, seed=2)
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        rows, whole = fused.look_up(table, ids, "float32")
+        loss = tf.reduce_sum(rows * d_rows) + tf.reduce_sum(whole * d_all)
+    np.testing.assert_array_equal(rows, table.numpy()[ids])
+    wanted = d_all.numpy()
+    np.add.at(wanted, ids.numpy(), d_rows)
+    np.testing.assert_allclose(tape.gradient(loss, table), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
