@@ -79,11 +79,13 @@ def _check(cluster):
             raise ValueError(f"Each worker must be given as host:port; {source} has {host!r}.")
     repeated = [host for host in hosts if hosts.count(host) > 1]
     if repeated:
-        raise ValueError(f"{source} names {repeated[0]} twice; each worker needs its own port.")
+        raise ValueError(
+            f"{repeated[0]} is given twice by {source}; each worker needs its own port."
+        )
     if len(hosts) < 2:
         raise ValueError(
-            f"multi_worker_mirrored is for two workers or more, but {source} has {hosts[0]} only; "
-            "train on one with distribution_strategy=mirrored."
+            f"multi_worker_mirrored is for two workers or more, but {hosts[0]} is all that is "
+            f"given by {source}; train on one with distribution_strategy=mirrored."
         )
     if not 0 <= index < len(hosts):
         raise ValueError(

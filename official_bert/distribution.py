@@ -1,9 +1,11 @@
 """The `tf.distribute` strategy from flags; nothing else knows the topology."""
 
 import functools
+import json
 import math
 import os
 import re
+import signal
 from typing import NamedTuple
 
 import numpy as np
@@ -85,10 +87,7 @@ def make_strategy(
     if name == "one_device" and (num_gpus or 0) > 1:
         raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
     if name == "tpu":
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-        return tf.distribute.TPUStrategy(resolver)
+        return _tpu_strategy(tpu)
     if name == "multi_worker_mirrored":
         found = cluster.find(worker_hosts, task_index, os.environ)
         if num_gpus is not None:
@@ -101,12 +100,14 @@ def make_strategy(
             f"{found.source}): waiting for the others …",
             flush=True,
         )
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                bytes_per_pack=BYTES_PER_BUCKET,
-                implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
-            )
+        options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=BYTES_PER_BUCKET,
+            implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
         )
+        return _ended_by_ctrl_c(
+            lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        )
+    _check_that_no_workers_are_meant(name)
     if name == "off":
         return tf.distribute.get_strategy()
     devices = _local_devices(num_gpus)
@@ -119,6 +120,52 @@ def make_strategy(
             "alone. Pass num_gpus, or leave it out."
         )
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
+
+
+def _tpu_strategy(tpu):
+    if not tpu:
+        raise ValueError(
+            "distribution_strategy=tpu needs --tpu: the name or address of a Cloud TPU, or local."
+        )
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"No TPU could be reached as --tpu={tpu!r}: {reason} On a TPU VM, install the extra "
+            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu tells what a run would do."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_that_no_workers_are_meant(name):
+    """Refuses to train alone what a `TF_CONFIG` of several workers was set for."""
+    try:
+        tasks = json.loads(os.environ.get("TF_CONFIG", "{}"))["cluster"]
+        workers = [*tasks.get("chief", []), *tasks.get("worker", [])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # nothing that would say so
+    if len(workers) > 1:
+        raise ValueError(
+            f"TF_CONFIG names {len(workers)} workers, but distribution_strategy={name!r} trains on "
+            "this host alone, each worker for itself. Pass "
+            "distribution_strategy=multi_worker_mirrored, or unset TF_CONFIG."
+        )
+
+
+def _ended_by_ctrl_c(function):
+    """What `function` returns; meanwhile SIGINT ends the process at once.
+
+    There is nothing to save yet, and while TensorFlow waits no handler of Python could run.
+    (SIGTERM it takes for itself, to no effect until all workers are there.)
+    """
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return function()
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def runs_on_accelerator(strategy):
@@ -268,8 +315,8 @@ def lost_worker(error):
     who = f" TensorFlow names worker {named[-1]}." if named else ""
     return (
         f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
-        "Its own output says why. Start all workers again with the same commands: they go on from "
-        "the last checkpoint."
+        "Its own output says why, unless it was killed. Start all workers again with the same "
+        "commands: they go on from the last checkpoint."
     )
 
 

@@ -76,6 +76,9 @@ def _wait(workers):
         codes = [worker.poll() for worker in workers]
         if not code and any(codes):
             code, deadline = next(filter(None, codes)), time.monotonic() + GRACE_SECONDS
+            if code < 0:
+                name = signal.Signals(-code).name
+                print(f"worker {codes.index(code)} was killed by {name}", flush=True)
         if None not in codes:
             break
         time.sleep(0.05)

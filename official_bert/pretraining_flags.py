@@ -207,7 +207,11 @@ def define_flags(values=flags.FLAGS):
         "all. Not for off and tpu.",
     )
     text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
-    text("tpu", "", "Name or address of a Cloud TPU, for --distribution_strategy=tpu.")
+    text(
+        "tpu",
+        "",
+        "Name or address of a Cloud TPU (local: of this host), for --distribution_strategy=tpu.",
+    )
     text(
         "worker_hosts",
         None,

@@ -56,7 +56,7 @@ def test_flags_come_before_tf_config_and_that_before_slurm(arguments, environmen
         (("a:1,b:2", 2), {}, "task_index must be in 0 … 1"),
         (("a:1", 0), {}, "two workers or more.* distribution_strategy=mirrored"),
         (("a:1,b", 0), {}, "host:port; .* has 'b'"),
-        (("a:1,a:1", 0), {}, "names a:1 twice"),
+        (("a:1,a:1", 0), {}, "a:1 is given twice"),
         (("a:1,b:2", 0), tf_config(["a:1", "b:2"], 1), "TF_CONFIG says worker 1 of a:1,b:2, but"),
         (("a:1,b:3", 1), tf_config(["a:1", "b:2"], 1), "unset one"),
         ((None, 0), tf_config(["a:1", "b:2"], 1), "TF_CONFIG says that this is worker 1"),

@@ -1,8 +1,15 @@
 """Strategies from flags, and batches over hosts and replicas."""
 
+import json
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import worker_processes
 from two_replicas import two_replicas
 
 from official_bert import distribution
@@ -61,12 +68,44 @@ def test_each_name_gives_its_strategy():
         ({"name": "mirrored", "all_reduce_alg": "nccl"}, "for several devices; this run has CPU:0"),
         ({"name": "off", "num_gpus": 0}, "num_gpus=0 has no effect.*pass one_device"),
         ({"name": "tpu", "num_gpus": 1}, "num_gpus=1 has no effect"),
+        ({"name": "tpu"}, "needs --tpu"),
+        ({"name": "tpu", "tpu": "local"}, "No TPU could be reached as --tpu='local': .* rehearse"),
         ({"name": "one_device", "num_gpus": 2}, "for num_gpus=2 pass mirrored"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         distribution.make_strategy(**arguments)
+
+
+def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
+    for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {}}))
+        with pytest.raises(ValueError, match="TF_CONFIG names 2 workers, but .*'off'"):
+            distribution.make_strategy("off")
+    for one in ('{"cluster": {"worker": ["a:1"]}}', "{}", "not for us"):
+        monkeypatch.setenv("TF_CONFIG", one)
+        assert distribution.make_strategy("off") is tf.distribute.get_strategy()
+
+
+def test_ctrl_c_ends_a_worker_that_waits_for_others():
+    script = """
+from official_bert import distribution
+distribution.make_strategy(
+    "multi_worker_mirrored", worker_hosts="127.0.0.1:{},127.0.0.1:{}", task_index=0
+)
+""".format(*worker_processes.free_ports(2))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert "waiting for the others" in process.stdout.readline()
+            time.sleep(3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == -signal.SIGINT
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -52,12 +52,13 @@ def test_workers_share_cores_and_gpus_and_all_but_the_first_are_marked(
 
 @pytest.mark.parametrize(("act", "code"), [("fail", 7), ("kill", 128 + signal.SIGKILL)])
 def test_when_one_dies_the_others_are_ended_and_its_code_is_returned(
-    command, monkeypatch, act, code
+    command, monkeypatch, capsys, act, code
 ):
     monkeypatch.setattr(local_workers, "GRACE_SECONDS", 0.2)
     began = time.monotonic()
     assert local_workers.run(3, command, [f"--act={act}"]) == code
     assert time.monotonic() - began < 30
+    assert ("worker 1 was killed by SIGKILL" in capsys.readouterr().out) == (act == "kill")
 
 
 def test_a_signal_goes_to_all_of_them(command):
