@@ -72,6 +72,14 @@ def find(worker_hosts, task_index, environment):
     return cluster
 
 
+def configured(environment):
+    """The cluster of the environment's `TF_CONFIG`; `None` if it has none that could be used."""
+    try:
+        return _from_tf_config(environment.get("TF_CONFIG", "{}"))
+    except ValueError:
+        return None
+
+
 def _check(cluster):
     hosts, index, source = cluster
     for host in hosts:

@@ -1,7 +1,6 @@
 """The `tf.distribute` strategy from flags; nothing else knows the topology."""
 
 import functools
-import json
 import math
 import os
 import re
@@ -142,15 +141,11 @@ def _tpu_strategy(tpu):
 
 def _check_that_no_workers_are_meant(name):
     """Refuses to train alone what a `TF_CONFIG` of several workers was set for."""
-    try:
-        tasks = json.loads(os.environ.get("TF_CONFIG", "{}"))["cluster"]
-        workers = [*tasks.get("chief", []), *tasks.get("worker", [])]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return  # nothing that would say so
-    if len(workers) > 1:
+    found = cluster.configured(os.environ)
+    if found and len(found.hosts) > 1:
         raise ValueError(
-            f"TF_CONFIG names {len(workers)} workers, but distribution_strategy={name!r} trains on "
-            "this host alone, each worker for itself. Pass "
+            f"TF_CONFIG names {len(found.hosts)} workers, but distribution_strategy={name!r} "
+            "trains on this host alone, each worker for itself. Pass "
             "distribution_strategy=multi_worker_mirrored, or unset TF_CONFIG."
         )
 

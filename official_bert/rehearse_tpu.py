@@ -88,19 +88,13 @@ def rehearse(run, topology, price_per_chip_hour=None, say=print):
         micro-batches makes it fit; and of each stage what `rehearse_stage` returns.
 
     Raises:
-        ValueError: if a stage's batch cannot be shared by the cores, or its sequences are longer
-            than the model's positions.
+        ValueError: if a stage's batch cannot be shared by the cores, or the model does not fit
+            the stages (`stacking.check`).
     """
-    from official_bert import tpu_compiler
+    from official_bert import stacking, tpu_compiler
 
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
-    longest = run.config.max_position_embeddings
-    for stage in run.stages:
-        if stage.max_seq_length > longest:
-            raise ValueError(
-                f"A stage has max_seq_length {stage.max_seq_length}, but the model's "
-                f"max_position_embeddings is {longest}: enlarge it in bert_config.json."
-            )
+    stacking.check(run.config, run.stages)
     say(
         f"{topology.name}: {topology.num_chips:,} chips, {topology.num_cores:,} cores of "
         f"{topology.chip.memory / 2**30:.0f} GiB. All times and costs are estimates: nothing runs "

@@ -100,10 +100,16 @@ def check(config, stages):
 
     Raises:
         ValueError: if the encoder would shrink, does not end at `config`'s depth, trains layers
-            that it does not have, or grows by no rule.
+            that it does not have, grows by no rule, or has fewer positions than a sequence.
     """
-    depth = 1
+    depth, longest = 1, config.max_position_embeddings
     for number, stage in enumerate(stages, 1):
+        if stage.max_seq_length > longest:
+            raise ValueError(
+                f"Stage {number} has max_seq_length {stage.max_seq_length}, but the model's "
+                f"max_position_embeddings is {longest}; shorten the records or enlarge the "
+                "position table in bert_config.json."
+            )
         before, depth = depth, stage.depth
         if depth is None:
             depth = config.num_hidden_layers

@@ -263,18 +263,11 @@ class Trainer:
         stacking.check(self.run.config, self.run.stages)
         replicas = self.strategy.num_replicas_in_sync
         parts = replicas * self.run.gradient_accumulation_steps
-        longest = self.run.config.max_position_embeddings
         for stage in self.run.stages:
             if stage.batch_size % parts:
                 raise ValueError(
                     f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
                     f"{replicas} replicas × {self.run.gradient_accumulation_steps} micro-batches."
-                )
-            if stage.max_seq_length > longest:
-                raise ValueError(
-                    f"max_seq_length is {stage.max_seq_length}, but the model's "
-                    f"max_position_embeddings is {longest}; shorten the records or enlarge the "
-                    "position table in bert_config.json."
                 )
         if self.reporting.eval_batch_size % replicas:
             raise ValueError(

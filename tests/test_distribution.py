@@ -80,7 +80,8 @@ def test_what_does_not_fit_together_is_refused(arguments, message):
 
 def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
     for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "worker": ["b:1"]}):
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {}}))
+        task = {"type": "worker", "index": 0}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
         with pytest.raises(ValueError, match="TF_CONFIG names 2 workers, but .*'off'"):
             distribution.make_strategy("off")
     for one in ('{"cluster": {"worker": ["a:1"]}}', "{}", "not for us"):
