@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick lint format clean
+.PHONY: help install demo test test-quick test-oldest lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -27,6 +27,9 @@ test: .venv/ready_for_all  ## Run every test (PYTEST_FLAGS="-k lamb")
 test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
 
+test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
+	.venv-oldest/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)
+
 lint: .venv/ready_for_all  ## Check style and format, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,7 +39,7 @@ format: .venv/ready_for_all  ## Mend what ruff can mend
 	$(BIN)/ruff format .
 
 clean:  ## Remove everything that these targets made, .venv too (demo_output stays)
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is touched last, so an interrupted installation is taken up again.
@@ -45,10 +48,21 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	$(PIP) install --quiet --upgrade "pip>=25.1"
 
 .venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
-	$(PIP) install --quiet --editable ".[cpu,plot]"
+	$(PIP) install --quiet --editable ".[bert,cpu,plot]"
 	touch $@
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	$(PIP) install --quiet --editable ".[cpu,plot,tensorboard,zstd,test,rehearse]"
+	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
 	touch .venv/ready_to_run $@
+
+# No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
+OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars layerwise selection loss_scale float8 \
+	master_weights schedules telemetry replicas optional_dependencies))
+
+.venv-oldest/ready: pyproject.toml setup.py tests/oldest_versions.py
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	PYTHONWARNINGS=ignore .venv-oldest/bin/python -m pip install --quiet --editable ".[cpu]" \
+		$$($(PYTHON) tests/oldest_versions.py) "pytest>=8.4"
+	touch $@

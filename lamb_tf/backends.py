@@ -15,13 +15,43 @@ BACKEND = keras.backend.backend()
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
-    from tensorflow.compiler.tf2xla.python import xla  # private: there is no public barrier
-    from tensorflow.python.ops import control_flow_util  # private: there is no public `in_xla`
+
+    # Private, as there is no public way: without them XLA's kernels are slower, and no less right.
+    try:
+        from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        optimization_barrier = GraphOrParentsInXlaContext = None
 elif BACKEND == "torch":
     import torch
+elif BACKEND == "jax":
+    import jax
 
 # Whether state passes through a step as an argument and a result: that of `optimizer.variables`.
 THREADS_STATE = BACKEND == "jax"
+
+
+def device_of(variable):
+    """The device of a variable; None where a strategy or the backend decides what lies where."""
+    if BACKEND != "tensorflow" or tf.distribute.has_strategy():
+        return None
+    return native(variable).device
+
+
+def on(device):
+    """The context in which variables are made, and operations run, on what `device_of` gave."""
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+def by_device(gradients, variables):
+    """(device, gradients, variables) for each device on which any of the variables lies."""
+    parts = {}
+    for gradient, variable in zip(gradients, variables):
+        device = device_of(variable)
+        _, its_gradients, its_variables = parts.setdefault(device, (device, [], []))
+        its_gradients.append(gradient)
+        its_variables.append(variable)
+    return list(parts.values())
 
 
 def merge_replicas(function, *args):
@@ -47,13 +77,19 @@ def sum_over_replicas(gradients, variables):
     return tf.distribute.get_replica_context().all_reduce("SUM", gradients)
 
 
-def widen(gradients, dtype):
+def widen(gradients, variables, dtype):
     """Gradients in the type of the arithmetic, sparse ones still sparse.
 
     A sum of many bfloat16 gradients, or of scaled float16 ones, would lose digits or overflow.
     """
     if BACKEND == "tensorflow":
-        return [tf.cast(g, dtype) for g in gradients]
+        # `merge_replicas` would take one tensor object of all replicas for a value that they share.
+        own = tf.identity if tf.distribute.get_strategy().num_replicas_in_sync > 1 else lambda g: g
+        wide = []
+        for gradient, variable in zip(gradients, variables):
+            with on(device_of(variable)):
+                wide.append(own(tf.cast(gradient, dtype)))
+        return wide
     return [ops.cast(ops.convert_to_tensor(g, sparse=False), dtype) for g in gradients]
 
 
@@ -71,7 +107,8 @@ def dense(gradient, variable):
     """A gradient as a dense tensor; repeated indices of a sparse one are summed."""
     if BACKEND == "tensorflow" and isinstance(gradient, tf.IndexedSlices):
         rows = variable.shape[0]
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+        with on(device_of(variable)):
+            return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
     return gradient
 
 
@@ -111,6 +148,28 @@ def add_locally(accumulator, value):
         return native(accumulator).read_value()  # `merge_replicas` needs its device
     accumulator.assign_add(value)
     return accumulator.value
+
+
+def raise_locally(accumulator, value):
+    """Raises the replica's own part of a variable to the value, if that is larger; returns it."""
+    if BACKEND == "tensorflow":
+        accumulator = native(accumulator)
+        accumulator.assign(tf.maximum(accumulator.read_value(), value))
+        return accumulator.read_value()
+    accumulator.assign(ops.maximum(accumulator, value))
+    return accumulator.value
+
+
+def in_own_row(value):
+    """The value in the row of this replica, zeros in those of the others.
+
+    The sum over replicas then has the values of all.
+    """
+    if BACKEND != "tensorflow" or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        return value[None]
+    context = tf.distribute.get_replica_context()
+    row = tf.reshape(context.replica_id_in_sync_group, (1, 1))
+    return tf.scatter_nd(row, value[None], [context.num_replicas_in_sync, *value.shape])
 
 
 def to_numpy(variable):
@@ -177,9 +236,17 @@ def fuses():
 
 
 def _in_xla():
-    """Whether TensorFlow is tracing something that XLA will compile."""
-    graph = tf.compat.v1.get_default_graph()
-    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
+    """Whether TensorFlow is tracing something that XLA will compile; False if it cannot be told."""
+    if tf.executing_eagerly() or GraphOrParentsInXlaContext is None:
+        return False
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def not_converted(function):
+    """The function as it is where autograph converts its caller, which takes seconds of a trace."""
+    if BACKEND != "tensorflow":
+        return function
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def native(value):
@@ -203,18 +270,40 @@ def subtract(x, step_size, u):
         x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
 
 
-def adam_scratch(variables, dtype):
-    """For each variable one to form u in by `add_adam_step`; variables of one shape share one.
+def bitcast(x, dtype):
+    """The bits of x taken for numbers of another type of the same width."""
+    if BACKEND == "tensorflow":
+        return tf.bitcast(x, dtype)
+    return x.view(getattr(torch, dtype) if BACKEND == "torch" else dtype)
 
-    None where the backend has no such kernel. They belong to no checkpoint.
+
+def uniform(shape, seed):
+    """Random float32 numbers in [0, 1), which two integers in a tensor determine."""
+    if BACKEND == "tensorflow":
+        return tf.random.stateless_uniform(shape, seed, alg="philox")
+    if BACKEND == "torch":
+        generator = torch.Generator(seed.device).manual_seed((int(seed[0]) << 24) + int(seed[1]))
+        return torch.rand(tuple(shape), generator=generator, device=seed.device)
+    key = jax.random.fold_in(jax.random.key(seed[0]), seed[1])
+    return jax.random.uniform(key, shape, "float32")
+
+
+def adam_scratch(variables, dtype):
+    """For each variable one to form u in by `add_adam_step`, on its device.
+
+    Variables of one shape share one. None where the backend has no such kernel. They belong to no
+    checkpoint.
     """
     if BACKEND != "tensorflow":
         return None
-    by_shape = {}
-    for shape in [tuple(variable.shape) for variable in variables]:
-        if shape not in by_shape:
-            by_shape[shape] = tf.Variable(tf.zeros(shape, dtype), trainable=False, name="scratch")
-    return types.SimpleNamespace(of=lambda variable: by_shape[tuple(variable.shape)])
+    shared, of_variable = {}, []
+    for variable in variables:
+        key = tuple(variable.shape), device_of(variable)
+        if key not in shared:
+            with on(key[1]):
+                shared[key] = tf.Variable(tf.zeros(key[0], dtype), trainable=False, name="scratch")
+        of_variable.append(shared[key])
+    return types.SimpleNamespace(of_variable=of_variable)
 
 
 def adam_coefficients(beta_1, beta_2, step_size, epsilon, finite):
@@ -274,7 +363,7 @@ def _apart(tensors):
     Any other device fuses the two best by itself. (One barrier for all: each takes TensorFlow some
     milliseconds to compile.)
     """
-    return xla.optimization_barrier(*tensors) if compiles_for_cpu() else tensors
+    return optimization_barrier(*tensors) if compiles_for_cpu() else tensors
 
 
 @contextlib.contextmanager

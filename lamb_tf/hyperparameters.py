@@ -17,9 +17,9 @@ def number(value, argument):
 
 
 def not_negative(value, argument):
-    """A number of at least 0."""
-    if not number(value, argument) >= 0:
-        raise ValueError(f"`{argument}` must be at least 0. Received {value!r}.")
+    """A finite number of at least 0."""
+    if not 0 <= number(value, argument) < math.inf:
+        raise ValueError(f"`{argument}` must be at least 0, and finite. Received {value!r}.")
     return float(value)
 
 
@@ -79,13 +79,14 @@ def bounds(value, argument):
 
 
 def decay(value, argument):
-    """A weight decay: a number or a schedule."""
+    """A weight decay: a finite number, a schedule, or None, which Keras' optimizers have for 0."""
+    if value is None:
+        return 0.0
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return value
-    is_number = hasattr(value, "__float__") and not isinstance(value, str) and not np.ndim(value)
-    if not is_number or callable(value) or not float(value) >= 0:
+    if not _is_finite_and_not_negative(value):
         raise ValueError(
-            f"`{argument}` must be a number of at least 0 (0 for none), or a "
+            f"`{argument}` must be a finite number of at least 0 (0 or None for none), or a "
             f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
         )
     return float(value)
@@ -95,9 +96,17 @@ def rate(value, argument):
     """A learning rate as Keras wants it, which wraps the number in a variable."""
     if callable(value):
         return value
-    if isinstance(value, str) or np.ndim(value) or not float(value) >= 0:
+    if not _is_finite_and_not_negative(value):
         raise ValueError(
-            f"`{argument}` must be a number of at least 0, a schedule, a callable without "
+            f"`{argument}` must be a finite number of at least 0, a schedule, a callable without "
             f"arguments or a variable. Received {value!r}."
         )
     return float(value)
+
+
+def _is_finite_and_not_negative(value):
+    try:
+        not_negative(value, "")
+    except ValueError:
+        return False
+    return True

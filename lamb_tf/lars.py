@@ -1,4 +1,4 @@
-"""LARS, layerwise adaptive rate scaling, in both of its published forms."""
+"""LARS, layerwise adaptive rate scaling, in both of its published forms and a third in use."""
 
 from typing import ClassVar
 
@@ -18,14 +18,20 @@ class LARS(LayerwiseOptimizer):
         v ← μ v + γ ratio (g + λ x)
         x ← x − v                             (Nesterov: x ← x − μ v − γ ratio (g + λ x))
 
+    `ratio="decayed_before_momentum"`, as optax and tf-models have it, with the norm of the sum in
+    the place of the sum of norms:
+
+        ratio = η φ(‖x‖) / (‖g + λ x‖ + ε)
+
     `ratio="after_momentum"`, arXiv 1904.00962, where momentum averages; η is 1 by default:
 
         m ← μ m + (1 − μ) (g + λ x)
         u = m                                 (Nesterov: u = μ m + (1 − μ) (g + λ x))
         x ← x − γ η φ(‖x‖) / (‖u‖ + ε) · u
 
-    The norms are of one variable: ‖x‖ before the step; ‖g‖ after clipping and without the decay,
-    for which λ ‖x‖ stands; ‖u‖ with the decay, which is in m. φ, where `weight_norm_bounds` gives
+    `docs/which_lars.md` gives the arguments for the LARS of other libraries. The norms are of one
+    variable: ‖x‖ before the step; ‖g‖ after clipping, in the first form without the decay, for
+    which λ ‖x‖ stands; ‖u‖ with the decay, which is in m. φ, where `weight_norm_bounds` gives
     it, is of the numerator alone, ε of the denominator alone. Where either of the two is 0, the
     ratio is 1, without η. `trust_ratio_bounds` clip what comes of all this, with η in it and
     without γ. Variables excluded from adaptation have ratio 1, whatever the bounds.
@@ -34,22 +40,23 @@ class LARS(LayerwiseOptimizer):
         learning_rate: γ, a float, a `LearningRateSchedule` (of the updates made so far), a callable
             without arguments, or a variable.
         momentum: μ, in [0, 1).
-        weight_decay: λ, a float or a schedule.
+        weight_decay: λ, a float or a schedule. None is 0.
         exclude_from_weight_decay: what is not decayed, as in `lamb_tf.LAMB`.
         exclude_from_layer_adaptation: what has ratio 1; None stands for the first list. The papers
             exclude biases and the parameters of normalisation from both.
-        ratio: "before_momentum" or "after_momentum", see above.
+        ratio: "before_momentum", "decayed_before_momentum" or "after_momentum", see above.
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε, at least 0, added to the denominator of the ratio.
         nesterov: whether the movement looks one step ahead.
         weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
         trust_ratio_bounds: (low, high) that the ratio, with η in it, is clipped to.
-        name: the name of the optimizer.
+        master_weights: for variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
+        name: the name of the optimizer. None: that of the class, numbered as Keras numbers names.
         **kwargs: the arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 
     Raises:
         ValueError: a value out of its range; on building, a list of exclusions that names no
-            variable.
+            variable (a warning where the optimizer is restored from a config).
         TypeError: an unknown argument, or an exclusion of the wrong type.
 
     Example:
@@ -66,7 +73,7 @@ class LARS(LayerwiseOptimizer):
     hyperparameters: ClassVar = {
         **LayerwiseOptimizer.hyperparameters,
         "momentum": fraction,
-        "ratio": one_of("before_momentum", "after_momentum"),
+        "ratio": one_of("before_momentum", "decayed_before_momentum", "after_momentum"),
         "trust_coefficient": positive,
         "epsilon": not_negative,
         "nesterov": truth,
@@ -86,7 +93,8 @@ class LARS(LayerwiseOptimizer):
         nesterov=False,
         weight_norm_bounds=None,
         trust_ratio_bounds=None,
-        name="lars",
+        master_weights=True,
+        name=None,
         **kwargs,
     ):
         super().__init__(
@@ -96,11 +104,12 @@ class LARS(LayerwiseOptimizer):
             exclude_from_layer_adaptation,
             weight_norm_bounds,
             trust_ratio_bounds,
+            master_weights,
             name,
             **kwargs,
         )
         if trust_coefficient is None:
-            trust_coefficient = 0.001 if ratio == "before_momentum" else 1.0
+            trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001
         self.momentum = momentum
         self.ratio = ratio
         self.trust_coefficient = trust_coefficient
@@ -114,20 +123,22 @@ class LARS(LayerwiseOptimizer):
 
     def moments(self, x, g, slots, decay):
         """m; where the ratio comes before the momentum, that moves last, in `move`."""
-        if self.ratio == "before_momentum":
+        if self.ratio != "after_momentum":
             return {}
         mu = self.momentum
         return {"momentum": mu * slots["momentum"] + (1 - mu) * (g + decay * x)}
 
     def direction(self, x, g, slots, decay, _):
-        """Before the momentum u = g, and the decay comes in `move`; after it u = m."""
+        """u, whose norm is taken: g (the decay comes in `move`), g + λ x, or m."""
         if self.ratio == "before_momentum":
             return g
+        if self.ratio == "decayed_before_momentum":
+            return g + decay * x
         mu, m = self.momentum, slots["momentum"]
         return mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
 
     def trust_ratio(self, weight_norm, update_norm, decay):
-        """η φ(‖x‖) / (‖g‖ + λ ‖x‖ + ε) before the momentum, η φ(‖x‖) / (‖m‖ + ε) after it."""
+        """η φ(‖x‖) / (‖u‖ + ε), and + λ ‖x‖ in the denominator where u is g alone."""
         denominator = update_norm + self.epsilon
         if self.ratio == "before_momentum":
             denominator = denominator + decay * weight_norm
@@ -137,7 +148,7 @@ class LARS(LayerwiseOptimizer):
         """x − v with v = μ v + γ ratio (g + λ x), or x − γ ratio m."""
         if self.moves_along_u:
             return super().move(x, u, slots, step_size, decay)
-        step = step_size * (u + decay * x)
+        step = step_size * (u + decay * x if self.ratio == "before_momentum" else u)
         v = self.momentum * slots["momentum"] + step
         movement = self.momentum * v + step if self.nesterov else v
         return x - movement, {"momentum": v}

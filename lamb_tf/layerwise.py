@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import backends, hyperparameters, selection
+from lamb_tf import backends, hyperparameters, master_weights, selection
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
@@ -57,6 +57,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         "weight_decay": hyperparameters.decay,
         "weight_norm_bounds": hyperparameters.bounds,
         "trust_ratio_bounds": hyperparameters.bounds,
+        "master_weights": hyperparameters.truth,
         "clipnorm": hyperparameters.positive_or_none,
         "clipvalue": hyperparameters.positive_or_none,
         "global_clipnorm": hyperparameters.positive_or_none,
@@ -64,6 +65,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     }
     moves_along_u = True  # whether `move` is the plain x − step u
     scratch = None  # see `backends.adam_scratch`
+    _masters: ClassVar = {}  # of variables of 16 bits, by position; see `master_weights`
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         exclude_from_layer_adaptation,
         weight_norm_bounds,
         trust_ratio_bounds,
+        master_weights,
         name,
         **kwargs,
     ):
@@ -89,12 +92,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             super().__init__(rate, weight_decay, name=name, **kwargs)
         self.weight_norm_bounds = weight_norm_bounds
         self.trust_ratio_bounds = trust_ratio_bounds
-        self._exclusions = {
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "exclude_from_layer_adaptation": exclude_from_layer_adaptation,
-        }
-        for argument, value in self._exclusions.items():
-            selection.check(value, argument)
+        self.master_weights = master_weights
+        self._set_exclusions(
+            exclude_from_weight_decay=exclude_from_weight_decay,
+            exclude_from_layer_adaptation=exclude_from_layer_adaptation,
+        )
+        self._is_restored = False  # from a config
         self._telemetry = None
         self._records_telemetry = False
         self._has_stepped = False
@@ -121,7 +124,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 "`learning_rate` can become a schedule or a callable before the first step only; "
                 "a number can be assigned at any time."
             )
+        if name == "learning_rate" and not callable(value) and _is_known(value):
+            hyperparameters.rate(value, name)
         super().__setattr__(name, value)
+
+    def _set_exclusions(self, **exclusions):
+        for argument, value in exclusions.items():
+            selection.check(value, argument)
+        # Of a dictionary Keras would take the variables for the optimizer's own.
+        self._exclusions = types.MappingProxyType(exclusions)
 
     # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
@@ -130,13 +141,6 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        for variable in variables:
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise ValueError(
-                    f"{selection.path_of(variable)} is a scale of float8 training, which wants its "
-                    f"gradient written into it. {type(self).__name__} does not do that: train it "
-                    "with another optimizer, or without float8."
-                )
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
         options = self.gradient_accumulation_steps, self.use_ema
@@ -148,25 +152,30 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self.skipped_updates = self._add_counter("skipped_updates")
         self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
         if self.use_ema:
-            self._slots["average"] = self._add_slots(variables, "average")
+            self._slots["average"] = self._add_slots(variables, "average", copies=True)
             self._model_variables_moving_average = self._slots["average"]
         if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
-            self._accumulators = self._add_slots(variables, "accumulator", on_each_replica=True)
+            self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
+        if self.master_weights and any(map(master_weights.are_for, variables)):
+            self._masters = self._add_masters(variables)
         if self._records_telemetry:
             self.record_telemetry()
         self._compiled_direction = backends.compiled(self._find_direction)
         self._compiled_move = backends.compiled(self._move_and_average)
+        self._compiled_renew = backends.compiled(master_weights.renew)
         self._is_settled = True
 
     def _add_choice(self, variables):
         """Which variables are decayed, and which adapted: state, and so saved and restored."""
-        first, second = self._exclusions
-        not_decayed = selection.excluded(variables, self._exclusions[first], first)
-        not_adapted = not_decayed
-        if self._exclusions[second] is not None:
-            not_adapted = selection.excluded(variables, self._exclusions[second], second)
+        not_decayed, not_adapted = (
+            selection.excluded(variables, exclusions, argument, self._is_restored)
+            for argument, exclusions in self._exclusions.items()
+        )
+        if self._exclusions["exclude_from_layer_adaptation"] is None:
+            not_adapted = not_decayed
         choice = np.logical_not([not_decayed, not_adapted])
+        choice[:, [_is_overwritten(variable) for variable in variables]] = False
         return self.add_variable(
             choice.shape,
             initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),
@@ -178,13 +187,29 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _add_counter(self, name):
         return self.add_variable((), dtype="int", aggregation="only_first_replica", name=name)
 
-    def _add_slots(self, variables, name, on_each_replica=False):
-        return [self._add_slot(variable, name, on_each_replica) for variable in variables]
+    def _add_slots(self, variables, name, **options):
+        """A slot for each of the variables; None for one that is overwritten with its gradient."""
+        return [
+            None if _is_overwritten(v) else self._add_slot(v, name, **options) for v in variables
+        ]
 
-    def _add_slot(self, variable, name, on_each_replica):
-        with keras.name_scope(self.name, caller=self):
+    def _add_masters(self, variables):
+        return {
+            str(i): self._add_slot(variable, "master", copies=True)
+            for i, variable in enumerate(variables)
+            if master_weights.are_for(variable)
+        }
+
+    def _add_slot(self, variable, name, on_each_replica=False, copies=False):
+        """A variable of the state: zeros, or a copy of the variable's values."""
+
+        def values(shape, dtype):
+            return ops.cast(ops.copy(backends.read(variable)), dtype)
+
+        place = backends.on(backends.device_of(variable))
+        with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
-                "zeros",
+                values if copies else "zeros",
                 shape=tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
@@ -196,9 +221,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._track_variable(slot)
         return slot
 
-    def record_telemetry(self):
-        """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`."""
-        if self._has_stepped and self._telemetry is None:
+    def record_telemetry(self, traces_anew=False):
+        """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
+
+        After a step this is of no use, and refused, unless the caller traces the next one anew.
+        """
+        if self._has_stepped and self._telemetry is None and not traces_anew:
             raise ValueError(
                 f"Optimizer {self.name!r} has made a step; telemetry has to be asked for before."
             )
@@ -235,16 +263,29 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return list(self._trainable_variables)
 
     def slots(self, variable):
-        """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`."""
+        """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`.
+
+        One of 16 bits has also a "master", unless `master_weights` is False.
+        """
         index = self._get_variable_index(variable)
-        return {name: self._slots[name][index] for name in self.slot_names}
+        slots = {name: self._slots[name][index] for name in self.slot_names}
+        if str(index) in self._masters:
+            slots["master"] = self._masters[str(index)]
+        return slots
 
     def _state(self, variable):
-        """What a step of one variable works on: its slots, its average, its scratch."""
+        """What a step of one variable works on: its slots, its average, its scratch, its master.
+
+        Without a master, a variable of 16 bits has a seed: no other step or variable has the same.
+        """
         index = self._get_variable_index(variable)
         state = {name: slots[index] for name, slots in self._slots.items()}
         if self.scratch and not backends.fuses():
-            state["scratch"] = self.scratch.of(variable)
+            state["scratch"] = self.scratch.of_variable[index]
+        if str(index) in self._masters:
+            state["master"] = self._masters[str(index)]
+        elif master_weights.are_for(variable):
+            state["seed"] = ops.stack([ops.cast(self._iterations, "int32"), index])
         return state
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
@@ -257,7 +298,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 "The choice of variables is settled when the optimizer is built. Give "
                 "`exclude_from_weight_decay` to the constructor, or call this before."
             )
-        self._exclusions["exclude_from_weight_decay"] = [*(var_list or []), *(var_names or [])]
+        exclusions = [*(var_list or []), *(var_names or [])]
+        self._set_exclusions(**{**self._exclusions, "exclude_from_weight_decay": exclusions})
 
     def summary(self, print_fn=print):
         """Prints a table of the variables: which are decayed, and which adapted."""
@@ -269,8 +311,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """At the end of training: with `use_ema`, replaces the variables by their averages."""
         if self.use_ema:
             for variable in var_list:
-                index = self._get_variable_index(variable)
-                variable.assign(self._slots["average"][index].value)
+                average = self._slots["average"][self._get_variable_index(variable)]
+                if average is not None:
+                    # A copy: JAX gives both buffers away in the next step, and must not give one
+                    # twice. Before an update there is no average, and what was loaded stays.
+                    values = backends.read(average), backends.read(variable)
+                    variable.assign(ops.where(ops.greater(self._iterations, 0), *values))
 
     def save_own_variables(self, store):
         """Writes the state into a `.keras` or `.weights.h5` file."""
@@ -302,29 +348,39 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return [v for v in self.variables if id(v) not in unsaved]
 
     def get_config(self):
-        """The arguments; variables and predicates among the exclusions become positions."""
+        """The arguments, in terms that can be saved: see `selection` for the exclusions."""
         config = super().get_config()
         for name in self.hyperparameters:
             value = getattr(self, name)
             config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
         for argument, exclusions in self._exclusions.items():
             variables = self._trainable_variables if self.built else None
-            config[argument] = selection.to_be_saved(exclusions, variables, argument)
+            config[argument] = selection.to_be_saved(exclusions, variables)
         return config
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The optimizer that `get_config` described."""
+        """The optimizer that `get_config` described.
+
+        Exclusions that name none of the variables it is built with are a warning then, no error:
+        what they named when they were saved may be frozen.
+        """
         config = dict(config)
         for argument in ("learning_rate", "weight_decay"):
             if isinstance(config.get(argument), dict):
                 config[argument] = keras.saving.deserialize_keras_object(
                     config[argument], custom_objects=custom_objects
                 )
-        return cls(**config)
+        for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+            if argument in config:
+                config[argument] = selection.restored(config[argument], argument, custom_objects)
+        optimizer = cls(**config)
+        optimizer._is_restored = True
+        return optimizer
 
     # A step.
 
+    @backends.not_converted
     def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
         """Updates the variables, in the order that the module states.
 
@@ -339,9 +395,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if not grads:
             return
         with backends.no_autograd(), keras.name_scope(self.name, caller=self):
-            grads = backends.widen(grads, self._precision)
+            grads = backends.widen(grads, variables, self._precision)
             if self.gradient_accumulation_steps:
                 grads = self._accumulate(grads, variables)
+            grads = [
+                backends.in_own_row(g) if _is_overwritten(v) else g
+                for g, v in zip(grads, variables)
+            ]
             backends.merge_replicas(
                 lambda merged: self._step(merged, variables, not skip_gradients_aggregation), grads
             )
@@ -366,11 +426,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return self._filter_empty_gradients(grads, variables)
 
     def _accumulate(self, grads, variables):
-        """Adds to each replica's own running sums; returns the sums."""
+        """Adds to each replica's own running sums; returns the sums.
+
+        Of what overwrites its variable this is the largest, as in Keras.
+        """
         sums = []
         for gradient, variable in zip(grads, variables):
             accumulator = self._accumulators[self._get_variable_index(variable)]
-            sums.append(backends.add_locally(accumulator, backends.dense(gradient, variable)))
+            add = backends.raise_locally if _is_overwritten(variable) else backends.add_locally
+            sums.append(add(accumulator, backends.dense(gradient, variable)))
         return sums
 
     def _step(self, grads, variables, aggregate):
@@ -396,20 +460,26 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """Sum over replicas, finite check, clipping; then every tensor, or none."""
         if aggregate:
             grads = backends.sum_over_replicas(grads, variables)
+        (grads, variables), overwriting = _apart(grads, variables)
         grads = [backends.densify(g, v) for g, v in zip(grads, variables)]
         # One pass over the gradients tells both whether all of them are finite and how to clip.
-        squares = backends.sums_of_squares(
-            [backends.first_replica(g) for g in grads], self._precision
-        )
+        parts, squares = backends.by_device(grads, variables), []
+        for device, grads, _ in parts:
+            with backends.on(device):
+                local = [backends.first_replica(g) for g in grads]
+                squares.append(backends.sums_of_squares(local, self._precision))
+        squares = ops.concatenate(squares) if squares else ops.zeros((0,), self._precision)
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
             self._telemetry.gradient_norm.assign(gradient_norm)
         finite = ops.isfinite(gradient_norm)
+        for rows, _ in overwriting:
+            finite &= ops.all(ops.isfinite(backends.first_replica(rows)))
         self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
         if not backends.is_eager():
-            self._update_tensors(grads, variables, scales, finite)
+            self._update_tensors(parts, scales, overwriting, finite)
         elif finite:
-            self._update_tensors(grads, variables, scales, finite=None)
+            self._update_tensors(parts, scales, overwriting, finite=None)
 
     def _gradient_scales(self, squares):
         """The norm of the true gradient, and per tensor the factor that unscales and clips it.
@@ -430,7 +500,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
 
-    def _update_tensors(self, grads, variables, scales, finite):
+    def _update_tensors(self, parts, scales, overwriting, finite):
         """The update of all tensors; of none if `finite` is a tensor that is false."""
         step = self._scalar(self._iterations) + 1.0
         decay = self.weight_decay
@@ -441,30 +511,59 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             "learning_rate": self._scalar(self.learning_rate),
             "coefficients": self.coefficients(step, finite),
         }
-        decayed, adapted = ops.unstack(
-            ops.take(backends.read(self._choice), self._indices(variables), axis=1)
-        )
-        figures = backends.update_on_replicas(
-            self._update_replica,
-            variables,
-            [self._state(variable) for variable in variables],
-            grads,
-            scales,
-            ops.where(decayed, decay, 0.0),
-            adapted,
-            scalars,
-        )
+        variables, figures = [], []
+        for device, grads, on_device in parts:
+            chosen = ops.take(backends.read(self._choice), self._indices(on_device), axis=1)
+            decayed, adapted = ops.unstack(chosen)
+            with backends.on(device):
+                figures.append(
+                    backends.update_on_replicas(
+                        self._update_replica,
+                        on_device,
+                        [self._state(variable) for variable in on_device],
+                        grads,
+                        scales[len(variables) : len(variables) + len(on_device)],
+                        ops.where(decayed, decay, 0.0),
+                        adapted,
+                        scalars,
+                    )
+                )
+            variables += on_device
+        for rows, variable in overwriting:
+            backends.update_on_replicas(_overwrite, [variable], [rows], finite)
         for variable in variables:
             if variable.constraint is not None:
-                constrained = variable.constraint(variable)
-                variable.assign(_kept(finite, constrained, backends.read(variable)))
-        if self._telemetry:
+                weights = self.slots(variable).get("master", variable)
+                constrained = variable.constraint(weights)
+                weights.assign(_kept(finite, constrained, backends.read(weights)))
+                if weights is not variable:
+                    variable.assign(ops.cast(weights, variable.dtype))
+        if self.use_ema:
+            self._start_averages_of_idle(variables, step, finite)
+        if self._telemetry and figures:
             rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
             layers = self._telemetry.layers
-            figures = ops.cast(figures, "float32")
+            figures = ops.cast(ops.concatenate(figures), "float32")
             all_figures = ops.scatter_update(ops.zeros(layers.shape, "float32"), rows, figures)
             layers.assign(_kept(finite, all_figures, backends.read(layers)))
         self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
+
+    def _start_averages_of_idle(self, variables, step, finite):
+        """In the first update, for variables without gradient, assigned since they were built."""
+        taking_part = self._indices(variables)
+        pairs = [
+            (self._slots["average"][i], variable)
+            for i, variable in enumerate(self._trainable_variables)
+            if i not in taking_part and not _is_overwritten(variable)
+        ]
+        if pairs:
+            is_first = ops.equal(step, 1)
+            backends.run_if(
+                is_first if finite is None else ops.logical_and(is_first, finite),
+                lambda: [average.assign(backends.read(variable)) for average, variable in pairs],
+                lambda: None,
+                state=[average for average, _ in pairs],
+            )
 
     def _scalar(self, value):
         """A number, variable or tensor in the type of the arithmetic."""
@@ -480,13 +579,17 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
         """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
+        weights = [state.get("master", variable) for variable, state in zip(variables, states)]
         grads = backends.zero_unless(scalars["finite"], grads, variables)
         decay_of, done, figures = backends.elements(decays), [], []
         for group in _groups(variables):
             part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
             with backends.after(done[-2:-1]):
-                xs = [backends.read(variables[i]) for i in group]
+                for i in group:
+                    if "master" in states[i]:
+                        self._compiled_renew(weights[i], variables[i])
+                xs = [backends.read(weights[i]) for i in group]
                 us = [
                     self.find_direction(
                         x,
@@ -503,7 +606,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             # A product with a rate of 0 would not do: a ratio may be infinite.
             step_sizes = _kept(scalars["finite"], scalars["learning_rate"] * ratios, 0.0)
             for i, u, step_size in zip(group, us, backends.elements(step_sizes)):
-                self._move(variables[i], states[i], u, step_size, decay_of[i], scalars)
+                noise = None
+                if "seed" in states[i]:
+                    with backends.after([step_size]):
+                        noise = backends.uniform(u.shape, states[i]["seed"])
+                moved = {**scalars, "noise": noise}
+                self._move(weights[i], states[i], u, step_size, decay_of[i], moved)
+                if "master" in states[i]:
+                    self.assign(variables[i], backends.read(weights[i]))
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
         return ops.concatenate(figures)
@@ -531,7 +641,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def _move(self, x, slots, u, step_size, decay, scalars):
         """Moves one tensor along u."""
-        if self.moves_along_u and not self.use_ema and not backends.fuses():
+        plain = self.moves_along_u and not self.use_ema and scalars["noise"] is None
+        if plain and not backends.fuses():
             backends.subtract(x, step_size, u)
         else:
             self._compiled_move(x, slots, u, step_size, decay, scalars)
@@ -549,7 +660,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 new_x = ops.where(due, moved["average"], new_x)
         for name, value in moved.items():
             self.assign(slots[name], _kept(finite, value, old[name]))
-        self.assign(x, _kept(finite, new_x, old_x))
+        if scalars["noise"] is not None:
+            dtype = keras.backend.standardize_dtype(x.dtype)
+            new_x = master_weights.round_stochastically(new_x, dtype, scalars["noise"])
+        self.assign(x, _kept(finite, new_x, backends.read(x)))
 
     # The equations; `lamb.py` and `lars.py` fill them in.
 
@@ -592,9 +706,37 @@ def moments_of_keras_lamb(optimizer):
     )
 
 
+def _is_known(value):
+    """Whether the value can be read now: it is not that of a graph that is being traced."""
+    is_tensor = ops.is_tensor(value) or selection.is_variable(value)
+    return not is_tensor or backends.is_eager()
+
+
 def _no_learning_rate():
     """Stands in until the user's variable takes its place: Keras would make one for a number."""
     return 0.0
+
+
+def _is_overwritten(variable):
+    """Whether a step writes the gradient into the variable, as float8 training has its scales."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def _apart(grads, variables):
+    """(gradients, variables) of those that are trained; (gradient, variable) of the overwritten."""
+    pairs = list(zip(grads, variables))
+    trained = [(g, v) for g, v in pairs if not _is_overwritten(v)]
+    return ([g for g, _ in trained], [v for _, v in trained]), [
+        (g, v) for g, v in pairs if _is_overwritten(v)
+    ]
+
+
+def _overwrite(variables, rows, finite):
+    """Writes into each variable the largest of its rows, one from each replica."""
+    for variable, values in zip(variables, rows):
+        new = ops.cast(ops.max(values, axis=0), variable.dtype)
+        variable.assign(_kept(finite, new, backends.read(variable)))
+    return rows
 
 
 def _kept(finite, new, old):

@@ -6,12 +6,15 @@ on as if Addons had gone on. It needs TensorFlow and tf_keras, nothing of Keras 
 `docs/migration.md` shows how to move.
 
 What differs from Addons, on purpose: state and arithmetic are float32 (float64 for float64
-variables) whatever the type of the variable; `epsilon=0` and `exclude_from_layer_adaptation=[]`
-mean what they say; patterns see names without `:0`, and a list of which none is found is an error.
+variables) whatever the type of the variable; a step in which any gradient is not finite changes
+nothing; `epsilon=0` and `exclude_from_layer_adaptation=[]` mean what they say; patterns see names
+without `:0`, and a list of which none is found is an error.
 """
 
+import math
 import os
 import re
+import warnings
 
 import tensorflow as tf
 import tf_keras
@@ -25,6 +28,7 @@ PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own metho
     "_weights": "likewise: what `get_weights` and the files hold",
     "_restore_slot_variable": "likewise: a checkpoint that was read before the slot was made",
     "_distribution_strategy_scope": "likewise: the slot is made under the strategy of its variable",
+    "_distributed_apply": "the update of all variables, gradients being summed and clipped",
     "_decayed_lr": "the rate after a schedule or Keras 2's `decay`",
     "_initial_decay": "the argument `decay`",
     "_fallback_apply_state": "coefficients for a variable on a device that `_prepare` did not see",
@@ -54,11 +58,17 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         name,
         **kwargs,
     ):
-        for old, new in (("weight_decay_rate", "weight_decay"), ("lr", "learning_rate")):
-            if old in kwargs:
-                raise TypeError(f"`{old}` is an old name: write `{new}={kwargs[old]!r}`.")
+        if "weight_decay_rate" in kwargs:
+            weight_decay = kwargs.pop("weight_decay_rate")
+            warnings.warn(
+                f"`weight_decay_rate` is an old name: write `weight_decay={weight_decay!r}`.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+        learning_rate = kwargs.get("lr", learning_rate)  # an old name, of which tf_keras warns
+        weight_decay = 0.0 if weight_decay is None else weight_decay
         super().__init__(name, **kwargs)
-        self._set_hyper("learning_rate", _schedule(learning_rate))
+        self._set_hyper("learning_rate", _schedule(_checked("learning_rate", learning_rate)))
         self._set_hyper("decay", self._initial_decay)
         self._set_hyper("weight_decay", _schedule(_checked("weight_decay", weight_decay)))
         self._exclusions = (
@@ -66,6 +76,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
             _patterns("exclude_from_layer_adaptation", exclude_from_layer_adaptation),
         )
         self._exclusions_were_checked = False
+        self._is_restored = False  # from a config
 
     def __setattr__(self, name, value):
         """Refuses, after the first step, what a traced one would not see.
@@ -109,12 +120,15 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         for name in ("learning_rate", "weight_decay"):
             if isinstance(config.get(name), dict):
                 config[name] = _restored_schedule(config[name], custom_objects)
-        return super().from_config(config, custom_objects)
+        optimizer = super().from_config(config, custom_objects)
+        optimizer._is_restored = True
+        return optimizer
 
     def _create_slots(self, var_list):
         if not self._exclusions_were_checked:
             for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-                selection.excluded(var_list, getattr(self, argument), argument)
+                exclusions = getattr(self, argument)
+                selection.excluded(var_list, exclusions, argument, self._is_restored)
             self._exclusions_were_checked = True
         for slot_name in self._slot_order:  # all of one, then all of the next, as Addons saved them
             for var in var_list:
@@ -147,6 +161,20 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
             "learning_rate": tf.cast(self._decayed_lr(dtype), dtype),
             "weight_decay": tf.cast(weight_decay, dtype),
         }
+
+    def _distributed_apply(self, distribution, grads_and_vars, apply_state, name):
+        """The update of all variables, and the count of it; of none if a gradient is not finite."""
+        update = super()._distributed_apply
+        finite = [
+            tf.reduce_all(tf.math.is_finite(getattr(local, "values", local)))
+            for gradient, _ in grads_and_vars
+            for local in distribution.experimental_local_results(gradient)
+        ]
+        return tf.cond(
+            tf.reduce_all(tf.stack(finite)),
+            lambda: update(distribution, grads_and_vars, apply_state, name),
+            lambda: self.iterations.assign_add(0, read_value=False),
+        )
 
     def _resource_apply_dense(self, grad, var, apply_state=None):
         key = (var.device, var.dtype.base_dtype)
@@ -189,7 +217,8 @@ class LAMB(_Layerwise):
         beta_2: β₂ in [0, 1).
         epsilon: ε ≥ 0, outside the root.
         weight_decay: λ ≥ 0, inside the direction whose norm is taken: a float, a function without
-            arguments or a schedule.
+            arguments or a schedule. None is 0. (Addons' older name, `weight_decay_rate`, and `lr`
+            for the rate are taken with a warning.)
         exclude_from_weight_decay: list of regular expressions; λ = 0 for each variable in whose
             name one of them is found.
         exclude_from_layer_adaptation: likewise, for a ratio of 1. `None`: those of the decay. `[]`:
@@ -198,8 +227,9 @@ class LAMB(_Layerwise):
         **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as everywhere in tf_keras.
 
     Raises:
-        TypeError: an exclusion that is not a pattern; `weight_decay_rate` or `lr`, the old names.
-        ValueError: a value out of range; on the first step, exclusions of which none is found.
+        TypeError: an exclusion that is not a pattern.
+        ValueError: a value out of range; on the first step, exclusions of which none is found (a
+            warning where the optimizer is restored from a config).
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962.
 
@@ -264,13 +294,17 @@ class LAMB(_Layerwise):
 
 @_register
 class LARS(_Layerwise):
-    """LARS as an optimizer of tf_keras, in its two published forms, with the slot `momentum`.
+    """LARS as an optimizer of tf_keras, in the forms of `lamb_tf.LARS`, with the slot `momentum`.
 
     `ratio="before_momentum"`, arXiv 1708.03888, with trust coefficient η = 0.001 and rate γ:
 
         ratio = η ‖x‖ / (‖g‖ + λ ‖x‖ + ε)
         v ← μ v + γ ratio (g + λ x)
         x ← x - v                             (Nesterov: x ← x - μ v - γ ratio (g + λ x))
+
+    `ratio="decayed_before_momentum"`, as tf-models has it: likewise, but for
+
+        ratio = η ‖x‖ / (‖g + λ x‖ + ε)
 
     `ratio="after_momentum"`, arXiv 1904.00962, where momentum averages; η is 1 by default:
 
@@ -283,7 +317,7 @@ class LARS(_Layerwise):
 
     Args:
         momentum: μ in [0, 1).
-        ratio: "before_momentum" or "after_momentum".
+        ratio: "before_momentum", "decayed_before_momentum" or "after_momentum".
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε ≥ 0.
         nesterov: whether the movement looks one step ahead.
@@ -326,12 +360,11 @@ class LARS(_Layerwise):
             name,
             **kwargs,
         )
-        if ratio not in ("before_momentum", "after_momentum"):
-            raise ValueError(
-                f'`ratio` must be "before_momentum" or "after_momentum", got {ratio!r}.'
-            )
+        ratios = ("before_momentum", "decayed_before_momentum", "after_momentum")
+        if ratio not in ratios:
+            raise ValueError(f"`ratio` must be one of {ratios}, got {ratio!r}.")
         if trust_coefficient is None:
-            trust_coefficient = 0.001 if ratio == "before_momentum" else 1.0
+            trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001
         self.momentum = _checked("momentum", momentum, below=1)
         self.ratio = ratio
         self.trust_coefficient = _checked("trust_coefficient", trust_coefficient)
@@ -341,8 +374,10 @@ class LARS(_Layerwise):
     def _step(self, x, g, slots, c, weight_decay, adapted):
         mu, slot = self.momentum, slots["momentum"]
         decayed = g + weight_decay * x
-        if self.ratio == "before_momentum":
-            ratio = self._ratio(x, tf.norm(g) + weight_decay * tf.norm(x), adapted)
+        if self.ratio != "after_momentum":
+            sum_of_norms = tf.norm(g) + weight_decay * tf.norm(x)
+            norm = sum_of_norms if self.ratio == "before_momentum" else tf.norm(decayed)
+            ratio = self._ratio(x, norm, adapted)
             step = c["learning_rate"] * ratio * decayed
             v = _assign(slot, mu * slot + step)
             return x - (mu * v + step if self.nesterov else v)
@@ -459,18 +494,19 @@ def _found(patterns, variable):
 def _patterns(argument, value):
     if value is None:
         return None
-    for pattern in [value] if isinstance(value, str) else value:
-        if not isinstance(pattern, str):
+    for item in [value] if isinstance(value, str) else value:
+        if not isinstance(item, str):
             raise TypeError(
                 f"`{argument}` takes a list of regular expressions, searched for in the names of "
-                f"variables. Received an item of type {type(pattern).__name__}: {pattern!r}."
+                f"variables. Received an item of type {type(item).__name__}: {item!r}."
             )
+        selection.pattern(item, argument)
     return [value] if isinstance(value, str) else list(value)
 
 
-def _checked(argument, value, below=None):
+def _checked(argument, value, below=math.inf):
     """`value`, whose range is checked where it is a plain number."""
-    if isinstance(value, int | float) and not (value >= 0 and (below is None or value < below)):
-        limits = "≥ 0" if below is None else f"in [0, {below})"
+    if value is None or (isinstance(value, int | float) and not 0 <= value < below):
+        limits = "≥ 0 and finite" if below == math.inf else f"in [0, {below})"
         raise ValueError(f"`{argument}` must be {limits}, got {value}.")
     return value

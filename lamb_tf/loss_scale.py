@@ -75,15 +75,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             super().build(var_list)
 
     def save_own_variables(self, store):
-        """Writes the scale; Keras saves the inner optimizer as an object of its own."""
-        for name in ("step_counter", "dynamic_scale"):
-            store[name] = backends.to_numpy(getattr(self, name))
+        """Writes the scale, which there is once the optimizer is built.
+
+        Keras saves the inner optimizer as an object of its own.
+        """
+        if self.built:
+            for name in ("step_counter", "dynamic_scale"):
+                store[name] = backends.to_numpy(getattr(self, name))
 
     def load_own_variables(self, store):
-        """Reads the scale."""
-        for name in ("step_counter", "dynamic_scale"):
-            getattr(self, name).assign(store[name])
+        """Reads the scale; one that was saved before the first step is that of the arguments."""
+        if self.built and "dynamic_scale" in store.keys():  # noqa: SIM118, Keras' store has no `in`
+            for name in ("step_counter", "dynamic_scale"):
+                getattr(self, name).assign(store[name])
 
+    @backends.not_converted
     def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
         """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
         if not self.built and trainable_variables is None:
@@ -93,7 +99,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.build(trainable_variables)
         inner = self.inner_optimizer
         before = inner.iterations + 0, inner.skipped_updates + 0
-        unscaled = [g if g is None else ops.divide(g, self.dynamic_scale) for g in grads]
+        variables = trainable_variables or inner.trainable_variables
+        # What overwrites its variable, such as a scale of float8, is not of the loss.
+        as_it_is = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+        unscaled = [
+            g if g is None or any(as_it_is[i : i + 1]) else ops.divide(g, self.dynamic_scale)
+            for i, g in enumerate(grads)
+        ]
         inner.apply(unscaled, trainable_variables, skip_gradients_aggregation)
         backends.merge_replicas(self._adapt, *before)
 

@@ -99,7 +99,8 @@ def from_keras(old, optimizer):
     moments = list(moments_of_keras_lamb(old))
     optimizer.build([variable for variable, _, _ in moments])
     for variable, m, v in moments:
-        _set_slots(optimizer, variable, m, v)
+        if m is not None:  # a scale of float8 has no moments
+            _set_slots(optimizer, variable, m, v)
     optimizer.iterations.assign(old.iterations)
 
 

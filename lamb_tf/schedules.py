@@ -357,10 +357,10 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
     NVIDIA's rates:
 
     >>> schedule = Stages([
-    ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_000, power=0.5), 7_038),
+    ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_001, power=0.5), 7_038),
     ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
     ... ])
-    >>> [round(float(schedule(step)), 6) for step in (2_000, 7_038, 7_138, 7_238)]
+    >>> [round(float(schedule(step)), 6) for step in (2_001, 7_038, 7_138, 7_238)]
     [0.006, 0.0, 0.002, 0.004]
     """
 

@@ -1,9 +1,51 @@
-"""Which variables an exclusion names, and the table of what is decayed and what is adapted."""
+"""Which variables an exclusion names, and the table of what is decayed and what is adapted.
 
+An exclusion is a regular expression, a variable or a predicate of a variable. In a config an
+expression is itself, and the others are records: of the variables that they named, if the optimizer
+was built, and of how to find the predicate again. `to_be_saved` writes them, `restored` reads them.
+"""
+
+import contextlib
 import re
+import uuid
 import warnings
+import weakref
 
 import keras
+
+
+class Record:
+    """A variable or predicate as it was saved, of which only the variables it named are known.
+
+    `named` has their `paths`; if the optimizer was built, their `positions` too and the number of
+    `variables` there were. A position means the same in a model that is loaded, as it does for the
+    slots; a path need not.
+    """
+
+    def __init__(self, named):
+        self.named = named
+
+    def __repr__(self):
+        return repr(self.named["paths"])
+
+    def among(self, variables):
+        """One bool per variable: is it one of those? By path if there are more or fewer now."""
+        if self.named.get("variables") == len(variables):
+            return [i in self.named["positions"] for i in range(len(variables))]
+        return [
+            any(_is_same(path_of(variable), path) for path in self.named["paths"])
+            for variable in variables
+        ]
+
+
+def _is_same(path, other):
+    """Whether these are paths of one variable: Keras may drop the model's name when it loads."""
+    short, long = sorted((path, other), key=len)
+    return short == long or ("/" in short and long.endswith(f"/{short}"))
+
+
+_predicates = weakref.WeakValueDictionary()  # of this process, by the key in their records
+_PROCESS = uuid.uuid4().hex
 
 
 def path_of(variable):
@@ -21,37 +63,94 @@ def as_list(exclusions):
 
 
 def check(exclusions, argument):
-    """Raises TypeError on an item that is neither regular expression, variable nor predicate."""
+    """Raises TypeError on an item that is no exclusion, ValueError on a malformed expression."""
     for item in as_list(exclusions):
         if isinstance(item, str):
-            re.compile(item)
-        elif not (callable(item) or is_variable(item) or isinstance(item, int)):
+            pattern(item, argument)
+        elif isinstance(item, bool) or not (
+            callable(item) or is_variable(item) or isinstance(item, (int, Record))
+        ):
             raise TypeError(
                 f"`{argument}` takes regular expressions, variables and predicates of a variable. "
                 f"Received an item of type {type(item).__name__}: {item!r}."
             )
 
 
-def to_be_saved(exclusions, variables, argument):
-    """The exclusions with positions, as integers, for variables and predicates.
+def pattern(text, argument):
+    """The regular expression, or a ValueError that says which argument holds a malformed one."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(
+            f"`{argument}` holds {text!r}, which is not a regular expression: {error}. "
+            "re.escape(text) searches for text as it stands."
+        ) from None
 
-    A position means the same in a model that is loaded, as it does for the slots; a path need not.
-    Raises ValueError if positions are needed and the variables are not yet known (None).
-    """
+
+def to_be_saved(exclusions, variables):
+    """The exclusions in terms of JSON, given the variables, or None as long as they are unknown."""
     if exclusions is None:
         return None
-    saved = []
-    for item in as_list(exclusions):
-        if isinstance(item, (str, int)):
-            saved.append(item)
-        elif variables is None:
-            raise ValueError(
-                f"`{argument}` holds {item!r}, which can be saved only once the optimizer was "
-                "built. Call `optimizer.build(variables)` before, or give regular expressions."
+    return [
+        item if isinstance(item, (str, int)) else _record(item, variables)
+        for item in as_list(exclusions)
+    ]
+
+
+def _record(item, variables):
+    if isinstance(item, Record):
+        return item.named
+    record = {"paths": [path_of(item)]} if is_variable(item) else _reference(item)
+    if variables is not None:
+        positions = [i for i, variable in enumerate(variables) if matches(item, variable)]
+        paths = [path_of(variables[i]) for i in positions]
+        record |= {"paths": paths, "positions": positions, "variables": len(variables)}
+    return record
+
+
+def _reference(predicate):
+    """How the predicate is found again: in this process itself, and by name where it has one."""
+    name = getattr(predicate, "__name__", repr(predicate))
+    reference = {"predicate": name, "key": f"{_PROCESS}-{id(predicate)}"}
+    with contextlib.suppress(TypeError):  # of what Python cannot refer to weakly, Keras not save
+        _predicates[reference["key"]] = predicate
+        if name != "<lambda>":
+            reference["function"] = keras.saving.serialize_keras_object(predicate)
+    return reference
+
+
+def restored(exclusions, argument, custom_objects=None):
+    """The exclusions that `to_be_saved` wrote.
+
+    A predicate is itself again in the process that saved it, and in another one if keras.saving
+    finds it; if not, the variables that it named take its place. Raises ValueError where those were
+    not known yet.
+    """
+    if not isinstance(exclusions, (list, tuple)):
+        return exclusions
+    return [
+        _restored(item, argument, custom_objects) if isinstance(item, dict) else item
+        for item in exclusions
+    ]
+
+
+def _restored(record, argument, custom_objects):
+    predicate = _predicates.get(record.get("key"))
+    if predicate is None and "function" in record:
+        with contextlib.suppress(TypeError, ValueError):  # of a name that is not registered
+            predicate = keras.saving.deserialize_keras_object(
+                record["function"], custom_objects=custom_objects
             )
-        else:
-            saved += [i for i, v in enumerate(variables) if matches(item, v)]
-    return saved
+    if predicate is not None:
+        return predicate
+    if "paths" not in record:
+        raise ValueError(
+            f"`{argument}` was saved before the optimizer was built, with a predicate that is not "
+            f"known here: {record['predicate']}. Register a named function with "
+            "keras.saving.register_keras_serializable or give it as one of the `custom_objects`; "
+            "or load with compile=False and compile anew."
+        )
+    return Record(record)
 
 
 def is_variable(item):
@@ -59,21 +158,19 @@ def is_variable(item):
     return isinstance(item, keras.Variable) or hasattr(item, "assign_add")
 
 
-def excluded(variables, exclusions, argument):
+def excluded(variables, exclusions, argument, is_restored=False):
     """One bool per variable: does any of `exclusions` name it?
 
     Raises ValueError if none of the exclusions names a variable, and warns of one that is idle
-    beside others: a pattern written for other names would decay every bias, and say nothing.
+    beside others: a pattern written for other names would decay every bias, and say nothing. Those
+    restored from a config named variables once; some of these may be frozen now, so they only warn.
     """
-    exclusions = as_list(exclusions)
-    if not exclusions:
+    exclusions, variables = as_list(exclusions), list(variables)
+    if not exclusions or not variables:
         return [False] * len(variables)
-    hits = [
-        [item == i if isinstance(item, int) else matches(item, v) for i, v in enumerate(variables)]
-        for item in exclusions
-    ]
+    hits = [_named(item, variables) for item in exclusions]
     idle = [item for item, row in zip(exclusions, hits) if not any(row)]
-    if len(idle) == len(exclusions):
+    if len(idle) == len(exclusions) and not is_restored:
         paths = "\n  ".join(path_of(v) for v in variables)
         raise ValueError(
             f"No variable matches `{argument}`={exclusions!r} among these paths:\n  {paths}\n"
@@ -82,6 +179,14 @@ def excluded(variables, exclusions, argument):
     for item in idle:
         warnings.warn(f"{item!r} in `{argument}` matches no variable.", stacklevel=4)
     return [any(column) for column in zip(*hits)]
+
+
+def _named(item, variables):
+    if isinstance(item, Record):
+        return item.among(variables)
+    if isinstance(item, int):
+        return [i == item for i in range(len(variables))]
+    return [matches(item, variable) for variable in variables]
 
 
 def matches(item, variable):

@@ -84,7 +84,7 @@ def _layerwise(optimizer):
 
 
 class Log(keras.callbacks.Callback):
-    """A callback that writes the figures while `fit` runs.
+    """A callback that writes the figures while `fit` runs, the first time or once more.
 
     Into `directory/telemetry.jsonl`, a line each time: `{"step", "skipped_updates",
     "learning_rate", "gradient_norm", "layers": {path: {"weight_norm", …}}}`. Where TensorBoard is
@@ -108,8 +108,10 @@ class Log(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_begin(self, logs=None):
-        if _layerwise(self.model.optimizer)._telemetry is None:
-            record(self.model.optimizer)
+        optimizer = _layerwise(self.model.optimizer)
+        if optimizer._telemetry is None:
+            optimizer.record_telemetry(traces_anew=True)
+            self.model.make_train_function(force=True)  # that of an earlier `fit` does not record
         os.makedirs(self.directory, exist_ok=True)
         self._path = os.path.join(self.directory, "telemetry.jsonl")
         self._events = _event_writer(self.directory)

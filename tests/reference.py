@@ -6,7 +6,15 @@ Independent of lamb_tf. `learning_rate` and `weight_decay` may be functions of t
 import numpy as np
 
 
-def lamb(
+def lamb(x, gradients, *args, **kwargs):
+    """x after a LAMB update for each of `gradients`; the other arguments are `lamb_updates`'."""
+    x = np.asarray(x, np.float64)
+    for after in lamb_updates(x, gradients, *args, **kwargs):
+        x = after
+    return x
+
+
+def lamb_updates(
     x,
     gradients,
     learning_rate=0.001,
@@ -20,7 +28,7 @@ def lamb(
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
 ):
-    """x after a LAMB update for each of `gradients` (arXiv 1904.00962, v5)."""
+    """Yields x after each LAMB update (arXiv 1904.00962, v5), taking gradients one by one."""
     x = np.asarray(x, np.float64)
     m, v = np.zeros_like(x), np.zeros_like(x)
     for t, g in enumerate(gradients, start=1):
@@ -44,7 +52,7 @@ def lamb(
         norm_x = _phi(x, weight_norm_bounds)
         ratio = trust_ratio(norm_x, np.linalg.norm(u), trust_ratio_bounds) if adapt else 1.0
         x = x - _at(learning_rate, t - 1) * ratio * u
-    return x
+        yield x
 
 
 def lars_before_momentum(
@@ -59,13 +67,16 @@ def lars_before_momentum(
     adapt=True,
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
+    norm_of_sum=False,
 ):
-    """x after a LARS update for each of `gradients` (arXiv 1708.03888)."""
+    """x after a LARS update for each of `gradients` (arXiv 1708.03888; `norm_of_sum`: optax)."""
     x = np.asarray(x, np.float64)
     v = np.zeros_like(x)
     for step, g in enumerate(gradients):
         decay = _at(weight_decay, step)
-        denominator = np.linalg.norm(g) + decay * np.linalg.norm(x) + epsilon
+        sum_of_norms = np.linalg.norm(g) + decay * np.linalg.norm(x)
+        norm = np.linalg.norm(g + decay * x) if norm_of_sum else sum_of_norms
+        denominator = norm + epsilon
         numerator = trust_coefficient * _phi(x, weight_norm_bounds)
         ratio = trust_ratio(numerator, denominator, trust_ratio_bounds) if adapt else 1.0
         push = _at(learning_rate, step) * ratio * (g + decay * x)

@@ -98,15 +98,18 @@ def test_5_repeated_indices_of_sparse_gradients_are_summed_before_they_are_squar
 
 
 def test_6_bfloat16_variables_train():
-    def after_three_steps(optimizer):
+    def after_steps(number_of_steps, optimizer):
         variable = one_variable(np.ones(8), "bfloat16")
-        for _ in range(3):
+        for _ in range(number_of_steps):
             optimizer.apply([tf.ones(8, tf.bfloat16)], [variable])
         return np.array(variable.value.numpy(), np.float32)
 
-    np.testing.assert_allclose(after_three_steps(lamb_tf.LAMB(0.1)), 0.9**3, rtol=0.01)
-    frozen = after_three_steps(Peer(0.1))
-    assert np.isnan(frozen).any() or (frozen == 1).all()
+    for number_of_steps, rate in ((3, 0.1), (100, 1e-3)):
+        expected = tf.cast((1 - rate) ** number_of_steps, tf.bfloat16).numpy()
+        trained = after_steps(number_of_steps, lamb_tf.LAMB(rate))
+        np.testing.assert_array_equal(trained, np.full(8, expected, np.float32))
+        frozen = after_steps(number_of_steps, Peer(rate))
+        assert np.isnan(frozen).any() or (frozen == 1).all()
 
 
 def test_7_large_float16_variables_train():

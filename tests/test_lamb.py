@@ -221,8 +221,13 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"weight_decay": [0.1, 0.2]}, "weight_decay"),
         ({"nesterov": True}, "nesterov.*'first'"),
         ({"weight_decay": -0.1}, "weight_decay"),
-        ({"weight_decay": None}, "weight_decay.*0 for none"),
+        ({"weight_decay": np.inf}, "weight_decay.*finite.*None for none"),
+        ({"weight_decay": True}, "weight_decay.*True"),
+        ({"epsilon": np.inf}, "epsilon.*finite"),
         ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": np.inf}, "`learning_rate` must be a finite number"),
+        ({"learning_rate": np.nan}, "`learning_rate` must be a finite number"),
+        ({"learning_rate": None}, "`learning_rate` must be a finite number.*None"),
         ({"learning_rate": "0.1"}, "learning_rate"),
         ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),
         ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
@@ -239,6 +244,45 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
 def test_a_value_out_of_range_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         lamb_tf.LAMB(**arguments)
+
+
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.float32(np.inf), None, "0.1"], ids=str)
+def test_a_rate_assigned_later_is_checked_like_that_of_the_constructor(value):
+    optimizer = lamb_tf.LAMB(0.1)
+    for assigned in (optimizer, lamb_tf.LossScaleOptimizer(optimizer)):
+        with pytest.raises(ValueError, match="`learning_rate` must be a finite number"):
+            assigned.learning_rate = value
+    assert steps.values([optimizer.learning_rate])[0] == pytest.approx(0.1)
+
+
+@pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="a graph of TensorFlow")
+def test_a_rate_can_be_assigned_in_a_graph():
+    import tensorflow as tf
+
+    optimizer = lamb_tf.LAMB(0.1)
+
+    @tf.function
+    def assign(rate):
+        optimizer.learning_rate = rate
+
+    assign(tf.constant(0.5))
+    assert steps.values([optimizer.learning_rate])[0] == 0.5
+
+
+def test_no_weight_decay_is_one_of_0_and_the_config_of_keras_own_lamb_will_do():
+    assert lamb_tf.LAMB(weight_decay=None).weight_decay == 0.0
+    assert lamb_tf.LARS(weight_decay=None).weight_decay == 0.0
+    theirs = keras.optimizers.Lamb(0.02, beta_1=0.8, global_clipnorm=1.0, use_ema=True)
+    ours = lamb_tf.LAMB.from_config(theirs.get_config()).get_config()
+    expected = {**theirs.get_config(), "weight_decay": 0.0}
+    assert {name: ours[name] for name in expected} == expected
+
+
+def test_optimizers_are_numbered_as_keras_numbers_names():
+    keras.backend.clear_session()
+    assert [lamb_tf.LAMB().name, lamb_tf.LAMB().name] == ["lamb", "lamb_1"]
+    assert [lamb_tf.LARS().name, lamb_tf.LARS().name] == ["lars", "lars_1"]
+    assert lamb_tf.LAMB(name="mine").name == "mine"
 
 
 def test_the_old_name_of_the_weight_decay_is_refused_with_the_new_one():

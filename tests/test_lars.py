@@ -1,4 +1,6 @@
-"""lamb_tf.LARS against the formulas of both papers in float64, on the Keras backend that is set."""
+"""lamb_tf.LARS against its formulas in float64, on the Keras backend that is set."""
+
+import functools
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ import lamb_tf
 
 FORMS = {
     "before_momentum": reference.lars_before_momentum,
+    "decayed_before_momentum": functools.partial(reference.lars_before_momentum, norm_of_sum=True),
     "after_momentum": reference.lars_after_momentum,
 }
 
@@ -29,7 +32,7 @@ FORMS = {
     ],
     ids=str,
 )
-def test_both_forms_agree_with_their_formulas(ratio, arguments):
+def test_each_form_agrees_with_its_formula(ratio, arguments):
     weights, gradients = steps.weights_and_gradients()
     trained = steps.train(lamb_tf.LARS(0.1, ratio=ratio, **arguments), weights, gradients)
     for i, x in enumerate(weights):
@@ -40,7 +43,7 @@ def test_both_forms_agree_with_their_formulas(ratio, arguments):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("ratio", FORMS)
-def test_float64_variables_follow_both_formulas_to_float64_round_off(ratio, nesterov):
+def test_float64_variables_follow_each_formula_to_float64_round_off(ratio, nesterov):
     weights, gradients = steps.weights_and_gradients(dtype="float64")
     arguments = {"weight_decay": 0.1, "nesterov": nesterov, "trust_coefficient": 0.02}
     optimizer = lamb_tf.LARS(lambda: 0.1, ratio=ratio, **arguments)
@@ -89,7 +92,7 @@ def test_the_ratio_is_what_the_docstring_says(ratio, x, arguments, expected):
 @pytest.mark.parametrize(
     ("ratio", "denominator"),
     # A decay against the gradient: ‖g‖ + λ ‖x‖ = 10 + 5, or ‖g + λ x‖ = 10 − 5.
-    [("before_momentum", 15.0), ("after_momentum", 5.0)],
+    [("before_momentum", 15.0), ("decayed_before_momentum", 5.0), ("after_momentum", 5.0)],
 )
 def test_the_decay_is_in_the_denominator_as_the_form_has_it(ratio, denominator):
     moved = moved_in_one_step(

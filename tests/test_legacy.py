@@ -385,24 +385,28 @@ def test_lars_follows_its_papers_formulas(ratio, nesterov):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("ratio", ["before_momentum", "after_momentum"])
-def test_lars_without_decay_is_that_of_tf_models_and_reads_its_checkpoint(
-    tmp_path, ratio, nesterov
-):
+@pytest.mark.parametrize("ratio", ["decayed_before_momentum", "after_momentum"])
+def test_lars_is_that_of_tf_models_and_reads_its_checkpoint(tmp_path, ratio, nesterov):
     tf_models = peers.module_alone("official.modeling.optimization.lars")
-    theirs = tf_models.LARS(
-        0.5, eeta=0.02, classic_momentum=ratio == "before_momentum", nesterov=nesterov
-    )
-    ours = legacy.LARS(0.5, trust_coefficient=0.02, ratio=ratio, nesterov=nesterov)
-    assert_same(train(ours, variables(), 30), train(theirs, variables(), 30))
+    classic = {"classic_momentum": ratio != "after_momentum", "nesterov": nesterov}
+
+    def make_theirs():
+        return tf_models.LARS(0.5, eeta=0.02, weight_decay_rate=0.1, **classic)
+
+    def make_ours():
+        return legacy.LARS(
+            0.5, weight_decay=0.1, trust_coefficient=0.02, ratio=ratio, nesterov=nesterov
+        )
+
+    assert_same(train(make_ours(), variables(), 30), train(make_theirs(), variables(), 30))
     if ratio == "after_momentum":
         return  # their momentum sums where ours averages: same weights, another slot
 
-    x, theirs = variables(), tf_models.LARS(0.5, eeta=0.02, nesterov=nesterov)
+    x, theirs = variables(), make_theirs()
     train(theirs, x, 10)
     path = tf.train.Checkpoint(x=x, optimizer=theirs).save(tmp_path / "tf_models")
     expected = train(theirs, x, 20, start=10)
-    x, ours = variables(), legacy.LARS(0.5, trust_coefficient=0.02, nesterov=nesterov)
+    x, ours = variables(), make_ours()
     tf.train.Checkpoint(x=x, optimizer=ours).restore(path)
     assert_same(train(ours, x, 20, start=10), expected)
 
@@ -426,8 +430,10 @@ def test_lars_takes_sparse_gradients_and_is_made_again_from_its_config():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"weight_decay_rate": 0.1}, TypeError, "write `weight_decay=0.1`"),
-        ({"lr": 0.1}, TypeError, "write `learning_rate=0.1`"),
+        ({"learning_rate": -0.1}, ValueError, "`learning_rate` must be ≥ 0 and finite"),
+        ({"learning_rate": None}, ValueError, "`learning_rate`.*None"),
+        ({"weight_decay": np.inf}, ValueError, "`weight_decay` must be ≥ 0 and finite"),
+        ({"exclude_from_weight_decay": ["("]}, ValueError, "`exclude_from_weight_decay` holds"),
         ({"beta_1": 1.0}, ValueError, r"`beta_1` must be in \[0, 1\), got 1.0"),
         ({"beta_2": -0.1}, ValueError, "`beta_2`"),
         ({"epsilon": -1e-6}, ValueError, "`epsilon` must be ≥ 0"),
@@ -439,6 +445,100 @@ def test_lars_takes_sparse_gradients_and_is_made_again_from_its_config():
 def test_bad_arguments_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         legacy.LAMB(**options)
+
+
+def test_no_weight_decay_is_one_of_0():
+    assert legacy.LAMB(weight_decay=None).get_config()["weight_decay"] == 0.0
+
+
+def test_old_names_are_taken_with_a_warning_as_by_addons():
+    trained = []
+    for make in (tfa.optimizers.LAMB, legacy.LAMB):
+        with (
+            pytest.warns(UserWarning, match="`lr` argument is deprecated"),
+            pytest.warns(DeprecationWarning, match="weight_decay"),
+        ):
+            optimizer = make(lr=0.01, weight_decay_rate=0.1)
+        trained.append(train(optimizer, variables(), 10))
+    assert_same(*trained)
+    with pytest.warns(DeprecationWarning, match=r"write `weight_decay=0.1`"):
+        assert legacy.LARS(weight_decay_rate=0.1).get_config()["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: legacy.LAMB(0.1, weight_decay=0.1, global_clipnorm=1.0),
+        lambda: legacy.LARS(0.1),
+        lambda: legacy.LARS(0.1, ratio="after_momentum"),
+    ],
+    ids=["LAMB", "LARS before", "LARS after"],
+)
+def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(make, compiled):
+    def weights_after(spoilt):
+        optimizer, x = make(), variables()
+
+        def apply(g):
+            optimizer.apply_gradients(zip(g, x, strict=True))
+
+        step = apply if compiled is None else tf.function(apply, jit_compile=compiled)
+        step(gradients(0))
+        for value in spoilt:
+            bad = gradients(1)
+            bad[1] = tf.concat([bad[1][:-1], [value]], 0)
+            step(bad)
+        step(gradients(2))
+        assert optimizer.iterations.numpy() == 2
+        return [v.numpy() for v in x + optimizer.variables()]
+
+    for ours, expected in zip(weights_after([np.nan, np.inf]), weights_after([]), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_gradient_that_is_not_finite_on_one_replica_or_sparse_changes_nothing():
+    strategy = two_replicas()
+    with strategy.scope():
+        x = tf.Variable(tf.ones((6, 4)), name="embeddings")
+        optimizer = legacy.LAMB(0.1)
+
+    @tf.function
+    def step(value):
+        def on_replica():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            rows = tf.ones((3, 4)) * tf.where(replica == 1, value, 1.0)
+            optimizer.apply_gradients(
+                [(tf.IndexedSlices(rows, tf.constant([1, 3, 1]), tf.constant([6, 4])), x)]
+            )
+
+        strategy.run(on_replica)
+
+    step(tf.constant(np.nan, tf.float32))
+    for local in strategy.experimental_local_results(x):
+        np.testing.assert_array_equal(local.numpy(), np.ones((6, 4)))
+    assert optimizer.iterations.numpy() == 0
+    step(tf.constant(1.0))
+    assert optimizer.iterations.numpy() == 1
+    for local in strategy.experimental_local_results(x):
+        assert np.isfinite(local.numpy()).all()
+        assert (local.numpy() != 1.0).any()
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* matches no variable:UserWarning")
+def test_a_model_is_loaded_though_what_was_excluded_is_frozen(tmp_path):
+    layers = [tf_keras.layers.Dense(3, input_shape=(2,)), tf_keras.layers.Dense(1, use_bias=False)]
+    model = tf_keras.Sequential(layers)
+    model.compile(legacy.LAMB(exclude_from_weight_decay=["bias"]), "mse")
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], verbose=0)
+    model.layers[0].trainable = False
+    path = str(tmp_path / "model.h5")
+    model.compile(model.optimizer, "mse")
+    model.save(path)
+    again = legacy.load_model(path)
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    again.fit(x, x[:, :1], verbose=0)
 
 
 def test_exclusions_that_find_nothing_are_an_error_and_an_idle_one_a_warning():

@@ -11,6 +11,7 @@ import tensorflow as tf
 from two_replicas import shares, train_on_replicas, two_replicas
 
 import lamb_tf
+from lamb_tf import backends
 
 STRATEGY = two_replicas()
 
@@ -35,6 +36,30 @@ def test_two_replicas_give_the_weights_of_one(arguments):
 
 def test_gradients_that_the_caller_has_summed_are_not_summed_again():
     assert_two_replicas_give_the_weights_of_one({"global_clipnorm": 0.5}, reduced=True)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "summed before"])
+def test_one_tensor_object_may_be_the_gradient_of_all_replicas(kind, mode):
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    with STRATEGY.scope():
+        table, optimizer = keras.Variable(weights[0]), lamb_tf.LAMB(0.1)
+        optimizer.build([table])
+    gradient = tf.constant(gradients[0][0])
+    if kind == "sparse":
+        gradient = tf.IndexedSlices(gradient, tf.range(13), tf.constant([13, 7]))
+
+    def step():
+        STRATEGY.run(
+            lambda: optimizer.apply(
+                [gradient], [table], skip_gradients_aggregation=kind == "summed before"
+            )
+        )
+
+    (tf.function(step, autograph=False) if mode == "graph" else step)()
+    expected = 0.1 * gradients[0][0] * (1 if kind == "summed before" else 2)
+    for local in STRATEGY.experimental_local_results(optimizer.slots(table)["m"].value):
+        np.testing.assert_allclose(local.numpy(), expected, rtol=1e-6)
 
 
 def assert_two_replicas_give_the_weights_of_one(arguments, reduced=False):
@@ -67,6 +92,29 @@ def test_two_replicas_with_lars_give_the_weights_of_one():
     )
     for result, expected in zip(steps.values(variables), one):
         np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_a_scale_of_float8_is_the_largest_that_any_replica_has(accumulation):
+    def optimizer_for_a_scale():
+        optimizer = lamb_tf.LAMB(0.1, gradient_accumulation_steps=accumulation)
+        build = optimizer.build
+
+        def build_after_marking(variables):
+            variables[0].overwrite_with_gradient = True
+            build(variables)
+
+        optimizer.build = build_after_marking
+        return optimizer
+
+    weights = [np.zeros(2, "float32"), np.ones(2, "float32")]
+    ones = np.ones(2, "float32")
+    history = [[[1.0, 5.0], [3.0, 2.0]], [[4.0, 0.0], [1.0, 1.0]]]
+    both = [[[np.float32(h), ones] for h in replicas] for replicas in history]
+    (scale, _), _ = train_on_replicas(optimizer_for_a_scale, weights, both)
+    expected = [4.0, 5.0] if accumulation else [4.0, 1.0]
+    for local in STRATEGY.experimental_local_results(scale.value):
+        np.testing.assert_array_equal(local.numpy(), expected)
 
 
 def test_a_non_finite_gradient_on_one_replica_changes_nothing_on_any_and_is_counted():
@@ -160,6 +208,60 @@ def test_sparse_gradients_with_repeated_indices_give_the_dense_result(accumulati
     np.testing.assert_allclose(train(sparse_one), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("keeps_master", [True, False])
+def test_variables_of_bfloat16_are_equal_in_all_bits_on_both_replicas_and_follow_one(keeps_master):
+    weights, gradients = steps.weights_and_gradients(steps=5)
+
+    def optimizer():
+        return lamb_tf.LAMB(1e-3, global_clipnorm=0.5, master_weights=keeps_master)
+
+    variables, trained = train_on_replicas(optimizer, weights, shares(gradients), "bfloat16")
+    one = steps.make_variables(weights, "bfloat16")
+    other = optimizer()
+    steps.take_steps(other, one, gradients)
+    for variable in variables + trained.variables:
+        local = STRATEGY.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(*[part.numpy() for part in local])
+    for variable, expected in zip(variables, one):
+        if keeps_master:
+            variable, expected = (
+                o.slots(v)["master"] for o, v in ((trained, variable), (other, expected))
+            )
+        tolerance = 1e-6 if keeps_master else 2.0**-7
+        np.testing.assert_allclose(*steps.values([variable, expected]), rtol=tolerance, atol=1e-7)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "XLA"])
+def test_a_checkpoint_of_tensorflow_brings_back_master_copies(tmp_path, compiled):
+    weights, gradients = steps.weights_and_gradients(steps=20)
+
+    def run(variables, optimizer, gradients):
+        step = tf.function(
+            lambda grads: optimizer.apply(grads, variables), jit_compile=compiled, autograph=False
+        )
+        for grads in gradients:
+            step([tf.constant(g) for g in grads])
+
+    def checkpoint_of(weights):
+        variables, optimizer = steps.make_variables(weights, "bfloat16"), lamb_tf.LAMB(1e-3)
+        optimizer.build(variables)
+        names = {f"w{i}": v for i, v in enumerate(variables)}
+        return variables, optimizer, tf.train.Checkpoint(optimizer=optimizer, **names)
+
+    variables, optimizer, checkpoint = checkpoint_of(weights)
+    run(variables, optimizer, gradients[:10])
+    path = checkpoint.save(str(tmp_path / "checkpoint"))
+    again, other, restored = checkpoint_of([w * 0 for w in weights])
+    restored.restore(path).assert_consumed().assert_existing_objects_matched()
+    run(variables, optimizer, gradients[10:])
+    run(again, other, gradients[10:])
+    expected = steps.train(lamb_tf.LAMB(1e-3), steps.values(checkpoint_of(weights)[0]), gradients)
+    for one, two, wide in zip(variables, again, expected):
+        np.testing.assert_array_equal(*steps.values([one, two]))
+        master = steps.values([other.slots(two)["master"]])[0]
+        np.testing.assert_allclose(master, wide, rtol=1e-5, atol=1e-7)
+
+
 def test_fit_on_two_replicas_gives_the_weights_of_one():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 4)), rng.normal(size=(32, 1))
@@ -228,6 +330,49 @@ def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
     steps.take_steps(other, again, gradients[2:])
     for one, two in zip(steps.values(variables), steps.values(again)):
         np.testing.assert_array_equal(one, two)
+
+
+# Several devices without a strategy.
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lamb_tf.LAMB(0.1, weight_decay=0.1, global_clipnorm=0.5),
+        lambda: lamb_tf.LAMB(0.1, nesterov="both", use_ema=True, gradient_accumulation_steps=2),
+        lambda: lamb_tf.LARS(0.1),
+    ],
+    ids=["kernel", "equations", "LARS"],
+)
+def test_all_state_lies_on_the_device_of_its_variable(make, mode):
+    weights, gradients = steps.weights_and_gradients(steps=2)
+    devices = [tf.constant(0.0).device.replace("CPU:0", f"CPU:{i}") for i in (1, 0, 1, 1)]
+
+    def trained(devices):
+        variables = []
+        for path, value, device in zip(steps.SHAPES, weights, devices):
+            with tf.device(device):
+                variables.append(keras.Variable(value, name=path.replace("/", "_")))
+        optimizer = make()
+        lamb_tf.telemetry.record(optimizer)
+        optimizer.build(variables)
+        step = lambda grads: optimizer.apply(grads, variables)  # noqa: E731
+        if mode == "graph":
+            step = tf.function(step, autograph=False)
+        for grads in gradients:
+            step([tf.constant(g) for g in grads])
+        return variables, optimizer
+
+    (variables, optimizer), (expected, other) = trained(devices), trained(4 * devices[1:2])
+    for variable, device in zip(variables, devices):
+        parts = optimizer._state(variable).values()
+        assert {backends.native(part).device for part in parts} == {device}
+    figures = [backends.to_numpy(lamb_tf.telemetry.tensors(o)[0]) for o in (optimizer, other)]
+    for one, two in zip(
+        [*steps.values(variables), figures[0]], [*steps.values(expected), figures[1]]
+    ):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
 
 
 # Loss scaling.

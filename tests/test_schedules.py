@@ -321,6 +321,7 @@ def test_a_schedule_is_saved_with_the_optimizer_and_the_model(tmp_path):
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_other_backends_give_the_same_rates(backend, tmp_path):
     """A process of its own, as the backend is chosen on import; there, the formula test above."""
+    peers.load(backend)
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
     script = (
         "import numpy as np, keras, test_schedules as t\n"
@@ -338,7 +339,6 @@ def test_the_other_backends_give_the_same_rates(backend, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert result.stdout.strip() == "same", result.stderr[-2000:]
 

@@ -1,0 +1,276 @@
+"""Variables of 16 bits follow the float32 run, on the Keras backend that is set."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import steps
+
+import lamb_tf
+from lamb_tf import backends, master_weights
+
+BACKEND = keras.backend.backend()
+NARROW = ["bfloat16", "float16"]
+
+
+def rounded(values, dtype):
+    return (
+        np.array(values, np.float32)
+        .astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+        .astype("float64")
+    )
+
+
+def narrow_and_wide(make, dtype, number_of_steps=30, prepare=lambda variables: None):
+    """Variables and optimizers after the same steps with variables of 16 and of 32 bits."""
+    weights, gradients = steps.weights_and_gradients(steps=number_of_steps)
+    narrow = steps.make_variables(weights, dtype)
+    wide = steps.make_variables([w.astype("float32") for w in steps.values(narrow)])
+    results = []
+    for variables in (narrow, wide):
+        optimizer = make()
+        prepare(variables)
+        steps.take_steps(optimizer, variables, gradients)
+        results.append((variables, optimizer))
+    return results
+
+
+def assert_rounded(narrow, wide, dtype):
+    for one, two in zip(steps.values(narrow), steps.values(wide)):
+        expected = rounded(two, dtype)
+        # The wide values differ in the last digits, which decide where one lies half-way.
+        np.testing.assert_allclose(one, expected, rtol=2.0 ** -(7 if dtype == "bfloat16" else 10))
+        assert np.mean(one == expected) > 0.9
+
+
+def test_a_bfloat16_variable_moves_at_a_rate_below_its_resolution():
+    for dtype in NARROW:
+        variable = keras.Variable(np.ones(8, "float32"), dtype=dtype)
+        steps.take_steps(lamb_tf.LAMB(1e-3), [variable], [[np.ones(8, "float32")]] * 100)
+        np.testing.assert_array_equal(steps.values([variable])[0], rounded([0.999**100] * 8, dtype))
+
+
+LAMB = lambda **options: lambda: lamb_tf.LAMB(1e-3, **options)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (LAMB(weight_decay=0.1), "bfloat16"),
+        (LAMB(weight_decay=0.1), "float16"),
+        (LAMB(nesterov="both", global_clipnorm=1.0), "bfloat16"),
+        (LAMB(gradient_accumulation_steps=2), "bfloat16"),
+        (LAMB(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7), "bfloat16"),
+        (lambda: lamb_tf.LARS(1.0, weight_decay=0.1), "float16"),
+        (lambda: lamb_tf.LARS(1e-3, ratio="after_momentum"), "bfloat16"),
+    ],
+    ids=["LAMB", "float16", "nesterov", "accumulated", "averaged", "LARS before", "LARS after"],
+)
+def test_weights_are_those_of_the_float32_run_rounded(make, dtype):
+    (narrow, optimizer), (wide, other) = narrow_and_wide(make, dtype)
+    assert_rounded(narrow, wide, dtype)
+    masters = steps.values([optimizer.slots(v)["master"] for v in narrow])
+    for master, value in zip(masters, steps.values(wide)):
+        np.testing.assert_allclose(master, value, rtol=1e-5, atol=1e-7)
+    assert "master" not in other.slots(wide[0])
+    assert len(optimizer.variables) == len(other.variables) + len(narrow)
+
+
+def test_constraints_act_on_the_master_copy():
+    def constrain(variables):
+        variables[1].constraint = keras.constraints.UnitNorm()
+
+    (narrow, _), (wide, _) = narrow_and_wide(lambda: lamb_tf.LAMB(1e-3), "bfloat16", 30, constrain)
+    assert_rounded(narrow, wide, "bfloat16")
+
+
+def test_telemetry_tells_the_norms_of_the_float32_run():
+    def recording():
+        optimizer = lamb_tf.LAMB(1e-3)
+        lamb_tf.telemetry.record(optimizer)
+        return optimizer
+
+    figures = [
+        list(lamb_tf.telemetry.read(optimizer).values())
+        for _, optimizer in narrow_and_wide(recording, "bfloat16")
+    ]
+    for one, two in zip(*figures):
+        assert one == pytest.approx(two, rel=1e-5)
+
+
+@pytest.mark.parametrize("keeps_master", [True, False])
+def test_a_non_finite_update_changes_no_bit_of_a_narrow_variable(keeps_master):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    gradients[1][1] = gradients[1][1] * np.float32(np.nan)
+    runs = []
+    for chosen in (gradients[:1], gradients[:2]):
+        variables = steps.make_variables(weights, "bfloat16")
+        optimizer = lamb_tf.LAMB(1e-3, master_weights=keeps_master)
+        steps.take_steps(optimizer, variables, chosen)
+        state = [v for v in optimizer.variables if v is not optimizer.skipped_updates]
+        runs.append(steps.values(variables + state))
+    for one, two in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_what_is_assigned_to_a_variable_takes_the_place_of_its_master_copy_there():
+    weights, gradients = steps.weights_and_gradients(steps=40)
+    variables = steps.make_variables(weights, "bfloat16")
+    optimizer = lamb_tf.LAMB(1e-3)
+    steps.take_steps(optimizer, variables, gradients[:20])
+    kernel = variables[1]
+    before = steps.values([optimizer.slots(kernel)["master"]])[0]
+    assigned = steps.values([kernel])[0].astype("float32")
+    assigned[:3] *= 1 + 2.0**-7  # one unit of the last place or two
+    assigned[3] = 0.25
+    kernel.assign(assigned)
+    expected = np.where(np.arange(7)[:, None] < 4, steps.values([kernel])[0], before)
+
+    wide = steps.make_variables(steps.values(variables))
+    wide[1].assign(expected)
+    other = lamb_tf.LAMB(1e-3)
+    other.build(wide)
+    for one, two in zip(variables, wide):
+        for name in "mv":
+            other.slots(two)[name].assign(optimizer.slots(one)[name])
+    other.iterations.assign(optimizer.iterations)
+    steps.take_steps(optimizer, variables, gradients[20:])
+    steps.take_steps(other, wide, gradients[20:])
+    master = steps.values([optimizer.slots(kernel)["master"]])[0]
+    np.testing.assert_allclose(master, steps.values(wide)[1], rtol=1e-5, atol=1e-7)
+
+
+def narrow_model(**arguments):
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(8, activation="tanh", dtype="bfloat16"),
+        keras.layers.Dense(1, dtype="float32"),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(lamb_tf.LAMB(1e-3, **arguments), loss="mse")
+    return model
+
+
+def fit(model, epochs):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 4)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return [np.array(w, np.float64) for w in model.get_weights()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keeps_master"), [("keras", True), ("keras", False), ("weights.h5", True)]
+)
+def test_a_run_restored_from_a_file_goes_on_to_the_same_bits(tmp_path, kind, keeps_master):
+    model = narrow_model(master_weights=keeps_master)
+    fit(model, 2)
+    path = str(tmp_path / f"model.{kind}")
+    if kind == "keras":
+        model.save(path)
+        again = keras.models.load_model(path)
+        assert again.optimizer.master_weights is keeps_master
+    else:
+        model.save_weights(path)
+        again = narrow_model(master_weights=keeps_master)
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(path)
+    for one, two in zip(fit(model, 1), fit(again, 1), strict=True):
+        np.testing.assert_array_equal(one, two)
+    kernel = again.trainable_variables[0]
+    assert ("master" in again.optimizer.slots(kernel)) is keeps_master
+
+
+def test_weights_set_between_two_fits_are_those_that_training_goes_on_from():
+    model, other = narrow_model(), narrow_model()
+    fit(model, 2)
+    weights = [w + 1 for w in other.get_weights()]
+    model.set_weights(weights)
+    model.optimizer.learning_rate = 1e-30
+    for trained, given in zip(fit(model, 1), weights):
+        np.testing.assert_array_equal(trained, np.array(given, np.float64))
+
+
+def test_a_model_of_float32_has_the_state_that_it_had_without_master_copies():
+    weights, _ = steps.weights_and_gradients()
+    for keeps_master in (True, False):
+        optimizer = lamb_tf.LAMB(master_weights=keeps_master)
+        optimizer.build(steps.make_variables(weights))
+        assert len(optimizer.variables) == 4 + 2 * len(weights)
+
+
+# Stochastic rounding.
+
+
+def neighbours(x, dtype):
+    """The numbers of a type at and below x, and above it."""
+    numbers = np.arange(2**16, dtype=np.uint16).view(
+        ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    )
+    with np.errstate(invalid="ignore"):
+        numbers = numbers.astype(np.float32).astype(np.float64)
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    i = np.searchsorted(numbers, x, side="right")
+    return numbers[i - 1], numbers[i]
+
+
+def rounded_once(x, dtype, seed):
+    x, seed = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(seed, "int32")
+    result = master_weights.round_stochastically(x, dtype, backends.uniform(x.shape, seed))
+    return keras.ops.convert_to_numpy(keras.ops.cast(result, "float32")).astype("float64")
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_stochastic_rounding_gives_one_of_the_two_neighbours_and_x_on_average(dtype):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=500) * 10.0 ** rng.uniform(-4, 4, 500)
+    x = np.concatenate([x, 2.0 ** np.arange(-10, 10), [0.0, -1.0, 1e-5]]).astype("float32")
+    below, above = neighbours(x, dtype)
+    results = np.array([rounded_once(x, dtype, [step, 7]) for step in range(200)])
+    assert ((results == below) | (results == above)).all()
+    share = ((results - below) / (above - below)).mean(axis=0)
+    wanted = (x - below) / (above - below)
+    spread = np.sqrt(wanted * (1 - wanted) / 200)
+    assert np.all(np.abs(share - wanted) <= 5 * spread)
+    assert abs(np.mean(share - wanted)) < 0.01
+
+
+def test_stochastic_rounding_leaves_what_is_no_number_or_has_no_digits_to_lose():
+    for dtype in NARROW:
+        x = np.array([np.inf, -np.inf, np.nan, 0.0, 1.5, -255.0], "float32")
+        np.testing.assert_array_equal(rounded_once(x, dtype, [1, 2]), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda: lamb_tf.LAMB(1e-3, master_weights=False), "bfloat16"),
+        (lambda: lamb_tf.LARS(1.0, master_weights=False), "float16"),
+    ],
+    ids=["LAMB", "LARS"],
+)
+def test_rounded_stochastically_a_variable_follows_the_float32_run_in_the_mean(make, dtype):
+    start = np.ones((50, 40), "float32")
+    gradients = [[start]] * 100
+    narrow, wide = keras.Variable(start, dtype=dtype), keras.Variable(start)
+    optimizer = make()
+    steps.take_steps(optimizer, [narrow], gradients)
+    steps.take_steps(make(), [wide], gradients)
+    one, two = steps.values([narrow, wide])
+    assert one.mean() == pytest.approx(two.mean(), abs=2e-3 if dtype == "bfloat16" else 2e-4)
+    assert "master" not in optimizer.slots(narrow)
+
+
+def test_rounded_stochastically_two_runs_agree_in_all_bits_and_float32_variables_are_not_touched():
+    weights, gradients = steps.weights_and_gradients(steps=5)
+
+    def trained(dtype, **arguments):
+        variable = keras.Variable(weights[1], dtype=dtype)
+        optimizer = lamb_tf.LAMB(1e-3, **arguments)
+        steps.take_steps(optimizer, [variable], [grads[1:2] for grads in gradients])
+        return steps.values([variable])[0]
+
+    once, again = (trained("bfloat16", master_weights=False) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    np.testing.assert_array_equal(
+        trained("float32", master_weights=False), trained("float32", master_weights=True)
+    )

@@ -1,0 +1,73 @@
+"""What is installed with the package alone, and what each extra is asked for."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements):
+    return {re.match(r"[a-z0-9-]+", requirement).group() for requirement in requirements}
+
+
+def python(*arguments, without=(), folder):
+    """Runs a Python in which the modules of `without` are not installed."""
+    lines = ["import sys", *(f"sys.modules[{name!r}] = None" for name in without)]
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_package_alone_installs_what_the_optimizers_need():
+    assert names(PROJECT["dependencies"]) == {"keras", "numpy", "h5py"}
+
+
+def test_every_requirement_of_the_extra_is_looked_for():
+    # As the package is checked on import, it is read here without being imported.
+    tree = ast.parse((ROOT / "official_bert/__init__.py").read_text())
+    (needed,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    modules = {m for m, extra in ast.literal_eval(needed).items() if extra == "bert"}
+    distributions = {"absl": "absl-py", "google_crc32c": "google-crc32c"}
+    extra = names(PROJECT["optional-dependencies"]["bert"])
+    assert {distributions.get(module, module) for module in modules} == extra
+
+
+def test_the_optimizers_load_nothing_of_bert(tmp_path):
+    script = "import sys, lamb_tf; lamb_tf.LAMB(); print(*sys.modules)"
+    done = python("-c", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # (Keras itself needs absl.)
+    assert {"tokenizers", "sentencex", "google_crc32c"} & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("command", ["run_pretraining", "create_pretraining_data", "demo"])
+def test_a_command_says_in_a_line_which_extra_it_lacks(tmp_path, command):
+    missing = ["sentencex", "tokenizers"]
+    done = python("-m", f"official_bert.{command}", "--help", without=missing, folder=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert 'pip install "lamb_tf[bert]"' in line
+    assert all(name in line for name in missing)
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
+def test_an_import_without_the_extra_raises_the_same_line(tmp_path):
+    done = python(
+        "-c", "import official_bert", without=["tensorflow", "sentencex"], folder=tmp_path
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: official_bert needs ")
+    assert 'pip install "lamb_tf[bert,cpu]"' in last
