@@ -2,7 +2,7 @@
 
 import time
 
-from official_bert import corpus
+from official_bert import corpus, dropped_text
 
 
 def describe(summary: dict, max_seq_length: int) -> str:
@@ -15,7 +15,8 @@ def describe(summary: dict, max_seq_length: int) -> str:
         f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
         f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
         f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
-        f"{unknown:.2%} of the text's {summary['text_tokens']:,} tokens unknown\n"
+        f"{unknown:.2%} of the text's tokens unknown\n"
+        f"{dropped_text.describe(summary)}\n"
         f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
         f"{sequences / seconds:,.0f} sequences/s"
     )
@@ -39,8 +40,8 @@ class Progress:
         seconds = now - self._started
         # What is read but still with the workers is not done yet.
         done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
-        left = seconds * (1 - done) / max(done, 1e-9)
+        left = round(max(0.0, seconds * (1 - done) / max(done, 1e-9)))
         self._report(
             f"{done:5.1%}  {self._sequences:,} sequences  {self._bytes / 1e6 / seconds:.2f} MB/s  "
-            f"{left / 60:.0f} min {left % 60:02.0f} s left"
+            f"{left // 60} min {left % 60:02d} s left"
         )

@@ -20,7 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from official_bert import corpus, records, tokenization
-from official_bert.instances import InstanceMaker, Sentences, Settings, sequences
+from official_bert.instances import (
+    InstanceMaker,
+    Sentences,
+    Settings,
+    cut_long_sentences,
+    sequences,
+)
 from official_bert.whole_files import write_whole
 
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
@@ -87,7 +93,7 @@ class Worker:
             (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
         ]
         documents = [(number, sentences) for number, sentences in documents if sentences]
-        counts = _count(documents, self._unknown)
+        counts = self._count(documents)
         seed = self._recipe.random_seed
         rng = Random(seed if self._recipe.one_stream else f"{seed}/{task.index}")
         framed, used = [], 0
@@ -96,7 +102,8 @@ class Worker:
             framed.append(record)
             used += length
         rng.shuffle(framed)
-        counts |= {"sequences": len(framed), "tokens": used}
+        unused = 0 if self._recipe.dynamic else self._make.unused
+        counts |= {"sequences": len(framed), "tokens": used, "dropped_tokens": unused}
         lengths = np.fromiter(map(len, framed), np.uint32, len(framed))
         write_whole(f"{task.path}.records", framed)
         with open(f"{task.path}.lengths.npy", "wb") as file:
@@ -113,7 +120,12 @@ class Worker:
     def _static(
         self, documents: list[tuple[int, Sentences]], rng: Random
     ) -> Iterator[tuple[int, bytes]]:
-        for instance in self._make([sentences for _, sentences in documents], rng):
+        settings = self._recipe.settings
+        texts = [sentences for _, sentences in documents]
+        documents.clear()  # under one_stream they are the whole corpus
+        if not self._recipe.one_stream:
+            texts = [cut_long_sentences(sentences, settings) for sentences in texts]
+        for instance in self._make(texts, rng):
             yield len(instance.input_ids), self._record(instance)
 
     def _dynamic(
@@ -123,6 +135,18 @@ class Worker:
         for number, document in documents:
             for ids, lengths in sequences(document, settings, rng):
                 yield len(ids) + 3, self._record(ids, lengths, number)
+
+    def _count(self, documents: list[tuple[int, Sentences]]) -> dict:
+        room = self._recipe.settings.max_seq_length - 3
+        found = [sentence for _, sentences in documents for sentence in sentences]
+        long = [len(sentence) for sentence in found if len(sentence) > room]
+        return {
+            "sentences": len(found),
+            "long_sentences": len(long),
+            "text_tokens": sum(map(len, found)),
+            "long_sentence_tokens": sum(long),
+            "unknown_tokens": sum(sentence.count(self._unknown) for sentence in found),
+        }
 
     def shard(self, task: Shard) -> dict:
         """Writes one shard and says where each of its blocks of records begins."""
@@ -142,14 +166,6 @@ class Worker:
             "bytes": os.path.getsize(task.path),
             "block_offsets": offsets,
         }
-
-
-def _count(documents: list[tuple[int, Sentences]], unknown: int) -> dict:
-    return {
-        "sentences": sum(len(sentences) for _, sentences in documents),
-        "text_tokens": sum(len(s) for _, sentences in documents for s in sentences),
-        "unknown_tokens": sum(s.count(unknown) for _, sentences in documents for s in sentences),
-    }
 
 
 def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterator[bytes]:

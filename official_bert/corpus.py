@@ -6,31 +6,37 @@ its file. A block is a run of whole documents with about `BLOCK_BYTES` of text: 
 worker turns into records, and what bounds the memory.
 """
 
-import bz2
+import fnmatch
 import glob
-import gzip
 import hashlib
-import io
 import json
-import lzma
+import math
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import sentencex
 
-FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
+from official_bert import local_paths, text_files, text_forms
+
+FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20
 
 
 class Corpus:
     """The documents of some files, with what is counted on the way.
 
+    Args:
+        whole: do not cut documents and lines, however long they are; see `documents`.
+
     Attributes:
         count: documents handed out so far.
-        duplicates: documents whose text came before. Known by 8 bytes of their digest.
-        text_bytes: their size.
+        duplicates: documents whose text came before. Known by 8 bytes of their digest; of more than
+            `_Fingerprints.MOST` documents the later ones are not remembered.
+        text_bytes: size of the documents handed out, in UTF-8.
+        dropped_bytes: size of the duplicates that were left out.
         share_read: how much of the files is read, 0 to 1.
     """
 
@@ -40,26 +46,27 @@ class Corpus:
         form: str = "auto",
         json_field: str = "text",
         drop_duplicates: bool = False,
+        whole: bool = False,
     ):
         self.paths, self.form, self.json_field = paths, form, json_field
-        self._drop_duplicates = drop_duplicates
+        self._drop_duplicates, self._whole = drop_duplicates, whole
         self._bytes = max(1, sum(map(os.path.getsize, paths)))
-        self.count = self.duplicates = self.text_bytes = 0
+        self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
         self.share_read = 0.0
 
     def documents(self) -> Iterator["Document"]:
         """Iterates over the documents, and counts anew."""
-        self.count = self.duplicates = self.text_bytes = 0
+        self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
         self.share_read = 0.0
-        seen = set()
-        for document in documents(self.paths, self.form, self.json_field, self._advance):
-            key = int.from_bytes(digest(document)[:8])
-            if key in seen:
-                self.duplicates += 1
+        seen = _Fingerprints()
+        found = documents(self.paths, self.form, self.json_field, self._advance, whole=self._whole)
+        for document in found:
+            if not seen.add(int.from_bytes(digest(document)[:8])):
+                self.duplicates += not document.continues
                 if self._drop_duplicates:
+                    self.dropped_bytes += text_bytes(document)
                     continue
-            seen.add(key)
-            self.count += 1
+            self.count += not document.continues
             self.text_bytes += text_bytes(document)
             yield document
 
@@ -67,31 +74,57 @@ class Corpus:
         self.share_read += count / self._bytes
 
 
+class _Fingerprints:
+    """A set of 64-bit numbers at 9 bytes each; Python's own takes a hundred."""
+
+    MOST = 1 << 27
+
+    def __init__(self):
+        self._buckets = [array("Q") for _ in range(1 << 16)]
+        self._count = 0
+
+    def add(self, number: int) -> bool:
+        """Whether the number is new."""
+        bucket = self._buckets[number & 0xFFFF]
+        if number in bucket:
+            return False
+        if self._count < self.MOST:
+            bucket.append(number)
+            self._count += 1
+        return True
+
+
 class Document(NamedTuple):
-    """Lines of one document; `split` says that a line is a paragraph of several sentences."""
+    """Lines of one document.
+
+    `split` says that a line is a paragraph of several sentences, `continues` that the lines before
+    these came as a document of their own, because together they would be too long for the memory.
+    """
 
     lines: list[str]
     split: bool
+    continues: bool = False
 
 
 def find_files(patterns: str | Iterable[str]) -> list[str]:
-    """The files that `patterns` name: files, globs, folders (searched to the bottom); sorted.
+    """The files that `patterns` name: files, globs, folders; sorted, each once.
+
+    Folders are searched to the bottom, through links too; hidden files are passed over.
 
     Args:
         patterns: a list, or one string with commas between its members.
 
     Raises:
-        ValueError: a member matches nothing, or a file cannot be read.
+        ValueError: a member matches nothing or is an address (`gs://…`), or a file cannot be read.
     """
-    if isinstance(patterns, str):
-        patterns = patterns.split(",")
+    patterns = _patterns(patterns)
+    local_paths.require_local(input_file=patterns)
     found = []
-    for pattern in filter(None, (str(p).strip() for p in patterns)):
+    for pattern in patterns:
         matches = sorted(glob.glob(pattern, recursive=True)) or [pattern]
         for match in matches:
             if os.path.isdir(match):
-                inside = [os.path.join(d, f) for d, _, names in os.walk(match) for f in names]
-                found.extend(sorted(f for f in inside if not os.path.basename(f).startswith(".")))
+                found.extend(sorted(_inside(match)))
             elif os.path.exists(match):
                 found.append(match)
             else:
@@ -100,11 +133,62 @@ def find_files(patterns: str | Iterable[str]) -> list[str]:
                     f"files, globs or folders."
                 )
     if not found:
-        raise ValueError(f"input_file: {','.join(map(str, patterns))!r} names no file.")
+        raise ValueError(f"input_file: {','.join(patterns)!r} names no file.")
     for path in found:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError(
+                f"input_file: {path} is a pipe or a device, which cannot be read twice; write the "
+                f"text to a file."
+            )
         if not os.access(path, os.R_OK):
             raise ValueError(f"input_file: {path} cannot be read; check its permissions.")
-    return list(dict.fromkeys(found))
+    unique = {}  # the same file under two names is text twice
+    for path in found:
+        unique.setdefault(os.path.realpath(path), path)
+    return list(unique.values())
+
+
+def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterable[str]]) -> None:
+    """Refuses outputs that `find_files` would take for text at the next start.
+
+    Args:
+        outputs: by the name of the flag: the paths that will be written.
+        inputs: likewise, the patterns of the text.
+
+    Raises:
+        ValueError: naming the output and the pattern.
+    """
+    given = []
+    for flag, patterns in inputs.items():
+        for pattern in _patterns(patterns):
+            searched = os.path.abspath(pattern)
+            if os.path.isdir(searched):
+                searched = os.path.join(glob.escape(searched), "*")
+            given.append((flag, pattern, searched))
+    for flag, paths in outputs.items():
+        for path in map(os.path.abspath, paths):
+            for other, pattern, searched in given:
+                if fnmatch.fnmatch(path, searched):  # a `*` stands for folders, too
+                    raise ValueError(
+                        f"{flag}: {path!r} would be taken for text by {other}={pattern!r} when the "
+                        f"command is given again; write into a folder outside of it."
+                    )
+
+
+def _inside(folder: str) -> Iterator[str]:
+    """The files in a folder to the bottom, links to folders included, without hidden ones."""
+    seen = set()
+    for inner, folders, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(inner) in seen:
+            folders.clear()  # links go in circles
+            continue
+        seen.add(os.path.realpath(inner))
+        yield from (os.path.join(inner, name) for name in names if not name.startswith("."))
+
+
+def _patterns(given: str | Iterable[str]) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else map(str, given)
+    return [name for name in map(str.strip, names) if name]
 
 
 def documents(
@@ -112,8 +196,13 @@ def documents(
     form: str = "auto",
     json_field: str = "text",
     advance: Callable[[int], None] = lambda _: None,
+    whole: bool = False,
 ) -> Iterator[Document]:
     """The documents of the files in `paths`, one after the other, without empty ones.
+
+    A document longer than `BLOCK_BYTES` comes as several, cut at the end of a line, and a line
+    longer than `text_files.LONGEST_LINE` as several lines: the memory is bounded whatever comes in
+    (but a JSON object is read as a whole).
 
     Args:
         form: how the text is laid out.
@@ -122,33 +211,27 @@ def documents(
             `wikiextractor`: `<doc …>` … `</doc>`, a paragraph a line, the title line left out;
             `jsonl`: one JSON object a line, its text in `json_field`, a paragraph a line of it;
             `auto`: `jsonl` where the name ends in `.jsonl`, `.json`, `.ndjson` (before any
-            compression's ending) or the file starts with `{"`, `wikiextractor` where it starts
-            with `<doc `, `sentences` otherwise.
+            compression's ending) or the text begins with `{"`, `wikiextractor` where it begins
+            with `<doc `; what looks like markup or a table is refused; `sentences` otherwise.
         advance: called with numbers of bytes read from the files (before decompression) as the
             reading goes on.
+        whole: cut nothing, however long it is.
 
     Raises:
-        ValueError: bytes that are not UTF-8, a broken archive or JSON line; the message names file
-            and line.
+        ValueError: what is not text, or not in such a form; bytes that are not UTF-8, a broken
+            archive or JSON line; the message names file and line.
     """
-    if form not in FORMS:
-        raise ValueError(f"input_format: got {form!r}, expected one of {', '.join(FORMS)}.")
     for path in paths:
-        lines = _lines(path, advance)
-        first = next(lines, None)
-        if first is None:
-            continue
-        lines = _chain(first, lines)
-        chosen = _guess_form(path, first) if form == "auto" else form
+        chosen = text_forms.recognise(path, form)
+        # A cut line of JSON could not be parsed.
+        lines = text_files.lines(path, advance, whole=whole or chosen == "jsonl")
         if chosen == "wikiextractor":
             found = _wikiextractor(lines)
         elif chosen == "jsonl":
             found = _json_lines(path, lines, json_field)
         else:
             found = _blank_separated(lines)
-        for document in found:
-            if document:
-                yield Document(document, split=chosen != "sentences")
+        yield from _gathered(found, chosen != "sentences", math.inf if whole else BLOCK_BYTES)
 
 
 def sentences(document: Document, language: str = "en") -> list[str]:
@@ -170,153 +253,63 @@ def digest(document: Document) -> bytes:
 
 
 def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Document]]:
-    """Runs of whole documents with `block_bytes` to twice that much text each.
+    """Runs of documents with `block_bytes` to twice that much text each.
 
     Where the cuts fall depends on the text and `block_bytes` alone. A last block of less than half
     the size joins the one before it, so that the draw of random next sentences never faces a
-    handful of documents (unless that is all there is). A document longer than a block is cut at a
-    line into several: memory stays bounded whatever comes in.
+    handful of documents (unless that is all there is).
     """
     pending, block, size = None, [], 0
     for document in found:
-        for piece in _cut(document, block_bytes):
-            block.append(piece)
-            size += sum(map(len, piece.lines))
-            if size >= block_bytes:
-                if pending:
-                    yield pending
-                pending, block, size = block, [], 0
+        block.append(document)
+        size += sum(map(len, document.lines))
+        if size >= block_bytes:
+            if pending:
+                yield pending
+            pending, block, size = block, [], 0
     if pending and size < block_bytes // 2:
         yield pending + block
     else:
         yield from (b for b in (pending, block) if b)
 
 
-def _cut(document: Document, limit: int) -> Iterator[Document]:
-    lines, size = [], 0
-    for line in document.lines:
-        if lines and size + len(line) > limit:
-            yield Document(lines, document.split)
-            lines, size = [], 0
-        lines.append(line)
-        size += len(line)
-    yield Document(lines, document.split)
-
-
-def _open(path: str, file):
-    if path.endswith(".gz"):
-        return gzip.open(file, "rb")
-    if path.endswith(".bz2"):
-        return bz2.open(file, "rb")
-    if path.endswith(".xz"):
-        return lzma.open(file, "rb")
-    if path.endswith(".zst"):
-        return _zstandard_reader(path, file)
-    return file
-
-
-def _zstandard_reader(path: str, file):
-    try:
-        import zstandard  # an extra: Python reads all the others by itself
-    except ImportError:
-        raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
-    return io.BufferedReader(_ZstandardFile(file, zstandard.ZstdDecompressor().decompressobj))
-
-
-class _ZstandardFile(io.RawIOBase):
-    """Reads Zstandard frames; the library's own reader takes a truncated file for a whole one."""
-
-    def __init__(self, file, new_frame: Callable):
-        self._file, self._new_frame = file, new_frame
-        self._frame, self._left = new_frame(), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._left:
-            if self._frame.eof:
-                packed = self._frame.unused_data or self._file.read(1 << 16)
-                if not packed:
-                    return 0
-                self._frame = self._new_frame()
-            else:
-                packed = self._file.read(1 << 16)
-                if not packed:
-                    raise EOFError("the last frame is cut off")
-            self._left = self._frame.decompress(packed)
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
-
-
-def _lines(path: str, advance: Callable[[int], None]) -> Iterator[str]:
-    """The lines of a file, decompressed, decoded and stripped."""
-    number = position = 0
-    try:
-        with open(path, "rb") as raw, _open(path, raw) as file:
-            for number, line in enumerate(file, 1):
-                yield line.decode("utf-8").strip()
-                if number % 1000 == 0:
-                    advance(raw.tell() - position)
-                    position = raw.tell()
-            advance(raw.tell() - position)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.object[error.start : error.start + 4]!r} at "
-            f"byte {error.start} of the line); convert the file first, for example with `iconv -f "
-            f"latin1 -t utf-8` or `iconv -c -t utf-8`."
-        ) from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise ValueError(f"{path}, after line {number}: cannot be read ({error!r}).") from None
-    except (
-        Exception
-    ) as error:  # zstandard is imported only where it is needed, so its error has no name here
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise ValueError(f"{path}, after line {number}: cannot be read ({error!r}).") from None
-
-
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first.removeprefix("\ufeff")
-    yield from rest
-
-
-def _guess_form(path: str, first_line: str) -> str:
-    name = re.sub(r"\.(gz|bz2|xz|zst)$", "", path)
-    if name.endswith((".jsonl", ".json", ".ndjson")) or first_line.startswith('{"'):
-        return "jsonl"
-    return "wikiextractor" if first_line.startswith("<doc ") else "sentences"
-
-
-def _blank_separated(lines: Iterator[str]) -> Iterator[list[str]]:
-    document = []
+def _gathered(lines: Iterator[str | None], split: bool, longest: float) -> Iterator[Document]:
+    """Lines → documents; None ends one, and one that would be longer than `longest` is cut."""
+    gathered, size, continues = [], 0, False
     for line in lines:
-        if line:
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    yield document
+        full = gathered and size + len(line or "") > longest
+        if full or (line is None and gathered):
+            yield Document(gathered, split, continues)
+            gathered, size, continues = [], 0, full
+        if line is None:
+            continues = False
+        else:
+            gathered.append(line)
+            size += len(line)
+    if gathered:
+        yield Document(gathered, split, continues)
 
 
-def _wikiextractor(lines: Iterator[str]) -> Iterator[list[str]]:
-    document, title = [], None
+def _blank_separated(lines: Iterator[str]) -> Iterator[str | None]:
+    return (line or None for line in lines)
+
+
+def _wikiextractor(lines: Iterator[str]) -> Iterator[str | None]:
+    title = None
     for line in lines:
         if line.startswith("<doc "):
             match = re.search(r'title="(.*)">$', line)
-            document, title = [], match and match[1]
+            title = match and match[1]
+            yield None
         elif line == "</doc>":
-            yield document
-            document = []
+            yield None
         elif line == title:
             title = None
         elif line:
-            document.append(line)
-    yield document
+            yield line
 
 
-def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[list[str]]:
+def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[str | None]:
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -333,4 +326,5 @@ def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[list[st
             raise ValueError(
                 f"{path}, line {number}: {field!r} holds {type(text).__name__}, expected a string."
             )
-        yield [stripped for part in text.split("\n") if (stripped := part.strip())]
+        yield from (stripped for part in text.split("\n") if (stripped := part.strip()))
+        yield None

@@ -7,27 +7,34 @@ The flags of the original script mean what they mean there. Killed and started a
 what is missing.
 """
 
-import contextlib
 import dataclasses
 import errno
-import glob
+import functools
 import inspect
 import os
-import shutil
 import sys
-import tempfile
 import time
 
 import numpy as np
 from absl import app, flags
 
-from official_bert import build_progress, corpus, manifest, tokenization
+from official_bert import (
+    build_checks,
+    build_progress,
+    corpus,
+    dropped_text,
+    local_paths,
+    manifest,
+    shard_sets,
+    text_forms,
+    tokenization,
+)
 from official_bert.build_worker import Recipe
 from official_bert.instances import Settings
 from official_bert.record_builder import Builder
 from official_bert.records import RECORDS_PER_BLOCK
 
-MOSTLY_UNKNOWN = 0.3
+WORKERS_PER_CORE = 4  # more would only take memory
 
 
 def create_pretraining_data(
@@ -42,12 +49,13 @@ def create_pretraining_data(
     num_shards: int = 0,
     num_workers: int = 0,
     input_format: str = "auto",
-    json_field: str = "text",
-    language: str = "en",
+    json_field: str | None = None,
+    language: str | None = None,
     drop_duplicate_documents: bool = False,
     gzip_compress: bool = False,
     use_v2_feature_names: bool = False,
     one_random_stream: bool = False,
+    allow_dropped_text: bool = False,
     report=None,
 ) -> dict:
     """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
@@ -61,13 +69,16 @@ def create_pretraining_data(
         settings: lengths, masking, duplication; `instances.Settings()` holds the official defaults.
         dynamic_masking: store every sequence once, unmasked; `input_pipeline.Batches` masks it
             afresh at every epoch.
-        num_shards: 0 means as many as `output_file` names.
-        num_workers: 0 means one a core. The records do not depend on it.
-        language: of the sentences, where paragraphs have to be split (ISO 639-1).
+        num_shards: at most 99,999; 0 means as many as `output_file` names.
+        num_workers: number of processes, at most four a core and no more than there are blocks of
+            text; 0 means one a core. The records do not depend on it.
+        json_field: of the text in JSON lines; None means `text`.
+        language: of paragraphs, for splitting them into sentences (ISO 639-1); None means `en`.
         drop_duplicate_documents: leave out a document whose text came before.
         one_random_stream: draw from one stream of random numbers over the whole corpus, as the
             original does, instead of one a block of 2 MB: the very records of the original, on one
-            core and with the corpus in memory.
+            core and with the corpus in memory. Sentences longer than a sequence are then not cut.
+        allow_dropped_text: go on where over half of the text goes into no record.
         report: a function that takes lines of progress; None for silence.
 
     Raises:
@@ -81,14 +92,20 @@ def create_pretraining_data(
     """
     started = time.monotonic()
     settings = settings or Settings()
-    vocabulary = tokenization.read_vocabulary(vocab_file)
+    local_paths.require_local(output_file=output_file, vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
-    shards = _shard_paths(output_file, num_shards)
+    vocabulary = tokenization.read_vocabulary(vocab_file)
+    shards = build_checks.shard_paths(output_file, num_shards)
+    build_checks.check_apart(shards, input_file, paths, vocab_file)
+    shard_sets.require_free(shards)
+    text_forms.check(paths, input_format, json_field, language)
+    json_field = json_field or "text"
+    workers = _workers(num_workers, one_random_stream)
     recipe = Recipe(
         settings=settings,
         vocab_file=os.path.abspath(vocab_file),
         do_lower_case=do_lower_case,
-        language=language,
+        language=language or "en",
         random_seed=random_seed,
         dynamic=dynamic_masking,
         use_v2_feature_names=use_v2_feature_names,
@@ -103,51 +120,29 @@ def create_pretraining_data(
         if report:
             report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
         return finished["counts"] | {"seconds": 0.0}
-    source = corpus.Corpus(paths, input_format, json_field, drop_duplicate_documents)
-    _check_vocabulary_fits(source, recipe)
-    _make_folder(os.path.dirname(os.path.abspath(shards[0])))
-    _check_disk(paths, shards, recipe)
-    _remove(manifest.path_for(shards))  # it must not vouch for shards of another make
-    progress = build_progress.Progress(source, report)
-    builder = Builder(
-        recipe, source.documents, shards, _workers(num_workers, one_random_stream), progress
+    source = corpus.Corpus(
+        paths, input_format, json_field, drop_duplicate_documents, whole=one_random_stream
     )
+    build_checks.check_sample(source, recipe, len(shards))
+    build_checks.make_folder(os.path.dirname(os.path.abspath(shards[0])))
+    build_checks.check_disk(paths, shards, recipe)
+    progress = build_progress.Progress(source, report)
+    check = functools.partial(dropped_text.check, recipe=recipe, allowed=allow_dropped_text)
+    builder = Builder(recipe, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
     counts |= {
         "documents": source.count,
         "duplicate_documents": source.duplicates,
         "text_bytes": source.text_bytes,
+        "dropped_bytes": source.dropped_bytes,
     }
     manifest.write(shards, described | {"counts": counts, "shards": made})
     builder.finish()
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
-        report(build_progress.describe(summary, settings.max_seq_length))
+        said = build_progress.describe(summary, settings.max_seq_length)
+        report("\nwarning: ".join([said, *dropped_text.warnings(summary, recipe)]))
     return summary
-
-
-def _shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
-    names = output_file.split(",") if isinstance(output_file, str) else list(map(str, output_file))
-    names = [name.strip() for name in names if name.strip()]
-    if not names:
-        raise ValueError("output_file: names no file.")
-    if num_shards < 0 or (len(names) > 1 and num_shards not in (0, len(names))):
-        raise ValueError(f"num_shards: got {num_shards}, but output_file names {len(names)} files.")
-    if len(names) == 1 and num_shards > 1:
-        names = [f"{names[0]}-{n:05d}-of-{num_shards:05d}" for n in range(num_shards)]
-    if len(set(map(os.path.dirname, names))) > 1 or len(set(names)) < len(names):
-        raise ValueError(
-            f"output_file: expected different files in one folder, got {', '.join(names)}."
-        )
-    return names
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        os.makedirs(folder, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"output_file: cannot write into {folder} ({error}).") from None
 
 
 def _describe(recipe: Recipe, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
@@ -204,65 +199,11 @@ def _finished(shards: list[str], described: dict) -> dict | None:
     )
 
 
-def _check_vocabulary_fits(
-    source: corpus.Corpus, recipe: Recipe, sample_bytes: int = 200_000
-) -> None:
-    """Looks at the first documents: an hour of work on the wrong vocabulary is worse than none."""
-    sample, size = [], 0
-    for document in corpus.documents(source.paths, source.form, source.json_field):
-        sample += corpus.sentences(document, recipe.language)
-        size += sum(map(len, document.lines))
-        if size > sample_bytes:
-            break
-    if not sample:
-        raise ValueError(
-            f"input_file: no text in {', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}."
-        )
-    tokenizer = tokenization.load(recipe.vocab_file, recipe.do_lower_case)
-    unknown = tokenizer.token_to_id(tokenization.UNK)
-    ids = [
-        i
-        for encoding in tokenizer.encode_batch_fast(sample, add_special_tokens=False)
-        for i in encoding.ids
-    ]
-    share = ids.count(unknown) / max(len(ids), 1)
-    if share > MOSTLY_UNKNOWN:
-        raise ValueError(
-            f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
-            f"{recipe.vocab_file} does not fit this text (another language, or another casing than "
-            f"--do_lower_case={recipe.do_lower_case}?)."
-        )
-
-
-def _check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
-    """Refuses a disk that has no room for even a low estimate of the records."""
-    unpacked = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
-    text = sum(
-        os.path.getsize(path) * unpacked.get(os.path.splitext(path)[1], 1.0) for path in paths
-    )
-    # Bytes of records a byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
-    # 0.6 stored once. Less is assumed here.
-    each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
-    free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
-    # What an interrupted run left is used again, what another run made is replaced.
-    there = [*shards, *glob.glob(f"{glob.escape(manifest.stem(shards[0]))}.building/*")]
-    free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
-    if free < text * each:
-        raise ValueError(
-            f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
-            f"of {shards[0]}, which has room for {free / 1e9:,.1f} GB."
-        )
-
-
 def _workers(asked: int, one_stream: bool) -> int:
     if asked < 0:
         raise ValueError(f"num_workers: got {asked}, expected 0 (one a core) or more.")
-    return 1 if one_stream else asked or len(os.sched_getaffinity(0))
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
+    cores = len(os.sched_getaffinity(0))
+    return 1 if one_stream else min(asked or cores, WORKERS_PER_CORE * cores)
 
 
 def _define_flags() -> None:
@@ -298,14 +239,16 @@ def _define_flags() -> None:
         "num_shards", 0, "Number of output files; 0: as many as output_file names."
     )
     flags.DEFINE_integer(
-        "num_workers", 0, "Number of processes; 0: one a core. The output does not depend on it."
+        "num_workers",
+        0,
+        "Number of processes, at most 4 a core; 0: one a core. The output does not depend on it.",
     )
     flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
-    flags.DEFINE_string("json_field", "text", "The field that holds the text, in JSON lines.")
+    flags.DEFINE_string("json_field", None, "JSON lines: the field of the text. Default: text.")
     flags.DEFINE_string(
         "language",
-        "en",
-        "Language of the text (ISO 639-1), for splitting paragraphs into sentences.",
+        None,
+        "Language of paragraphs (ISO 639-1), for splitting them into sentences. Default: en.",
     )
     flags.DEFINE_bool(
         "drop_duplicate_documents", False, "Leave out documents whose text came before."
@@ -313,14 +256,21 @@ def _define_flags() -> None:
     flags.DEFINE_bool(
         "one_random_stream", False, "Draw as the original does: one core, the corpus in memory."
     )
+    flags.DEFINE_bool(
+        "allow_dropped_text", False, "Go on where over half of the text goes into no record."
+    )
     flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
 
 
-def main(_) -> int:
+def main(arguments) -> int:
     names = [field.name for field in dataclasses.fields(Settings)]
     values = {name: flags.FLAGS[name].value for name in names}
     others = inspect.signature(create_pretraining_data).parameters.keys() - {"settings", "report"}
     try:
+        if len(arguments) > 1:
+            raise ValueError(
+                f"unexpected argument {arguments[1]!r}; flags begin with --, globs stand in quotes."
+            )
         settings = Settings(**values | {"max_ngram_size": values["max_ngram_size"] or 1})
         create_pretraining_data(
             **{name: flags.FLAGS[name].value for name in others},
@@ -331,7 +281,7 @@ def main(_) -> int:
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         mend = "; what is finished stays: free some space and start again" if full else ""
         print(f"create_pretraining_data: {error}{mend}", file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print("create_pretraining_data: interrupted; start it again to go on", file=sys.stderr)
         return 130

@@ -13,8 +13,9 @@ _OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
 def require(model_dir, run, reporting):
     """Refuses to begin where the checkpoints and the best and final weights do not fit.
 
-    A new checkpoint is written before the oldest goes, so there is one more than are kept. What
-    the directory already holds of a run's files counts as room for them.
+    A new checkpoint is written before the oldest goes, and the one known to be good stays, so there
+    are two more than are kept. What the directory already holds of a run's files counts as room
+    for them.
 
     Args:
         model_dir: The model directory; it exists.
@@ -33,10 +34,11 @@ def require(model_dir, run, reporting):
     if needed > free:
         best = "best and final weights" if reporting.eval_files else "final weights"
         keep = reporting.keep_checkpoint_max
+        kept = ", the one being written and the one known to be good" if keep else ": all"
         raise OSError(
             f"The disk of {model_dir} has {_gigabytes(free)} free, but this run needs "
             f"{_gigabytes(needed)} more: {count:,} checkpoints of {_gigabytes(one)} "
-            f"(keep_checkpoint_max={keep}{' and the one being written' if keep else ': all'}) and "
+            f"(keep_checkpoint_max={keep}{kept}) and "
             f"{_gigabytes(exports * weights)} of {best}, less what is there. Free some space, "
             "lower keep_checkpoint_max, or choose a model_dir on another disk."
         )
@@ -62,7 +64,7 @@ def _checkpoints(run, reporting):
     every = reporting.save_checkpoints_steps or run.total_steps
     written = run.total_steps // every + len(run.stages) + 1
     keep = reporting.keep_checkpoint_max
-    return min(keep + 1, written) if keep else written
+    return min(keep + 2, written) if keep else written
 
 
 def _present(model_dir):

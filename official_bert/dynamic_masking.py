@@ -109,37 +109,56 @@ class DynamicMasking:
     def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
-        Neither the length of a second part nor where it ends may tell the label. So both kinds are
-        cut alike: the real one at a random place of its last sentence, and the random one, which
-        ends anywhere, to the length that the real one has then. A record of one sentence has no
-        second part of its own; it gets a random one.
+        Neither the lengths of the parts nor where the second one begins or ends may tell the label.
+        So both lengths are settled, from the record and the partner that is at hand, before the
+        label is drawn: a real and a random second part have the same length. Both begin at a
+        sentence other than the first of their record, which may be the rest of one that was cut.
+        A record of one sentence is split within it, and its random second part begins within a
+        sentence, too. A record that fills a sequence was cut there and ends anywhere; the real
+        second part of a shorter one is cut at a random place of its last sentence, because random
+        ones end anywhere as well.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
         start, length = pool.token_splits[numbers], pool.lengths_of(numbers)
+        stop = start + length
         first_sentence = pool.sentence_splits[numbers]
         sentences = pool.sentence_splits[numbers + 1] - first_sentence
-        split = 1 + (draws.uniform() * np.maximum(sentences - 1, 1)).astype(np.int64)
         single = sentences == 1
-        split_at = pool.sentence_starts[np.where(single, first_sentence, first_sentence + split)]
-        last_sentence = pool.sentence_starts[pool.sentence_splits[numbers + 1] - 1]
-        cut = (draws.uniform() * (start + length - last_sentence)).astype(np.int64)
-        rest = length - (split_at - start) - cut
-        wanted = np.where(single, np.minimum(length, room // 2), rest)
-        a_length = np.where(single, np.minimum(length, room - wanted), split_at - start)
+        u = draws.uniform()
+        within = start + 1 + (u * (length - 1)).astype(np.int64)
+        between = first_sentence + ~single + (u * (sentences - 1)).astype(np.int64)
+        split = np.where(
+            single,
+            self._word_start(pool.tokens, np.minimum(within, stop - 1), stop - 1),
+            pool.sentence_starts[between],
+        )
+        split = np.maximum(split, start + 1)
+        last_piece = np.maximum(split, pool.sentence_starts[pool.sentence_splits[numbers + 1] - 1])
+        cut = (draws.uniform() * (stop - last_piece) * (length < room)).astype(np.int64)
+        rest = np.maximum(stop - split - cut, 1)  # a record of one token has none of its own
 
-        partner = _partners(pool, rows, draws)
-        is_random = single | (draws.uniform() < 0.5)
-        partner_start, partner_length = pool.token_splits[partner], pool.lengths_of(partner)
-        # It begins at a sentence, by chance one of those that leave enough behind them.
-        latest = partner_start + np.maximum(partner_length - wanted, 0)
-        last_sentence = np.searchsorted(pool.sentence_starts, latest, "right") - 1
-        choices = last_sentence - pool.sentence_splits[partner] + 1
-        sentence = pool.sentence_splits[partner] + (draws.uniform() * choices).astype(np.int64)
-        other_start = pool.sentence_starts[sentence]
-        other_length = np.minimum(wanted, partner_start + partner_length - other_start)
-        b_start = np.where(is_random, other_start, split_at)
-        b_length = np.where(is_random, other_length, wanted)
-        return (start, a_length), (b_start, b_length), is_random
+        partner, earliest = _partners(pool, rows, rest, single, draws)
+        partner_stop = pool.token_splits[partner + 1]
+        b_length = np.minimum(rest, partner_stop - earliest)
+        latest = partner_stop - b_length  # where enough is left behind it
+        low = np.searchsorted(pool.sentence_starts, earliest, "left")
+        high = np.searchsorted(pool.sentence_starts, latest, "right")
+        u = draws.uniform()
+        within = earliest + (u * (latest - earliest + 1)).astype(np.int64)
+        other_start = np.where(
+            single,
+            self._word_start(pool.tokens, within, latest),
+            pool.sentence_starts[low + (u * (high - low)).astype(np.int64)],
+        )
+        is_random = (draws.uniform() < 0.5) | (length < 2)
+        b_start = np.where(is_random, other_start, split)
+        return (start, split - start), (b_start, b_length), is_random
+
+    def _word_start(self, tokens: np.ndarray, at: np.ndarray, latest: np.ndarray) -> np.ndarray:
+        """The places `at`, or where the next word begins soon behind them, up to `latest`."""
+        near = np.minimum(at[:, None] + np.arange(8), latest[:, None])
+        begins = ~self.continues_a_word[tokens[near]]
+        return np.take_along_axis(near, np.argmax(begins, 1)[:, None], 1)[:, 0]
 
     def _assemble(self, tokens, a_start, a_length, b_start, b_length):
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where B is empty; ids, lengths and segments."""
@@ -219,11 +238,10 @@ class _Words:
         """
         inside = self._runs < size[:, :, None]  # (b, n, k)
         words = np.where(inside, first[:, :, None] + self._runs, self._taken.shape[1] - 1)
-        number = np.arange(first.shape[1])[:, None]
-        earliest = np.full(self._taken.shape, first.shape[1])
-        # Of values that go to one place NumPy keeps the last: written backwards, the first run's.
-        earliest[self._row[:, :, None], words[:, ::-1]] = number[::-1]
+        number = np.arange(first.shape[1])[:, None]  # (n, 1)
         row = self._row[:, :, None]
+        earliest = np.full(self._taken.shape, first.shape[1])
+        np.minimum.at(earliest, (row, words), number)  # the first run that holds a word
         free = (earliest[row, words] == number) & ~self._taken[row, words]
         free = (free | ~inside).all(2)
         tokens = self._ends[self._row, first + size] - self._ends[self._row, first]
@@ -245,12 +263,24 @@ def _choose_pieces(maskable: np.ndarray, number: np.ndarray, draws: Draws) -> np
     return keys <= threshold
 
 
-def _partners(pool: Sequences, rows: Rows, draws: Draws) -> np.ndarray:
-    """For each row a record of another document, if ten tries find one."""
-    low, high = rows.low[:, None], rows.high[:, None]
-    tries = low + (draws.uniform(10) * (high - low)).astype(np.int64)
+def _partners(
+    pool: Sequences, rows: Rows, wanted: np.ndarray, within: np.ndarray, draws: Draws
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the best of ten records, and from which token on a second part may begin there.
+
+    It should be of another document, should hold a second sentence (unless the part begins
+    `within` one), and should have the tokens that are `wanted`.
+    """
+    low, high, within = rows.low[:, None], rows.high[:, None], within[:, None]
+    tries = low + (draws.uniform(10) * (high - low)).astype(np.int64)  # (b, 10)
     other = pool.documents[tries] != pool.documents[rows.numbers][:, None]
-    return np.take_along_axis(tries, np.argmax(other, 1)[:, None], 1)[:, 0]
+    first_sentence = pool.sentence_splits[tries]
+    several = (pool.sentence_splits[tries + 1] - first_sentence > 1) & ~within
+    earliest = pool.sentence_starts[first_sentence + several]
+    enough = np.minimum(pool.token_splits[tries + 1] - earliest, wanted[:, None])
+    rank = (2 * other + (several | within)) * (1 + wanted[:, None]) + enough
+    best = np.argmax(rank, 1)[:, None]
+    return np.take_along_axis(tries, best, 1)[:, 0], np.take_along_axis(earliest, best, 1)[:, 0]
 
 
 def _positions(chosen: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

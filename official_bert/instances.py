@@ -5,6 +5,8 @@ over a whole corpus this makes the very instances that it makes. A large corpus 
 each with a stream of its own.
 """
 
+import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from official_bert import masking, tokenization
 
 Sentences = list[list[int]]
+LONGEST = 1 << 16  # tokens of a sequence
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,10 @@ class Settings:
     max_ngram_size: int = 1
 
     def __post_init__(self):
-        if self.max_seq_length < 8:
-            raise ValueError(f"max_seq_length: got {self.max_seq_length}, expected at least 8.")
+        if not 8 <= self.max_seq_length <= LONGEST:
+            raise ValueError(
+                f"max_seq_length: got {self.max_seq_length}, expected 8 to {LONGEST:,}."
+            )
         if not 1 <= self.max_predictions_per_seq <= self.max_seq_length:
             raise ValueError(
                 f"max_predictions_per_seq: got {self.max_predictions_per_seq}, expected 1 to "
@@ -64,8 +69,27 @@ class Instance(NamedTuple):
     is_random_next: bool
 
 
+class _Text:
+    """A document's ids in a row, where its sentences start, and which ids were ever used."""
+
+    def __init__(self, sentences: Sentences):
+        self.ids = _joined(sentences)
+        self.starts = [0, *itertools.accumulate(map(len, sentences))]  # the end comes last
+        self.used = bytearray(len(self.ids))
+
+    def cut(self, start: int, stop: int) -> list[int]:
+        """Some of the ids; from now on they count as used."""
+        self.used[start:stop] = b"\1" * (stop - start)
+        return self.ids[start:stop]
+
+
 class InstanceMaker:
-    """Makes the instances of a list of documents, for one vocabulary and one set of settings."""
+    """Makes the instances of a list of documents, for one vocabulary and one set of settings.
+
+    Attributes:
+        unused: how many ids of the documents went into no instance: they were cut off every time
+            so that a pair fits.
+    """
 
     def __init__(self, settings: Settings, vocabulary: dict[str, int]):
         self._settings = settings
@@ -76,55 +100,46 @@ class InstanceMaker:
             vocabulary[token] for token in vocabulary
         ]  # what a random word is drawn from, in file order
         self._continues = {index for token, index in vocabulary.items() if token.startswith("##")}
+        self.unused = 0
 
     def __call__(self, documents: list[Sentences], rng: Random) -> Iterator[Instance]:
-        """All instances of `documents`, `dupe_factor` times over; shuffles `documents` in place."""
-        rng.shuffle(documents)
+        """All instances of `documents`, `dupe_factor` times over; uses the list up."""
+        texts = []
+        while documents:
+            texts.append(_Text(documents.pop()))
+        texts.reverse()
+        rng.shuffle(texts)
         for _ in range(self._settings.dupe_factor):
-            for index in range(len(documents)):
-                yield from self._of_document(documents, index, rng)
+            for text in texts:
+                yield from self._of_text(texts, text, rng)
+        self.unused = sum(text.used.count(0) for text in texts)
 
-    def _of_document(
-        self, documents: list[Sentences], index: int, rng: Random
-    ) -> Iterator[Instance]:
-        settings, document = self._settings, documents[index]
+    def _of_text(self, texts: list[_Text], text: _Text, rng: Random) -> Iterator[Instance]:
+        settings, starts = self._settings, text.starts
         room = settings.max_seq_length - 3  # [CLS], [SEP], [SEP]
 
         def next_target() -> int:
             # Some sequences are short on purpose, so that fine-tuning on short ones is no surprise.
             return rng.randint(2, room) if rng.random() < settings.short_seq_prob else room
 
-        target, chunk, length, at = next_target(), [], 0, 0
-        while at < len(document):
-            chunk.append(document[at])
-            length += len(document[at])
-            if at == len(document) - 1 or length >= target:
-                split = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
-                first = _joined(chunk[:split])
-                is_random_next = len(chunk) == 1 or rng.random() < 0.5
-                if is_random_next:
-                    second = self._random_next(documents, index, target - len(first), rng)
-                    at -= len(chunk) - split  # the sentences that were not used come again
-                else:
-                    second = _joined(chunk[split:])
-                _truncate(first, second, room, rng)
-                yield self._masked(first, second, is_random_next, rng)
-                chunk, length = [], 0
-            at += 1
-
-    def _random_next(
-        self, documents: list[Sentences], index: int, target: int, rng: Random
-    ) -> list[int]:
-        for _ in range(10):  # a few tries: with one document there is no other
-            other = rng.randint(0, len(documents) - 1)
-            if other != index:
-                break
-        tokens, document = [], documents[other]
-        for at in range(rng.randint(0, len(document) - 1), len(document)):
-            tokens += document[at]
-            if len(tokens) >= target:
-                break
-        return tokens
+        target, begin, end, last = next_target(), 0, 0, len(starts) - 1
+        while end < last:
+            end += 1
+            if end < last and starts[end] - starts[begin] < target:
+                continue
+            sentences = end - begin  # of which some make the first part
+            split = begin + (rng.randint(1, sentences - 1) if sentences >= 2 else 1)
+            first = starts[begin], starts[split]
+            is_random_next = sentences == 1 or rng.random() < 0.5
+            if is_random_next:
+                missing = target - (first[1] - first[0])
+                other, second = _random_next(texts, text, missing, rng)
+                end = split  # the sentences that were not used come again
+            else:
+                other, second = text, (starts[split], starts[end])
+            first, second = _truncated(first, second, room, rng)
+            yield self._masked(text.cut(*first), other.cut(*second), is_random_next, rng)
+            begin = end
 
     def _masked(
         self, first: list[int], second: list[int], is_random_next: bool, rng: Random
@@ -163,17 +178,54 @@ class InstanceMaker:
 
 
 def _joined(sentences: Sentences) -> list[int]:
-    return [token for sentence in sentences for token in sentence]
+    return list(itertools.chain.from_iterable(sentences))
 
 
-def _truncate(first: list[int], second: list[int], room: int, rng: Random) -> None:
-    """Cuts the longer of the two, at its front or its back by chance, until both fit."""
-    while len(first) + len(second) > room:
-        longer = first if len(first) > len(second) else second
-        if rng.random() < 0.5:
-            del longer[0]
+def _random_next(
+    texts: list[_Text], text: _Text, missing: int, rng: Random
+) -> tuple[_Text, tuple[int, int]]:
+    """Sentences of a random text that hold `missing` ids, or what there is of them."""
+    for _ in range(10):  # a few tries: with one document there is no other
+        other = texts[rng.randint(0, len(texts) - 1)]
+        if other is not text:
+            break
+    starts = other.starts
+    begin = rng.randint(0, len(starts) - 2)
+    end = bisect.bisect_left(starts, starts[begin] + missing, begin + 1, len(starts) - 1)
+    return other, (starts[begin], starts[end])
+
+
+def _truncated(
+    first: tuple[int, int], second: tuple[int, int], room: int, rng: Random
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Cuts the longer of two ranges, at its front or its back by chance, until both fit."""
+    (a, b), (c, d) = first, second
+    for _ in range(b - a + d - c - room):
+        front = rng.random() < 0.5
+        if b - a > d - c:
+            a, b = (a + 1, b) if front else (a, b - 1)
         else:
-            longer.pop()
+            c, d = (c + 1, d) if front else (c, d - 1)
+    return (a, b), (c, d)
+
+
+def cut_long_sentences(document: Sentences, settings: Settings) -> Sentences:
+    """The document with every sentence that is longer than a sequence cut into pieces.
+
+    Four pieces fill a sequence: of one long piece half would be cut off again to make room for a
+    second part.
+    """
+    room = settings.max_seq_length - 3
+    size = -(-room // 4)
+    return [
+        piece
+        for sentence in document
+        for piece in (
+            [sentence]
+            if len(sentence) <= room
+            else [sentence[at : at + size] for at in range(0, len(sentence), size)]
+        )
+    ]
 
 
 def sequences(
@@ -181,8 +233,8 @@ def sequences(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """A document as runs of sentences that fill a sequence: what dynamic masking stores.
 
-    Yields the ids and the sentences' lengths. A sentence that does not fit begins the next run; one
-    that is longer than a whole sequence is cut.
+    Yields the ids and the sentences' lengths. A sentence that does not fit is cut; the rest of it
+    begins the next run.
     """
     room = settings.max_seq_length - 3
 
@@ -191,12 +243,14 @@ def sequences(
 
     target, ids, lengths = next_target(), [], []
     for sentence in document:
-        for start in range(0, len(sentence), room):
-            piece = sentence[start : start + room]
-            if ids and len(ids) + len(piece) > target:
+        at = 0
+        while at < len(sentence):
+            piece = sentence[at : at + target - len(ids)]
+            ids += piece
+            lengths.append(len(piece))
+            at += len(piece)
+            if len(ids) == target:
                 yield ids, lengths
                 target, ids, lengths = next_target(), [], []
-            ids = ids + piece
-            lengths = [*lengths, len(piece)]
     if ids:
         yield ids, lengths

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from absl import app, flags
 
-from official_bert import corpus, tokenization
+from official_bert import corpus, local_paths, text_forms, tokenization
 
 
 def learn_vocabulary(
@@ -23,7 +23,7 @@ def learn_vocabulary(
     min_frequency: int = 2,
     max_text_mb: float = 1000.0,
     input_format: str = "auto",
-    json_field: str = "text",
+    json_field: str | None = None,
 ) -> int:
     """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
 
@@ -35,13 +35,23 @@ def learn_vocabulary(
             vocabulary little.
 
     Raises:
-        ValueError: the input holds no text or cannot be read, or `vocab_size` is too small.
+        ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
+            `vocab_size` is too small.
     """
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency: got {min_frequency}, expected 1 or more.")
+    if not max_text_mb > 0:
+        raise ValueError(f"max_text_mb: got {max_text_mb:g}, expected more than 0.")
+    local_paths.require_local(vocab_file=vocab_file)
+    local_paths.require_file_name(vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
+    local_paths.require_apart({"vocab_file": [vocab_file]}, {"input_file": paths})
+    corpus.require_outside({"vocab_file": [vocab_file]}, {"input_file": input_file})
     folder = os.path.dirname(os.path.abspath(vocab_file))
     if not os.access(folder, os.W_OK):
         raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
-    text = _Text(paths, input_format, json_field, int(max_text_mb * 1e6))
+    text_forms.check(paths, input_format, json_field)
+    text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6)
     return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
 
 
@@ -52,7 +62,7 @@ class _Text:
     paths: list[str]
     form: str
     json_field: str
-    limit: int
+    limit: float
 
     def __iter__(self) -> Iterator[str]:
         size = 0
@@ -63,7 +73,7 @@ class _Text:
                 return
 
 
-def main(_) -> int:
+def main(arguments) -> int:
     names = (
         "vocab_file",
         "vocab_size",
@@ -74,12 +84,16 @@ def main(_) -> int:
         "json_field",
     )
     try:
+        if len(arguments) > 1:
+            raise ValueError(
+                f"unexpected argument {arguments[1]!r}; flags begin with --, globs stand in quotes."
+            )
         size = learn_vocabulary(
             flags.FLAGS.input_file, **{name: flags.FLAGS[name].value for name in names}
         )
     except (ValueError, OSError) as error:
         print(f"learn_vocabulary: {error}", file=sys.stderr)
-        return 1
+        return 2
     print(f"{flags.FLAGS.vocab_file}: {size:,} word pieces", file=sys.stderr)
     return 0
 
@@ -94,6 +108,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("min_frequency", 2, "A word piece must occur so often.")
     flags.DEFINE_float("max_text_mb", 1000.0, "Learn from so much text at most.")
     flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
-    flags.DEFINE_string("json_field", "text", "The field that holds the text, in JSON lines.")
+    flags.DEFINE_string("json_field", None, "JSON lines: the field of the text. Default: text.")
     flags.mark_flags_as_required(["input_file", "vocab_file"])
     app.run(main)

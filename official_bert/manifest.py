@@ -10,6 +10,10 @@ from official_bert.whole_files import write_whole
 
 FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"
+BUILDING = ".building"
+# What readers look up.
+_CONTENTS = {"masking", "settings", "vocabulary", "records_per_block", "shards"}
+_ENTRY = {"file", "records", "bytes", "block_offsets"}
 
 
 def stem(shard: str) -> str:
@@ -22,6 +26,11 @@ def path_for(shards: list[str]) -> str:
     return stem(shards[0]) + ENDING
 
 
+def building_folder(shards: list[str]) -> str:
+    """Where what is being built lies until the manifest of `shards` stands."""
+    return stem(shards[0]) + BUILDING
+
+
 def write(shards: list[str], contents: dict) -> None:
     """Writes the manifest of `shards` under a temporary name and renames it."""
     write_whole(path_for(shards), [json.dumps(contents, indent=1).encode()])
@@ -31,15 +40,22 @@ def parse(path: str, text: bytes) -> dict:
     """The contents of a manifest.
 
     Raises:
-        ValueError: the file is something else, or of a later version.
+        ValueError: the file is something else, damaged, or of a later version.
     """
     try:
         made = json.loads(text)
-        if made["format"] == FORMAT:
-            return made
-    except (json.JSONDecodeError, KeyError, TypeError):
-        pass
-    raise ValueError(f"{path}: not a manifest that this version reads ({FORMAT!r}).")
+        known = made["format"] == FORMAT
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise ValueError(f"{path}: not a manifest that this version reads ({FORMAT!r}).")
+    entries = made.get("shards")
+    whole = isinstance(entries, list) and all(
+        isinstance(entry, dict) and entry.keys() >= _ENTRY for entry in entries
+    )
+    if not whole or not made.keys() >= _CONTENTS:
+        raise ValueError(f"{path}: damaged; make the records again, or remove the manifest.")
+    return made
 
 
 def pack_flags(flags: np.ndarray) -> str:

@@ -20,15 +20,19 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
 import official_bert
-from official_bert import corpus, manifest
+from official_bert import corpus, manifest, shard_sets
 from official_bert.build_worker import Part, Recipe, Shard
 from official_bert.whole_files import write_whole
+
+# Parts that another version left are of no use where it cut or counted in another way.
+PART_FORMAT = b"parts 2"
 
 
 class Builder:
@@ -38,8 +42,10 @@ class Builder:
         recipe: what the records look like.
         documents: called for an iterator over the corpus, the same one every time.
         shards: the paths to write.
-        workers: number of processes.
+        workers: number of processes, at most; no more are started than there is work for.
         progress: called with (bytes of text done, records made) now and then.
+        check: called with the counts when the parts are made; what it raises ends the build, and
+            the parts stay.
     """
 
     def __init__(
@@ -49,10 +55,11 @@ class Builder:
         shards: list[str],
         workers: int,
         progress: Callable,
+        check: Callable[[dict], None],
     ):
         self._recipe, self._documents, self._shards = recipe, documents, shards
-        self._workers, self._progress = workers, progress
-        self._folder = manifest.stem(shards[0]) + ".building"
+        self._workers, self._progress, self._check = workers, progress, check
+        self._folder = manifest.building_folder(shards)
 
     def run(self) -> tuple[list[dict], dict]:
         """Builds parts, then shards; returns the manifest's entries of the shards, and counts."""
@@ -65,8 +72,10 @@ class Builder:
                     self._clear()
                     parts = self._make_parts(workers)
                     self._fit_the_shards(parts)
+                keys = parts[0]["counts"]
+                counts = {key: sum(part["counts"][key] for part in parts) for key in keys}
+                self._check(counts)
                 shards = self._make_shards(workers, parts)
-        counts = {key: sum(part["counts"][key] for part in parts) for key in parts[0]["counts"]}
         return shards, counts
 
     def finish(self) -> None:
@@ -88,7 +97,11 @@ class Builder:
         """Removes parts of other settings, or of a build whose shards were taken away since."""
         path = os.path.join(self._folder, "build.json")
         build = json.dumps(
-            {**dataclasses.asdict(self._recipe), "shards": len(self._shards)}, sort_keys=True
+            {
+                **dataclasses.asdict(self._recipe),
+                "shards": [os.path.basename(shard) for shard in self._shards],
+            },
+            sort_keys=True,
         )
         with open(self._recipe.vocab_file, "rb") as file:
             build += hashlib.sha256(file.read()).hexdigest()
@@ -109,7 +122,20 @@ class Builder:
         write_whole(path, [json.dumps(digests).encode()])
         return earlier in (None, digests)
 
+    def _remove_last_build(self, whole: set[str]) -> None:
+        """Makes room for the shards: those of two builds must never lie side by side.
+
+        The manifest goes last, since it alone tells that the others may go.
+        """
+        old = shard_sets.of_last_build(self._shards).union(self._shards) - whole
+        for path in (*old, manifest.path_for(self._shards)):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
     def _clear(self) -> None:
+        kept = shard_sets.of_last_build(self._shards)
+        for shard in shard_sets.of_unfinished_build(self._shards) - kept:
+            os.remove(shard)  # nothing would tell whose they are
         for name in os.listdir(self._folder):
             if name not in ("lock", "build.json"):
                 os.remove(os.path.join(self._folder, name))
@@ -129,14 +155,14 @@ class Builder:
             for index, block in enumerate(filter(None, source)):
                 path = os.path.join(self._folder, f"part-{index:06d}")
                 texts = b"".join(corpus.digest(d) + bytes([d.split]) for d in block)
-                digest = hashlib.sha256(texts).hexdigest()
+                digest = hashlib.sha256(PART_FORMAT + texts).hexdigest()
                 yield Part(index, first, block, digest, path)
                 first += len(block)
 
-        def make(call: Callable, task: Part) -> None:
+        def make(ask: Callable, task: Part) -> None:
             part = _read(f"{task.path}.json")
             if not part or part["digest"] != task.digest:
-                part = call(task)
+                part = ask(task)
             parts.append((task.index, {"path": task.path, **part}))
             self._progress(sum(map(corpus.text_bytes, task.documents)), part["counts"]["sequences"])
 
@@ -146,74 +172,61 @@ class Builder:
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
     def _make_shards(self, workers: "Workers", parts: list[dict]) -> list[dict]:
-        ends = np.cumsum([part["counts"]["sequences"] for part in parts])
-        cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
+        ends = np.cumsum([0, *(part["counts"]["sequences"] for part in parts)])
         if ends[-1] < len(self._shards):
             raise ValueError(
                 f"num_shards: {len(self._shards)} shards are more than the {ends[-1]} records "
                 f"there are."
             )
+        cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
         made = [_read(self._made(n)) for n in range(len(self._shards))]
-        for path, whole in zip(self._shards, made, strict=True):
-            if not whole:  # shards of two makes must not lie side by side, if this is interrupted
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
+        self._remove_last_build({s for s, whole in zip(self._shards, made, strict=True) if whole})
+        pieces = {
+            number: _overlaps(parts, ends, *cuts[number : number + 2])
+            for number, whole in enumerate(made)
+            if not whole
+        }
+        waiting = Counter(path for needed in pieces.values() for path, _, _ in needed)
+        counting = threading.Lock()
 
         def tasks() -> Iterator[tuple[int, Shard]]:
-            for number, path in enumerate(self._shards):
-                if not made[number]:
-                    # Not beside the shards, where a glob for them would find what a kill left.
-                    temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
-                    pieces = _overlaps(parts, ends, cuts[number], cuts[number + 1])
-                    yield number, Shard(path, temporary, pieces)
+            for number, needed in pieces.items():
+                # Not beside the shards, where a glob for them would find what a kill left.
+                temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
+                yield number, Shard(self._shards[number], temporary, needed)
 
-        def make(call: Callable, task: tuple[int, Shard]) -> None:
+        def make(ask: Callable, task: tuple[int, Shard]) -> None:
             number, shard = task
-            made[number] = call(shard)
+            made[number] = ask(shard)
             write_whole(self._made(number), [json.dumps(made[number]).encode()])
             # A part whose records stand in finished shards is not needed again: the disk holds
             # hardly more than once.
-            for part, end in zip(parts, ends, strict=True):
-                start = end - part["counts"]["sequences"]
-                covering = [
-                    n for n in range(len(cuts) - 1) if cuts[n] < end and cuts[n + 1] > start
-                ]
-                if all(made[n] for n in covering):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.remove(f"{part['path']}.records")
+            with counting:
+                waiting.subtract(path for path, _, _ in shard.pieces)
+                done = [path for path, _, _ in shard.pieces if not waiting[path]]
+            for path in done:
+                os.remove(f"{path}.records")
 
         workers.work(tasks(), make)
         return made
 
 
 class Workers:
-    """Processes that answer tasks, each driven by a thread of this one."""
+    """Processes that answer tasks, each driven by a thread of this one and started when needed.
+
+    Args:
+        recipe: what each is told once.
+        count: how many there are at most.
+    """
 
     def __init__(self, recipe: Recipe, count: int):
         self._recipe, self._count = recipe, count
+        self._processes: list[subprocess.Popen] = []
+        self._idle: list[subprocess.Popen] = []
 
     def __enter__(self):
-        root = os.path.dirname(os.path.dirname(os.path.abspath(official_bert.__file__)))
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TOKENIZERS_PARALLELISM": "false",  # the parallelism is here
-        }
-        self._processes = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    "from official_bert import build_worker; build_worker.main()",
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            for _ in range(self._count)
-        ]
-        for process in self._processes:
-            _send(process, self._recipe)
+        # One pool to the end: a process follows the thread that started it into death.
+        self._threads = ThreadPoolExecutor(self._count)
         return self
 
     def __exit__(self, *_):
@@ -222,45 +235,77 @@ class Workers:
             process.wait()
             process.stdin.close()
             process.stdout.close()
+        self._threads.shutdown()
 
     def work(self, tasks: Iterator, make: Callable) -> None:
-        """Calls `make(call, task)` for every task, a thread a process; `call` asks the process."""
+        """Calls `make(ask, task)` for every task, a thread a process; `ask` asks the process."""
         take = threading.Lock()
         failed = threading.Event()
 
-        def serve(process: subprocess.Popen) -> None:
-            def call(task):
-                _send(process, task)
-                try:
-                    answer = pickle.load(process.stdout)
-                except EOFError:
-                    raise ValueError(
-                        f"a worker process died (exit code {process.wait()}), perhaps for want of "
-                        f"memory; what is finished stays: start again, with fewer --num_workers."
-                    ) from None
-                if isinstance(answer, Exception):
-                    raise answer
-                return answer
+        def serve() -> None:
+            process = None
+
+            def ask(question):
+                nonlocal process
+                process = process or self._idle_or_new()
+                return _ask(process, question)
 
             try:
                 while not failed.is_set():
                     with take:
                         task = next(tasks, None)
                     if task is None:
-                        return
-                    make(call, task)
+                        break
+                    make(ask, task)
             except BaseException:
                 failed.set()
                 raise
+            if process:
+                self._idle.append(process)
 
-        with ThreadPoolExecutor(self._count) as threads:
-            results = [threads.submit(serve, process) for process in self._processes]
-            try:
-                for result in results:
-                    result.result()
-            except BaseException:  # Ctrl-C too: the threads finish the task in hand and no more
-                failed.set()
-                raise
+        results = [self._threads.submit(serve) for _ in range(self._count)]
+        try:
+            for result in results:
+                result.result()
+        except BaseException:  # Ctrl-C too: the threads finish the task in hand and no more
+            failed.set()
+            wait(results)
+            raise
+
+    def _idle_or_new(self) -> subprocess.Popen:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        root = os.path.dirname(os.path.dirname(os.path.abspath(official_bert.__file__)))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TOKENIZERS_PARALLELISM": "false",  # the parallelism is here
+        }
+        command = "from official_bert import build_worker; build_worker.main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._processes.append(process)
+        _send(process, self._recipe)
+        return process
+
+
+def _ask(process: subprocess.Popen, task):
+    """A process' answer to a task."""
+    _send(process, task)
+    try:
+        answer = pickle.load(process.stdout)
+    except EOFError:
+        raise ValueError(
+            f"a worker process died (exit code {process.wait()}), perhaps for want of memory; what "
+            f"is finished stays: start again, with fewer --num_workers."
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _send(process: subprocess.Popen, task) -> None:
@@ -284,11 +329,15 @@ def _is_whole(shard: str, made: dict | None) -> bool:
 def _overlaps(
     parts: list[dict], ends: np.ndarray, start: int, stop: int
 ) -> list[tuple[str, int, int]]:
-    """Which records of which parts are the records `start` … `stop` of all."""
+    """Which records of which parts are the records `start` … `stop` of all.
+
+    Part n holds the records `ends[n]` … `ends[n + 1]`.
+    """
+    first, last = np.searchsorted(ends, start, "right") - 1, np.searchsorted(ends, stop)
     pieces = []
-    for part, end in zip(parts, map(int, ends), strict=True):
-        begin = end - part["counts"]["sequences"]
+    for number in range(first, last):
+        begin, end = map(int, ends[number : number + 2])
         low, high = max(start, begin), min(stop, end)
         if low < high:
-            pieces.append((part["path"], low - begin, high - begin))
+            pieces.append((parts[number]["path"], low - begin, high - begin))
     return pieces

@@ -7,10 +7,11 @@ in the middle.
 """
 
 import contextlib
-import fnmatch
 import glob
 import gzip
+import hashlib
 import itertools
+import json
 import mmap
 import os
 import shutil
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert import manifest
+from official_bert import manifest, shard_sets
 from official_bert.records import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -30,6 +31,8 @@ from official_bert.records import (
     masked_crc,
     payload_length,
 )
+
+RECORDS_IN_FINGERPRINT = 16
 
 
 class Block(NamedTuple):
@@ -66,16 +69,19 @@ class RecordFiles:
 
     Raises:
         ValueError: a pattern that matches nothing, a truncated or foreign file, files that do not
-            belong together.
+            belong together, or are not the set that their manifest lists.
+        OSError: a file that cannot be read, or an address that cannot be reached.
     """
 
     def __init__(self, patterns: Iterable[str] | str):
-        self.paths = _matches([patterns] if isinstance(patterns, str) else patterns)
+        patterns = [patterns] if isinstance(patterns, str) else list(map(str, patterns))
+        self.paths = _matches(patterns)
         self._unpacked: dict[int, tempfile._TemporaryFileWrapper] = {}
         self._packed = [False] * len(self.paths)
         manifests, found = _Manifests(), []
         made = [manifests.of(path) for path in self.paths]
         self.manifest = next(filter(None, made), None)
+        shard_sets.require_whole(patterns, self.paths, manifests.all, manifests.unfinished)
         _check_same_make(self.paths, made)
         for number, path in enumerate(self.paths):
             found.extend(self._blocks(number, path, made[number]))
@@ -127,6 +133,25 @@ class RecordFiles:
     def first_of(self, block: int) -> int:
         """The number of the block's first record among all records."""
         return int(self._first[block])
+
+    def fingerprint(self) -> str:
+        """A digest by which other records under the same names are noticed.
+
+        It covers the place and size of every block, what the manifest says of masks and vocabulary,
+        and some records: however large the files, few of their bytes are read.
+
+        Raises:
+            ValueError: one of these records is damaged.
+        """
+        digest = hashlib.sha256(self.blocks.astype("<i8").tobytes())
+        made = self.manifest or {}
+        known = {key: made.get(key) for key in ("masking", "settings", "vocabulary")}
+        digest.update(json.dumps(known, sort_keys=True).encode())
+        for block in np.unique(
+            np.linspace(0, len(self.blocks) - 1, RECORDS_IN_FINGERPRINT, dtype=int)
+        ):
+            digest.update(self.read(int(block), 0, 1)[0])
+        return digest.hexdigest()
 
     def name(self, record: int) -> str:
         """The file and the number in it of one of all records, for messages."""
@@ -200,19 +225,29 @@ class RecordFiles:
 
 
 class _Manifests:
-    """Finds the manifest that vouches for a file; looks at each folder once."""
+    """Finds the manifest that vouches for a file; looks at each folder once.
+
+    Attributes:
+        all: the manifests found, by their paths.
+        unfinished: the folders of builds that were not finished.
+    """
 
     def __init__(self):
-        self._listings: dict[str, list[str]] = {}
+        self.all: dict[str, dict] = {}
+        self.unfinished: set[str] = set()
+        self._folders: set[str] = set()
         self._found: dict[str, dict] = {}
 
     def of(self, path: str) -> dict | None:
         folder = os.path.dirname(path)
-        if folder not in self._listings:
-            self._listings[folder] = _glob(os.path.join(glob.escape(folder), f"*{manifest.ENDING}"))
-            for found in self._listings[folder]:
+        if folder not in self._folders:
+            self._folders.add(folder)
+            inside = os.path.join(glob.escape(folder), "*")
+            self.unfinished.update(_glob(f"{inside}{manifest.BUILDING}"))
+            for found in _glob(f"{inside}{manifest.ENDING}"):
                 with _open(found) as file:
                     made = manifest.parse(found, file.read())
+                self.all[found] = made
                 for entry in made["shards"]:
                     self._found[os.path.join(folder, entry["file"])] = made
         return self._found.get(path)
@@ -220,8 +255,12 @@ class _Manifests:
 
 def _matches(patterns: Iterable[str]) -> list[str]:
     found = []
-    for pattern in map(str, patterns):
-        matches = sorted(p for p in _glob(pattern) if not fnmatch.fnmatch(p, f"*{manifest.ENDING}"))
+    for pattern in patterns:
+        others = (manifest.ENDING, manifest.BUILDING)
+        if os.path.isdir(pattern):
+            inside = os.path.join(pattern, "*.tfrecord*")
+            raise ValueError(f"{pattern!r} is a folder; name the files in it, such as {inside!r}.")
+        matches = sorted(path for path in _glob(pattern) if not path.endswith(others))
         if not matches:
             raise ValueError(f"no file matches {pattern!r} (looked in {os.getcwd()}).")
         found.extend(matches)
@@ -292,22 +331,33 @@ def _temporary_copy(source):
 def _glob(pattern: str) -> list[str]:
     if "://" not in pattern:
         return glob.glob(pattern)
-    import tensorflow as tf  # its file systems know object stores
+    with _remote(pattern) as gfile:
+        return gfile.glob(pattern)
 
-    return tf.io.gfile.glob(pattern)
 
-
+@contextlib.contextmanager
 def _open(path: str):
     if "://" not in path:
-        return open(path, "rb")
-    import tensorflow as tf
-
-    return tf.io.gfile.GFile(path, "rb")
+        with open(path, "rb") as file:
+            yield file
+    else:
+        with _remote(path) as gfile, gfile.GFile(path, "rb") as file:
+            yield file
 
 
 def _size(path: str) -> int:
     if "://" not in path:
         return os.path.getsize(path)
+    with _remote(path) as gfile:
+        return gfile.stat(path).length
+
+
+@contextlib.contextmanager
+def _remote(path: str):
+    """TensorFlow's file systems, which know object stores; what they raise, as an `OSError`."""
     import tensorflow as tf
 
-    return tf.io.gfile.stat(path).length
+    try:
+        yield tf.io.gfile
+    except tf.errors.OpError as error:
+        raise OSError(f"{path} cannot be read: {str(error.message).splitlines()[0]}") from None

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, trainers
 
+from official_bert import basic_tokenizer
 from official_bert.whole_files import write_whole
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -24,7 +25,7 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
             a special token.
     """
     try:
-        with open(vocab_file, encoding="utf-8") as file:
+        with open(vocab_file, encoding="utf-8-sig") as file:  # editors of Windows put a mark before
             tokens = [line.strip() for line in file.read().rstrip("\n").split("\n")]
     except FileNotFoundError:
         raise ValueError(
@@ -122,8 +123,12 @@ class SentenceEncoder:
     can be kept and looked up: natural text repeats nine of ten. What is new is looked up without
     the punctuation around it, each sign of which is a piece of its own.
 
-    `limit` bounds the number of entries, about 200 bytes each.
+    `limit` bounds the number of entries, about 200 bytes each. Long ones, as the sentences of a
+    script without spaces, hardly come again and are not kept.
     """
+
+    _LONGEST_KEPT = 40  # characters
+    _AT_ONCE = 1 << 18  # characters; what the library returns takes some 200 bytes a piece
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
         self._tokenizer = tokenizer
@@ -138,15 +143,17 @@ class SentenceEncoder:
             new = set(chain.from_iterable(words))
         self._learn(new)
         find = self._pieces.__getitem__
-        return [list(chain.from_iterable(map(find, sentence))) for sentence in words]
+        encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
+        for word in new:
+            if len(word) > self._LONGEST_KEPT:
+                del self._pieces[word]
+                self._pieces.pop(word.strip(string.punctuation), None)
+        return encoded
 
     def _learn(self, new: set[str]) -> None:
         pieces = self._pieces
         cores = {word: word.strip(string.punctuation) for word in new}
-        unknown = list({*cores.values(), *string.punctuation}.difference(pieces))
-        if unknown:
-            encodings = self._tokenizer.encode_batch_fast(unknown, add_special_tokens=False)
-            pieces.update(zip(unknown, (tuple(e.ids) for e in encodings), strict=True))
+        self._look_up({*cores.values(), *string.punctuation}.difference(pieces))
         for word, core in cores.items():
             if word not in pieces:
                 before, _, after = word.partition(core) if core else (word, "", "")
@@ -155,6 +162,18 @@ class SentenceEncoder:
                     *pieces[core],
                     *chain.from_iterable(pieces[sign] for sign in after),
                 )
+
+    def _look_up(self, texts: Iterable[str]) -> None:
+        """Asks the library for the pieces of `texts`, not too many at once."""
+        batch, size = [], 0
+        for text in chain(texts, (None,)):
+            if batch and (text is None or size + len(text) > self._AT_ONCE):
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+                self._pieces.update(zip(batch, (tuple(e.ids) for e in encodings), strict=True))
+                batch, size = [], 0
+            if text is not None:
+                batch.append(text)
+                size += len(text)
 
 
 def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[str]:
@@ -180,12 +199,7 @@ def _tokenizer(vocabulary: dict[str, int], do_lower_case: bool) -> Tokenizer:
     # 200 characters is where Google's tokenizer gives up on a word; the library's own default is
     # 100.
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=200))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
-        strip_accents=do_lower_case,
-        lowercase=do_lower_case,
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer = basic_tokenizer.normalizer(do_lower_case)
+    tokenizer.pre_tokenizer = basic_tokenizer.pre_tokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer

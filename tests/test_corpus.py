@@ -4,6 +4,9 @@ import bz2
 import gzip
 import json
 import lzma
+import os
+import sys
+import tracemalloc
 
 import peers
 import pytest
@@ -72,6 +75,25 @@ def test_files_globs_and_folders_are_found_once_and_sorted(tmp_path):
     assert corpus.find_files([f"{tmp_path}/b.txt", f"{tmp_path}/*.txt"]) == [names[1], names[0]]
 
 
+def test_links_to_folders_are_followed_and_a_file_under_two_names_is_read_once(tmp_path):
+    (tmp_path / "texts/real").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("texts/real/a.txt", "elsewhere/b.txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "texts/link").symlink_to("../elsewhere")
+    (tmp_path / "texts/real/circle").symlink_to("..")
+    (tmp_path / "texts/same.txt").symlink_to("real/a.txt")
+    names = [f"{tmp_path}/texts/{name}" for name in ("link/b.txt", "real/a.txt")]
+    assert corpus.find_files(str(tmp_path / "texts")) == names
+    assert corpus.find_files([names[1], f"{tmp_path}/texts/./same.txt"]) == names[1:]
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"pipe is a pipe or a device, which cannot be read twice"):
+        corpus.find_files(str(tmp_path / "pipe"))
+
+
 @pytest.mark.parametrize("pattern", ["nowhere/*.txt", "nowhere.txt"])
 def test_a_pattern_that_matches_nothing_is_named(pattern):
     with pytest.raises(ValueError, match="nothing matches 'nowhere"):
@@ -109,9 +131,69 @@ def test_blocks_hold_whole_documents_of_bounded_size_and_no_small_rest():
     assert [document for block in blocks for document in block] == found
 
 
-def test_a_document_longer_than_a_block_is_cut_at_a_line():
-    blocks = list(corpus.blocks([corpus.Document(["x" * 40] * 6, False)], block_bytes=100))
-    assert [len(document.lines) for block in blocks for document in block] == [2, 2, 2]
+def test_a_document_longer_than_a_block_is_cut_at_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(["x" * 40] * 6) + "\n\n" + "y\n")
+    found = list(corpus.documents([str(path)]))
+    assert [len(document.lines) for document in found] == [2, 2, 2, 1]
+    assert [document.continues for document in found] == [False, True, True, False]
+    assert [len(block) for block in corpus.blocks(found, 100)] == [2, 2]
+    whole = list(corpus.documents([str(path)], whole=True))
+    assert [len(document.lines) for document in whole] == [6, 1]
+    source = corpus.Corpus([str(path)])
+    assert len(list(source.documents())) == 4
+    assert (source.count, source.duplicates) == (2, 0)
+
+
+def test_a_line_longer_than_a_megabyte_comes_in_pieces_that_lose_no_word(tmp_path):
+    words = " ".join(str(n) for n in range(400_000))  # 2.7 MB
+    ideographs = "漢字かな交じり文" * 60_000  # 1.4 MB
+    path = tmp_path / "a.txt"
+    path.write_text(f"{words}\n\n{' ' * 3_000_000}{ideographs}\nThe last line.", encoding="utf-8")
+    found = list(corpus.documents([str(path)]))
+    assert [document.continues for document in found] == [False, True, False]
+    assert " ".join(line for d in found[:2] for line in d.lines) == words
+    assert "".join(found[2].lines[:-1]) == ideographs
+    assert found[2].lines[-1] == "The last line."
+    assert max(len(line.encode()) for d in found for line in d.lines) <= 1 << 20
+    assert lines_of([path], whole=True) == [[words], [ideographs, "The last line."]]
+    path.write_bytes(words.encode() + b"\n\ngood\nna\xefve\n")
+    with pytest.raises(ValueError, match=r"a\.txt, line 4: not UTF-8"):
+        lines_of([path])
+
+
+def test_carriage_returns_end_lines_where_nothing_else_does(tmp_path):
+    for name, text in {
+        "mac": "One.\rTwo.\r\rThree.\r",
+        "dos": "One.\r\nTwo.\r\n\r\nThree.\r\n",
+        "unix": "One.\nTwo.\n\nThree.",
+    }.items():
+        (tmp_path / name).write_bytes(text.encode())
+        assert lines_of([tmp_path / name]) == [["One.", "Two."], ["Three."]]
+    (tmp_path / "stray").write_bytes(b"One.\nTwo.\rTwo still.\n")  # white space, as for Google
+    assert lines_of([tmp_path / "stray"]) == [["One.", "Two.\rTwo still."]]
+
+
+def test_memory_does_not_grow_with_a_document_or_a_line(tmp_path):
+    line = b"Some words of a text without a blank line, again and again. " * 2
+    for name, end in (("document", b"\n"), ("line", b" ")):
+        path = tmp_path / name
+        path.write_bytes((line + end) * 160_000)  # 19 MB
+        tracemalloc.start()
+        size = sum(corpus.text_bytes(d) for d in corpus.Corpus([str(path)]).documents())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert size > 19_000_000
+        assert peak < 19_000_000
+
+
+def test_a_remembered_document_takes_few_bytes():
+    seen = corpus._Fingerprints()
+    numbers = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(1_000_000)]
+    assert all(map(seen.add, numbers))
+    assert not any(map(seen.add, numbers[:1000]))
+    assert sum(map(sys.getsizeof, seen._buckets)) / len(numbers) < 16
 
 
 def test_duplicates_are_counted_and_dropped_on_request(tmp_path):

@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_text import small_text as small_text
+from small_text import topics
 
-from official_bert import build_progress, tokenization
+from official_bert import build_progress, record_builder, tokenization
 from official_bert import create_pretraining_data as command
 from official_bert.instances import Settings
+from official_bert.learn_vocabulary import learn_vocabulary
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,6 +27,11 @@ def run(*arguments, module="create_pretraining_data", script=False) -> subproces
     return subprocess.run(
         [sys.executable, *how, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT
     )
+
+
+def without_progress(said):
+    """The lines of stderr without those on progress, which come every few seconds."""
+    return [line for line in said.splitlines() if not re.search(r"MB/s .* left$", line)]
 
 
 def flags(small_text, tmp_path, **values):
@@ -78,24 +87,46 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
         ({"max_ngram_size": 3}, "max_ngram_size=3 masks runs of whole words"),
         ({"max_seq_length": 2}, "max_seq_length: got 2"),
         ({"num_workers": -1}, "num_workers: got -1"),
-        ({"num_shards": 100_000}, "num_shards: 100000 shards are more than the"),
+        ({"num_shards": 100_000}, "num_shards: got 100000, expected at most 99,999"),
+        ({"num_shards": 90_000}, "num_shards: 90000 shards are more than the records that there"),
+        ({"max_seq_length": 100_000_000}, "max_seq_length: got 100000000, expected 8 to 65,536"),
+        ({"output_file": "tests"}, "output_file: 'tests' names no file"),
+        ({"output_file": "tests/", "num_shards": 2}, "output_file: 'tests/' names no file"),
+        ({"output_file": "BUILD/a"}, "output_file: cannot write into"),
         ({"output_file": "/proc/none/a"}, "output_file: cannot write into /proc/none"),
         ({"output_file": "a,b/c"}, "output_file: expected different files in one folder"),
     ],
 )
 def test_a_mistake_ends_with_one_clear_line_and_an_exit_code(small_text, tmp_path, wrong, message):
     made = run(*flags(small_text, tmp_path, **wrong))
-    assert made.returncode == 1
+    assert made.returncode == 2
     assert made.stderr.startswith(f"create_pretraining_data: {message}"), made.stderr
     assert made.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
-def create(small_text, tmp_path, text: bytes, **options):
+def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp_path):
+    for module, arguments in [
+        ("create_pretraining_data", flags(small_text, tmp_path)),
+        ("learn_vocabulary", [f"--input_file={small_text.path}", f"--vocab_file={tmp_path}/v"]),
+    ]:
+        made = run(*arguments, "b.txt", "c.txt", module=module)
+        assert made.returncode == 2
+        assert made.stderr.startswith(f"{module}: unexpected argument 'b.txt'; flags begin")
+        assert made.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def create(small_text, tmp_path, text: bytes, dupe_factor: int = 1, **options):
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "text.txt"
     path.write_bytes(text)
     options = {"num_workers": 1, "vocab_file": small_text.vocab_file} | options
     return command.create_pretraining_data(
-        str(path), str(tmp_path / "out/a.tfrecord"), settings=Settings(dupe_factor=1), **options
+        str(path),
+        str(tmp_path / "out/a.tfrecord"),
+        settings=Settings(dupe_factor=dupe_factor),
+        **options,
     )
 
 
@@ -135,6 +166,67 @@ def test_duplicate_documents_are_counted_and_dropped_on_request(small_text, tmp_
     assert (dropped["documents"], dropped["duplicate_documents"]) == (2, 2)
 
 
+def one_document_a_line(count: int) -> bytes:
+    return "".join(" ".join(document) + "\n" for document in topics(count)).encode()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_long_lines_are_cut_not_dropped_and_the_summary_says_so(small_text, tmp_path, dynamic):
+    lines = []
+    options = {"dynamic_masking": dynamic, "report": lines.append}
+    made = create(small_text, tmp_path, one_document_a_line(8), **options)
+    assert made["long_sentences"] == made["sentences"] == 8
+    assert made["dropped_tokens"] < 0.05 * made["text_tokens"]
+    assert made["tokens"] - 3 * made["sequences"] > 0.95 * made["text_tokens"]
+    said = "\n".join(lines)
+    written = made["text_tokens"] - made["dropped_tokens"]
+    assert f"{made['text_tokens']:,} tokens read, {written:,} written" in said
+    assert "8 sentences longer than a sequence" in said
+    assert "warning: 8 of 8 sentences are longer than a sequence of 128" in said
+    assert "--input_format=paragraphs" in said
+
+
+def test_a_text_of_sentences_is_built_without_a_warning(small_text, tmp_path):
+    lines = []
+    options = {"input_format": "paragraphs", "report": lines.append}
+    made = create(
+        small_text, tmp_path, Path(small_text.path).read_bytes(), dupe_factor=5, **options
+    )
+    assert made["dropped_tokens"] < 0.01 * made["text_tokens"]
+    assert "warning" not in "\n".join(lines)
+
+
+def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_path):
+    lines = []
+    text = "".join("One word and another. " * 10 + "\n" for _ in range(300)).encode()
+    made = create(small_text, tmp_path, text, report=lines.append)
+    assert 0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5
+    (warning,) = [line for line in lines[-1].split("\n") if line.startswith("warning")]
+    assert "tokens are in no record: with sentences of 80 tokens on average" in warning
+    assert "--dupe_factor" in warning
+
+
+def test_over_half_of_the_text_dropped_is_refused_unless_it_is_allowed(small_text, tmp_path):
+    text, options = one_document_a_line(8), {"one_random_stream": True}
+    with pytest.raises(
+        ValueError, match=r"9\d\.\d% of the text's .* would be in no record: 8 of 8"
+    ):
+        create(small_text, tmp_path, text, **options)
+    assert not list((tmp_path / "out").glob("a.tfrecord*"))
+    made = create(small_text, tmp_path, text, allow_dropped_text=True, **options)
+    assert made["dropped_tokens"] > 0.9 * made["text_tokens"]
+    assert (tmp_path / "out/a.tfrecord").exists()
+
+
+def test_a_text_with_carriage_returns_alone_is_read_line_by_line(small_text, tmp_path):
+    text = Path(small_text.path).read_bytes()
+    made = [
+        create(small_text, tmp_path / name, text.replace(b"\n", end))
+        for name, end in (("unix", b"\n"), ("mac", b"\r"))
+    ]
+    assert made[0]["sequences"] == made[1]["sequences"]
+
+
 def test_a_full_disk_is_refused_before_the_work(small_text, tmp_path, monkeypatch):
     import collections
 
@@ -155,9 +247,9 @@ def test_a_disk_that_fills_up_ends_with_one_line_and_the_parts_stay(small_text, 
         output = disk / "a.tfrecord"
         values = {"output_file": output, "num_workers": 1, "dupe_factor": 10}
         made = run(*flags(small_text, tmp_path, **values))
-        assert made.returncode == 1
+        assert made.returncode == 2
         assert "No space left on device" in made.stderr
-        assert made.stderr.count("\n") == 1
+        assert len(without_progress(made.stderr)) == 1
         assert not output.exists()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -171,6 +263,42 @@ def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     assert len(lines) > 5
     assert all("MB/s" in line and "left" in line for line in lines[:-1])
     assert "documents" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "left"),
+    [(100, 1.000001, "0 min 00 s"), (100, 0.5, "1 min 40 s"), (59.6, 0.5, "1 min 00 s")],
+)
+def test_the_time_left_is_whole_seconds_and_never_less_than_none(monkeypatch, seconds, done, left):
+    lines = []
+    source = SimpleNamespace(share_read=done, text_bytes=1000)
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    progress = build_progress.Progress(source, lines.append, every=0.0)
+    monkeypatch.setattr("time.monotonic", lambda: seconds)
+    progress(1000, 10)
+    assert lines[0].endswith(f"  {left} left")
+
+
+@pytest.mark.parametrize(("workers", "most"), [(500, 8), (3, 3), (0, 2)])
+def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
+    small_text, tmp_path, monkeypatch, workers, most
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    started = []
+    start = record_builder.subprocess.Popen
+
+    def count(*arguments, **options):
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(record_builder.subprocess, "Popen", count)
+    text = Path(small_text.path).read_bytes()
+    create(small_text, tmp_path, text, num_workers=workers, num_shards=4)
+    assert len(started) <= 4  # one block, four shards
+    monkeypatch.setattr("official_bert.corpus.BLOCK_BYTES", 5_000)
+    started.clear()
+    create(small_text, tmp_path, text, num_workers=workers, num_shards=4)
+    assert 1 <= len(started) <= most
 
 
 def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path):
@@ -193,6 +321,68 @@ def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said == "create_pretraining_data: interrupted; start it again to go on\n"
+    *progress, last = said.splitlines()
+    assert last == "create_pretraining_data: interrupted; start it again to go on"
+    assert all(line.endswith(" left") for line in progress)
     assert run(*arguments).returncode == 0
     assert not building.exists()
+
+
+@pytest.fixture
+def inputs(small_text, tmp_path):
+    """The contents of a folder with a text and a vocabulary, and links to them."""
+    for name, path in zip(("text.txt", "vocab.txt"), small_text, strict=True):
+        (tmp_path / name).write_bytes(Path(path).read_bytes())
+    (tmp_path / "soft.txt").symlink_to("text.txt")
+    os.link(tmp_path / "text.txt", tmp_path / "hard.txt")
+    (tmp_path / "soft_vocab.txt").symlink_to("vocab.txt")
+    return {path.name: path.read_bytes() for path in sorted(tmp_path.iterdir())}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"output_file": "text.txt"}, "output_file and input_file name the same file"),
+        ({"output_file": "soft.txt"}, "output_file and input_file name the same file"),
+        ({"output_file": "hard.txt"}, "output_file and input_file name the same file"),
+        ({"output_file": "new,text.txt"}, "output_file and input_file name the same file"),
+        ({"output_file": "vocab.txt"}, "output_file and vocab_file name the same file"),
+        ({"output_file": "soft_vocab.txt"}, "output_file and vocab_file name the same file"),
+        ({"input_file": "text.txt,soft_vocab.txt"}, "name the same file"),
+        ({"input_file": "*.txt"}, "vocab_file and input_file name the same file"),
+        ({"input_file": "."}, "name the same file"),
+        ({"input_file": "t*", "output_file": "t.tfrecord"}, "would be taken for text"),
+        ({"input_file": "te*", "output_file": "texts/t"}, "would be taken for text"),
+    ],
+)
+def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
+    inputs, tmp_path, monkeypatch, wrong, message
+):
+    monkeypatch.chdir(tmp_path)
+    given = {"input_file": "text.txt", "output_file": "out/a", "vocab_file": "vocab.txt"} | wrong
+    with pytest.raises(ValueError, match=message):
+        command.create_pretraining_data(**given, num_workers=1)
+    assert {path.name: path.read_bytes() for path in sorted(tmp_path.iterdir())} == inputs
+
+
+@pytest.mark.parametrize("name", ["text.txt", "soft.txt", "hard.txt"])
+def test_a_vocabulary_is_not_learned_over_its_text(inputs, tmp_path, name):
+    with pytest.raises(ValueError, match="vocab_file and input_file name the same file"):
+        learn_vocabulary(str(tmp_path / "text.txt"), str(tmp_path / name), vocab_size=300)
+    with pytest.raises(ValueError, match="would be taken for text by input_file="):
+        learn_vocabulary(str(tmp_path), str(tmp_path / "new.txt"), vocab_size=300)
+    assert {path.name: path.read_bytes() for path in sorted(tmp_path.iterdir())} == inputs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "xx"}, "language: got 'xx'"),
+        ({"language": "de"}, "language: 'de' would have no effect"),
+        ({"json_field": "body"}, "json_field: 'body' would have no effect"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(small_text, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        create(small_text, tmp_path, b"Some text.\n", **options)
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 """Instances: the original script's own, draw for draw; masks that keep their promises."""
 
 import itertools
+import time
 from random import Random
 
 import pytest
@@ -8,7 +9,7 @@ from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
 
 from official_bert import corpus, tokenization
-from official_bert.instances import InstanceMaker, Settings, sequences
+from official_bert.instances import InstanceMaker, Settings, cut_long_sentences, sequences
 
 SAMPLE = SHARED / "bert_sample"
 
@@ -96,6 +97,47 @@ def test_sequences_hold_every_token_once_and_fill_up(documents):
         assert all(len(ids) == sum(lengths) <= 61 and min(lengths) > 0 for ids, lengths in runs)
         for (ids, _), (_, following) in itertools.pairwise(runs):
             assert len(ids) + following[0] > 61  # the next sentence did not fit
+
+
+def test_a_long_sentence_is_cut_into_pieces_of_which_four_fill_a_sequence():
+    settings = Settings(max_seq_length=64, dupe_factor=1)
+    document = [list(range(61)), list(range(100, 162)), [7]]
+    cut = cut_long_sentences(document, settings)
+    assert [len(piece) for piece in cut] == [61, 16, 16, 16, 14, 1]
+    assert [i for piece in cut for i in piece] == [i for sentence in document for i in sentence]
+
+
+def test_ids_that_never_come_are_counted(small_text):
+    vocabulary = tokenization.read_vocabulary(small_text.vocab_file)
+    rng = Random(1)
+    sizes = [[rng.randint(1, 60) for _ in range(30)] for _ in range(20)]
+    ids = iter(range(1_000, 1_000_000))  # every id of the text stands there once
+    documents = [[[next(ids) for _ in range(size)] for size in sizes_] for sizes_ in sizes]
+    text = {i for document in documents for sentence in document for i in sentence}
+    for dupe_factor in (1, 3):
+        make = InstanceMaker(Settings(max_seq_length=64, dupe_factor=dupe_factor), vocabulary)
+        seen = set()
+        for instance in make(list(documents), Random(2)):
+            ids_ = list(instance.input_ids)
+            for position, label in zip(instance.masked_positions, instance.masked_ids, strict=True):
+                ids_[position] = label
+            seen.update(ids_)
+        assert make.unused == len(text - seen) > 0
+
+
+def test_a_line_of_megabytes_is_cut_off_in_linear_time(small_text):
+    vocabulary = tokenization.read_vocabulary(small_text.vocab_file)
+    settings = Settings(dupe_factor=1)
+
+    def seconds(tokens: int) -> float:
+        documents = [[[5] * tokens], [[6] * 200]]
+        start = time.process_time()
+        made = list(InstanceMaker(settings, vocabulary)(documents, Random(1)))
+        assert len(made) == 2
+        return time.process_time() - start
+
+    # Taken off a list's front one by one, a million take 50 times as long as 100,000.
+    assert min(seconds(1_000_000) for _ in range(2)) < 20 * max(0.05, seconds(100_000))
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,25 @@ def test_cased_and_uncased_and_no_more_text_than_asked_for(small_text, tmp_path)
     assert learn("of_less", max_text_mb=0.01) != uncased
 
 
+def test_all_the_text_can_be_asked_for(small_text, tmp_path):
+    file = str(tmp_path / "v.txt")
+    assert learn_vocabulary(small_text.path, file, vocab_size=300, max_text_mb=float("inf")) == 300
+
+
 def test_what_cannot_be_used_is_refused(small_text, tmp_path):
     with pytest.raises(ValueError, match="nothing matches"):
         learn_vocabulary("nowhere.txt", str(tmp_path / "v.txt"))
     with pytest.raises(ValueError, match="not a folder that can be written to"):
         learn_vocabulary(small_text.path, "/proc/none/v.txt")
+    with pytest.raises(ValueError, match="names no file; expected the path of a file to write"):
+        learn_vocabulary(small_text.path, str(tmp_path))
+    with pytest.raises(ValueError, match="vocab_file: '' names no file"):
+        learn_vocabulary(small_text.path, "")
+    for size in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"max_text_mb: got .*, expected more than 0"):
+            learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), max_text_mb=size)
+    with pytest.raises(ValueError, match="min_frequency: got 0, expected 1 or more"):
+        learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), min_frequency=0)
     with pytest.raises(ValueError, match="vocab_size: got 7"):
         learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), vocab_size=7)
 
@@ -43,6 +57,6 @@ def test_the_command_ends_with_one_clear_line():
         text=True,
         cwd=Path(__file__).parents[1],
     )
-    assert made.returncode == 1
+    assert made.returncode == 2
     assert made.stderr.startswith("learn_vocabulary: input_file: nothing matches 'nowhere.txt'")
     assert made.stderr.count("\n") == 1

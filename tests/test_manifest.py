@@ -8,6 +8,15 @@ import pytest
 
 from official_bert import manifest
 
+CONTENTS = {
+    "format": manifest.FORMAT,
+    "masking": "static",
+    "settings": {},
+    "vocabulary": {},
+    "records_per_block": 256,
+    "shards": [],
+}
+
 
 @pytest.mark.parametrize(
     "shard", ["wiki.tfrecord", "wiki.tfrecord-00003-of-00010", "wiki.tf_record", "wiki.tfrecord.gz"]
@@ -15,7 +24,7 @@ from official_bert import manifest
 def test_a_glob_for_the_shards_misses_the_manifest(tmp_path, shard):
     path = manifest.path_for([str(tmp_path / shard)])
     assert path == str(tmp_path / "wiki.manifest.json")
-    manifest.write([str(tmp_path / shard)], {"format": manifest.FORMAT, "shards": []})
+    manifest.write([str(tmp_path / shard)], CONTENTS)
     assert not glob.glob(f"{tmp_path}/wiki.tf*")
     with open(path, "rb") as file:
         assert manifest.parse(path, file.read())["shards"] == []
@@ -32,3 +41,18 @@ def test_flags_survive_packing(count):
 def test_something_else_is_no_manifest(text):
     with pytest.raises(ValueError, match=r"a\.manifest\.json: not a manifest"):
         manifest.parse("a.manifest.json", text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shards": None},
+        {"shards": [{"file": "a"}]},
+        {"shards": ["a"]},
+        *({key: "missing"} for key in CONTENTS if key != "format"),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_called_damaged(change):
+    made = {key: value for key, value in (CONTENTS | change).items() if value != "missing"}
+    with pytest.raises(ValueError, match=r"a\.manifest\.json: damaged; make the records again"):
+        manifest.parse("a.manifest.json", json.dumps(made).encode())

@@ -61,6 +61,11 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path):
         RecordFiles([f"{tmp_path}/none*"])
 
 
+def test_a_folder_is_refused_with_what_to_name_instead(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder; name the files in it, such as '.*tfrecord"):
+        RecordFiles([str(tmp_path)])
+
+
 @pytest.mark.parametrize("kind", ["plain", "gzip"])
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_a_truncated_file_is_named(made, tmp_path, kind, with_manifest):

@@ -2,11 +2,15 @@
 
 import itertools
 import lzma
+import tracemalloc
+import unicodedata
+from random import Random
 
 import google_tokenizer
 import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
+from tokenizers.normalizers import NFD
 
 from official_bert import corpus, tokenization
 
@@ -43,9 +47,9 @@ def test_agrees_with_google_on_wikipedia(vocab_file, lower):
 
 @needs_shared
 @pytest.mark.slow
-def test_agrees_with_google_on_at_least_9999_of_10000_sentences():
+def test_agrees_with_google_on_40000_sentences():
     total, wrong = disagreements(itertools.islice(wikipedia_sentences(), 40_000), UNCASED, True)
-    assert wrong / total <= 1e-4
+    assert (total, wrong) == (40_000, 0)
 
 
 @needs_shared
@@ -64,8 +68,37 @@ def test_agrees_with_google_on_difficult_text(lower):
         "x" * 200 + " " + "y" * 201,
         "[CLS] [MASK] ##ing",
         '"(\u0301accent after a sign)"',
+        "ΟΔΟΣ ΣΑΣ, ΑΣ' 'Σ Σ ΑΣ\u0301 ΑΣ'Α Α\u0301Σ ΑΣ\x01Α ΑΣ\xa0Α",
+        "bullet \uf0b7 text\uf0b7text \U0010fffd",
+        "\U0002b820\U0002b91f\U0002b920a",
+        "new signs \u2e43a\u2e5d \u061d",
     ]
     assert disagreements(iter(texts), vocab_file, lower) == (len(texts), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lower", [True, False])
+def test_every_character_is_treated_as_google_treats_it(small_text, lower):
+    tokenizer = tokenization.load(small_text.vocab_file, lower)
+
+    def words(text: str) -> list[str]:
+        normal = tokenizer.normalizer.normalize_str(text)
+        return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+
+    def is_different(character: str) -> bool:
+        text = f"a{character}b A{character} {character}"
+        return words(text) != google_tokenizer.basic(text, lower)
+
+    planes = (*range(0x31400), *range(0xE0000, 0xE1000), *range(0xF0000, 0xF0100))
+    assigned = [c for c in map(chr, planes) if unicodedata.category(c) not in ("Cn", "Cs")]
+    different = []
+    for at in range(0, len(assigned), 200):
+        if is_different(" ".join(some := assigned[at : at + 200])):
+            different += filter(is_different, some)
+    undecomposed = NFD().normalize_str("".join(different))
+    assert undecomposed == "".join(different)
+    assert all(unicodedata.normalize("NFD", c) != c for c in different)
+    assert different == ["\U00011938"] * lower or unicodedata.unidata_version != "14.0.0"
 
 
 def test_the_encoder_equals_the_tokenizer_whatever_it_remembers(small_text):
@@ -75,6 +108,21 @@ def test_the_encoder_equals_the_tokenizer_whatever_it_remembers(small_text):
         expected = [e.ids for e in tokenizer.encode_batch(document, add_special_tokens=False)]
         assert encode(document) == expected
         assert encode(document) == expected
+
+
+def test_sentences_without_spaces_are_encoded_and_not_remembered(small_text):
+    tokenizer = tokenization.load(small_text.vocab_file)
+    encode = tokenization.SentenceEncoder(tokenizer)
+    ideographs = [chr(0x4E00 + n) for n in range(500)]
+    rng = Random(1)
+    sentences = ["".join(rng.choices(ideographs, k=200)) + "。" for _ in range(1000)]
+    encode(["A first sentence, because the signs of punctuation are remembered."])
+    expected = [e.ids for e in tokenizer.encode_batch(sentences, add_special_tokens=False)]
+    tracemalloc.start()
+    same = encode(sentences[:500]) + encode(sentences[500:]) == expected
+    assert same
+    assert tracemalloc.get_traced_memory()[0] < 200_000  # it was 2 kB a sentence
+    tracemalloc.stop()
 
 
 def test_a_learned_vocabulary_is_whole_and_the_same_every_time(tmp_path):
@@ -115,3 +163,11 @@ def test_a_vocabulary_that_cannot_be_used_is_refused(tmp_path, content, message)
         path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         tokenization.read_vocabulary(str(path))
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_vocabulary(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\ufeff[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]\r\nword\r\n".encode())
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word"]
+    assert list(tokenization.read_vocabulary(str(path))) == tokens
+    assert tokenization.load(str(path)).encode("Word", add_special_tokens=False).ids == [5]

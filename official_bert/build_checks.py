@@ -1,0 +1,127 @@
+"""What is checked before a build: an hour of work that comes to nothing is worse than a refusal."""
+
+import glob
+import os
+import shutil
+import tempfile
+
+from official_bert import corpus, local_paths, manifest, shard_sets, tokenization
+from official_bert.build_worker import Recipe
+
+MOSTLY_UNKNOWN = 0.3
+MOST_SHARDS = 99_999  # their names have five digits
+# What compressed text becomes, times its size.
+_UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
+
+
+def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
+    """The paths of the shards; see `create_pretraining_data`."""
+    names = output_file.split(",") if isinstance(output_file, str) else list(map(str, output_file))
+    names = [name.strip() for name in names if name.strip()]
+    if not names:
+        raise ValueError("output_file: names no file.")
+    if num_shards > MOST_SHARDS:
+        raise ValueError(f"num_shards: got {num_shards}, expected at most {MOST_SHARDS:,}.")
+    if num_shards < 0 or (len(names) > 1 and num_shards not in (0, len(names))):
+        raise ValueError(f"num_shards: got {num_shards}, but output_file names {len(names)} files.")
+    for name in names:
+        local_paths.require_file_name(output_file=name)
+    if len(names) == 1 and num_shards > 1:
+        names = [f"{names[0]}-{n:05d}-of-{num_shards:05d}" for n in range(num_shards)]
+    if len(set(map(os.path.dirname, names))) > 1 or len(set(names)) < len(names):
+        raise ValueError(
+            f"output_file: expected different files in one folder, got {', '.join(names)}."
+        )
+    return names
+
+
+def check_apart(shards: list[str], input_file, paths: list[str], vocab_file: str) -> None:
+    """Refuses outputs that are inputs, or would be when the command is given again to resume."""
+    vocabulary = {"vocab_file": [vocab_file]}
+    outputs = {
+        "output_file": [*shards, manifest.path_for(shards), manifest.building_folder(shards)]
+    }
+    local_paths.require_apart(outputs, {"input_file": paths} | vocabulary)
+    local_paths.require_apart(vocabulary, {"input_file": paths})
+    corpus.require_outside(outputs, {"input_file": input_file})
+
+
+def make_folder(folder: str) -> None:
+    """Makes the folder of the output, and tries whether it can be written into."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"output_file: cannot write into {folder} ({error}).") from None
+
+
+def check_sample(
+    source: corpus.Corpus, recipe: Recipe, num_shards: int, sample_bytes: int = 200_000
+) -> None:
+    """Refuses a vocabulary that does not fit the first documents, and far too many shards.
+
+    Args:
+        source: the corpus.
+        recipe: what the records will look like.
+        num_shards: how many files there will be.
+        sample_bytes: how much text is looked at.
+    """
+    sample, size = [], 0
+    for document in corpus.documents(source.paths, source.form, source.json_field):
+        sample += corpus.sentences(document, recipe.language)
+        size += sum(map(len, document.lines))
+        if size > sample_bytes:
+            break
+    if not sample:
+        raise ValueError(
+            f"input_file: no text in {', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}."
+        )
+    tokenizer = tokenization.load(recipe.vocab_file, recipe.do_lower_case)
+    unknown = tokenizer.token_to_id(tokenization.UNK)
+    ids = [
+        i
+        for encoding in tokenizer.encode_batch_fast(sample, add_special_tokens=False)
+        for i in encoding.ids
+    ]
+    share = ids.count(unknown) / max(len(ids), 1)
+    if share > MOSTLY_UNKNOWN:
+        raise ValueError(
+            f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
+            f"{recipe.vocab_file} does not fit this text (another language, or another casing than "
+            f"--do_lower_case={recipe.do_lower_case}?)."
+        )
+    # A record takes a sentence at least, or as many tokens as it has room for. Twice as many are
+    # allowed for: the rest of the text may be of another kind.
+    passes = 1 if recipe.dynamic else recipe.settings.dupe_factor
+    times = passes * max(1.0, _text_bytes(source.paths) / sum(len(s.encode()) for s in sample))
+    most = 2 * times * (len(sample) + len(ids) / (recipe.settings.max_seq_length - 3))
+    if num_shards > most:
+        raise ValueError(
+            f"num_shards: {num_shards} shards are more than the records that there will be, fewer "
+            f"than {most:,.0f}."
+        )
+
+
+def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
+    """Refuses a disk that has no room for even a low estimate of the records."""
+    text = _text_bytes(paths)
+    # Bytes of records a byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
+    # 0.6 stored once. Less is assumed here.
+    each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
+    free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
+    # What an interrupted run left is used again, what another run made is replaced.
+    there = {*shards, *shard_sets.of_last_build(shards)}
+    there.update(glob.glob(f"{glob.escape(manifest.building_folder(shards))}/*"))
+    free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
+    if free < text * each:
+        raise ValueError(
+            f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
+            f"of {shards[0]}, which has room for {free / 1e9:,.1f} GB."
+        )
+
+
+def _text_bytes(paths: list[str]) -> float:
+    """Bytes of text in some files, estimated where they are compressed."""
+    return sum(
+        os.path.getsize(path) * _UNPACKED.get(os.path.splitext(path)[1], 1.0) for path in paths
+    )

@@ -1,0 +1,84 @@
+"""How much of the text goes into no record, why, and when that is worth a word or a refusal."""
+
+from official_bert.build_worker import Recipe
+
+WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
+
+
+def describe(summary: dict) -> str:
+    """Tokens read, written and dropped, with the reasons, in a line."""
+    read, dropped = summary["text_tokens"], summary["dropped_tokens"]
+    reasons = []
+    if dropped:
+        reasons.append(f"{dropped:,} cut off so that pairs fit")
+    if summary["dropped_bytes"]:
+        reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates left out unread")
+    if summary["long_sentences"]:
+        reasons.append(f"{summary['long_sentences']:,} sentences longer than a sequence")
+    return (
+        f"{read:,} tokens read, {read - dropped:,} written, {dropped:,} dropped "
+        f"({_share(summary):.1%}){': ' * bool(reasons)}{', '.join(reasons)}"
+    )
+
+
+def warnings(summary: dict, recipe: Recipe) -> list[str]:
+    """What the user should know of the text's form, with the likely cause."""
+    found = []
+    if _share(summary) > WORTH_A_WARNING:
+        found.append(
+            f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no "
+            f"record: {_likely_cause(summary, recipe)}."
+        )
+    elif _in_long_sentences(summary) > TOO_MUCH:
+        found.append(f"{_long_sentences(summary, recipe)}; they were cut into pieces.")
+    if summary["documents"] == 1 and summary["text_bytes"] > 1_000_000:
+        found.append(
+            "all of the text is one document, so random second parts come from it, too: a blank "
+            "line ends a document."
+        )
+    return found
+
+
+def check(counts: dict, recipe: Recipe, allowed: bool) -> None:
+    """Refuses records that hold less than half of the text.
+
+    Raises:
+        ValueError: they do, and it is not `allowed`; the message names the likely cause.
+    """
+    if _share(counts) > TOO_MUCH and not allowed:
+        raise ValueError(
+            f"input_file: {_share(counts):.1%} of the text's {counts['text_tokens']:,} tokens "
+            f"would be in no record: {_likely_cause(counts, recipe)}. (To go on all the same, give "
+            f"--allow_dropped_text.)"
+        )
+
+
+def _share(counts: dict) -> float:
+    return counts["dropped_tokens"] / max(counts["text_tokens"], 1)
+
+
+def _in_long_sentences(counts: dict) -> float:
+    return counts["long_sentence_tokens"] / max(counts["text_tokens"], 1)
+
+
+def _long_sentences(counts: dict, recipe: Recipe) -> str:
+    return (
+        f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences are longer than a "
+        f"sequence of {recipe.settings.max_seq_length}; lines that are paragraphs or documents are "
+        f"split into sentences by --input_format=paragraphs, by the rules of --language"
+    )
+
+
+def _likely_cause(counts: dict, recipe: Recipe) -> str:
+    # Elsewhere long sentences are cut into pieces.
+    if recipe.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
+        return (
+            f"{_long_sentences(counts, recipe)}; --one_random_stream cuts them off, as the "
+            f"original does"
+        )
+    mean = counts["text_tokens"] / max(counts["sentences"], 1)
+    return (
+        f"with sentences of {mean:.0f} tokens on average the pairs of a sequence of "
+        f"{recipe.settings.max_seq_length} run over, and what is over is cut off; a larger "
+        f"--dupe_factor cuts elsewhere every time, --dynamic_masking cuts nothing off"
+    )

@@ -1,0 +1,94 @@
+"""The paths that a command is given: on this machine, and outputs apart from inputs."""
+
+import os
+import re
+from collections.abc import Iterable
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
+
+
+def is_address(path: str | os.PathLike) -> bool:
+    """Whether this names something on another machine, such as `gs://bucket/a`."""
+    return bool(_ADDRESS.match(os.fspath(path)))
+
+
+def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
+    """Refuses addresses such as `gs://bucket/a`, which would become folders of that name.
+
+    Args:
+        paths: by the name of the flag: a path, several in a list or with commas between them, or
+            None.
+
+    Raises:
+        ValueError: naming the flag, the address and what to do.
+    """
+    for flag, given in paths.items():
+        for path in _several(given):
+            if is_address(path):
+                raise ValueError(
+                    f"{flag}: {path!r} is an address, and only paths on this machine can be used "
+                    f"here; give a path, and copy the files (`gcloud storage cp`, `aws s3 cp`, "
+                    f"`hdfs dfs -get`) or mount what holds them."
+                )
+
+
+def require_apart(outputs: dict[str, Iterable], inputs: dict[str, Iterable]) -> None:
+    """Refuses an output that is an input, under whatever name: writing it would destroy it.
+
+    Names that lead to one file through symbolic or hard links are one, and a folder among the
+    outputs is all that lies in it.
+
+    Args:
+        outputs: by the name of the flag: the paths that will be written or removed.
+        inputs: likewise, those that will be read.
+
+    Raises:
+        ValueError: naming both flags and both paths.
+    """
+    read = [(flag, path) for flag, paths in inputs.items() for path in paths]
+    numbers = {_number(path): (flag, os.fspath(path)) for flag, path in read}
+    for flag, paths in outputs.items():
+        for path in filter(os.path.exists, map(os.fspath, paths)):
+            if _number(path) in numbers:
+                other, name = numbers[_number(path)]
+                also = "" if name == path else f" ({other} as {name!r})"
+                raise ValueError(
+                    f"{flag} and {other} name the same file, {path!r}{also}; give another path, so "
+                    f"that nothing is overwritten."
+                )
+            folder = os.path.join(os.path.realpath(path), "")
+            for other, name in read if os.path.isdir(path) else ():
+                if os.path.realpath(name).startswith(folder):
+                    raise ValueError(
+                        f"{flag}: the folder {path!r} would be overwritten, and {other} names "
+                        f"{os.fspath(name)!r} in it; give another path."
+                    )
+
+
+def require_file_name(**paths: str | os.PathLike) -> None:
+    """Refuses a path to write a file to that is empty or a folder.
+
+    Raises:
+        ValueError: naming the flag and the path.
+    """
+    for flag, path in paths.items():
+        if not os.path.basename(path) or os.path.isdir(path):
+            raise ValueError(
+                f"{flag}: {os.fspath(path)!r} names no file; expected the path of a file to write."
+            )
+
+
+def _several(given: str | os.PathLike | Iterable | None) -> list[str]:
+    if given is None:
+        return []
+    names = str(given).split(",") if isinstance(given, str | os.PathLike) else map(str, given)
+    return [name.strip() for name in names]
+
+
+def _number(path: str | os.PathLike) -> tuple[int, int] | None:
+    """What all names of one file have in common; None where there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,178 @@
+"""Which files belong together: the shards of one build, held against its manifest.
+
+A glob for the shards of a build finds what an earlier build left under such names, too; training
+would see that text twice as often, or text of other settings. So a build removes what it can prove
+to be an earlier build's and refuses to begin beside anything else, and a reader refuses files that
+are not the set that their manifest lists.
+"""
+
+import fnmatch
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable
+
+from official_bert import manifest
+
+_NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
+
+
+def require_free(shards: list[str]) -> None:
+    """Refuses names beside which other files lie that a glob for `shards` would find, too.
+
+    An earlier build under the same name but for the number of shards does not stand in the way.
+
+    Raises:
+        ValueError: naming the files of unknown origin, or the manifest of another build that lists
+            one of `shards` or would be replaced.
+    """
+    folder, own = os.path.dirname(shards[0]), manifest.path_for(shards)
+    names = set(map(os.path.basename, shards))
+    others = [name for name in _listed(own) if _whole(name) not in set(map(_whole, names))]
+    if others:
+        raise ValueError(
+            f"output_file: {_several(others)} of another build, whose manifest {own} would be "
+            f"replaced; choose a name that differs before its ending, or remove that build."
+        )
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), f"*{manifest.ENDING}"))):
+        taken = names.intersection(_listed(path))
+        if taken and os.path.basename(path) != os.path.basename(own):
+            raise ValueError(
+                f"output_file: {_several(taken)} of another build, which {path} describes; choose "
+                f"another name, or remove that manifest and its files."
+            )
+    known = of_last_build(shards) | of_unfinished_build(shards)
+    strangers = set(_siblings(folder, names)).difference(names, map(os.path.basename, known))
+    if strangers:
+        raise ValueError(
+            f"output_file: {_several(strangers)} left in {folder or '.'} by an unknown build, and "
+            f"a glob would read them together with the new files; remove them, or choose another "
+            f"name."
+        )
+
+
+def of_last_build(shards: list[str]) -> set[str]:
+    """The files that the manifest of the name of `shards` lists and that are as it lists them."""
+    return _as_made(shards, _listed(manifest.path_for(shards)))
+
+
+def of_unfinished_build(shards: list[str]) -> set[str]:
+    """The shards that an interrupted build under the name of `shards` had finished."""
+    made = {}
+    for path in glob.glob(f"{glob.escape(manifest.building_folder(shards))}/shard-*.json"):
+        with open(path) as file:
+            entry = json.load(file)
+        made[entry["file"]] = entry["bytes"]
+    return _as_made(shards, made)
+
+
+def require_whole(
+    patterns: Iterable[str], paths: list[str], manifests: dict[str, dict], building: Iterable[str]
+) -> None:
+    """Refuses files to read that are not just the sets that their manifests list.
+
+    Args:
+        patterns: what named the files.
+        paths: the files.
+        manifests: the manifests of their folders, by their paths.
+        building: the folders of unfinished builds beside them.
+
+    Raises:
+        ValueError: naming the files that are stale or missing.
+    """
+    sets = {path: _entries(path, made) for path, made in manifests.items()}
+    vouched = set().union(*sets.values())
+    for path, listed in sets.items():
+        stale = [p for p in paths if p not in vouched and manifest.path_for([p]) == path]
+        if stale:
+            raise ValueError(
+                f"{_several(stale)} stale, left by another build: {path} lists "
+                f"{len(listed)} other files; remove what is stale."
+            )
+        missing = _missing(patterns, paths, listed)
+        if missing:
+            raise ValueError(
+                f"{_several(missing)} missing of the {len(listed)} files that {path} lists; fetch "
+                f"or make them again, or name the files to read one by one."
+            )
+    others = [path for path in paths if path not in vouched]
+    for path in others:
+        if manifest.building_folder([path]) in building:
+            raise ValueError(
+                f"{path}: its build was not finished; give that command again, or remove "
+                f"{manifest.building_folder([path])}."
+            )
+    _check_one_count(others)
+
+
+def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> list[str]:
+    """Of the files of a set those that a glob should have found."""
+    if listed.isdisjoint(paths):
+        return []
+    globs = [os.path.split(pattern) for pattern in patterns if glob.has_magic(pattern)]
+    return [
+        path
+        for path in listed.difference(paths)
+        if any(all(map(fnmatch.fnmatch, os.path.split(path), parts)) for parts in globs)
+    ]
+
+
+def _check_one_count(paths: Iterable[str]) -> None:
+    """Refuses `a-00000-of-00004` beside `a-00000-of-00008`, where no manifest tells more."""
+    counts = {}
+    for path in paths:
+        match = _NUMBERED.fullmatch(path)
+        if match:
+            first = counts.setdefault(match[1], (match[2], path))
+            if first[0] != match[2]:
+                raise ValueError(
+                    f"{first[1]} and {path} are of two sets that hold the same data cut into "
+                    f"{int(first[0])} and {int(match[2])} files; remove one set."
+                )
+
+
+def _entries(path: str, made: dict) -> set[str]:
+    return {os.path.join(os.path.dirname(path), entry["file"]) for entry in made["shards"]}
+
+
+def _listed(path: str) -> dict[str, int]:
+    """The names and sizes of the files that a manifest lists; none, if it is no manifest."""
+    try:
+        with open(path, "rb") as file:
+            made = manifest.parse(path, file.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return {entry["file"]: entry["bytes"] for entry in made["shards"]}
+
+
+def _as_made(shards: list[str], sizes: dict[str, int]) -> set[str]:
+    folder = os.path.dirname(shards[0])
+    paths = {os.path.join(folder, name): size for name, size in sizes.items()}
+    return {p for p, size in paths.items() if os.path.isfile(p) and os.path.getsize(p) == size}
+
+
+def _siblings(folder: str, names: set[str]) -> list[str]:
+    """Files in `folder` that a glob for `names` might find."""
+    whole, stems = set(map(_whole, names)), set(map(manifest.stem, names))
+    return [
+        name
+        for name in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
+        if manifest.stem(name) in stems and (name not in stems or name in whole)
+        if os.path.isfile(os.path.join(folder, name))
+    ]
+
+
+def _whole(name: str) -> str:
+    """The name without the number of a shard."""
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match else name
+
+
+def _several(names: Iterable[str], most: int = 3) -> str:
+    """Some names as the subject of a sentence, with its verb."""
+    names = sorted(names)
+    if len(names) == 1:
+        return f"{names[0]} is"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more} are"

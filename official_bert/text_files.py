@@ -1,0 +1,173 @@
+"""The lines of text files: decompressed, decoded, stripped, and of bounded length."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+from collections.abc import Callable, Iterator
+
+# A longer line is cut (in bytes): some "lines" are whole files.
+LONGEST_LINE = 1 << 20
+
+
+def head(path: str, size: int) -> bytes:
+    """The first bytes of a file, decompressed.
+
+    Raises:
+        ValueError: the file cannot be read; the message names it.
+    """
+    with _opened(path) as (_, file, _):
+        return file.read(size)
+
+
+def lines(
+    path: str, advance: Callable[[int], None] = lambda _: None, *, whole: bool = False
+) -> Iterator[str]:
+    """The lines of a file, decompressed, decoded and stripped.
+
+    A line longer than `LONGEST_LINE` comes in pieces, cut at a blank where there is one. Lines end
+    with LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
+
+    Args:
+        advance: called with numbers of bytes read from the file (before decompression).
+        whole: do not cut, however long a line is.
+
+    Raises:
+        ValueError: bytes that are not UTF-8, a broken archive; the message names file and line.
+    """
+    position = unreported = 0
+    with _opened(path) as (raw, file, place):
+        for line, is_piece in _pieces(file, place, whole):
+            text = line.decode("utf-8").strip()
+            if place.line == 1:
+                text = text.removeprefix("\ufeff").lstrip()
+            if text or not is_piece:  # a blank piece is no blank line
+                yield text
+            unreported += 1 + len(line)
+            if unreported > 1 << 16:
+                advance(raw.tell() - position)
+                position, unreported = raw.tell(), 0
+        advance(raw.tell() - position)
+
+
+class _Place:
+    """The number of the line that is being read, counted from 1."""
+
+    line = 0
+
+
+@contextlib.contextmanager
+def _opened(path: str):
+    """The file as it lies on the disk, the text in it as bytes, and the place for messages."""
+    place = _Place()
+    try:
+        with open(path, "rb") as raw, _decompressed(path, raw) as file:
+            yield raw, file, place
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, line {place.line}: not UTF-8 "
+            f"({error.object[error.start : error.start + 4]!r} at byte {error.start} of the line); "
+            f"convert the file first, for example with `iconv -f latin1 -t utf-8` or `iconv -c -t "
+            f"utf-8`."
+        ) from None
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
+    except (
+        Exception
+    ) as error:  # zstandard is imported only where it is needed, so its error has no name here
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
+
+
+def _pieces(file, place: _Place, whole: bool) -> Iterator[tuple[bytes, bool]]:
+    """Lines, or pieces of long ones; the second value says that it is a piece."""
+    rest, is_piece = b"", False
+    for chunk, ends in _chunks(file, -1 if whole else LONGEST_LINE):
+        if not rest and not is_piece:
+            place.line += 1
+        line = rest + chunk
+        while not whole and len(line) > LONGEST_LINE:
+            at = _where_to_cut(line[:LONGEST_LINE])
+            yield line[:at], True
+            line, is_piece = line[at:], True
+        if ends:
+            yield line, is_piece
+            rest, is_piece = b"", False
+        else:
+            rest = line
+    if rest:
+        yield rest, is_piece
+
+
+def _chunks(file, size: int) -> Iterator[tuple[bytes, bool]]:
+    """Bytes up to the next end of a line, or `size` of them; and whether a line ends with them."""
+    chunk = file.readline(size)
+    if b"\r" in chunk and not chunk.endswith(b"\n"):
+        while chunk:
+            *ended, last = chunk.split(b"\r")
+            yield from ((line, True) for line in ended)
+            yield last, False
+            chunk = file.read(LONGEST_LINE)
+    while chunk:
+        yield chunk, chunk.endswith(b"\n")
+        chunk = file.readline(size)
+
+
+def _where_to_cut(line: bytes) -> int:
+    """Behind the last blank, or else before the last character."""
+    blank = line.rfind(b" ")
+    if blank > 0:
+        return blank + 1
+    at = len(line) - 1
+    while at > len(line) - 4 and line[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _decompressed(path: str, file):
+    if path.endswith(".gz"):
+        return gzip.open(file, "rb")
+    if path.endswith(".bz2"):
+        return bz2.open(file, "rb")
+    if path.endswith(".xz"):
+        return lzma.open(file, "rb")
+    if path.endswith(".zst"):
+        return _zstandard_reader(path, file)
+    return file
+
+
+def _zstandard_reader(path: str, file):
+    try:
+        import zstandard  # an extra: Python reads all the others by itself
+    except ImportError:
+        raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
+    return io.BufferedReader(_ZstandardFile(file, zstandard.ZstdDecompressor().decompressobj))
+
+
+class _ZstandardFile(io.RawIOBase):
+    """Reads Zstandard frames; the library's own reader takes a truncated file for a whole one."""
+
+    def __init__(self, file, new_frame: Callable):
+        self._file, self._new_frame = file, new_frame
+        self._frame, self._left = new_frame(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._left:
+            if self._frame.eof:
+                packed = self._frame.unused_data or self._file.read(1 << 16)
+                if not packed:
+                    return 0
+                self._frame = self._new_frame()
+            else:
+                packed = self._file.read(1 << 16)
+                if not packed:
+                    raise EOFError("the last frame is cut off")
+            self._left = self._frame.decompress(packed)
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count

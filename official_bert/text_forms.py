@@ -1,0 +1,174 @@
+"""What a file holds, told by its beginning: one of the forms that are read, or what it is instead.
+
+Nearly anything can be cut into lines and made into records: a dump of Wikipedia with its markup, a
+table, an archive. What is not text, or text in a form that is not read, is refused by its name with
+what to do.
+"""
+
+import csv
+import re
+from collections.abc import Iterable
+
+from official_bert import languages, records, text_files
+
+FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
+
+_HEAD_BYTES = 1 << 14
+_UNPACK = "unpack it and give the folder"
+_CONVERT = "write its text as JSON lines, one object with a field `text` for each document"
+# What begins with these bytes (after decompression), and what to do about it.
+_BINARY = {
+    b"PK\x03\x04": ("a ZIP archive, or a document packed in one (.docx, .xlsx, .epub)", _UNPACK),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
+    b"Rar!\x1a\x07": ("a RAR archive", _UNPACK),
+    b"\x1f\x8b": ("GZIP-compressed", "let its name end in .gz"),
+    b"BZh": ("bzip2-compressed", "let its name end in .bz2"),
+    b"\xfd7zXZ\0": ("xz-compressed", "let its name end in .xz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard-compressed", "let its name end in .zst"),
+    b"PAR1": ("a Parquet file", f"{_CONVERT} (pandas: `read_parquet` and `to_json`)"),
+    b"ARROW1": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
+    b"\xff\xff\xff\xff": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
+    b"Obj\x01": ("an Avro file", _CONVERT),
+    b"\x89HDF": ("an HDF5 file", _CONVERT),
+    b"SQLite format 3\0": ("an SQLite database", _CONVERT),
+    b"%PDF": ("a PDF document", "extract its text, for example with `pdftotext`"),
+    b"{\\rtf": ("an RTF document", "save it as plain text in UTF-8"),
+    b"\xd0\xcf\x11\xe0": ("an old Office document", "save it as plain text in UTF-8"),
+    b"\xff\xfe\0\0": ("text in UTF-32", "convert it with `iconv -f utf-32 -t utf-8`"),
+    b"\xff\xfe": ("text in UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+    b"\xfe\xff": ("text in UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
+}
+_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
+_HTML = re.compile(r"<(!doctype html|html|head|body|title|meta|link|script|div|p|h1)\b", re.I)
+_COLUMN = re.compile(r"\s*[\w-]+([ .][\w-]+)?\s*")
+_TAG = re.compile(r"<[!?/a-z][^<>]*>$", re.I)
+
+
+def recognise(path: str, form: str = "auto") -> str:
+    """The form in which a file is to be read; `corpus.documents` explains the forms.
+
+    Args:
+        form: the one that the user names: then the file is only held against it.
+
+    Raises:
+        ValueError: the file holds something else, or is not of the form named; the message says
+            what it is and what to do.
+    """
+    if form not in FORMS:
+        raise ValueError(f"input_format: got {form!r}, expected one of {', '.join(FORMS)}.")
+    start = text_files.head(path, _HEAD_BYTES)
+    _refuse_binary(path, start)
+    whole = len(start) < _HEAD_BYTES
+    text = start.decode("utf-8", "ignore").removeprefix("\ufeff").lstrip()
+    first, *more = text.splitlines() or [""]
+    if form == "wikiextractor" and text and not text.startswith("<doc "):
+        raise ValueError(
+            f"{path}: not output of WikiExtractor, since it begins with {first[:40]!r} and not "
+            f"with `<doc `; give --input_format=auto, or the form that it has."
+        )
+    if form != "auto":
+        return form
+    if text.startswith("<doc "):
+        return "wikiextractor"
+    name = _COMPRESSED.sub("", path).lower()
+    if name.endswith((".jsonl", ".json", ".ndjson")) or re.match(r'\{\s*"|\[\s*[\[{"]', text):
+        _refuse_json_over_lines(path, first, whole or bool(more))
+        return "jsonl"
+    _refuse_markup(path, text, first)
+    rows = text.splitlines() if whole else text.splitlines()[:-1]
+    if name.endswith((".csv", ".tsv")) or _is_table(rows):
+        _refuse(path, "a table (CSV)", _CONVERT + " (pandas: `read_csv` and `to_json`)")
+    return "sentences"
+
+
+def check(
+    paths: Iterable[str], form: str, json_field: str | None = None, language: str | None = None
+) -> None:
+    """Looks at the beginning of every file, before the work, and at options that need a form.
+
+    Args:
+        json_field: the field that the user names; None where he names none.
+        language: likewise, the language.
+
+    Raises:
+        ValueError: as `recognise`; or an option would have no effect, or the language is unknown.
+    """
+    if language is not None and language not in languages.CODES:
+        raise ValueError(
+            f"language: got {language!r}, expected a code of ISO 639-1 such as en or de; for a "
+            f"language without one give that of a language with the same punctuation."
+        )
+    if json_field == "":
+        raise ValueError("json_field: got '', expected the name of a field.")
+    forms = {recognise(path, form) for path in paths}
+    if json_field is not None and "jsonl" not in forms:
+        raise ValueError(
+            f"json_field: {json_field!r} would have no effect, since no file holds JSON lines; "
+            f"leave it out, or give --input_format=jsonl."
+        )
+    if language is not None and forms == {"sentences"}:
+        raise ValueError(
+            f"language: {language!r} would have no effect, since the text is read as a sentence a "
+            f"line; leave it out, or give --input_format=paragraphs."
+        )
+
+
+def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
+    override = "; if it is text as it stands, say --input_format=sentences" if may_be_text else ""
+    raise ValueError(f"{path}: this is {what}; {mend}{override}.")
+
+
+def _refuse_binary(path: str, start: bytes) -> None:
+    for magic, (what, mend) in _BINARY.items():
+        if start.startswith(magic):
+            _refuse(path, what, mend, may_be_text=False)
+    if start[257:262] == b"ustar":
+        _refuse(path, "a tar archive", _UNPACK + " (`tar -xf`)", may_be_text=False)
+    if len(start) >= records.HEADER_BYTES and records.payload_length(start) is not None:
+        _refuse(path, "a file of TFRecords", "give the text that it was made of", may_be_text=False)
+    if b"\0" in start:
+        mend = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
+        _refuse(path, "not text: it holds bytes of value 0", mend, may_be_text=False)
+
+
+def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:
+    """JSON that begins an array, or an object that its first line does not end."""
+    if first.startswith("["):
+        _refuse(path, "a JSON array", "write an object a line, for example with `jq -c '.[]'`")
+    if first.startswith("{") and is_whole_line and not first.rstrip().endswith("}"):
+        _refuse(
+            path, "JSON over several lines", "write an object a line, for example with `jq -c .`"
+        )
+
+
+def _refuse_markup(path: str, text: str, first: str) -> None:
+    if re.match(r"<mediawiki\b|<\?xml[^>]*>\s*<mediawiki\b", text):
+        _refuse(
+            path,
+            "a MediaWiki dump, XML with the wiki's markup",
+            "extract its text with WikiExtractor (`wikiextractor --json -o texts FILE`) and give "
+            "that folder",
+        )
+    if _HTML.match(text):
+        _refuse(path, "HTML", "extract its text, for example with trafilatura")
+    if text.startswith("<?xml") or _TAG.match(first.rstrip()):
+        _refuse(path, f"text with markup, beginning with {first[:40]!r}", "extract its text")
+
+
+def _is_table(lines: list[str]) -> bool:
+    """Whether different lines have the same number of cells, as sentences hardly do by chance.
+
+    Below names of columns 5 lines are enough, else it takes 10, and 3 cells between commas.
+    """
+    if len(lines) < 5 or not all(lines) or len(set(lines)) < len(lines):
+        return False
+    for delimiter, fewest in ("\t", 2), ("|", 2), (",", 3), (";", 3):
+        try:
+            rows = list(csv.reader(lines, delimiter=delimiter))
+        except csv.Error:
+            continue
+        widths = set(map(len, rows))
+        named = all(map(_COLUMN.fullmatch, rows[0]))
+        if len(widths) == 1 and min(widths) >= (2 if named else fewest):
+            return len(rows) >= (5 if named else 10)
+    return False

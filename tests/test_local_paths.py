@@ -1,0 +1,136 @@
+"""Paths: addresses are refused, and so are outputs that are inputs under whatever name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from official_bert import local_paths
+
+ADDRESSES = ("gs://b/a", "s3://b/a", "hdfs://host:9000/a", "gs:/b/a", "file:///tmp/a")
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_is_refused_with_the_flag_and_what_to_do(address):
+    for given in (address, f"a.txt,{address}", ["a.txt", address], Path(address)):
+        with pytest.raises(ValueError, match=r"output_file: '\w+:/.*is an address.*give a path"):
+            local_paths.require_local(output_file=given)
+
+
+def test_paths_of_this_machine_are_taken():
+    local_paths.require_local(a=None, b="/tmp/a:b", c="a/b,c", d=["x"], e=Path("/gs:/a"), f="12:30")
+
+
+def commands(folder: Path, address: str):
+    """Every command with an address in each flag that takes a path of this machine."""
+    text, vocab = folder / "a.txt", folder / "vocab.txt"
+    build = {"input_file": text, "output_file": folder / "out/a", "vocab_file": vocab}
+    learn = {"input_file": text, "vocab_file": vocab}
+    run = {"model_dir": folder / "model", "input_files": "x", "bert_config_file": folder / "c.json"}
+    rehearse = run | {"topology": "v3:2x2", "report_file": folder / "r.json"}
+    for module, flags, changed in [
+        ("create_pretraining_data", build, build),
+        ("learn_vocabulary", learn, learn),
+        ("run_pretraining", run, ("model_dir", "bert_config_file")),
+        ("fill_blanks", {"model_dir": folder, "vocab_file": vocab}, ("model_dir", "vocab_file")),
+        ("plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
+        ("demo", {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
+        ("rehearse_tpu", rehearse, ("report_file",)),
+    ]:
+        for name in changed:
+            yield module, name, {**flags, name: address}
+
+
+def refused(module: str, flags: dict, folder: Path) -> str:
+    """The one line with which a command ends."""
+    made = subprocess.run(
+        [sys.executable, "-m", f"official_bert.{module}"]
+        + [f"--{flag}={value}" for flag, value in flags.items()]
+        + ["A [MASK]."] * (module == "fill_blanks"),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert made.returncode == 2, made.stderr
+    assert made.stderr.count("\n") == 1, made.stderr
+    return made.stderr
+
+
+def test_no_command_makes_a_folder_of_an_address(tmp_path):
+    (tmp_path / "a.txt").write_text("A sentence.\n")
+    for module, name, flags in commands(tmp_path, "gs://bucket/folder/a"):
+        line = refused(module, flags, tmp_path)
+        assert f"{'input_file' if name == 'corpus' else name}: 'gs:/" in line
+        assert "is an address" in line
+    assert sorted(os.listdir(tmp_path)) == ["a.txt"]
+
+
+@pytest.fixture
+def names(tmp_path):
+    """One file under four names, another file, and a folder with a third."""
+    (tmp_path / "a").write_text("text")
+    (tmp_path / "soft").symlink_to("a")
+    os.link(tmp_path / "a", tmp_path / "hard")
+    (tmp_path / "other").write_text("text")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b").write_text("text")
+    (tmp_path / "way").symlink_to("folder")
+    return tmp_path
+
+
+@pytest.mark.parametrize("output", ["a", "soft", "hard", "folder/../a"])
+@pytest.mark.parametrize("given", ["a", "soft", "hard"])
+def test_an_output_that_is_an_input_is_refused_through_links_too(names, output, given):
+    with pytest.raises(ValueError, match="output_file and vocab_file name the same file"):
+        local_paths.require_apart(
+            {"output_file": [names / "new", names / output]},
+            {"input_file": [names / "other"], "vocab_file": [names / given]},
+        )
+
+
+@pytest.mark.parametrize("output", ["folder", "way", "folder/b", "way/b"])
+def test_a_folder_to_be_written_holds_no_input(names, output):
+    with pytest.raises(ValueError, match="input_file"):
+        local_paths.require_apart({"output": [names / output]}, {"input_file": [names / "way/b"]})
+
+
+def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
+    local_paths.require_apart(
+        {"output": [names / "new", names / "folder", names / "folder/a"]},
+        {"input": [names / "a", names / "other", names / "folders"]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "message"),
+    [
+        (
+            "rehearse_tpu",
+            {"topology": "v3:2x2", "bert_config_file": "a.txt", "report_file": "./a.txt"},
+            "report_file and bert_config_file name the same file",
+        ),
+        (
+            "run_pretraining",
+            {
+                "input_files": "x",
+                "bert_config_file": "a.txt",
+                "model_dir": "model",
+                "init_checkpoint": "model/pretrained/bert_model.ckpt-1",
+            },
+            "model_dir: the folder 'model/pretrained' would be overwritten",
+        ),
+        ("demo", {"output_dir": "out", "corpus": "out/text"}, "and corpus names 'out/text/b.txt'"),
+        ("demo", {"output_dir": "out", "corpus": "."}, "and corpus names './out/text/b.txt'"),
+        ("demo", {"output_dir": "new", "corpus": "*"}, "would be taken for text by corpus='*'"),
+    ],
+)
+def test_no_command_writes_over_what_it_reads(tmp_path, module, flags, message):
+    names = ("a.txt", "out/text/b.txt", "model/pretrained/bert_model.ckpt-1.index")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert message in refused(module, flags, tmp_path)
+    left = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == dict.fromkeys(names, "{}")

@@ -1,0 +1,203 @@
+"""What a file holds: forms that are read are found out, anything else is refused by its name."""
+
+import bz2
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+
+import pytest
+from small_text import small_text as small_text
+
+from official_bert import corpus, text_forms
+from official_bert.learn_vocabulary import learn_vocabulary
+
+
+def shown(value) -> str:
+    """What names a case; the contents of files would be too long."""
+    return (
+        value if isinstance(value, str) and len(value) < 40 and value.isprintable() else "content"
+    )
+
+
+def write(folder, name: str, content: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+PAGE = '<doc id="1" url="u" title="T">\nT\n\nSome text.\n</doc>\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form"),
+    [
+        ("a", '{"text": "Some text."}\n', "jsonl"),
+        ("a", '{ "text": "Some text."}\n', "jsonl"),
+        ("a", '\n\n  {\t"text": "Some text."}\n', "jsonl"),
+        ("a", '\ufeff{ "text": "Some text."}\n', "jsonl"),
+        ("a.JSONL", '\n{"text": "Some text."}\n', "jsonl"),
+        ("a", PAGE, "wikiextractor"),
+        ("a", "\n \n" + PAGE, "wikiextractor"),
+        ("a", "\ufeff\n" + PAGE, "wikiextractor"),
+        ("a", "Some text.\n", "sentences"),
+        ("a", "\n\nSome text.\n", "sentences"),
+        ("a.xml.txt", "Some text.\n", "sentences"),
+    ],
+    ids=shown,
+)
+def test_a_form_is_found_out_whatever_blank_stands_before_it(tmp_path, name, content, form):
+    path = write(tmp_path, name, content)
+    assert text_forms.recognise(path) == form
+    assert [document.lines for document in corpus.documents([path])] == [["Some text."]]
+
+
+def tar(text: bytes = b"Some text.\n" * 100) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("a.txt")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    return packed.getvalue()
+
+
+def zipped() -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.txt", "Some text.\n" * 100)
+    return packed.getvalue()
+
+
+def tfrecord() -> bytes:
+    from official_bert.records import frame
+
+    return frame(b"payload")
+
+
+WIKIPEDIA = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">
+  <siteinfo>
+    <sitename>Wikipedia</sitename>
+  </siteinfo>
+  <page><title>T</title><text>'''T''' is a [[letter]].</text></page>
+</mediawiki>
+"""
+ROWS = "\n".join(f'{n},"Some text, with a comma {n}.",0.{n}' for n in range(12)) + "\n"
+REVIEWS = "review,sentiment\n" + "".join(f'"Good, really {n}.",positive\n' for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("enwiki-pages-articles.xml.bz2", bz2.compress(WIKIPEDIA.encode()), "a MediaWiki dump.*Wi"),
+        ("a.xml", '<?xml version="1.0"?>\n' + WIKIPEDIA, "a MediaWiki dump.*WikiExtractor"),
+        ("a.xml", '\n<?xml version="1.0"?>\n<corpus><s>Text</s></corpus>', "text with markup"),
+        ("a.txt", "<DOC>\n<TEXT>\nSome text.\n</TEXT>\n</DOC>\n", "text with markup"),
+        ("a.html", "<!DOCTYPE html>\n<html><p>Some text.</p></html>", "HTML; extract its text"),
+        ("a.txt", "\n  <HTML lang=en>\n<p>Some text.</p></HTML>", "HTML; extract its text"),
+        ("a.csv", "id,text\n1,Some text.\n", "a table .*JSON lines"),
+        ("a.tsv.gz", gzip.compress(b"id\ttext\n1\tSome text.\n"), "a table .*JSON lines"),
+        ("a.txt", ROWS, "a table .*JSON lines"),
+        ("a.txt", REVIEWS, "a table .*JSON lines"),
+        ("a.txt", ROWS.replace(",", "\t"), "a table .*JSON lines"),
+        ("a.json", json.dumps([{"text": "Some text."}]), "a JSON array.*jq"),
+        ("a", '[\n {"text": "Some text."}\n]\n', "a JSON array.*jq"),
+        ("a.json", json.dumps({"text": "Some text."}, indent=1), "JSON over several lines.*jq"),
+        ("a", '{\n "text": "Some text."}\n', "JSON over several lines.*jq"),
+    ],
+    ids=shown,
+)
+def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name, content, what):
+    path = write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=rf"{name}: this is {what}.*--input_format=sentences") as e:
+        list(corpus.documents([path]))
+    assert "\n" not in str(e.value)
+    assert text_forms.recognise(path, "sentences") == "sentences"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.tar.gz", gzip.compress(tar()), "a tar archive; unpack it"),
+        ("a.tar", tar(), "a tar archive; unpack it"),
+        ("a.tgz", gzip.compress(tar()), "GZIP-compressed; let its name end in .gz"),
+        ("a.zip", zipped(), "a ZIP archive.*unpack it"),
+        ("a.docx", zipped(), r"a ZIP archive, or .*\.docx"),
+        ("a.parquet", b"PAR1\x15\x04\x15" + bytes(99) + b"PAR1", "a Parquet file; write its text"),
+        ("a.arrow", b"\xff\xff\xff\xff\x58\x01\0\0", "an Arrow file; write its text"),
+        ("a.pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "a PDF document; extract its text"),
+        ("a.txt", "Some text.\n".encode("utf-16"), "text in UTF-16.*iconv -f utf-16"),
+        ("a.txt", "Some text.\n".encode("utf-16-le"), "not text: it holds bytes of value 0"),
+        ("a.tfrecord", tfrecord(), "a file of TFRecords"),
+        ("a.db", b"SQLite format 3\0" + bytes(80), "an SQLite database"),
+    ],
+    ids=shown,
+)
+@pytest.mark.parametrize("form", ["auto", "sentences", "jsonl"])
+def test_binary_files_are_refused_by_name_in_whatever_form(tmp_path, name, content, what, form):
+    path = write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=rf"{name}: this is {what}") as error:
+        list(corpus.documents([path], form))
+    assert "--input_format" not in str(error.value)
+    assert "latin1" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Hello, world\n" * 50,
+        "".join(f"Number {n}, and more.\n" for n in range(50)),
+        "Apples, pears and plums.\n\nBread, milk and eggs.\n\n" * 9,
+        "<b>Bold</b> is a tag, and this is a sentence.\nAnother one.\n",
+        "[edit] was a link.\n",
+        "{curly} braces.\n",
+        "In 1905, at last.\nIt was, they say, late.\nThe end.\nAnd so, on.\nYes, no.\nA, b.\n",
+    ],
+    ids=shown,
+)
+def test_sentences_with_commas_or_brackets_are_text(tmp_path, content):
+    assert text_forms.recognise(write(tmp_path, "a.txt", content)) == "sentences"
+
+
+def test_the_topics_of_the_language_reference_are_text(small_text):
+    assert text_forms.recognise(small_text.path) == "sentences"
+
+
+def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
+    path = write(tmp_path, "a.txt", "Some text.\n")
+    with pytest.raises(ValueError, match="not output of WikiExtractor, since it begins with 'Some"):
+        list(corpus.documents([path], "wikiextractor"))
+    with pytest.raises(ValueError, match="input_format: got 'xml', expected one of auto"):
+        text_forms.recognise(path, "xml")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a.jsonl", {"json_field": ""}, "json_field: got '', expected the name of a field"),
+        ("a.txt", {"json_field": "text"}, "json_field: 'text' would have no effect"),
+        ("a.txt", {"language": "xx"}, "language: got 'xx', expected a code of ISO 639-1"),
+        ("a.txt", {"language": "de"}, "language: 'de' would have no effect"),
+        ("a.txt", {"language": "de", "form": "paragraphs"}, None),
+        ("a.jsonl", {"language": "de", "json_field": "body"}, None),
+        ("a.jsonl", {"language": "german"}, "language: got 'german'"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(tmp_path, name, options, message):
+    path = write(tmp_path, name, '{"body": "Some text."}\n' if ".jsonl" in name else "Some text.\n")
+    options = {"form": "auto"} | options
+    if message is None:
+        text_forms.check([path], **options)
+        return
+    with pytest.raises(ValueError, match=message):
+        text_forms.check([path], **options)
+
+
+def test_the_last_of_many_files_is_looked_at_before_the_work(small_text, tmp_path):
+    for n in range(3):
+        write(tmp_path, f"{n}.txt", "Some text.\n" * 20)
+    write(tmp_path, "3.txt", zipped())
+    with pytest.raises(ValueError, match=r"3\.txt: this is a ZIP archive"):
+        learn_vocabulary(str(tmp_path), f"{tmp_path}.vocab", vocab_size=100, max_text_mb=0.0001)
+    with pytest.raises(ValueError, match="json_field: 'body' would have no effect"):
+        learn_vocabulary(small_text.path, str(tmp_path / "v"), vocab_size=100, json_field="body")
