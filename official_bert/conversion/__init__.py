@@ -1,0 +1,1 @@
+"""BERT checkpoints of every dialect, in and out; one table of names, `names.py`, drives all."""

@@ -1,0 +1,174 @@
+"""TensorFlow checkpoints, read and written: TensorFlow 1's and ours by name, tf-models' by object.
+
+An object checkpoint's keys follow the attributes of the objects that were saved and differ from
+class to class; but each variable's own name stands in the object graph beside them, and ends alike
+in all of tf-models' encoders and pretrainers. So variables are found by the ends of their names.
+"""
+
+import math
+import pathlib
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from official_bert.conversion import names
+from official_bert.conversion.tensors import Tensor
+
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?)")
+_OBJECT_SLOTS = {  # by a part of the key, the form of the full name
+    "/_variables/": re.compile(r"[^/]+/(?P<slot>[mv])/(?P<name>.+)"),
+    "/.OPTIMIZER_SLOT/": re.compile(r"[^/]+/(?P<name>.+)/(?P<slot>[mv])"),
+}
+_COUNTERS = re.compile(  # what belongs to the training alone
+    r"(global_step|save_counter|beta[12]_power|.*/(beta[12]_power|iterations?|iter|skipped_updates)"
+    r"|(optimizer|loss_scale|model/optimizer)/.+|(.+_)?loss_scale.*|(.+/)?good_steps)"
+)
+_OTHER_ENDS = {  # names of the same variables in older classes of tf-models
+    "next_sentence/pooler_dense/kernel": "pooler_transform/kernel",
+    "next_sentence/pooler_dense/bias": "pooler_transform/bias",
+    "predictions/transform/logits/kernel": "next_sentence/logits/kernel",
+    "predictions/transform/logits/bias": "next_sentence/logits/bias",
+}
+_PART_BYTES = 256e6  # of a checkpoint are in memory at once
+
+
+def read(prefix, config):
+    """(dialect, tensors and slots by official name, counters, leftovers by their own name).
+
+    Slots are called `<name>/adam_m` and `<name>/adam_v`, whatever the optimizer was.
+
+    Raises:
+        ValueError: the checkpoint cannot be read.
+    """
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        tensors = {key: _tensor(reader, key, shapes[key], dtypes[key]) for key in shapes}
+        if OBJECT_GRAPH in tensors:
+            return _read_objects(tensors, config)
+    except (tf.errors.OpError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"{prefix} is not a readable TensorFlow checkpoint: {str(error).splitlines()[0]}"
+        ) from None
+    return _read_names(tensors, config)
+
+
+def _tensor(reader, key, shape, dtype):
+    def read_values():
+        try:
+            return np.asarray(reader.get_tensor(key))
+        except (tf.errors.OpError, IndexError) as error:
+            raise ValueError(f"{key} cannot be read: {str(error).splitlines()[0]}") from None
+
+    numpy_dtype = np.dtype(object if dtype == tf.string else dtype.as_numpy_dtype)
+    return Tensor(tuple(shape), numpy_dtype, read_values)
+
+
+def _read_names(tensors, config):
+    official = {row.official for row in names.rows(config)}
+    found, counters, others = {}, {}, {}
+    for name, tensor in tensors.items():
+        slot = _SLOT.fullmatch(name)
+        # Some optimizers put their own name between that of the variable and that of the slot.
+        owners = (slot[1], slot[1].rpartition("/")[0]) if slot else ()
+        owner = next((owner for owner in owners if owner in official), None)
+        if name in official:
+            found[name] = tensor
+        elif owner:
+            found[f"{owner}/adam_{slot[2] or ('v' if slot[3] else 'm')}"] = tensor
+        elif _COUNTERS.fullmatch(name):
+            counters[name] = tensor
+        else:
+            others[name] = tensor
+    return "TensorFlow 1", found, counters, others
+
+
+def _read_objects(tensors, config):
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    try:
+        graph = TrackableObjectGraph.FromString(tensors.pop(OBJECT_GRAPH).read().item())
+    except Exception as error:  # of protobuf's own kind
+        raise ValueError(f"its object graph is damaged ({error})") from None
+    full_names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+    rows = {row.tf_models: row for row in names.rows(config)}
+    found, of_heads, counters, others = {}, {}, {}, {}
+    for key, tensor in tensors.items():
+        name, slot = _name_and_slot(full_names.get(key, key), key)
+        row, end = _row(rows, name)
+        official = row and row.official + (f"/adam_{slot}" if slot else "")
+        key = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
+        if row is None:
+            (counters if _COUNTERS.fullmatch(key) else others)[key] = tensor
+        elif end in _OTHER_ENDS:
+            of_heads[official] = _official_layout(tensor, row, config)
+        elif official in found:
+            others[key] = tensor
+        else:
+            found[official] = _official_layout(tensor, row, config)
+    # A head with a dense layer of its own reads that one, and not the encoder's pooler.
+    unread = {
+        f"{name} of the encoder, which no head reads": found[name]
+        for name in of_heads
+        if name in found
+    }
+    return "tf-models", found | of_heads, counters | unread, others
+
+
+def _name_and_slot(full_name, key):
+    for part, form in _OBJECT_SLOTS.items():
+        match = form.fullmatch(full_name) if part in key else None
+        if match:
+            return match["name"], match["slot"]
+    return full_name, None
+
+
+def _row(rows, name):
+    """The row that a full name ends in, and how it ends."""
+    parts = name.split("/")
+    for first in range(len(parts)):
+        end = "/".join(parts[first:])
+        if _OTHER_ENDS.get(end, end) in rows:
+            return rows[_OTHER_ENDS.get(end, end)], end
+    return None, None
+
+
+def _official_layout(tensor, row, config):
+    if "tf_models" in row.transposed and len(tensor.shape) == 2:
+        return tensor.transposed()
+    return tensor.reshaped(names.shape(row, config))  # attention's heads are an axis there
+
+
+def write(prefix, tensors):
+    """Writes a checkpoint with plain names, a part at a time in memory.
+
+    Args:
+        prefix: where, in a folder that nobody reads yet.
+        tensors: `Tensor`s by name.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    prefix, parts = pathlib.Path(prefix), [[]]
+    for name, tensor in tensors.items():
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
+        if parts[-1] and size + sum(bytes_ for _, _, bytes_ in parts[-1]) > _PART_BYTES:
+            parts.append([])
+        parts[-1].append((name, tensor, size))
+    prefixes = [f"{prefix}_part_{index}" for index in range(len(parts))]
+    try:
+        with tf.device("CPU:0"):
+            for part, path in zip(parts, prefixes):
+                tf.raw_ops.SaveV2(
+                    prefix=path,
+                    tensor_names=[name for name, _, _ in part],
+                    shape_and_slices=[""] * len(part),
+                    tensors=[tf.convert_to_tensor(tensor.read()) for _, tensor, _ in part],
+                )
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
+            )
+    except tf.errors.OpError as error:
+        raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None

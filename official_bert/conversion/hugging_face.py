@@ -1,0 +1,147 @@
+"""Hugging Face's form of a BERT: the names in its files, old and new, and its `config.json`."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from official_bert import tokenization
+from official_bert.config import BertConfig
+from official_bert.conversion import names, safetensors_files
+
+_FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
+_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value our model computes
+    "model_type": "bert",
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+_TO_HF = {"gelu": "gelu_new", "gelu_erf": "gelu"}  # "gelu" is the exact one there
+_ARCHITECTURES = {
+    ("encoder",): "BertModel",
+    ("encoder", "pooler"): "BertModel",
+    ("encoder", "masked_lm"): "BertForMaskedLM",
+    ("encoder", "pooler", "next_sentence"): "BertForNextSentencePrediction",
+}  # of others: BertForPreTraining
+_COPIES = {  # what old files hold twice
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "bert.embeddings.position_ids": None,
+}
+
+
+def read(file, config):
+    """("Hugging Face", weights by official name, {}, leftovers by their own name).
+
+    Raises:
+        ValueError: a file is damaged, or holds two versions of a tied variable.
+    """
+    found, left_over = {}, {}
+    rows = {row.hugging_face: row for row in names.rows(config)}
+    held = _safetensors(file)
+    tensors = {_modern(name): tensor for name, tensor in held.items()}
+    if len(tensors) < len(held):
+        raise ValueError(f"{file} holds a variable twice, under its old name and its new one.")
+    for copy, original in _COPIES.items():
+        _take_out_copy(file, tensors, copy, original)
+    for name, tensor in tensors.items():
+        row = rows.get(name)
+        if row is None:
+            left_over[name] = tensor
+        elif "hugging_face" in row.transposed and len(tensor.shape) == 2:
+            found[row.official] = tensor.transposed()
+        else:
+            found[row.official] = tensor
+    return "Hugging Face", found, {}, left_over
+
+
+def wrote(values):
+    """Whether what a `config.json` holds is in Hugging Face's words, not in the official ones."""
+    keys = "model_type", "architectures", "transformers_version"
+    return isinstance(values, dict) and not values.keys().isdisjoint(keys)
+
+
+def read_config(values, file):
+    """The `BertConfig` that a `config.json` describes.
+
+    Raises:
+        ValueError: it describes another model than ours.
+    """
+    for key, only in _UNLIKE_BERT.items():
+        if values.get(key, only) != only:
+            raise ValueError(
+                f"{file} has {key}={values[key]!r}, expected {only!r}: another model than BERT."
+            )
+    return BertConfig.from_values(values | {"hidden_act": _activation(values)}, file)
+
+
+def _activation(values):
+    """In Hugging Face's words "gelu" is the exact one; in the official ones, the approximation."""
+    name = values.get("hidden_act", "gelu")
+    return _FROM_HF.get(name, name) if isinstance(name, str) else name
+
+
+def write_config(source):
+    """The content of `config.json`."""
+    config = json.loads(source.config.to_json())
+    file = source.vocab_file
+    vocabulary = tokenization.read_vocabulary(str(file)) if file else {}
+    kinds = {str(tensor.dtype) for tensor in source.weights.values()}
+    return {
+        "architectures": [_ARCHITECTURES.get(source.parts, "BertForPreTraining")],
+        "model_type": "bert",
+        **config,
+        "hidden_act": _TO_HF.get(config["hidden_act"], config["hidden_act"]),
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": vocabulary.get(tokenization.PAD, 0),
+        "position_embedding_type": "absolute",
+        "dtype": kinds.pop() if len(kinds) == 1 else "float32",
+    }
+
+
+def _safetensors(file):
+    """The tensors of one file, or of all that an index names."""
+    if file.suffix != ".json":
+        return safetensors_files.read(file)
+    try:
+        places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(name) for name in places.values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} does not say which files hold the weights: {error}") from None
+    for shard in shards:
+        if pathlib.PurePath(shard).name != shard or "\\" in shard:
+            raise ValueError(f"{file} names {shard!r}; expected names of files beside it.")
+        if not (file.parent / shard).is_file():
+            raise ValueError(f"{file} names {shard}, which is not there.")
+    held = {shard: safetensors_files.read(file.parent / shard) for shard in sorted(shards)}
+    missing = [name for name, shard in places.items() if name not in held[shard]]
+    if missing:
+        raise ValueError(
+            f"{file} names weights that their files do not hold: {names.listed(missing)}."
+        )
+    return {name: held[shard][name] for name, shard in places.items()}
+
+
+def _modern(name):
+    """Today's name of a variable that older files, or files without heads, call otherwise."""
+    for old, new in (
+        (".LayerNorm.gamma", ".LayerNorm.weight"),
+        (".LayerNorm.beta", ".LayerNorm.bias"),
+    ):
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+
+
+def _take_out_copy(file, tensors, copy, original):
+    if copy not in tensors:
+        return
+    tensor = tensors.pop(copy)
+    if original is None:
+        return
+    if original not in tensors:
+        tensors[original] = tensor
+    elif not np.array_equal(tensor.read(), tensors[original].read()):
+        raise ValueError(
+            f"{file}: {copy} differs from {original}; in a BERT the two are one and the same."
+        )

@@ -1,0 +1,54 @@
+"""A model as a SavedModel, to be served without this package."""
+
+import tensorflow as tf
+
+from official_bert import fused, tokenization
+from official_bert.conversion.text_graph import TextToIds
+
+
+def save(model, folder, source):
+    """Writes a SavedModel with the signatures `serving_default`, of ids, and `text`.
+
+    serving_default: `input_ids`, `input_mask`, `segment_ids` (B, S) and `masked_lm_positions`
+    (B, P), int32 → `masked_lm_logits` (B, P, V) and `next_sentence_logits` (B, 2).
+
+    text: `sentences` (B,), strings in which `[MASK]` stands for a blank → the same logits, and
+    `input_ids` (B, S) and `masked_lm_positions` (B, P), padded with 0. Only where the source has a
+    vocabulary.
+    """
+    module = tf.Module()
+    module.variables_of_model = [variable.value for variable in model.weights]
+    integers = tf.TensorSpec((None, None), tf.int32)
+    names = "input_ids", "input_mask", "segment_ids", "masked_lm_positions"
+    specs = {name: tf.TensorSpec(integers.shape, tf.int32, name=name) for name in names}
+
+    @tf.function(input_signature=[specs], autograph=False)
+    def of_ids(inputs):
+        return model(inputs)
+
+    signatures = {"serving_default": of_ids}
+    if source.vocab_file:
+        length = source.config.max_position_embeddings
+        module.text_to_ids = TextToIds(source.vocab_file, source.do_lower_case, length)
+        mask_id = tokenization.read_vocabulary(str(source.vocab_file))[tokenization.MASK]
+        sentences = tf.TensorSpec((None,), tf.string, name="sentences")
+
+        @tf.function(input_signature=[sentences], autograph=False)
+        def of_text(sentences):
+            ids = module.text_to_ids(sentences)
+            blanks = tf.ragged.boolean_mask(
+                tf.ragged.range(ids.row_lengths()), ids.with_values(ids.values == mask_id)
+            )
+            inputs = {
+                "input_ids": ids.to_tensor(),
+                "input_mask": tf.ones_like(ids).to_tensor(),
+                "segment_ids": tf.zeros_like(ids).to_tensor(),
+                "masked_lm_positions": tf.cast(blanks.to_tensor(), tf.int32),
+            }
+            shown = {name: inputs[name] for name in ("input_ids", "masked_lm_positions")}
+            return {**model(inputs), **shown}
+
+        signatures["text"] = of_text
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    with fused.as_plain_operations():
+        tf.saved_model.save(module, str(folder), signatures, options)

@@ -1,0 +1,325 @@
+"""Opens a checkpoint of any dialect: what it is is seen by looking, and nothing is guessed.
+
+What comes out is the same for all: `Tensor`s under the official names and in their layout, the
+configuration, the vocabulary, and all that found no place, by name.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+
+import numpy as np
+
+from official_bert import local_paths, tokenization
+from official_bert.config import BertConfig
+from official_bert.conversion import hugging_face, names
+from official_bert.conversion.tensors import Tensor
+
+CONFIG_NAMES = ("bert_config.json", "config.json")
+_SAME = {"gelu_new": "gelu"}  # two names of one activation
+SAFETENSORS = "model.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A checkpoint that was opened, not yet read.
+
+    Attributes:
+        path: the file or prefix.
+        dialect: "Hugging Face", "TensorFlow 1", "tf-models" or "Keras".
+        weights: by official name.
+        slots: moments by official name with `/adam_m` or `/adam_v` behind it.
+        counters: names of what belongs to the training alone, such as `global_step`.
+        left_over: by their own names, what belongs to no variable of a BERT.
+        config: its shape.
+        vocab_file: its `vocab.txt`; None where none was found or named.
+        do_lower_case: whether the vocabulary is an uncased one; None without a vocabulary.
+    """
+
+    path: str
+    dialect: str
+    weights: dict[str, Tensor]
+    slots: dict[str, Tensor]
+    counters: dict[str, Tensor]
+    left_over: dict[str, Tensor]
+    config: BertConfig
+    vocab_file: pathlib.Path | None = None
+    do_lower_case: bool | None = None
+
+    @property
+    def parts(self):
+        """Those of `names.PARTS` that it holds, whole or not."""
+        rows = names.rows(self.config)
+        return tuple(
+            part
+            for part in names.PARTS
+            if any(row.part == part and row.official in self.weights for row in rows)
+        )
+
+
+def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_case=None) -> Source:
+    """Opens a checkpoint of any dialect; see `Source`.
+
+    Args:
+        path: a folder, a checkpoint's prefix, or one of its files.
+        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it.
+        vocab_file: its vocabulary; default: the `vocab.txt` beside it, if there is one.
+        do_lower_case: whether the vocabulary is an uncased one; default: what
+            `tokenizer_config.json` says, or else whether it holds no upper-case letter.
+
+    Raises:
+        ValueError: there is no checkpoint, it is not a BERT's, or it is damaged.
+        OSError: a file cannot be read.
+    """
+    kind, file = _find(pathlib.Path(path))
+    config_file = _beside(file, CONFIG_NAMES, bert_config_file)
+    if config_file is None:
+        raise ValueError(
+            f"{path} has no bert_config.json or config.json beside it; name it with "
+            "--bert_config_file."
+        )
+    source = _open(kind, file, _config(config_file))
+    vocab = _beside(file, ("vocab.txt",), vocab_file)
+    if vocab is None:
+        return source
+    lower = _lower_case(vocab, do_lower_case, source.config)
+    return dataclasses.replace(source, vocab_file=vocab, do_lower_case=lower)
+
+
+def open_for(config, path) -> Source:
+    """Opens a checkpoint of any dialect, for a model of this configuration to start from.
+
+    What of it the model has no variable for is left over. An address such as `gs://bucket/a.ckpt`
+    is that of a TensorFlow checkpoint, which TensorFlow itself reads from there.
+
+    Raises:
+        ValueError: as `open_checkpoint`; or a configuration beside it says that the same weights
+            meant something else there.
+        OSError: a file cannot be read.
+    """
+    if local_paths.is_address(path):
+        return _open("bundle", path, config)
+    kind, file = _find(pathlib.Path(path))
+    for name in CONFIG_NAMES:
+        if (file.parent / name).is_file():
+            _check_same_meaning(config, _config(file.parent / name), file.parent / name)
+    return _open(kind, file, config)
+
+
+def _open(kind, file, config):
+    dialect, found, counters, left_over = _READERS[kind](file, config)
+    return Source(
+        path=str(file),
+        dialect=dialect,
+        weights={n: t for n, t in found.items() if not n.endswith(("/adam_m", "/adam_v"))},
+        slots={n: t for n, t in found.items() if n.endswith(("/adam_m", "/adam_v"))},
+        counters=counters,
+        left_over=left_over,
+        config=config,
+    )
+
+
+def _check_same_meaning(config, other, file):
+    """Raises ValueError where the shapes would not show that the two models differ."""
+    for name in "num_attention_heads", "hidden_act":
+        ours, theirs = (_SAME.get(v, v) for v in (getattr(config, name), getattr(other, name)))
+        if ours != theirs:
+            raise ValueError(
+                f"The weights beside {file} were trained with {name}={getattr(other, name)!r}, but "
+                f"the model has {getattr(config, name)!r} and would compute something else with "
+                f"them; give it {theirs!r} in its bert_config.json."
+            )
+
+
+def check(source, parts, ignore_left_over=False):
+    """Raises ValueError unless `parts` are there whole, in their shapes, and nothing else is."""
+    rows = [row for row in names.rows(source.config) if row.part in parts]
+    shapes = {row.official: names.shape(row, source.config) for row in rows}
+    missing = [f"{n} {shape}" for n, shape in shapes.items() if n not in source.weights]
+    others = [
+        f"{n} {source.weights[n].shape} instead of {shape}"
+        for n, shape in shapes.items()
+        if n in source.weights and source.weights[n].shape != shape
+    ]
+    others += [
+        f"{n} {slot.shape} instead of {shapes[n[:-7]]}"
+        for n, slot in source.slots.items()
+        if n[:-7] in shapes and slot.shape != shapes[n[:-7]]
+    ]
+    left_over = [f"{n} {tensor.shape}" for n, tensor in source.left_over.items()]
+    if ignore_left_over:
+        left_over = []
+    problems = {"missing": missing, "of another shape": others, "left over": left_over}
+    if any(problems.values()):
+        raise ValueError(
+            f"{source.path} ({source.dialect}) does not fit its configuration. "
+            + " ".join(
+                f"{what}: {names.listed(found)}." for what, found in problems.items() if found
+            )
+        )
+
+
+# Which file it is
+
+
+def _find(path):
+    """(kind, file): a reader's name and what it is to read."""
+    path = path.parent / path.name.removesuffix(".index")
+    if path.suffix == ".keras" and path.is_file():
+        return "keras", path
+    if path.suffix == ".safetensors" and path.is_file():
+        return "hugging_face", path
+    if path.name.endswith(".safetensors.index.json") and path.is_file():
+        return "hugging_face", path
+    if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
+        raise _pickled(path)
+    if path.with_name(f"{path.name}.index").is_file():
+        return "bundle", path
+    if not path.is_dir():
+        raise ValueError(
+            f"There is no checkpoint {path}: expected a folder, a file model.safetensors or "
+            "model.keras, or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt."
+        )
+    for name in SAFETENSORS, f"{SAFETENSORS}.index.json":
+        if (path / name).is_file():
+            return "hugging_face", path / name
+    for name in "pytorch_model.bin", "pytorch_model.bin.index.json":
+        if (path / name).is_file():
+            raise _pickled(path / name)
+    if (path / "saved_model.pb").is_file():
+        raise ValueError(
+            f"{path} is a SavedModel, which is for serving. Give the checkpoint it was made from."
+        )
+    return _one_in(path)
+
+
+def _one_in(folder):
+    keras_files, bundles = sorted(folder.glob("*.keras")), sorted(folder.glob("*.index"))
+    if len(keras_files) + len(bundles) > 1:
+        newest = _newest(folder)
+        if newest:
+            return "bundle", newest
+        found = names.listed([path.name for path in (*keras_files, *bundles)])
+        raise ValueError(f"{folder} holds several checkpoints ({found}); give the path of one.")
+    if keras_files:
+        return "keras", keras_files[0]
+    if bundles:
+        return "bundle", bundles[0].with_suffix("")
+    raise ValueError(
+        f"{folder} holds no checkpoint: expected model.safetensors, *.ckpt.index, or *.keras."
+    )
+
+
+def _newest(folder):
+    """What the file `checkpoint` names, which TensorFlow and our training loop leave."""
+    try:
+        first = (folder / "checkpoint").read_text(encoding="utf-8").splitlines()[0]
+        name = json.loads(first.removeprefix("model_checkpoint_path:"))
+    except (OSError, ValueError, IndexError):
+        return None
+    file = folder / pathlib.PurePath(str(name)).name  # wherever it was when it was written
+    return file if file.with_name(f"{file.name}.index").is_file() else None
+
+
+def _pickled(path):
+    return ValueError(
+        f"{path} is a pickle, which could run any code. Where PyTorch is installed, turn it into "
+        f"{path.with_name(SAFETENSORS)}, then convert that; run: {_UNPICKLE} "
+        f"{shlex.quote(str(path))}"
+    )
+
+
+_UNPICKLE = (
+    """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
+    """p = sys.argv[1]; w = torch.load(p, weights_only=True); """
+    """save_file({n: t.clone().contiguous() for n, t in w.items()}, """
+    """os.path.join(os.path.dirname(p), "model.safetensors"), {"format": "pt"})'"""
+)
+
+
+def _beside(file, candidates, given):
+    """The file that was given; or that lies beside the checkpoint, or in the folder above."""
+    if given:
+        return pathlib.Path(given)
+    places = [folder / name for folder in (file.parent, file.parent.parent) for name in candidates]
+    return next((place for place in places if place.is_file()), None)
+
+
+# The readers: (file, config) → (dialect, weights and slots, counters, left over)
+
+
+def _read_bundle(prefix, config):
+    from official_bert import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.conversion import bundles
+
+    return bundles.read(prefix, config)
+
+
+def _read_keras(file, config):
+    from official_bert import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    import keras
+
+    from official_bert.modeling import BertPretrainer
+
+    try:
+        model = keras.saving.load_model(file, compile=False)
+    except Exception as error:  # of many kinds, for a file that anyone may have made
+        raise ValueError(f"{file} cannot be loaded: {str(error).splitlines()[0]}") from None
+    if not isinstance(model, BertPretrainer):
+        raise ValueError(f"{file} holds a {type(model).__name__}, expected a BertPretrainer.")
+    return "Keras", {variable.path: _of_variable(variable) for variable in model.weights}, {}, {}
+
+
+def _of_variable(variable):
+    return Tensor(tuple(variable.shape), np.dtype(variable.dtype), variable.numpy)
+
+
+_READERS = {"bundle": _read_bundle, "keras": _read_keras, "hugging_face": hugging_face.read}
+
+
+# Configuration and vocabulary
+
+
+def _config(file):
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from None
+    if not hugging_face.wrote(values):
+        return BertConfig.from_values(values, file)
+    return hugging_face.read_config(values, file)
+
+
+def _lower_case(vocab_file, given, config):
+    vocabulary = tokenization.read_vocabulary(str(vocab_file))
+    if len(vocabulary) > config.vocab_size:
+        raise ValueError(
+            f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
+            f"{config.vocab_size:,}; is it another model's?"
+        )
+    settings = _tokenizer_settings(vocab_file.parent / "tokenizer_config.json")
+    chosen = settings.get("do_lower_case") if given is None else given
+    upper = next((t for t in vocabulary if t != t.lower() and not t.startswith("[")), None)
+    if chosen is None:
+        return upper is None
+    if chosen and upper:
+        raise ValueError(
+            f"do_lower_case is on, but {vocab_file} is a cased vocabulary (it holds {upper!r}): "
+            "those words would never be found. Give --do_lower_case=false."
+        )
+    return bool(chosen)
+
+
+def _tokenizer_settings(file):
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from None
+    return settings if isinstance(settings, dict) else {}

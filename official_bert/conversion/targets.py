@@ -1,0 +1,129 @@
+"""Writes a model in a dialect: a folder with weights, configuration and vocabulary.
+
+A folder is written under another name and renamed when whole.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+
+from official_bert.conversion import hugging_face, names, safetensors_files, tokenizer_files
+
+
+class Target(NamedTuple):
+    """A dialect to write.
+
+    Attributes:
+        write: function of (folder, source) that writes all of it.
+        holds_slots: whether moments can be written.
+        needs_heads: whether it holds whole pre-training models only.
+        needs_vocabulary: whether it cannot be used without one.
+    """
+
+    write: object
+    holds_slots: bool = False
+    needs_heads: bool = False
+    needs_vocabulary: bool = False
+
+
+@contextlib.contextmanager
+def whole_folder(folder):
+    """A folder that appears under its name when the work in it is done, or not at all.
+
+    Raises:
+        ValueError: there is something at its place.
+    """
+    folder = pathlib.Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already; give the name of a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
+    try:
+        aside.mkdir()
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            _sync(path)
+        aside.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_hugging_face(folder, source):
+    tensors = [
+        (row.hugging_face, tensor.transposed() if "hugging_face" in row.transposed else tensor)
+        for row in names.rows(source.config)
+        for tensor in [source.weights.get(row.official)]
+        if tensor is not None
+    ]
+    safetensors_files.write(folder / "model.safetensors", tensors)
+    _write_json(folder / "config.json", hugging_face.write_config(source))
+    if source.vocab_file:
+        tokenizer_files.write(folder, source)
+
+
+def _write_tf1(folder, source):
+    from official_bert import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.conversion import bundles
+
+    bundles.write(folder / "bert_model.ckpt", {**source.weights, **source.slots})
+    _write_official_files(folder, source)
+
+
+def _write_keras(folder, source):
+    model(source).save(folder / "model.keras")
+    _write_official_files(folder, source)
+
+
+def _write_savedmodel(folder, source):
+    built = model(source)
+    from official_bert.conversion import serving
+
+    serving.save(built, folder, source)
+    _write_official_files(folder, source)
+
+
+def model(source):
+    """A float32 `BertPretrainer` with the weights of a source."""
+    from official_bert import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.modeling import BertPretrainer
+
+    model = BertPretrainer(source.config, seed=None, dtype="float32")
+    for variable in model.weights:
+        variable.assign(source.weights[variable.path].read().astype(np.float32, copy=False))
+    return model
+
+
+def _write_official_files(folder, source):
+    (folder / "bert_config.json").write_text(source.config.to_json(), encoding="utf-8")
+    if source.vocab_file:
+        shutil.copyfile(source.vocab_file, folder / "vocab.txt")
+
+
+def _write_json(path, content):
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+TARGETS = {
+    "huggingface": Target(_write_hugging_face, needs_vocabulary=True),
+    "tf1": Target(_write_tf1, holds_slots=True),
+    "keras": Target(_write_keras, needs_heads=True),
+    "savedmodel": Target(_write_savedmodel, needs_heads=True, needs_vocabulary=True),
+}

@@ -1,0 +1,25 @@
+"""A tensor of a checkpoint that is read only when it is asked for."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Tensor(NamedTuple):
+    """Shape and type, known at once, and a function that reads the values."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    def transposed(self) -> "Tensor":
+        """The same with two axes exchanged."""
+        return Tensor(self.shape[::-1], self.dtype, lambda: self.read().T)
+
+    def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
+        """The same values under another shape; as it is where the number of them differs."""
+        if math.prod(shape) != math.prod(self.shape):
+            return self
+        return Tensor(shape, self.dtype, lambda: self.read().reshape(shape))

@@ -1,0 +1,177 @@
+"""Raw text to ids inside a TensorFlow graph, for a SavedModel that is served without Python.
+
+TensorFlow alone has no word pieces. What the tokenizer does to each character (clean it, lower-case
+it, take its accents off, set it apart) is asked of the tokenizer itself, once, and kept in tables
+of code points; the longest-match search of WordPiece is a loop over lookups.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from official_bert import tokenization
+
+_TABLE_END = 0x32400  # from here on no character is changed or set apart, but for
+_TAGS = range(0xE0000, 0xE1000)  # these, and
+_PRIVATE = 0xF0000  # from here on all alike
+_LONGEST_WORD = 200  # characters, beyond which a word is unknown
+_LETTER, _SPACE, _SIGN = range(3)
+
+
+class TextToIds(tf.Module):
+    """Sentences to ids, as `tokenization.load` makes them, [CLS] and [SEP] included.
+
+    Args:
+        vocab_file: the vocabulary.
+        do_lower_case: whether it is an uncased one.
+        max_length: ids of a sentence; what is longer is cut.
+
+    Call arguments:
+        sentences: strings (B,), in which `[MASK]` stands for a blank.
+
+    Returns:
+        Ragged ids (B, (S)), int32.
+    """
+
+    def __init__(self, vocab_file, do_lower_case, max_length):
+        super().__init__(name="text_to_ids")
+        vocabulary = tokenization.read_vocabulary(str(vocab_file))
+        characters, self._classes = _characters(tokenization.load(str(vocab_file), do_lower_case))
+        self._normal = tf.RaggedTensor.from_row_lengths(
+            np.concatenate(characters), [len(c) for c in characters]
+        )
+        tokens = sorted(vocabulary, key=vocabulary.get)
+        self._ids = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(tokens, tf.range(len(tokens))), default_value=-1
+        )
+        self._special = {t: vocabulary[t] for t in tokenization.SPECIAL_TOKENS}
+        self._longest_piece = max(map(len, tokens))
+        self._max_length = max_length
+
+    def __call__(self, sentences):
+        parts = tf.strings.split(sentences, tokenization.MASK)  # (B, (parts))
+        pieces = self._pieces(parts.values)
+        is_first = tf.scatter_nd(
+            parts.row_starts()[:, None],
+            tf.ones_like(parts.row_starts(), tf.int32),
+            tf.shape(parts.values, tf.int64),
+        )
+        not_first = tf.cast(1 - is_first, tf.int64)
+        blanks = tf.RaggedTensor.from_row_lengths(
+            tf.fill([tf.reduce_sum(not_first)], self._special[tokenization.MASK]), not_first
+        )
+        ids = parts.with_values(tf.concat([blanks, pieces], axis=1)).merge_dims(1, 2)
+        ids = ids[:, : self._max_length - 2]
+        ends = tf.ones_like(sentences, tf.int32)[:, None]
+        first, last = (self._special[t] for t in (tokenization.CLS, tokenization.SEP))
+        return tf.concat([first * ends, ids, last * ends], axis=1)
+
+    def _pieces(self, texts):
+        """Texts (N,) to ragged ids (N, (pieces))."""
+        codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+        normal = codes.with_values(tf.gather(self._normal, _index(codes.values)))
+        # Characters outside the tables stand for themselves.
+        alone = normal.values.with_values(
+            tf.where(
+                normal.values.values < 0,
+                tf.gather(codes.values, normal.values.value_rowids()),
+                normal.values.values,
+            )
+        )
+        normal = codes.with_values(alone).merge_dims(1, 2)
+        words = self._words(normal)  # (N, (words))
+        unique, where = tf.unique(words.values)
+        return words.with_values(tf.gather(self._word_pieces(unique), where)).merge_dims(1, 2)
+
+    def _words(self, codes):
+        """Ragged code points (N, (characters)) to ragged words (N, (words))."""
+        classes = tf.gather(self._classes, _index(codes.values))
+        rows = codes.value_rowids()
+        before = tf.concat([[_SPACE], classes[:-1]], axis=0)
+        in_one_row = tf.concat([[False], rows[1:] == rows[:-1]], axis=0)[: tf.size(rows)]
+        goes_on = in_one_row & (classes == _LETTER) & (before[: tf.size(rows)] == _LETTER)
+        starts = ~goes_on & (classes != _SPACE)
+        index = tf.cumsum(tf.cast(starts, tf.int64)) - 1
+        kept = classes != _SPACE
+        characters = tf.RaggedTensor.from_value_rowids(
+            codes.values[kept], index[kept], nrows=tf.reduce_sum(tf.cast(starts, tf.int64))
+        )
+        words = tf.strings.unicode_encode(characters, "UTF-8")
+        return tf.RaggedTensor.from_value_rowids(words, rows[starts], nrows=codes.nrows())
+
+    def _word_pieces(self, words):
+        """Words (W,) to ragged ids (W, (pieces)): at each place the longest piece that fits."""
+        lengths = tf.strings.length(words, "UTF8_CHAR")
+        widths = tf.range(1, self._longest_piece + 1)
+        left = tf.cast(tf.where(lengths <= _LONGEST_WORD)[:, 0], tf.int32)
+        owners, found = tf.zeros([0], tf.int32), tf.zeros([0], tf.int32)
+
+        def find(left, starts, owners, found):
+            texts, ends = tf.gather(words, left), tf.gather(lengths, left)
+            shape = tf.size(left), self._longest_piece  # every width from every place
+            pieces = tf.strings.substr(
+                texts[:, None],
+                tf.broadcast_to(starts[:, None], shape),
+                tf.broadcast_to(widths, shape),
+                "UTF8_CHAR",
+            )
+            prefix = tf.where(starts[:, None] > 0, "##", "")
+            ids = self._ids.lookup(prefix + pieces)
+            ids = tf.where(starts[:, None] + widths <= ends[:, None], ids, -1)
+            width = tf.reduce_max(tf.where(ids >= 0, widths, 0), axis=1)  # 0: none fits
+            best = tf.gather(ids, tf.maximum(width - 1, 0), batch_dims=1)
+            best = tf.where(width > 0, best, -1)
+            goes_on = (width > 0) & (starts + width < ends)
+            return (
+                left[goes_on],
+                (starts + width)[goes_on],
+                tf.concat([owners, left], axis=0),
+                tf.concat([found, best], axis=0),
+            )
+
+        _, _, owners, found = tf.while_loop(
+            lambda left, *_: tf.size(left) > 0,
+            find,
+            (left, tf.zeros_like(left), owners, found),
+            shape_invariants=(tf.TensorShape([None]),) * 4,
+        )
+        return self._with_unknown(owners, found, tf.size(words))
+
+    def _with_unknown(self, owners, found, count):
+        """Pieces in the order of their words; [UNK] for a word with a part that nothing fits."""
+        bad = tf.math.unsorted_segment_min(found, owners, count)
+        bad = (bad < 0) | (bad == tf.int32.max)  # the second: too long to be looked at
+        good = ~tf.gather(bad, owners)
+        unknown = tf.cast(tf.where(bad)[:, 0], tf.int32)
+        owners = tf.concat([owners[good], unknown], axis=0)
+        unknown_ids = tf.fill(tf.shape(unknown), self._special[tokenization.UNK])
+        found = tf.concat([found[good], unknown_ids], axis=0)
+        order = tf.argsort(owners, stable=True)
+        rows = tf.cast(tf.gather(owners, order), tf.int64)
+        return tf.RaggedTensor.from_value_rowids(
+            tf.gather(found, order), rows, nrows=tf.cast(count, tf.int64)
+        )
+
+
+def _index(codes):
+    """Where the tables have a code point."""
+    tag = _TABLE_END + codes - _TAGS.start
+    rest = tf.where(codes < _PRIVATE, _TABLE_END + len(_TAGS), _TABLE_END + len(_TAGS) + 1)
+    index = tf.where((codes >= _TAGS.start) & (codes < _TAGS.stop), tag, rest)
+    return tf.where(codes < _TABLE_END, codes, index)
+
+
+def _characters(tokenizer):
+    """For each place of the tables: what a character becomes (−1: itself), and its class."""
+    normalize = tokenizer.normalizer.normalize_str
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str
+    codes = [*range(_TABLE_END), *_TAGS, _TAGS.stop, _PRIVATE]
+    results, classes = [], np.zeros(len(codes), np.int32)
+    for place, code in enumerate(codes):
+        if 0xD800 <= code < 0xE000:  # surrogates are no characters
+            results.append([])
+            continue
+        character = chr(code)
+        normal = normalize(character)
+        results.append([-1] if normal == character else [ord(c) for c in normal])
+        classes[place] = {1: _LETTER, 2: _SPACE, 3: _SIGN}[len(cut(f"a{character}a"))]
+    return [np.array(result, np.int32) for result in results], classes

@@ -1,0 +1,181 @@
+"""Converts a BERT checkpoint of any dialect into another one, without losing a bit.
+
+    python -m official_bert.convert_checkpoint --input=uncased_L-12_H-768_A-12 \
+        --output=bert_base --output_format=huggingface
+
+What the input is is seen by looking: checkpoints of Google's TensorFlow 1 scripts, object
+checkpoints of tf-models, checkpoints of `run_pretraining`, folders of Hugging Face, `.keras` files.
+"""
+
+import dataclasses
+import sys
+
+from absl import app, flags
+
+from official_bert import local_paths
+from official_bert.conversion import names, sources, targets
+
+FLAGS = flags.FLAGS
+
+
+def convert(
+    path,
+    output,
+    output_format,
+    *,
+    bert_config_file=None,
+    vocab_file=None,
+    do_lower_case=None,
+    keep_slots=True,
+    allow_missing_heads=False,
+    allow_missing_vocabulary=False,
+    ignore_left_over=False,
+):
+    """Converts a checkpoint; returns what was read and what was left out, as lines of text.
+
+    Args:
+        path: the checkpoint: a folder, a prefix or a file; see `sources.open_checkpoint`.
+        output: the folder to make.
+        output_format: one of `targets.TARGETS`.
+        bert_config_file, vocab_file, do_lower_case: see `sources.open_checkpoint`.
+        keep_slots: whether moments are written, where the format holds any.
+        allow_missing_heads: whether a checkpoint without pooler or heads is good enough.
+        allow_missing_vocabulary: likewise one without a vocabulary.
+        ignore_left_over: whether variables that belong to no BERT are left out.
+
+    Raises:
+        ValueError: the input is no such checkpoint, or does not fit; nothing is written.
+        OSError: a file cannot be read or written; nothing is left behind.
+    """
+    local_paths.require_local(
+        input=path, output=output, bert_config_file=bert_config_file, vocab_file=vocab_file
+    )
+    target = targets.TARGETS[output_format]
+    source = sources.open_checkpoint(
+        path,
+        bert_config_file=bert_config_file,
+        vocab_file=vocab_file,
+        do_lower_case=do_lower_case,
+    )
+    _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
+    sources.check(source, source.parts if allow_missing_heads else names.PARTS, ignore_left_over)
+    left_out = [*source.counters, *source.left_over]
+    if not (target.holds_slots and keep_slots):
+        left_out += source.slots
+        source = dataclasses.replace(source, slots={})
+    with targets.whole_folder(output) as folder:
+        target.write(folder, source)
+        written = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return [
+        f"read      {source.dialect}: {source.path}, {len(source.weights)} variables "
+        f"({', '.join(source.parts)}), {source.config.num_hidden_layers} layers of width "
+        f"{source.config.hidden_size}",
+        f"          {_about_vocabulary(source)}",
+        f"written   {output}: {', '.join(written)}",
+        *([f"left out  {names.listed(left_out)}"] if left_out else []),
+    ]
+
+
+def _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary):
+    if "encoder" not in source.parts:
+        raise ValueError(
+            f"{source.path} ({source.dialect}) holds no variable of a BERT encoder, but "
+            f"{names.listed(list(source.left_over)) or 'nothing'}."
+        )
+    missing = [part for part in names.PARTS if part not in source.parts]
+    if missing and not allow_missing_heads:
+        raise ValueError(
+            f"{source.path} ({source.dialect}) has no {' and no '.join(missing)}. With "
+            "--allow_missing_heads what is there is converted."
+        )
+    if missing and target.needs_heads:
+        raise ValueError(
+            f"--output_format={output_format} holds whole pre-training models, but {source.path} "
+            f"has no {' and no '.join(missing)}; huggingface and tf1 can hold it."
+        )
+    if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
+        raise ValueError(
+            f"There is no vocab.txt beside {source.path}; name it with --vocab_file, or go without "
+            "by --allow_missing_vocabulary."
+        )
+
+
+def _about_vocabulary(source):
+    if not source.vocab_file:
+        return "no vocabulary"
+    return f"{source.vocab_file}, {'lower-casing' if source.do_lower_case else 'cased'}"
+
+
+def main(arguments):
+    if len(arguments) > 1:
+        return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
+    chosen = {name: FLAGS[name].value for name in _OPTIONS}
+    try:
+        lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
+    except (ValueError, OSError) as error:
+        return _fail(error)
+    print("\n".join(lines))
+    return 0
+
+
+def _fail(reason):
+    print(f"convert_checkpoint: error: {' '.join(str(reason).split())}", file=sys.stderr)
+    return 2
+
+
+_OPTIONS = (
+    "bert_config_file",
+    "vocab_file",
+    "do_lower_case",
+    "keep_slots",
+    "allow_missing_heads",
+    "allow_missing_vocabulary",
+    "ignore_left_over",
+)
+
+
+def _define_flags():
+    flags.DEFINE_string(
+        "input",
+        None,
+        "The checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a .safetensors or "
+        ".keras file. Its dialect is found out.",
+        required=True,
+    )
+    flags.DEFINE_string("output", None, "The folder to write; must not exist.", required=True)
+    flags.DEFINE_enum(
+        "output_format",
+        None,
+        list(targets.TARGETS),
+        "huggingface: model.safetensors, config.json and tokenizer files, for transformers and "
+        "KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, a BertPretrainer. "
+        "savedmodel: for serving, with signatures for ids and for raw text.",
+        required=True,
+    )
+    flags.DEFINE_string(
+        "bert_config_file",
+        None,
+        "The model's configuration; default: bert_config.json or config.json beside the input.",
+    )
+    flags.DEFINE_string(
+        "vocab_file", None, "The model's vocabulary; default: vocab.txt beside the input."
+    )
+    flags.DEFINE_bool(
+        "do_lower_case",
+        None,
+        "Whether the vocabulary is an uncased one; default: what tokenizer_config.json says, or "
+        "else whether it holds no upper-case letter.",
+    )
+    flags.DEFINE_bool("keep_slots", True, "Write the optimizer's moments where tf1 can hold them.")
+    flags.DEFINE_bool(
+        "allow_missing_heads", False, "Convert a checkpoint without pooler or pre-training heads."
+    )
+    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert without a vocabulary.")
+    flags.DEFINE_bool(
+        "ignore_left_over", False, "Leave out variables that belong to no BERT; they are listed."
+    )
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

@@ -1,0 +1,150 @@
+"""Small random BERT checkpoints of several dialects, and what is computed from them; for tests."""
+
+import numpy as np
+import peers
+
+from official_bert import checkpoints, tokenization
+from official_bert.config import BertConfig
+from official_bert.conversion import names, safetensors_files, sources, targets
+from official_bert.conversion.tensors import Tensor
+
+WORDS = "the cat sat on a mat un ##aff ##able , . ! ' s ##s 中 é e ##x 1 ##2 naive"
+SHAPES = {
+    "small": BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=20,
+    ),
+    "one layer, many segments": BertConfig(
+        vocab_size=33,
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=50,
+        max_position_embeddings=8,
+        type_vocab_size=5,
+    ),
+    "eleven layers": BertConfig(
+        vocab_size=35,
+        hidden_size=8,
+        num_hidden_layers=11,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=16,
+        hidden_act="gelu_erf",
+    ),
+}
+CONFIG = SHAPES["small"]
+
+
+def write_vocabulary(folder, cased=False):
+    words = [*tokenization.SPECIAL_TOKENS, *WORDS.split(), *(["The", "Cat"] if cased else [])]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+
+
+def random_tensors(config, seed=0, dtype="<f4"):
+    """Random weights by official name."""
+    rng = np.random.default_rng(seed)
+    return {
+        row.official: rng.normal(0, 0.4, names.shape(row, config)).astype(dtype)
+        for row in names.rows(config)
+    }
+
+
+def as_tensors(arrays):
+    return {n: Tensor(a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()}
+
+
+def make_source(folder, config=CONFIG, seed=0, cased=False, slots=False):
+    """A TensorFlow 1 checkpoint with a configuration and a vocabulary; its arrays."""
+    folder.mkdir(parents=True)
+    arrays = random_tensors(config, seed)
+    extra = {}
+    if slots:
+        for number, (name, array) in enumerate(arrays.items()):
+            extra[f"{name}/adam_m"] = array * 0.1 + number
+            extra[f"{name}/adam_v"] = array**2
+        extra["global_step"] = np.int64(7)
+    checkpoints.write_bundle(folder / "bert_model.ckpt", {**arrays, **extra})
+    (folder / "bert_config.json").write_text(config.to_json())
+    write_vocabulary(folder, cased)
+    return {**arrays, **extra}
+
+
+def make_hugging_face(folder, config=CONFIG, seed=0):
+    """A folder in Hugging Face's form, with an official configuration; its arrays."""
+    folder.mkdir(parents=True)
+    arrays = random_tensors(config, seed)
+    write_hugging_face(folder, arrays, config)
+    (folder / "bert_config.json").write_text(config.to_json())
+    write_vocabulary(folder)
+    return arrays
+
+
+def write_hugging_face(folder, arrays, config, rename=lambda name: name, extra=()):
+    tensors = as_tensors(arrays)
+    safetensors_files.write(
+        folder / "model.safetensors",
+        [
+            (
+                rename(row.hugging_face),
+                tensors[row.official].transposed()
+                if "hugging_face" in row.transposed
+                else tensors[row.official],
+            )
+            for row in names.rows(config)
+            if row.official in tensors
+        ]
+        + list(extra),
+    )
+
+
+def weights_of(path, **options):
+    source = sources.open_checkpoint(path, **options)
+    return {name: tensor.read() for name, tensor in source.weights.items()}
+
+
+def assert_same_bytes(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        assert found[name].shape == array.shape, name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def random_batch(config, seed=1):
+    rng = np.random.default_rng(seed)
+    length = config.max_position_embeddings
+    return {
+        "input_ids": rng.integers(0, config.vocab_size, (3, length)).astype(np.int32),
+        "input_mask": (np.arange(length) < [[length], [6], [4]]).astype(np.int32),
+        "segment_ids": rng.integers(0, config.type_vocab_size, (3, length)).astype(np.int32),
+        "masked_lm_positions": rng.integers(0, 4, (3, 2)).astype(np.int32),
+    }
+
+
+def logits_of_transformers(folder, batch):
+    """What `transformers.BertForPreTraining` computes from a folder, at the masked positions."""
+    torch, transformers = peers.load("torch"), peers.load("transformers")
+    model, notes = transformers.BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not notes["missing_keys"]
+    assert not notes["unexpected_keys"]
+    with torch.no_grad():
+        outputs = model.eval()(
+            input_ids=torch.tensor(batch["input_ids"]).long(),
+            attention_mask=torch.tensor(batch["input_mask"]).long(),
+            token_type_ids=torch.tensor(batch["segment_ids"]).long(),
+        )
+    rows = np.arange(3)[:, None]
+    return {
+        "masked_lm_logits": outputs.prediction_logits.numpy()[rows, batch["masked_lm_positions"]],
+        "next_sentence_logits": outputs.seq_relationship_logits.numpy(),
+    }
+
+
+def our_logits(folder, batch):
+    outputs = targets.model(sources.open_checkpoint(folder))(batch)
+    return {name: np.asarray(value) for name, value in outputs.items()}

@@ -1,0 +1,191 @@
+"""Hugging Face's forms, in and out, beside transformers and KerasHub themselves."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import peers
+import pytest
+from bert_checkpoints import (
+    CONFIG,
+    SHAPES,
+    as_tensors,
+    assert_same_bytes,
+    logits_of_transformers,
+    make_hugging_face,
+    make_source,
+    our_logits,
+    random_batch,
+    weights_of,
+    write_hugging_face,
+)
+
+from official_bert import convert_checkpoint, tokenization
+from official_bert.conversion import safetensors_files, sources
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("act", ["gelu", "gelu_erf"])
+def test_logits_equal_those_of_transformers(tmp_path, shape, act):
+    config = dataclasses.replace(SHAPES[shape], hidden_act=act)
+    make_source(tmp_path / "ours", config)
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    batch = random_batch(config)
+    theirs, ours = (
+        logits_of_transformers(tmp_path / "hf", batch),
+        our_logits(tmp_path / "ours", batch),
+    )
+    for name, logits in theirs.items():
+        np.testing.assert_allclose(ours[name], logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_new", "relu"])
+def test_a_folder_written_by_transformers_computes_the_same_here(tmp_path, act):
+    torch, transformers = peers.load("torch"), peers.load("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=20,
+        hidden_act=act,
+    )
+    model = transformers.BertForPreTraining(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.4)
+    model.save_pretrained(tmp_path / "hf")
+    batch = random_batch(CONFIG)
+    theirs, ours = (
+        logits_of_transformers(tmp_path / "hf", batch),
+        our_logits(tmp_path / "hf", batch),
+    )
+    for name, logits in theirs.items():
+        np.testing.assert_allclose(ours[name], logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_the_tokenizer_of_an_export_splits_as_ours(tmp_path, cased):
+    transformers = peers.load("transformers")
+    make_source(tmp_path / "ours", cased=cased)
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = tokenization.load(str(tmp_path / "ours/vocab.txt"), do_lower_case=not cased)
+    for text in ("The cat's unaffable, naïve É 中é12!", "", "x" * 150, "the [MASK] sat"):
+        pieces = ours.encode(text.replace("[MASK]", "cat"), add_special_tokens=False).tokens
+        ids = [ours.token_to_id("[MASK]" if "[MASK]" in text and p == "cat" else p) for p in pieces]
+        assert theirs(text)["input_ids"] == [2, *ids, 3]
+    assert theirs("the", "cat")["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_keras_hub_computes_the_same_from_an_export(tmp_path):
+    keras_hub = peers.load("keras_hub")
+    make_source(tmp_path / "ours")
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "hf"))
+    batch = random_batch(CONFIG)
+    theirs = backbone(
+        {
+            "token_ids": batch["input_ids"],
+            "segment_ids": batch["segment_ids"],
+            "padding_mask": batch["input_mask"],
+        }
+    )["pooled_output"]
+    arrays = weights_of(tmp_path / "ours")
+    scores = np.asarray(theirs) @ arrays["cls/seq_relationship/output_weights"].T
+    scores += arrays["cls/seq_relationship/output_bias"]
+    ours = our_logits(tmp_path / "ours", batch)["next_sentence_logits"]
+    np.testing.assert_allclose(scores, ours, atol=1e-5)
+
+
+def test_old_names_and_copies_of_hugging_face_are_understood(tmp_path):
+    arrays = make_hugging_face(tmp_path / "old")
+    words = as_tensors(arrays)["bert/embeddings/word_embeddings"]
+    positions = np.arange(20)[None]
+    extra = [
+        ("cls.predictions.decoder.weight", words),
+        ("bert.embeddings.position_ids", as_tensors({"": positions})[""]),
+    ]
+
+    def old(name):
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        return name.replace("LayerNorm.bias", "LayerNorm.beta")
+
+    write_hugging_face(tmp_path / "old", arrays, CONFIG, old, extra)
+    assert_same_bytes(weights_of(tmp_path / "old"), arrays)
+    other = arrays["bert/embeddings/word_embeddings"] + 1
+    extra[0] = ("cls.predictions.decoder.weight", as_tensors({"": other})[""])
+    write_hugging_face(tmp_path / "old", arrays, CONFIG, old, extra)
+    with pytest.raises(ValueError, match="decoder.weight differs from"):
+        sources.open_checkpoint(tmp_path / "old")
+
+
+def test_an_encoder_alone_is_converted_on_request_only(tmp_path):
+    transformers = peers.load("transformers")
+    arrays = make_hugging_face(tmp_path / "bare")
+    arrays = {n: a for n, a in arrays.items() if not n.startswith("cls")}
+    write_hugging_face(tmp_path / "bare", arrays, CONFIG, lambda name: name.removeprefix("bert."))
+    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence"):
+        convert_checkpoint.convert(tmp_path / "bare", tmp_path / "out", "huggingface")
+    with pytest.raises(ValueError, match="huggingface and tf1 can hold it"):
+        convert_checkpoint.convert(
+            tmp_path / "bare", tmp_path / "out", "keras", allow_missing_heads=True
+        )
+    assert not (tmp_path / "out").exists()
+    convert_checkpoint.convert(
+        tmp_path / "bare", tmp_path / "out", "huggingface", allow_missing_heads=True
+    )
+    _, notes = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not notes["missing_keys"]
+    assert not notes["unexpected_keys"]
+    assert_same_bytes(weights_of(tmp_path / "out"), arrays)
+
+
+def test_weights_in_several_files_are_read_and_no_file_elsewhere(tmp_path):
+    peers.load("torch")
+    arrays = make_hugging_face(tmp_path / "hf")
+    whole = safetensors_files.read(tmp_path / "hf/model.safetensors")
+    places = {}
+    for number in range(3):
+        part = {n: t for i, (n, t) in enumerate(whole.items()) if i % 3 == number}
+        safetensors_files.write(tmp_path / f"hf/part-{number}.safetensors", part.items())
+        places.update(dict.fromkeys(part, f"part-{number}.safetensors"))
+    (tmp_path / "hf/model.safetensors").unlink()
+    index = tmp_path / "hf/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    assert_same_bytes(weights_of(tmp_path / "hf"), arrays)
+    shutil.copy(tmp_path / "hf/part-0.safetensors", tmp_path / "part-0.safetensors")
+    hostile = {n: p.replace("part-0", "../part-0") for n, p in places.items()}
+    index.write_text(json.dumps({"weight_map": hostile}))
+    with pytest.raises(ValueError, match="expected names of files beside it"):
+        sources.open_checkpoint(tmp_path / "hf")
+
+
+def test_the_command_that_an_error_gives_for_a_pickle_makes_it_readable(tmp_path):
+    torch = peers.load("torch")
+    arrays = make_hugging_face(tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    weights = {n: torch.tensor(t.read()) for n, t in safetensors_files.read(file).items()}
+    weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
+    file.unlink()
+    torch.save(weights, tmp_path / "hf/pytorch_model.bin")
+    with pytest.raises(ValueError, match="is a pickle") as error:
+        sources.open_checkpoint(tmp_path / "hf")
+    command = str(error.value).partition("run: ")[2]
+    subprocess.run(command.replace("python ", f"{sys.executable} ", 1), shell=True, check=True)
+    assert_same_bytes(weights_of(tmp_path / "hf"), arrays)
+
+
+def test_safetensors_files_are_those_of_the_library(tmp_path):
+    library = peers.load("safetensors.numpy")
+    arrays = {"a": np.arange(6, dtype="<f4").reshape(2, 3), "b": np.int64(3), "": np.zeros((0, 2))}
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    safetensors_files.write(tmp_path / "ours", as_tensors(arrays).items())
+    assert_same_bytes(library.load_file(tmp_path / "ours"), arrays)
+    library.save_file(arrays, tmp_path / "theirs")
+    read = {n: t.read() for n, t in safetensors_files.read(tmp_path / "theirs").items()}
+    assert_same_bytes(read, arrays)

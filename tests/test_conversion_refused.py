@@ -1,0 +1,199 @@
+"""Input that does not fit ends in one line, and nothing is written."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from bert_checkpoints import (
+    CONFIG,
+    make_hugging_face,
+    make_source,
+)
+
+from official_bert import checkpoints, convert_checkpoint
+from official_bert.conversion import safetensors_files, sources
+
+
+def spoilt(folder, change):
+    """A TensorFlow 1 checkpoint after `change(arrays)`."""
+    arrays = make_source(folder)
+    change(arrays)
+    checkpoints.write_bundle(folder / "bert_model.ckpt", arrays)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda arrays: arrays.pop("bert/encoder/layer_1/output/dense/bias"),
+            r"missing: bert/encoder/layer_1/output/dense/bias \(16,\)\.",
+        ),
+        (
+            lambda arrays: arrays.update({"output_weights": np.zeros((3, 16))}),
+            r"left over: output_weights \(3, 16\)\.",
+        ),
+        (
+            lambda arrays: arrays.update({"bert/pooler/dense/bias": np.zeros(15, np.float32)}),
+            r"of another shape: bert/pooler/dense/bias \(15,\) instead of \(16,\)\.",
+        ),
+        (
+            lambda arrays: arrays.update(
+                {"bert/encoder/layer_2/output/dense/bias": np.zeros(16, np.float32)}
+            ),
+            r"left over: bert/encoder/layer_2/output/dense/bias",
+        ),
+        (
+            lambda arrays: arrays.update({"bert/pooler/dense/bias/adam_m": np.zeros(4)}),
+            r"bert/pooler/dense/bias/adam_m \(4,\) instead of \(16,\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_listed_with_its_shape_and_nothing_is_written(
+    tmp_path, change, message
+):
+    folder = spoilt(tmp_path / "in", change)
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint.convert(folder, tmp_path / "out", "huggingface")
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_is_left_over_goes_on_request_and_is_listed(tmp_path):
+    folder = spoilt(tmp_path / "in", lambda a: a.update({"output_weights": np.zeros((3, 16))}))
+    said = convert_checkpoint.convert(
+        folder, tmp_path / "out", "huggingface", ignore_left_over=True
+    )
+    assert said[-1] == "left out  output_weights"
+
+
+def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
+    make_source(tmp_path / "in", cased=True)
+    with pytest.raises(ValueError, match="is a cased vocabulary"):
+        convert_checkpoint.convert(
+            tmp_path / "in", tmp_path / "out", "huggingface", do_lower_case=True
+        )
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert settings["do_lower_case"] is False
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type='roberta'"),
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05"),
+        ({"position_embedding_type": "relative_key"}, "another model than BERT"),
+        ({"hidden_act": "silu"}, "hidden_act must be one of"),
+        ({"hidden_size": 10**400}, "hidden_size must be"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
+    ],
+)
+def test_another_model_than_bert_is_refused_by_its_configuration(tmp_path, values, message):
+    make_hugging_face(tmp_path / "hf")
+    config = {"model_type": "bert", **json.loads(CONFIG.to_json()), **values}
+    (tmp_path / "hf/bert_config.json").unlink()
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        sources.open_checkpoint(tmp_path / "hf")
+
+
+def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
+    make_source(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_a_vocabulary_is_asked_for_where_the_format_needs_it(tmp_path):
+    make_source(tmp_path / "a/in")
+    (tmp_path / "a/in/vocab.txt").unlink()
+    with pytest.raises(ValueError, match="name it with --vocab_file"):
+        convert_checkpoint.convert(tmp_path / "a/in", tmp_path / "out", "huggingface")
+    convert_checkpoint.convert(
+        tmp_path / "a/in", tmp_path / "out", "huggingface", allow_missing_vocabulary=True
+    )
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("path", ["nowhere", "empty", "several", "saved_model"])
+def test_what_is_no_checkpoint_is_said_in_one_line(tmp_path, path, capsys):
+    (tmp_path / "empty").mkdir()
+    make_source(tmp_path / "several")
+    checkpoints.write_bundle(tmp_path / "several/other.ckpt", {"x": np.zeros(1)})
+    (tmp_path / "saved_model").mkdir()
+    (tmp_path / "saved_model/saved_model.pb").write_bytes(b"")
+    flags = [f"--input={tmp_path / path}", f"--output={tmp_path / 'out'}", "--output_format=tf1"]
+    command = [sys.executable, "-m", "official_bert.convert_checkpoint", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("convert_checkpoint: error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_thousand_damaged_folders_end_in_one_line_and_write_nothing(tmp_path):
+    """Truncated, flipped, renamed and hostile input: an error of ours, or a whole conversion."""
+    make_hugging_face(tmp_path / "good/in")
+    config = {"model_type": "bert", **json.loads(CONFIG.to_json()), "hidden_act": "gelu_new"}
+    (tmp_path / "good/in/bert_config.json").unlink()
+    (tmp_path / "good/in/config.json").write_text(json.dumps(config))
+    refused = lines = 0
+    for seed in range(1000):
+        folder = tmp_path / f"{seed}"
+        shutil.copytree(tmp_path / "good", folder)
+        damage(folder / "in", random.Random(seed))
+        try:
+            convert_checkpoint.convert(folder / "in", folder / "out", "huggingface")
+        except (ValueError, OSError) as error:
+            refused += 1
+            lines += str(error).count("\n")
+            assert [p.name for p in folder.iterdir()] == ["in"], seed
+        else:
+            assert len(safetensors_files.read(folder / "out/model.safetensors")) == 46
+        shutil.rmtree(folder)
+    assert lines == 0
+    assert refused > 700  # a flipped bit among the weights cannot be seen
+
+
+def damage(folder, rng):
+    file = folder / rng.choice(
+        ["model.safetensors", "model.safetensors", "config.json", "vocab.txt"]
+    )
+    content = bytearray(file.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    kind = rng.choice(["cut", "flip", "swap", "replace", "remove", "hostile", "grow", "repeat"])
+    if kind == "cut":
+        content = content[: rng.randrange(len(content))]
+    elif kind == "flip":
+        end = header if file.suffix == ".safetensors" else len(content)
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(end)] ^= 1 << rng.randrange(8)
+    elif kind == "swap":
+        old, new = rng.choice([(b"bert", b"../x"), (b"F32", b"F16"), (b"[", b"{"), (b"1", b"9")])
+        content = content.replace(old, new)
+    elif kind == "replace":
+        content = rng.choice(
+            [b"", b"[]", b"null", b'{"a":' * 5000, b"\xff\xfe", b'{"vocab_size": 1e9}']
+        )
+    elif kind == "hostile":
+        name = rng.choice(
+            ["../x.safetensors", "/etc/passwd", "", ".", "in", "\x00", 3, None, ["a"]]
+        )
+        index = {"weight_map": {"bert.embeddings.word_embeddings.weight": name}}
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        return
+    elif kind == "grow":
+        content = content + bytes(rng.randrange(1, 99))
+    elif kind == "repeat":
+        content = content * 2
+    file.unlink()
+    if kind != "remove":
+        file.write_bytes(content)

@@ -1,0 +1,80 @@
+"""Checkpoints that tf-models itself wrote compute here what they compute there."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import peers
+import pytest
+from bert_checkpoints import (
+    assert_same_bytes,
+    our_logits,
+    weights_of,
+)
+
+from official_bert import convert_checkpoint
+from official_bert.config import BertConfig
+from official_bert.conversion import sources
+
+
+@pytest.fixture(scope="module")
+def tf_models(tmp_path_factory):
+    peers.load("gin")
+    peers.load("tf_keras")
+    folder = tmp_path_factory.mktemp("tf_models")
+    script = pathlib.Path(__file__).with_name("tf_models_checkpoints.py")
+    subprocess.run([sys.executable, "-W", "ignore", script, folder, "0"], check=True)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=12,
+    )
+    (folder / "bert_config.json").write_text(config.to_json())
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["functional", "v2", "legacy"])
+def test_a_pretrainer_of_tf_models_computes_the_same_here(tf_models, tmp_path, kind):
+    said = convert_checkpoint.convert(tf_models / f"{kind}_pretrainer", tmp_path / "tf1", "tf1")
+    assert said[0].startswith("read      tf-models")
+    expected = np.load(tf_models / f"{kind}.npz")
+    batch = {
+        "input_ids": expected["input_word_ids"],
+        "input_mask": expected["input_mask"],
+        "segment_ids": expected["input_type_ids"],
+        "masked_lm_positions": expected["masked_lm_positions"],
+    }
+    ours = our_logits(tmp_path / "tf1", batch)
+    theirs = {f"{n}_logits": expected[n] for n in ("masked_lm", "next_sentence")}
+    for name, logits in theirs.items():
+        np.testing.assert_allclose(ours[name], logits, rtol=1e-5, atol=2e-5)
+    # The bias that a script of transformers 4 lost is among what made these logits.
+    assert np.abs(weights_of(tmp_path / "tf1")["cls/predictions/output_bias"]).min() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["functional", "v2", "legacy"])
+def test_an_encoder_of_tf_models_has_the_weights_of_its_pretrainer(tf_models, kind):
+    alone, whole = (weights_of(tf_models / f"{kind}_{part}") for part in ("encoder", "pretrainer"))
+    if kind != "legacy":  # there the pre-training head reads a pooler of its own
+        alone = {n: a for n, a in alone.items() if "pooler" not in n}
+    assert len(alone) >= 37
+    assert_same_bytes({n: a for n, a in whole.items() if n in alone}, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["functional", "v2", "legacy"])
+def test_moments_of_tf_models_come_along(tf_models, kind):
+    source = sources.open_checkpoint(tf_models / f"{kind}_pretrainer")
+    assert not source.left_over
+    trained = {name.rpartition("/")[0] for name in source.slots}
+    assert len(trained) >= 42
+    assert trained <= source.weights.keys()
+    for name, slot in source.slots.items():
+        assert slot.read().shape == source.weights[name.rpartition("/")[0]].shape
+        assert np.abs(slot.read()).max() > 0 or "key/bias" in name  # whose gradient is 0
