@@ -84,6 +84,7 @@ def make_update(config, stage):
         optimizer=stages.Optimizer(),
         input_files=(),
         dtype=FLAGS.dtype,
+        enable_xla=FLAGS.enable_xla,
     )
     model = modeling.BertPretrainer(
         dataclasses.replace(config, num_hidden_layers=stage.depth),
@@ -93,9 +94,7 @@ def make_update(config, stage):
         variable.trainable = stacking.trained(variable.path, stage)
     optimizer = run.optimizer.make()
     optimizer.build(model.trainable_variables)
-    loop = pretraining_step.make_training_loop(
-        run, model, optimizer, tf.distribute.get_strategy(), FLAGS.enable_xla
-    )
+    loop = pretraining_step.make_training_loop(run, model, optimizer, tf.distribute.get_strategy())
     iterator = iter(tf.data.Dataset.from_tensors(random_batch(config, stage)).repeat())
     state = pretraining_step.first_state(run)
     return lambda: loop(iterator, 1, 1, state)

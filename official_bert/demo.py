@@ -3,8 +3,9 @@
     python -m official_bert.demo [--corpus=my_texts/] [--output_dir=demo_output]
 
 text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
-held-out scores, filled blanks, plots. Each step calls what a larger run would call; what a step has
-finished is found by the next start, so an interrupted demo goes on where it stopped.
+held-out scores beside what counting gets, plots, filled blanks. Each step calls what a larger run
+would call; what a step has finished is found by the next start, so an interrupted demo goes on
+where it stopped.
 """
 
 import importlib.util
@@ -17,7 +18,8 @@ from absl import app, flags
 from official_bert import (
     child_commands,
     corpus,
-    plots,
+    demo_scores,
+    local_paths,
     quiet_tensorflow,
     stdlib_text,
     tokenization,
@@ -29,17 +31,11 @@ from official_bert.demo_folder import DemoFolder, alone_in, clock, whole_file
 FLAGS = flags.FLAGS
 
 RECIPE = "demo"
-VOCAB_SIZE = 4096
+VOCAB_SIZE = 2048
 HELD_OUT_SHARE = 12  # one document of so many is held out …
 HELD_OUT_CHARACTERS = 300_000  # … up to this much text
-
-# Asked at the end of a run on the text that comes with Python; of other texts, held-out sentences.
-BLANKS = (
-    "Return [MASK] if the file exists.",
-    "If the object is not found, a KeyError is [MASK].",
-    "The first [MASK] of the function is the name of the file.",
-    "Convert a string to an [MASK].",
-)
+MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write_records`
+EVAL_BATCH_SIZE = 128
 
 
 def main(arguments):
@@ -69,22 +65,29 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
         recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
 
     Raises:
-        ValueError: if the corpus cannot be used, or `folder` holds a demo with other settings.
+        ValueError: if the corpus cannot be used or lies among what is written, or `folder` holds a
+            demo with other settings.
         OSError: if the disk is full or not writable.
     """
     if not importlib.util.find_spec("matplotlib"):
         raise ValueError('the plots need matplotlib; pip install "lamb_tf[plot]" brings it.')
+    local_paths.require_local(output_dir=folder)
     paths = corpus.find_files(corpus_patterns) if corpus_patterns else []
     layout = DemoFolder(folder)
+    local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
+    corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder), clock(layout, paths, corpus_format, recipe) as seconds:
+    settings = (paths, corpus_format, recipe, VOCAB_SIZE)
+    with alone_in(folder), clock(layout, *settings) as seconds:
         _step(1, "text", write_text, layout, paths, corpus_format)
         _step(2, "vocabulary", _learn_vocabulary, layout)
-        _step(3, "records", _write_records, layout, recipe)
+        stages = _stages(recipe)
+        _step(3, "records", _write_records, layout, stages)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
-        _step(5, "plots", _draw, layout)
-        _step(6, "filling blanks", _fill_blanks, layout, bool(paths))
-        results = _held_out_results(layout, recipe)
+        _step(5, "what counting gets", demo_scores.write_baselines, layout, stages, EVAL_BATCH_SIZE)
+        _step(6, "plots", demo_scores.draw, layout)
+        _step(7, "blanks in held-out sentences", _fill_blanks, layout)
+        results = demo_scores.results(layout, stages, EVAL_BATCH_SIZE)
         results["seconds"] = round(seconds(), 1)
         whole_files.write_text(layout.results, json.dumps(results, indent=1) + "\n")
     print(report(results, layout), flush=True)
@@ -139,8 +142,8 @@ def model_config(vocab_size):
     """A BERT that two CPU cores train in minutes.
 
     LAMB's steps are relative to the weights, so a narrow model that has no time to grow its
-    weights starts with 1/√128 ≈ 0.08 instead of 0.02. Nothing is dropped: few updates on masked
-    text leave little to learn by heart.
+    weights starts with 0.06 instead of 0.02. Nothing is dropped: few updates on text that is masked
+    anew in every epoch leave little to learn by heart.
     """
     return BertConfig(
         vocab_size=vocab_size,
@@ -149,19 +152,28 @@ def model_config(vocab_size):
         num_attention_heads=2,
         intermediate_size=512,
         max_position_embeddings=128,
-        initializer_range=0.08,
+        initializer_range=0.06,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
 
 
-def _write_records(layout, recipe):
-    """Records of the official schema for the lengths of the recipe."""
+def _stages(recipe):
     quiet_tensorflow.import_tensorflow()  # what follows needs it
     from official_bert import recipes
 
-    for stage in recipes.find(recipe).stages:
-        for split, passes, shards in ("train", 8, 4), ("held_out", 2, 1):
+    return recipes.find(recipe).stages
+
+
+def _write_records(layout, stages):
+    """Records for dynamic masking, of the lengths of the recipe.
+
+    Of the training text as many tokens are masked as a stage has predictions for; of the held-out
+    text, 15 %, as is usual.
+    """
+    for stage in stages:
+        most = stage.max_predictions_per_seq / stage.max_seq_length
+        for split, share in ("train", most), ("held_out", MASKED_SHARE):
             child_commands.call(
                 "create_pretraining_data",
                 f"--input_file={layout.text(split)}",
@@ -169,8 +181,8 @@ def _write_records(layout, recipe):
                 f"--vocab_file={layout.vocab}",
                 f"--max_seq_length={stage.max_seq_length}",
                 f"--max_predictions_per_seq={stage.max_predictions_per_seq}",
-                f"--dupe_factor={passes}",  # over the text, with other masks and other pairs
-                f"--num_shards={shards}",
+                f"--masked_lm_prob={share}",
+                "--dynamic_masking",
             )
 
 
@@ -178,102 +190,37 @@ def _pretrain(layout, recipe):
     """The command that a larger run would use, too."""
     if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
         return "already there"
-    patterns = {
-        split: layout.records(split, "{max_seq_length}").with_suffix(".tfrecord*")
-        for split in ("train", "held_out")
-    }
+    patterns = {split: layout.records(split, "{max_seq_length}") for split in ("train", "held_out")}
     child_commands.call(
         "run_pretraining",
         f"--recipe={recipe}",
-        "--optimizer_type=lamb",
         f"--input_files={patterns['train']}",
         f"--eval_files={patterns['held_out']}",
         f"--bert_config_file={layout.config}",
         f"--model_dir={layout.model}",
+        f"--eval_batch_size={EVAL_BATCH_SIZE}",
+        "--eval_steps=500",
         "--log_steps=50",
-        "--eval_steps=600",
-        "--eval_batch_size=128",
-        "--save_checkpoints_steps=300",
+        "--steps_per_loop=50",
+        "--save_checkpoints_steps=500",
         "--keep_checkpoint_max=2",
     )
 
 
-def _draw(layout):
-    return ", ".join(str(path) for path in plots.plot_log(layout.log, layout.plots))
-
-
-def _fill_blanks(layout, own_text):
-    from official_bert.fill_blanks import BlankFiller, describe
-
-    filler = BlankFiller(layout.model, layout.vocab)
-    sentences = held_out_blanks(layout) if own_text else BLANKS
-    return "".join(f"\n{describe(s, filler.guesses(s))}" for s in sentences)
-
-
-def held_out_blanks(layout, count=4):
-    """Sentences of the held-out text, spread over it, each with its middle word blanked."""
-    with open(layout.text("held_out"), encoding="utf-8") as file:
-        sentences = [line.split() for line in file if 6 <= len(line.split()) <= 20]
-    chosen = sentences[:: max(1, len(sentences) // count)][:count]
-    return [
-        " ".join([*words[: len(words) // 2], "[MASK]", *words[len(words) // 2 + 1 :]])
-        for words in chosen
-    ]
-
-
-def _held_out_results(layout, recipe):
-    """What `results.json` says: the scores of the last held-out evaluation, and of guessing."""
-    lines = [json.loads(line) for line in layout.log.read_text().splitlines()]
-    last = [line for line in lines if line["kind"] == "eval"][-1]
-    names = ("masked_lm_loss", "masked_lm_accuracy", "most_frequent_token_accuracy")
-    names += ("next_sentence_loss", "next_sentence_accuracy")
-    return {
-        **{name: last[name] for name in names},
-        "most_frequent_label_accuracy": _most_frequent_label(layout, recipe),
-        "steps": last["step"],
-    }
-
-
-def _most_frequent_label(layout, recipe):
-    """The share of the commoner next-sentence label: where a sequence holds hardly more than one
-    sentence, most second parts are random."""
-    from official_bert import input_pipeline, recipes
-
-    stage = recipes.find(recipe).stages[-1]
-    batches = input_pipeline.Batches(
-        [str(layout.records("held_out", stage.max_seq_length))],
-        128,
-        stage.max_seq_length,
-        stage.max_predictions_per_seq,
-        seed=0,
-        shuffle=False,
-    )
-    random = count = 0.0
-    for step in range(batches.num_batches):
-        batch = batches[step]
-        random += float((batch["next_sentence_labels"] * batch["example_weights"]).sum())
-        count += float(batch["example_weights"].sum())
-    return max(random, count - random) / count
+def _fill_blanks(layout):
+    return "\n" + demo_scores.fill_blanks(layout)
 
 
 def report(results, layout):
     """What the user reads at the end."""
-    rows = [
-        ("masked-LM accuracy", f"{results['masked_lm_accuracy']:.1%}"),
-        ("  always the most frequent token", f"{results['most_frequent_token_accuracy']:.1%}"),
-        ("masked-LM loss", f"{results['masked_lm_loss']:.3f} nats"),
-        ("next-sentence accuracy", f"{results['next_sentence_accuracy']:.1%}"),
-        ("  always the most frequent label", f"{results['most_frequent_label_accuracy']:.1%}"),
-        ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
-    ]
-    table = "\n".join(f"  {name:<34}{value:>12}" for name, value in rows)
     return f"""
 On held-out text
-{table}
+{demo_scores.table(results)}
 
 checkpoint  {layout.model}/pretrained/bert_model.ckpt-1
             (with {layout.config} and {layout.vocab})
 results     {layout.results}
+blanks      {layout.blanks_table}
 plots       {layout.plots}
 
 What to try next
@@ -287,7 +234,7 @@ What to try next
 
 
 def _step(number, title, function, *arguments):
-    print(f"[{number}/6] {title}", flush=True)
+    print(f"[{number}/7] {title}", flush=True)
     outcome = function(*arguments)
     if outcome:
         print(f"      {outcome}", flush=True)

@@ -26,9 +26,20 @@ class DemoFolder(NamedTuple):
     config = property(lambda self: self.folder / "bert_config.json")
     model = property(lambda self: self.folder / "model")
     log = property(lambda self: self.model / "train_log.jsonl")
+    baselines = property(lambda self: self.folder / "baselines.json")
+    blanks = property(lambda self: self.folder / "blanks.json")
+    blanks_table = property(lambda self: self.folder / "blanks.md")
     plots = property(lambda self: self.folder / "plots")
     results = property(lambda self: self.folder / "results.json")
     settings = property(lambda self: self.folder / "demo.json")
+
+    @property
+    def written(self):
+        """What a demo writes: files, and folders with all that is in them."""
+        names = ("text", "records", "model", "plots")
+        folders = [self.folder / name for name in names]
+        files = (self.vocab, self.config, self.baselines, self.blanks, self.results, self.settings)
+        return [*folders, *files, self.blanks_table]
 
 
 @contextlib.contextmanager
@@ -45,20 +56,20 @@ def alone_in(folder):
 
 
 @contextlib.contextmanager
-def clock(layout, paths, corpus_format, recipe):
+def clock(layout, paths, corpus_format, recipe, vocab_size):
     """The seconds that this demo has taken so far, earlier starts in the same folder included.
 
     Raises:
         ValueError: if the folder holds a demo with other settings.
     """
     settings = {"corpus": [os.path.abspath(p) for p in paths], "corpus_format": corpus_format}
-    settings["recipe"] = recipe
+    settings |= {"recipe": recipe, "vocab_size": vocab_size}
     earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
     for name, value in settings.items():
-        if earlier.get(name, value) != value:
+        if earlier and earlier.get(name) != value:
             raise ValueError(
-                f"{layout.folder} holds a demo with {name}={earlier[name]!r}, not {value!r}; give "
-                "another --output_dir, or remove that folder."
+                f"{layout.folder} holds a demo with {name}={earlier.get(name)!r}, not {value!r}; "
+                "give another --output_dir, or remove that folder."
             )
     finished = earlier.get("finished", False)
     started = time.monotonic() - earlier.get("seconds", 0.0)

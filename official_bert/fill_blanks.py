@@ -4,13 +4,14 @@
         --vocab_file=demo_output/vocab.txt "Return the [MASK] of the list."
 """
 
+import json
 import pathlib
 import sys
 from typing import NamedTuple
 
 from absl import app, flags
 
-from official_bert import quiet_tensorflow
+from official_bert import local_paths, quiet_tensorflow
 
 FLAGS = flags.FLAGS
 
@@ -30,12 +31,14 @@ class BlankFiller:
             is used.
         vocab_file: The vocabulary that the model was trained with.
         do_lower_case: Whether that vocabulary is an uncased one.
+        trained: `False` takes the model as it was before the first update of its run.
 
     Raises:
         ValueError: if there is no checkpoint, or the vocabulary is not the model's.
     """
 
-    def __init__(self, model_dir, vocab_file, do_lower_case=True):
+    def __init__(self, model_dir, vocab_file, do_lower_case=True, trained=True):
+        local_paths.require_local(model_dir=model_dir, vocab_file=vocab_file)
         quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
         from official_bert import model_state, tokenization
         from official_bert.checkpoints import CheckpointStore
@@ -53,9 +56,11 @@ class BlankFiller:
         checkpoint = CheckpointStore(model_dir).latest()
         if checkpoint is None:
             raise ValueError(f"{model_dir} holds no checkpoint; has its run written one yet?")
-        self._model = BertPretrainer(config)
+        seed, weights = (0, checkpoint.prefix) if trained else _beginning(model_dir)
+        self._model = BertPretrainer(config, seed=seed)
         self._longest = config.max_position_embeddings
-        model_state.load_weights(self._model, checkpoint.prefix)
+        if weights:
+            model_state.load_weights(self._model, weights)
 
     def guesses(self, sentence, count=3):
         """The `count` likeliest word pieces for each `[MASK]` of `sentence`, likeliest first.
@@ -72,14 +77,16 @@ class BlankFiller:
 
         ids = self._ids(sentence)
         mask_id = self._tokenizer.token_to_id("[MASK]")
-        positions = [place for place, token in enumerate(ids) if token == mask_id]
+        blanks = [place for place, token in enumerate(ids) if token == mask_id]
+        # Padded, and asked for every position: kernels are compiled anew for each new shape.
         batch = {
-            "input_ids": np.array([ids], np.int32),
-            "input_mask": np.ones((1, len(ids)), np.int32),
-            "segment_ids": np.zeros((1, len(ids)), np.int32),
-            "masked_lm_positions": np.array([positions], np.int32),
+            name: np.zeros((1, self._longest), np.int32)
+            for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions")
         }
-        logits = np.asarray(self._model(batch)["masked_lm_logits"])[0]  # (blanks, V)
+        batch["input_ids"][0, : len(ids)] = ids
+        batch["input_mask"][0, : len(ids)] = 1
+        batch["masked_lm_positions"][0] = range(self._longest)
+        logits = np.asarray(self._model(batch)["masked_lm_logits"])[0, blanks]  # (blanks, V)
         odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probabilities = odds / odds.sum(axis=-1, keepdims=True)
         return [
@@ -104,6 +111,12 @@ class BlankFiller:
                 f"{self._longest}."
             )
         return ids
+
+
+def _beginning(model_dir):
+    """The seed of a run and the checkpoint that it started from, if any."""
+    run = json.loads((model_dir / "run.json").read_text())
+    return run["seed"], run["init_checkpoint"]
 
 
 def describe(sentence, guesses):

@@ -13,10 +13,14 @@ import sys
 
 from absl import app, flags
 
+from official_bert import local_paths
+
 FLAGS = flags.FLAGS
 
 _TRAINING, _HELD_OUT, _GUESSING = "#4477aa", "#cc3311", "#777777"
 _STAGE_SHADES = ("#f4f4f4", "#ffffff")
+
+PLATEAU_MARGIN = 0.3  # nats below word frequencies: what a run on the plateau never shows
 
 # Where a variable stands in the network, and the panel of the trust-ratio plot that shows it.
 PANELS = {
@@ -31,12 +35,14 @@ PANELS = {
 }
 
 
-def plot_log(log_file, output_dir):
+def plot_log(log_file, output_dir, baselines=None):
     """Draws loss.png, accuracy.png, learning_rate.png and trust_ratios.png.
 
     Args:
         log_file: The `train_log.jsonl` of a model directory.
         output_dir: Folder for the pictures; made if need be.
+        baselines: What guessing gets at the held-out positions, to draw beside the curves: for each
+            stage what `neighbour_baseline.evaluate` returns.
 
     Returns:
         The paths of the pictures.
@@ -44,6 +50,7 @@ def plot_log(log_file, output_dir):
     Raises:
         ValueError: if the log does not exist or holds no line of training.
     """
+    local_paths.require_local(log_file=log_file, output_dir=output_dir)
     train, held_out = _read(log_file)
     output_dir = pathlib.Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -54,7 +61,8 @@ def plot_log(log_file, output_dir):
         "trust_ratios": _plot_trust_ratios,
     }
     return [
-        _save(draw(train, held_out), output_dir / f"{name}.png") for name, draw in pictures.items()
+        _save(draw(train, held_out, baselines or []), output_dir / f"{name}.png")
+        for name, draw in pictures.items()
     ]
 
 
@@ -69,21 +77,66 @@ def _read(log_file):
     return train, [line for line in lines if line["kind"] == "eval"]
 
 
-def _plot_loss(train, held_out):
+def plateau_end(train, baselines):
+    """The update after which a run has left the plateau of word frequencies, or `None`.
+
+    Args:
+        train: The training lines of a log.
+        baselines: As for `plot_log`.
+
+    Returns:
+        The step of the first line whose loss is `PLATEAU_MARGIN` below that of guessing by word
+        frequencies.
+    """
+    for line in train:
+        frequencies = baselines[line["stage"]]["word frequencies"]["loss"]
+        loss = line["masked_lm_loss"]
+        if loss is not None and loss < frequencies - PLATEAU_MARGIN:
+            return line["step"]
+    return None
+
+
+def _plot_loss(train, held_out, baselines):
     figure, axes = _panels(train, _tasks(train), "loss (nats)")
     for task, axis in axes.items():
         _curve(axis, train, held_out, f"{task}_loss")
+    _guesses(axes["masked_lm"], train, baselines, "loss")
+    end = plateau_end(train, baselines) if baselines else None
+    if end is not None:
+        axes["masked_lm"].axvline(end, color=_GUESSING, linewidth=1)
+        axes["masked_lm"].annotate(
+            f"the plateau ends\n(update {end})",
+            (end, 0.97),
+            xycoords=axes["masked_lm"].get_xaxis_transform(),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="top",
+            fontsize=7,
+            color=_GUESSING,
+        )
     return figure
 
 
-def _plot_accuracy(train, held_out):
+def _guesses(axis, train, baselines, figure):
+    """A line for each baseline, over the stages it was measured for."""
+    spans = list(_stage_spans(train).items()) if baselines else []
+    for name, style in zip(("word frequencies", "neighbours"), ("--", ":")):
+        for number, (stage, (start, end)) in enumerate(spans):
+            value = baselines[stage][name][figure]
+            label = None if number else f"{name} (counted)"
+            axis.plot([start, end], [value] * 2, style, color=_GUESSING, linewidth=1, label=label)
+    axis.legend(loc="best")
+
+
+def _plot_accuracy(train, held_out, baselines):
     figure, axes = _panels(train, _tasks(train), "accuracy")
     for task, axis in axes.items():
         _curve(axis, train, held_out, f"{task}_accuracy")
         axis.yaxis.set_major_formatter("{x:.0%}")
         axis.set_ylim(bottom=0)
+    _guesses(axes["masked_lm"], train, baselines, "accuracy")
     guess = [line["most_frequent_token_accuracy"] for line in held_out]
-    if guess:
+    if guess and not baselines:  # which are the better guesses
         axes["masked_lm"].step(
             [line["step"] for line in held_out],
             guess,
@@ -96,14 +149,14 @@ def _plot_accuracy(train, held_out):
     return figure
 
 
-def _plot_learning_rate(train, held_out):
+def _plot_learning_rate(train, held_out, baselines):
     figure, axes = _panels(train, [""], "learning rate")
     _line(axes[""], train, "learning_rate", color=_TRAINING)
     axes[""].set_ylim(bottom=0)
     return figure
 
 
-def _plot_trust_ratios(train, held_out):
+def _plot_trust_ratios(train, held_out, baselines):
     """One panel for each kind of kernel, one line for each layer, from light (first) to dark."""
     from matplotlib import colormaps
 
@@ -157,14 +210,20 @@ def _panels(train, names, y_label, columns=2, share_y=False):
     return figure, dict(zip(names, grid))
 
 
-def _shade_stages(axis, train):
-    starts = {0: 0}  # stage → step it begins at, as far as the log's lines tell
+def _stage_spans(train):
+    """Stage → first and last step, as far as the log's lines tell."""
+    starts = {0: 0}
     for before, line in itertools.pairwise(train):
         if line["stage"] != before["stage"]:
             starts[line["stage"]] = before["step"]
     ends = [*list(starts.values())[1:], train[-1]["step"]]
-    if len(starts) > 1:
-        for (stage, start), end in zip(starts.items(), ends):
+    return dict(zip(starts, zip(starts.values(), ends)))
+
+
+def _shade_stages(axis, train):
+    spans = _stage_spans(train)
+    if len(spans) > 1:
+        for stage, (start, end) in spans.items():
             axis.axvspan(start, end, color=_STAGE_SHADES[stage % 2], zorder=0, linewidth=0)
             axis.text(
                 (start + end) / 2,
@@ -210,6 +269,8 @@ def _save(figure, path):
 
 def main(arguments):
     try:
+        if len(arguments) > 1:
+            raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
         for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
             print(path)
     except (ValueError, OSError) as error:

@@ -51,6 +51,32 @@ def test_a_log_of_one_line_can_be_drawn(tmp_path):
     assert len(plots.plot_log(write_log(tmp_path / "log.jsonl", steps=[50]), tmp_path)) == 4
 
 
+def guessing(loss):
+    """Baselines of two stages in which word frequencies get `loss`."""
+    scores = {"word frequencies": loss, "neighbours": loss - 2}
+    return [{name: {"loss": value, "accuracy": 0.1} for name, value in scores.items()}] * 2
+
+
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_baselines_and_the_end_of_the_plateau_are_drawn_where_there_are_any(tmp_path, evaluations):
+    log = write_log(tmp_path / "log.jsonl", evaluations=evaluations)
+    drawn = {}
+    for name, baselines in {"none": None, "never": guessing(2.0), "left": guessing(6.0)}.items():
+        loss, accuracy, *_ = plots.plot_log(log, tmp_path / name, baselines)
+        drawn[name] = loss.read_bytes(), accuracy.read_bytes()
+    assert len({loss for loss, _ in drawn.values()}) == 3
+    assert drawn["none"][1] != drawn["left"][1]
+
+
+def test_the_plateau_ends_at_the_first_line_that_word_frequencies_do_not_explain():
+    losses = {100: 7.0, 200: 5.75, 300: None, 400: 5.69, 500: 5.0}
+    train = [{"step": n, "stage": n // 400, "masked_lm_loss": x} for n, x in losses.items()]
+    assert plots.PLATEAU_MARGIN == 0.3
+    assert plots.plateau_end(train, guessing(6.0)) == 400
+    assert plots.plateau_end(train, guessing(5.9)) == 500
+    assert plots.plateau_end(train, guessing(5.0)) is None
+
+
 def test_every_adapted_kernel_has_its_place_in_the_trust_ratio_picture():
     from official_bert.config import BertConfig
     from official_bert.modeling import BertPretrainer

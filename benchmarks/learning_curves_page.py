@@ -1,0 +1,234 @@
+"""The page and the picture of `learning_curves.py`, from its records alone."""
+
+import math
+import pathlib
+import shlex
+from statistics import mean, median, stdev
+
+from official_bert.whole_files import write_text
+
+LEVEL = 4.5  # nats of held-out loss, the time to which is the figure of merit
+PLATEAU = 5.5  # below it a model knows more than the frequencies of words
+LABELS = {
+    "ours": "ours",
+    "peer": "Hugging Face in PyTorch",
+    "peer_compiled": "Hugging Face, `torch.compile`",
+}
+COLORS = {"ours": "#4477aa", "peer": "#cc3311", "peer_compiled": "#ee9944"}
+
+
+def write(path, records, settings, arguments, trials):
+    """Writes `path` and the picture beside it.
+
+    Args:
+        path: The page, ending in `.md`.
+        records: Finished trials, as in the JSON lines.
+        settings: Those of the study.
+        arguments: Those of the command.
+        trials: Number of trials of the whole study.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    groups = by_dropout_and_side(records)
+    if groups:
+        draw(groups, path.with_suffix(".png"))
+        write_text(path, text(groups, records, settings, arguments, trials, path.stem))
+
+
+def by_dropout_and_side(records):
+    """{dropout: {side: curves}}, a curve a seed."""
+    groups = {}
+    for record in sorted(records, key=lambda r: (r["trial"]["dropout"], r["trial"]["side"])):
+        trial = record["trial"]
+        groups.setdefault(trial["dropout"], {}).setdefault(trial["side"], []).append(
+            record["curve"]
+        )
+    return groups
+
+
+def first_at(curve, level, unit):
+    """Where a curve first comes to a loss, between two evaluations by a line; None: nowhere.
+
+    Args:
+        curve: Evaluations, in order.
+        level: Loss, in nats.
+        unit: `"seconds"` or `"step"`.
+    """
+    before = None
+    for here in curve:
+        if here["masked_lm_loss"] <= level:
+            if before is None:
+                return here[unit]
+            fall = before["masked_lm_loss"] - here["masked_lm_loss"]
+            share = (before["masked_lm_loss"] - level) / fall
+            return before[unit] + share * (here[unit] - before[unit])
+        before = here
+    return None
+
+
+def bands(curves):
+    """{step: (least, median, most)} of the loss over seeds, at the evaluations that all have."""
+    losses = [{line["step"]: line["masked_lm_loss"] for line in curve} for curve in curves]
+    common = sorted(set.intersection(*(set(each) for each in losses)))
+    found = {step: [each[step] for each in losses] for step in common}
+    return {step: (min(v), median(v), max(v)) for step, v in found.items()}
+
+
+def overlap(ours, theirs):
+    """At how many of the common evaluations two sides' bands overlap, and of how many."""
+    ours, theirs = bands(ours), bands(theirs)
+    common = ours.keys() & theirs.keys()
+    return sum(
+        ours[step][0] <= theirs[step][2] and theirs[step][0] <= ours[step][2] for step in common
+    ), len(common)
+
+
+def draw(groups, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        2, len(groups), figsize=(5 * len(groups), 7), sharey=True, squeeze=False
+    )
+    for column, (dropout, sides) in enumerate(groups.items()):
+        for side, curves in sides.items():
+            for row, unit in enumerate(("step", "seconds")):
+                places = [{line["step"]: line[unit] for line in curve} for curve in curves]
+                band = bands(curves)
+                x = [median(each[step] for each in places) for step in band]
+                least, middle, most = zip(*band.values())
+                color, label = COLORS[side], LABELS[side].replace("`", "")
+                axes[row][column].plot(x, middle, color=color, label=label)
+                axes[row][column].fill_between(x, least, most, color=color, alpha=0.25, lw=0)
+        axes[0][column].set(title=f"dropout {dropout:g}", xlabel="updates")
+        axes[1][column].set(xlabel="seconds of training (median)")
+        for axis in axes[:, column]:
+            axis.axhline(LEVEL, color="#777777", lw=0.8, ls="--")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("held-out masked-LM loss, nats")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def text(groups, records, settings, arguments, trials, name):
+    machine = records[-1]["machine"]
+    versions = ", ".join(
+        f"{package} {machine[package]}"
+        for package in ("tensorflow", "tensorflow-cpu", "torch", "transformers")
+        if package in machine
+    )
+    rows = [
+        row(dropout, side, curves)
+        for dropout, sides in groups.items()
+        for side, curves in sides.items()
+    ]
+    dates = sorted(record["date"] for record in records)
+    load = max(record["machine"]["load_before"] for record in records)
+    chosen = "\n".join(f"| `{k}` | {v} |" for k, v in settings.items() if v is not None)
+    return f"""# Learning curves beside an independent implementation
+
+{machine["cpu"]}, {machine["cores"]} cores; Python {machine["python"]}, {versions}; {dates[0]} to \
+{dates[-1]}. {len(records)} of {trials} trials are done. The load average before a trial was at \
+most {load:.1f}.
+
+Made by `{shlex.join(["python", *arguments])}`, which writes this page; every trial with its \
+command, settings and curve is a line of its `--results`.
+
+Both sides train one model on the same batches of the same text, with AdamW, one schedule, \
+clipping to norm 1 and initial values of standard deviation {settings["initial_stddev"]}. Ours is \
+`run_pretraining`; the other is `BertForPreTraining` with sdpa attention, PyTorch's fused AdamW \
+and batches read ahead by a thread. Seeds decide initial values (drawn by each side's own \
+generator), batches, masks and dropout.
+
+{chr(10).join(findings(groups))}
+
+![Held-out loss over updates and over seconds]({name}.png)
+
+Lines are medians over seeds, bands reach from the least to the most.
+
+| dropout | side | trials | loss at the end | accuracy | plateau left at update | s to {LEVEL} \
+nats | ms an update |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+Loss and accuracy of masked words on held-out documents: mean ± standard deviation over seeds. \
+The plateau, where a model knows how frequent words are and nothing else, is left at the first \
+update with a loss below {PLATEAU} nats. This and the time to {LEVEL} nats: median (least … most). \
+Seconds are those of training, tracing and compiling included, evaluations and start-up not.
+
+| setting | |
+|---|---|
+{chosen}
+"""
+
+
+def row(dropout, side, curves):
+    ends = [curve[-1] for curve in curves]
+    per_update = [1000 * end["seconds"] / end["step"] for end in ends]
+    cells = (
+        f"{dropout:g}",
+        LABELS[side],
+        len(curves),
+        with_deviation([end["masked_lm_loss"] for end in ends], "{:.3f}"),
+        with_deviation([100 * end["masked_lm_accuracy"] for end in ends], "{:.1f}") + " %",
+        with_range([first_at(curve, PLATEAU, "step") for curve in curves]),
+        with_range([first_at(curve, LEVEL, "seconds") for curve in curves]),
+        f"{median(per_update):.1f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def with_deviation(values, form):
+    spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
+    return form.format(mean(values)) + spread
+
+
+def with_range(values):
+    reached = [value for value in values if value is not None]
+    if not reached:
+        return "not reached"
+    text = f"{median(reached):,.0f} ({min(reached):,.0f} … {max(reached):,.0f})"
+    missing = len(values) - len(reached)
+    return f"{text}; not reached by {missing}" if missing else text
+
+
+def findings(groups):
+    """What comes out, as sentences, for each dropout rate."""
+    lines = []
+    for dropout, sides in groups.items():
+        if "ours" not in sides:
+            continue
+        for side, theirs in sides.items():
+            if side != "ours":
+                lines.append(f"- Dropout {dropout:g}: {comparison(sides['ours'], theirs, side)}.")
+    return lines or ["There are no trials of both sides yet."]
+
+
+def comparison(ours, theirs, side):
+    meets, common = overlap(ours, theirs)
+    times = [[first_at(curve, LEVEL, "seconds") for curve in curves] for curves in (ours, theirs)]
+    if None in times[0] + times[1]:
+        speed = f"not every trial comes to {LEVEL} nats"
+    else:
+        mine, other = median(times[0]), median(times[1])
+        speed = (
+            f"**{LEVEL} nats of held-out loss after {mine:.0f} s, {LABELS[side]} after "
+            f"{other:.0f} s: {other / mine:.2f} times as long** (medians)"
+        )
+    return (
+        f"{speed}; the bands overlap at {meets} of {common} evaluations; {difference(ours, theirs)}"
+    )
+
+
+def difference(ours, theirs):
+    """The difference of the losses at the end, with its standard error (Welch's)."""
+    ends = [[curve[-1]["masked_lm_loss"] for curve in curves] for curves in (ours, theirs)]
+    gap = mean(ends[0]) - mean(ends[1])
+    if min(map(len, ends)) < 2:
+        return f"at the end ours − theirs is {gap:+.3f} nats, of too few seeds for an error"
+    error = math.sqrt(sum(stdev(values) ** 2 / len(values) for values in ends))
+    return f"at the end ours − theirs is {gap:+.3f} ± {error:.3f} nats (standard error)"

@@ -1,0 +1,131 @@
+"""A wall-clock budget: how many updates of a run fit into so many minutes on this machine.
+
+The number decides the weights, so it is fixed before the first update and belongs to the `Run`:
+from then on the run is one of a given number of updates. `run.json` keeps it, and a run that is
+resumed takes it from there, however fast the machine is then.
+"""
+
+import dataclasses
+import pathlib
+import time
+
+from official_bert import distribution, evaluation, model_directory
+from official_bert.pretraining_step import (
+    first_state,
+    make_model_and_optimizer,
+    make_training_loop,
+)
+from official_bert.run_records import RunRecords
+
+MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
+FEWEST_UPDATES = 8
+
+
+def fix(run, reporting, strategy, model_dir, say=print):
+    """The run with as many updates as fit into its `minutes`.
+
+    A run that has begun in `model_dir` keeps its number of updates. A new one is measured: some
+    updates of each stage, on a model that is thrown away, and one evaluation. The minutes count
+    from the call of this function; saving checkpoints is not measured.
+
+    Args:
+        run: A `stages.Run` with `minutes`; the updates of its stages are proportions.
+        reporting: A `stages.Reporting`.
+        strategy: A `tf.distribute.Strategy`.
+        model_dir: The run's model directory.
+        say: Takes a line about what was found.
+
+    Raises:
+        ValueError: if the budget is too small for one update of each stage, or `run.json` is
+            damaged.
+    """
+    started = time.monotonic()
+    begun = model_directory.describes(pathlib.Path(model_dir))
+    if begun:
+        return _with_updates_of(run, begun["stages"])
+    costs = [_costs(run, reporting, strategy, stage) for stage in run.stages]
+    # One number on all workers: the slowest says how long an update takes.
+    each = [seconds for cost in costs for seconds in cost]
+    slowest = distribution.from_all_workers(strategy, [time.monotonic() - started, *each])
+    spent, *each = slowest.max(axis=0).tolist()
+    updates, ends = each[::2], each[1::2]
+    stages = fitted(run.stages, updates, 60 * run.minutes - spent - sum(ends))
+    if distribution.is_chief(strategy):
+        counts = ", ".join(
+            f"{stage.steps} of {1000 * seconds:.0f} ms"
+            for stage, seconds in zip(stages, updates, strict=True)
+        )
+        say(f"budget of {run.minutes:g} minutes, measured in {spent:.0f} s: updates {counts}")
+    return dataclasses.replace(run, stages=stages)
+
+
+def fitted(stages, seconds, available):
+    """The stages with more or fewer updates, in the same proportions, to fill a time.
+
+    Args:
+        stages: `stages.Stage`s.
+        seconds: What an update of each takes.
+        available: Seconds for all of them.
+
+    Returns:
+        The stages; the warm-up is the same share of each as before.
+
+    Raises:
+        ValueError: if that is less than one update of each stage.
+    """
+    planned = sum(stage.steps * each for stage, each in zip(stages, seconds, strict=True))
+    factor = available / planned
+    steps = [int(factor * stage.steps) for stage in stages]
+    if min(steps) < 1:
+        raise ValueError(
+            f"The budget is too small: {available:.0f} s are left for updates, of which those of "
+            f"this recipe's {len(stages)} stages take "
+            f"{', '.join(f'{each:.2f}' for each in seconds)} s each; allow more minutes."
+        )
+    return tuple(
+        dataclasses.replace(
+            stage, steps=count, warmup_steps=round(stage.warmup_steps * count / stage.steps)
+        )
+        for stage, count in zip(stages, steps, strict=True)
+    )
+
+
+def _with_updates_of(run, described):
+    """The run with the updates of one in `run.json`, as far as the stages pair up."""
+    if len(described) != len(run.stages):
+        return run  # which is then refused as another run
+    fixed = [
+        dataclasses.replace(stage, steps=old["steps"], warmup_steps=old["warmup_steps"])
+        for stage, old in zip(run.stages, described, strict=True)
+    ]
+    return dataclasses.replace(run, stages=tuple(fixed))
+
+
+def _costs(run, reporting, strategy, stage):
+    """Seconds an update of a stage, with its share of the evaluations; and at the stage's end."""
+    records = RunRecords(run, reporting, strategy)
+    with strategy.scope():
+        model, optimizer = make_model_and_optimizer(run, stage)
+    loop = make_training_loop(run, model, optimizer, strategy)
+    steps = reporting.steps_per_loop
+    batches = distribution.distribute(
+        strategy, lambda *shard: records.training(stage, *shard), range(10**9)
+    )
+    iterator, state = iter(batches), first_state(run)
+    first = time.monotonic()
+    state = loop(iterator, 0, steps, state)  # traces and compiles, as the run itself will
+    started, done = time.monotonic(), 0
+    seconds = min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE)
+    while done < FEWEST_UPDATES or time.monotonic() - started < seconds:
+        state = loop(iterator, steps + done, steps, state)
+        done += steps
+    an_update = (time.monotonic() - started) / done
+    at_the_end = max(0.0, started - first - steps * an_update)
+    if reporting.eval_files:
+        evaluate = evaluation.Evaluator(model, strategy, run.use_next_sentence_label)
+        started = time.monotonic()
+        evaluate(lambda *shard: records.held_out(stage, *shard))
+        seconds = time.monotonic() - started
+        at_the_end += seconds
+        an_update += seconds / reporting.eval_steps if reporting.eval_steps else 0.0
+    return an_update, at_the_end

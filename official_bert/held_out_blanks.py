@@ -1,0 +1,117 @@
+"""Blanks in held-out sentences, chosen by a rule that knows nothing of any model.
+
+`choose` takes documents spread evenly over a text, draws a sentence of each (from a capital to a
+full stop, 8 to 24 words), and draws the word to hide among those words of the sentence that are one
+piece of the vocabulary. The draws follow from a
+fixed seed, so that a text has always the same blanks, whatever a model makes of them.
+"""
+
+import random
+import re
+from typing import NamedTuple
+
+from official_bert import tokenization
+
+SEED = 12345
+FEWEST_WORDS, MOST_WORDS = 8, 24  # of a sentence
+
+_SENTENCE = re.compile(r"[A-Z].*[.!?]")
+
+_WORD = re.compile(r"(?<!\S)[\"'(]*([A-Za-z]+)[\"'),.;:!?]*(?!\S)")  # between spaces, all letters
+
+
+class Blank(NamedTuple):
+    """A sentence with one word hidden behind [MASK], and that word."""
+
+    sentence: str
+    word: str
+
+
+def choose(text_file, vocab_file, count=20):
+    """`count` blanks, or fewer if the text has not so many sentences that will do.
+
+    Args:
+        text_file: One sentence a line, blank lines between documents.
+        vocab_file: An uncased vocabulary.
+        count: How many blanks.
+
+    Returns:
+        A list of `Blank`, in the order of the text.
+
+    Raises:
+        ValueError: if no sentence of the text will do.
+    """
+    vocabulary = tokenization.read_vocabulary(vocab_file)
+    with open(text_file, encoding="utf-8") as file:
+        documents = [document.split("\n") for document in file.read().strip().split("\n\n")]
+    found = [[s for s in document if _words(s, vocabulary)] for document in documents]
+    found = [sentences for sentences in found if sentences]
+    if not found:
+        raise ValueError(
+            f"{text_file} has no sentence of {FEWEST_WORDS} to {MOST_WORDS} words to make a blank "
+            "in; hold out more text."
+        )
+    draws = random.Random(SEED)
+    blanks = []
+    for number in range(count):
+        sentences = found[number * len(found) // count]
+        if sentences:  # a document that is asked again may have no more
+            sentence = sentences.pop(int(draws.random() * len(sentences)))
+            words = _words(sentence, vocabulary)
+            start, stop = words[int(draws.random() * len(words))]
+            hidden = f"{sentence[:start]}[MASK]{sentence[stop:]}"
+            blanks.append(Blank(hidden, sentence[start:stop].lower()))
+    return blanks
+
+
+def _words(sentence, vocabulary):
+    """Where the words are that can be hidden; none if it is no sentence, too short or too long."""
+    length = len(sentence.split())
+    if not FEWEST_WORDS <= length <= MOST_WORDS or not _SENTENCE.fullmatch(sentence):
+        return []
+    found = _WORD.finditer(sentence)
+    return [match.span(1) for match in found if match[1].lower() in vocabulary]
+
+
+def hits(blanks, answers):
+    """In how many blanks the right word is among the guesses.
+
+    Args:
+        blanks: `Blank`s.
+        answers: For each, the list of its `fill_blanks.Guess`es.
+    """
+    return sum(
+        blank.word in [guess.token for guess in guesses]
+        for blank, guesses in zip(blanks, answers, strict=True)
+    )
+
+
+def table(blanks, before, after):
+    """The blanks as a Markdown table: sentence, right word, guesses after and before training."""
+    rows = [
+        "| held-out sentence | right word | after training | before |",
+        "|---|---|---|---|",
+    ]
+    for blank, *answers in zip(blanks, after, before, strict=True):
+        cells = [blank.sentence, blank.word, *(_listed(blank, guesses) for guesses in answers)]
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def describe(blanks, before, after):
+    """The same for the screen."""
+    lines = []
+    for blank, *answers in zip(blanks, after, before, strict=True):
+        now, then = (_listed(blank, guesses).replace("**", "") for guesses in answers)
+        mark = "✓" if hits([blank], answers[:1]) else " "
+        lines += [f"  {blank.sentence}", f"    {mark} {blank.word}: {now}   (before: {then})"]
+    return "\n".join(lines)
+
+
+def _listed(blank, guesses):
+    return ", ".join(
+        f"**{guess.token}** {guess.probability:.0%}"
+        if guess.token == blank.word
+        else f"{guess.token} {guess.probability:.0%}"
+        for guess in guesses
+    )

@@ -1,0 +1,117 @@
+"""What counting alone gets at the masked positions: the baselines beside a model's scores.
+
+Two guesses from the counts of the training text, asked at the very positions at which a model is
+evaluated and given what it is given there:
+
+- *word frequencies*: how often each token occurs, wherever it stands;
+- *neighbours*: how often it follows the token to the left, precedes the token to the right, and
+  stands between the two.
+
+Both know how masked tokens are shown (80 % as [MASK], 10 % as a random token, 10 % as they are), so
+that no part of a model's lead over them comes from that.
+"""
+
+import numpy as np
+
+_SHOWN_AS_MASK, _SHOWN_AS_RANDOM, _SHOWN_AS_IT_IS = 0.8, 0.1, 0.1
+
+
+class NeighbourCounts:
+    """The counts of a text, and the distributions of a token that follow from them.
+
+    With c the counts, x the token, l and r its neighbours:
+
+        p(x)        = (c(x) + 1) / (Σ c + V)
+        p(x | l)    = (c(l x) + t(l ·) p(x)) / (c(l ·) + t(l ·)), and p(x | r) alike
+        q(x | l, r) ∝ p(x | l) p(x | r) / p(x)
+        p(x | l, r) = (c(l x r) + t(l · r) q(x | l, r)) / (c(l · r) + t(l · r))
+
+    t is the number of different tokens that were seen in a place: where anything may follow, counts
+    are trusted less (Witten and Bell 1991). A place that was never seen has what stands behind it.
+
+    Args:
+        documents: Iterable of documents, each a list of token ids.
+        vocab_size: V; the pairs take 8 V² bytes.
+    """
+
+    def __init__(self, documents, vocab_size):
+        documents = [np.asarray(document, np.int64) for document in documents]
+        pairs = np.concatenate([_runs(document, 2) for document in documents])
+        triples = np.concatenate([_runs(document, 3) for document in documents])
+        counts = np.bincount(np.concatenate(documents), minlength=vocab_size)
+        self.frequencies = (counts + 1) / (counts.sum() + vocab_size)  # p(x), (V,)
+        self._pairs = np.zeros((vocab_size, vocab_size), np.float32)  # (l, x)
+        np.add.at(self._pairs, (pairs[:, 0], pairs[:, 1]), 1)
+        left, token, right = triples.T
+        places = (left * vocab_size + right) * vocab_size + token
+        self._places, self._counts = np.unique(places, return_counts=True)
+
+    def between(self, left, right):
+        """p(x | l, r) for n pairs of neighbours, two arrays of ids: (n, V)."""
+        p = self.frequencies
+        size = len(p)
+        both = _mixed(self._pairs[left], p) * _mixed(self._pairs.T[right], p) / p
+        both /= both.sum(1, keepdims=True)
+        seen = np.zeros_like(both)
+        first = (left * size + right) * size
+        starts, stops = np.searchsorted(self._places, [first, first + size])
+        for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            seen[row, self._places[start:stop] - first[row]] = self._counts[start:stop]
+        return _mixed(seen, both)
+
+
+def _runs(document, length):
+    """All runs of `length` tokens of a document, (n, length)."""
+    if len(document) < length:
+        return np.zeros((0, length), np.int64)
+    return np.lib.stride_tricks.sliding_window_view(document, length)
+
+
+def _mixed(counts, fallback):
+    """Each row of `counts` as a distribution, mixed with `fallback` by the number of its kinds."""
+    kinds = np.maximum((counts > 0).sum(1, keepdims=True), 1)  # an empty row: the fallback alone
+    return (counts + kinds * fallback) / (counts.sum(1, keepdims=True) + kinds)
+
+
+def evaluate(counts, batches, mask_id):
+    """The scores of both guesses at all masked positions.
+
+    Args:
+        counts: `NeighbourCounts`.
+        batches: An iterable of batches: of the held-out records, in order (`shuffle=False`), those,
+            with the same seed and batch size, that the model is evaluated on.
+        mask_id: The id of [MASK].
+
+    Returns:
+        Dictionary of `word frequencies` and `neighbours`, each a dictionary of `loss` (nats) and
+        `accuracy`.
+    """
+    sums = {"word frequencies": np.zeros(2), "neighbours": np.zeros(2)}
+    number = 0
+    for batch in batches:
+        rows, slots = np.nonzero(batch["masked_lm_weights"])
+        at, labels = batch["masked_lm_positions"][rows, slots], batch["masked_lm_ids"][rows, slots]
+        ids = batch["input_ids"].astype(np.int64)
+        shown, left, right = (ids[rows, at + offset] for offset in (0, -1, 1))
+        number += len(labels)
+        for name, guess in (
+            ("word frequencies", np.tile(counts.frequencies, (len(labels), 1))),
+            ("neighbours", counts.between(left, right)),
+        ):
+            guess = _given_what_is_shown(guess, shown, mask_id)
+            chosen = guess[np.arange(len(labels)), labels]
+            sums[name] += -np.log(chosen).sum(), (guess.argmax(1) == labels).sum()
+    return {
+        name: {"loss": float(loss / number), "accuracy": float(hits / number)}
+        for name, (loss, hits) in sums.items()
+    }
+
+
+def _given_what_is_shown(guess, shown, mask_id):
+    """The guesses (n, V) by Bayes' rule, when the masked positions show the ids `shown`, (n,)."""
+    size = guess.shape[1]
+    likelihood = np.full_like(guess, _SHOWN_AS_RANDOM / size)
+    likelihood[np.arange(len(shown)), shown] += _SHOWN_AS_IT_IS
+    likelihood[shown == mask_id] += _SHOWN_AS_MASK
+    guess = guess * likelihood
+    return guess / guess.sum(1, keepdims=True)

@@ -1,0 +1,48 @@
+"""Runs of seconds on `small_corpus`, for the tests of the training loop."""
+
+import dataclasses
+import json
+
+import tensorflow as tf
+
+from official_bert import checkpoints
+from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.training import Trainer
+
+SHORT = Stage(
+    steps=8,
+    batch_size=16,
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    learning_rate=5e-3,
+    warmup_steps=3,
+)
+LONG = dataclasses.replace(
+    SHORT, steps=4, batch_size=8, max_seq_length=64, max_predictions_per_seq=10
+)
+QUIET = Reporting(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
+
+
+def make_run(corpus, stages=(SHORT, LONG), **settings):
+    settings.setdefault("config", corpus.config)
+    settings.setdefault("optimizer", Optimizer())
+    return Run(stages=tuple(stages), input_files=(corpus.train,), **settings)
+
+
+def without_dropout(config):
+    return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def train(run, model_dir, reporting=QUIET, strategy=None):
+    trainer = Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir)
+    trainer.train()
+    return trainer
+
+
+def final_tensors(model_dir):
+    return checkpoints.CheckpointStore(model_dir).latest().tensors()
+
+
+def log_lines(model_dir):
+    lines = map(json.loads, (model_dir / "train_log.jsonl").read_text().splitlines())
+    return [{name: v for name, v in line.items() if name != "timing"} for line in lines]

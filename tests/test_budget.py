@@ -1,0 +1,178 @@
+"""Wall-clock budgets: the updates that fit, and that they are fixed once and for all."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from absl import flags
+from small_corpus import small_corpus as small_corpus
+
+from official_bert import (
+    budget,
+    model_directory,
+    pretraining_flags,
+    recipes,
+    run_pretraining,
+)
+from official_bert.stages import Reporting, Run, Stage
+
+FIRST = Stage(
+    steps=900,
+    batch_size=8,
+    max_seq_length=32,
+    max_predictions_per_seq=5,
+    learning_rate=1e-3,
+    warmup_steps=90,
+)
+SECOND = dataclasses.replace(FIRST, steps=100, warmup_steps=20)
+RECIPE = """
+from official_bert.recipes import Recipe
+from official_bert.stages import Stage
+
+def stages(steps, warmup_steps):
+    return (Stage(steps=steps, warmup_steps=warmup_steps, batch_size=8, max_seq_length=32,
+                  max_predictions_per_seq=5, learning_rate=1e-3),)
+
+def timed():
+    return Recipe(stages=stages(1000, 100), minutes={minutes})
+
+def counted():
+    return Recipe(stages=stages({steps}, {warmup_steps}))
+"""
+
+
+def write_recipe(folder, minutes, steps=1, warmup_steps=0):
+    path = folder / "recipe.py"
+    path.write_text(RECIPE.format(minutes=minutes, steps=steps, warmup_steps=warmup_steps))
+    return path
+
+
+@pytest.fixture
+def arguments(small_corpus, tmp_path):
+    """The flags of a small run without its recipe and its directory."""
+    (tmp_path / "bert_config.json").write_text(small_corpus.config.to_json())
+    return [
+        f"--bert_config_file={tmp_path / 'bert_config.json'}",
+        f"--input_files={small_corpus.train}",
+        f"--eval_files={small_corpus.held_out}",
+        "--eval_steps=50",
+        "--distribution_strategy=off",
+        "--train_summary_interval=-1",
+        "--save_checkpoints_steps=50",
+        "--keep_checkpoint_max=0",
+        "--steps_per_loop=10",
+    ]
+
+
+@pytest.mark.parametrize("available", [10.0, 60.0, 3600.0])
+def test_the_updates_fill_the_time_in_the_proportions_and_with_the_warmup_of_the_recipe(available):
+    stages = budget.fitted((FIRST, SECOND), (0.01, 0.05), available)
+    steps = [stage.steps for stage in stages]
+    taken = 0.01 * steps[0] + 0.05 * steps[1]
+    assert available - 0.06 <= taken <= available  # less than one update more of each would fit
+    assert steps[0] == pytest.approx(9 * steps[1], abs=9)
+    for stage, before in zip(stages, (FIRST, SECOND)):
+        share = before.warmup_steps / before.steps
+        assert stage.warmup_steps == pytest.approx(share * stage.steps, abs=0.5)
+        changed = {"steps": before.steps, "warmup_steps": before.warmup_steps}
+        assert dataclasses.replace(stage, **changed) == before
+
+
+def test_a_budget_that_has_no_room_for_every_stage_is_refused():
+    with pytest.raises(ValueError, match=r"too small: 0 s are left .* 2 stages take 0.01, 0.05 s"):
+        budget.fitted((FIRST, SECOND), (0.01, 0.05), 0.1)
+
+
+def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(
+    small_corpus, tmp_path, arguments, capsys
+):
+    begun = Run(
+        config=small_corpus.config,
+        stages=(dataclasses.replace(FIRST, steps=77, warmup_steps=8),),
+        optimizer=recipes.Recipe(stages=()).optimizer,
+        input_files=(small_corpus.train,),
+        minutes=30,
+    )
+    model_dir = tmp_path / "model"
+    model_dir.mkdir()
+    model_directory.check(model_dir, begun.config, begun.describe()).write(model_dir, begun.config)
+    before = (model_dir / "run.json").read_text()
+    asked = dataclasses.replace(begun, stages=(FIRST,))
+    assert budget.fix(asked, Reporting(), None, model_dir) == begun
+    values = flags.FlagValues()
+    pretraining_flags.define_flags(values)
+    recipe = f"--recipe={write_recipe(tmp_path, minutes=60)}:timed"
+    values(["run_pretraining", *arguments, recipe, f"--model_dir={model_dir}"])
+    assert run_pretraining.main(["run_pretraining"], values) == 2
+    error = capsys.readouterr().err
+    assert "minutes was 30 and is 60" in error
+    assert "stages" not in error  # the updates, which it has from the run, do not differ
+    assert (model_dir / "run.json").read_text() == before
+
+
+def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):
+    for text, message in {
+        "": "budget(MINUTES) needs a number; got ''",
+        "soon": "budget(MINUTES) needs a number; got 'soon'",
+        "0": "minutes must be positive and finite; got 0.0",
+        "nan": "minutes must be positive and finite; got nan",
+    }.items():
+        values = flags.FlagValues()
+        pretraining_flags.define_flags(values)
+        recipe = [f"--recipe=budget({text})", f"--model_dir={tmp_path / 'model'}"]
+        values(["run_pretraining", *arguments, *recipe])
+        assert run_pretraining.main(["run_pretraining"], values) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_budget_of_the_command_line_is_that_of_small_with_other_updates():
+    recipe = recipes.find("budget(12.5)")
+    assert recipe == dataclasses.replace(recipes.small(), minutes=12.5)
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_a_budget_goes_on_as_one_of_the_number_of_updates_that_it_had_fixed(
+    arguments, tmp_path
+):
+    """Killed, resumed and killed again, beside one that was given that number to begin with."""
+    timed = [f"--recipe={write_recipe(tmp_path, 10)}:timed", f"--model_dir={tmp_path / 'timed'}"]
+    kill_at([*arguments, *timed], tmp_path / "timed", 50)
+    described = (tmp_path / "timed" / "run.json").read_text()
+    (fixed,) = json.loads(described)["stages"]
+    assert fixed["steps"] > 1000
+    kill_at([*arguments, *timed], tmp_path / "timed", 150)
+    assert (tmp_path / "timed" / "run.json").read_text() == described
+
+    recipe = write_recipe(tmp_path, 10, fixed["steps"], fixed["warmup_steps"])
+    counted = [f"--recipe={recipe}:counted", f"--model_dir={tmp_path / 'counted'}"]
+    kill_at([*arguments, *counted], tmp_path / "counted", 150)
+    expected, found = (tensors_of(tmp_path / folder, 150) for folder in ("counted", "timed"))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def kill_at(arguments, model_dir, step):
+    """Runs the command until the checkpoint of `step` is whole, then kills it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "official_bert.run_pretraining", *arguments],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    ) as process:
+        while not list(model_dir.glob(f"ctl_step_{step}.*.json")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def tensors_of(model_dir, step):
+    import tensorflow as tf
+
+    (index,) = model_dir.glob(f"ctl_step_{step}.*.index")
+    reader = tf.train.load_checkpoint(str(index.with_suffix("")))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
