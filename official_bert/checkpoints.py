@@ -5,6 +5,9 @@ A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlo
 `…/adam_v`, and `global_step`. Beside the bundle lies `<prefix>.json` with the digests of its files
 and the loop's own state. It is written last: without it, or if a digest differs, the checkpoint
 does not count.
+
+`known_good.json` names the newest checkpoint whose weights the following updates have proved good
+(see `known_good.py`). Rotation never removes that one.
 """
 
 import dataclasses
@@ -15,13 +18,14 @@ import os
 import pathlib
 import re
 import shutil
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from official_bert.whole_files import write_text
 
 _PARTS = (".data-00000-of-00001", ".index")
-_NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)\.json")
+_NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +36,41 @@ class Checkpoint:
     step: int
     state: dict
 
+    @property
+    def name(self):
+        return os.path.basename(self.prefix)
+
     def tensors(self):
         """All tensors by name, as NumPy arrays."""
         return read_tensors(self.prefix)
+
+
+def step_and_count(name):
+    """The step and the running number in a checkpoint's name.
+
+    Raises:
+        ValueError: if it is no such name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no name of a checkpoint like ctl_step_8.ckpt-2.")
+    return int(match[1]), int(match[2])
+
+
+class Abandoned(NamedTuple):
+    """What a run left behind when it returned to a checkpoint: later steps, smaller numbers."""
+
+    after_step: int
+    up_to_count: int
+
+    @classmethod
+    def between(cls, resumed_from, instead_of):
+        """Of a run that returned to one checkpoint when another was the newest, by name."""
+        return cls(step_and_count(resumed_from)[0], step_and_count(instead_of)[1])
+
+    def includes(self, name):
+        step, count = step_and_count(name)
+        return step > self.after_step and count <= self.up_to_count
 
 
 class CheckpointStore:
@@ -42,7 +78,9 @@ class CheckpointStore:
 
     Args:
         directory: Where they are; created if need be.
-        keep: How many of the newest are kept; 0 keeps all.
+        keep: How many of the newest are kept, beside the one known to be good; 0 keeps all.
+        abandoned: The `Abandoned` of each return to an earlier checkpoint. They are not resumed,
+            and go first. May be assigned later.
 
     Example:
 
@@ -50,10 +88,16 @@ class CheckpointStore:
     >>> store.save({"global_step": np.int64(7)}, step=7, state={})   # doctest: +SKIP
     """
 
-    def __init__(self, directory, keep=5):
+    def __init__(self, directory, keep=5, abandoned=()):
         self.directory = pathlib.Path(directory)
         self.keep = keep
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.abandoned = abandoned
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(
+                f"model_dir must be a directory; {directory} is a file, or lies below one."
+            ) from None
 
     def save(self, tensors, step, state):
         """Writes a checkpoint and forgets those beyond `keep`; returns its prefix.
@@ -61,18 +105,29 @@ class CheckpointStore:
         Raises:
             OSError: if it cannot be written; those already there are untouched.
         """
-        count = 1 + max((count for _, count, _ in self._found()), default=0)
+        counts = [_count(name) for name in self._all_names()]
+        count = 1 + max(
+            [*counts, *(abandoned.up_to_count for abandoned in self.abandoned)], default=0
+        )
         prefix = self.directory / f"ctl_step_{step}.ckpt-{count}"
         write_bundle(prefix, tensors)
         manifest = {
             "step": step,
             "state": state,
-            "sha256": {part: _digest(f"{prefix}{part}") for part in _PARTS},
+            "sha256": {
+                **{part: _digest(f"{prefix}{part}") for part in _PARTS},
+                "state": _state_digest(state),
+            },
         }
         write_text(f"{prefix}.json", json.dumps(manifest, indent=1))
-        write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{prefix.name}"\n')
-        self._forget_old()
+        self.settle()
         return str(prefix)
+
+    def settle(self):
+        """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have."""
+        if newest := self.newest_name():
+            write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{newest}"\n')
+        self._forget_old()
 
     def latest(self, say=print):
         """The newest whole checkpoint, or `None`; what is damaged is said and passed over.
@@ -80,29 +135,79 @@ class CheckpointStore:
         Raises:
             ValueError: if there are checkpoints and none of them is whole.
         """
-        for _, _, path in sorted(self._found(), reverse=True):
-            prefix = str(path)[: -len(".json")]
-            problem = _problem(prefix)
-            if problem is None:
-                manifest = json.loads(path.read_text())
-                return Checkpoint(prefix, manifest["step"], manifest["state"])
-            say(f"Checkpoint {prefix} is damaged ({problem}); looking for the one before.")
-        if self._found():
+        names = self._names()
+        found = self._newest_whole(names, say)
+        if names and found is None:
             raise ValueError(
                 f"No checkpoint in {self.directory} is whole. Restore one, or move them away to "
                 "start from the beginning."
             )
-        return None
+        return found
 
-    def _found(self):
-        names = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir())
-        return [(int(m[1]), int(m[2]), path) for m, path in names if m]
+    def at(self, step, say=print):
+        """The newest whole checkpoint of a step.
+
+        Raises:
+            ValueError: if there is none; it lists the steps that have one.
+        """
+        steps = {name: step_and_count(name)[0] for name in self._names()}
+        found = self._newest_whole([name for name in steps if steps[name] == step], say)
+        if found is None:
+            others = sorted({*steps.values()} - {step})
+            raise ValueError(
+                f"resume_from={step}: {self.directory} has no whole checkpoint of that step. The "
+                f"others are of the steps {', '.join(map(str, others)) or '(none)'}."
+            )
+        return found
+
+    def newest_name(self):
+        """The name of the newest checkpoint, whole or not; `None` if there is none."""
+        return max(self._names(), key=_count, default=None)
+
+    def confirm(self, name, **evidence):
+        """Notes down that a checkpoint is known to be good, and why."""
+        record = {"checkpoint": name, "step": step_and_count(name)[0], **evidence}
+        write_text(self.directory / "known_good.json", json.dumps(record, indent=1) + "\n")
+
+    def known_good(self):
+        """The name of the checkpoint last confirmed, or `None`."""
+        name = _read_record(self.directory / "known_good.json").get("checkpoint")
+        return name if name in self._names() else None
+
+    def _names(self):
+        """The checkpoints that have a manifest and are not abandoned."""
+        return [name for name in self._all_names() if not self._is_abandoned(name)]
+
+    def _all_names(self):
+        names = (path.stem for path in self.directory.glob("ctl_step_*.json"))
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    def _is_abandoned(self, name):
+        return any(abandoned.includes(name) for abandoned in self.abandoned)
+
+    def _newest_whole(self, names, say):
+        for name in sorted(names, key=_count, reverse=True):
+            prefix = str(self.directory / name)
+            try:
+                return _read_whole(prefix)
+            except ValueError as problem:
+                say(f"Checkpoint {prefix} is damaged ({problem}); looking for the one before.")
+        return None
 
     def _forget_old(self):
         if self.keep:
-            for _, _, path in sorted(self._found())[: -self.keep]:
-                path.unlink()  # first the manifest: from here on the checkpoint does not count
-        _forget_bundles(self.directory, "ctl_step_", {path.stem for _, _, path in self._found()})
+            good = self.known_good()
+            in_order = sorted(
+                self._all_names(), key=lambda name: (not self._is_abandoned(name), _count(name))
+            )
+            for name in in_order[: -self.keep]:
+                if name != good:  # first the manifest: then the checkpoint does not count
+                    (self.directory / f"{name}.json").unlink()
+        _forget_bundles(self.directory, "ctl_step_", set(self._all_names()))
+
+
+def _count(name):
+    return step_and_count(name)[1]
 
 
 def save_best(directory, weights, record):
@@ -121,8 +226,8 @@ def save_best(directory, weights, record):
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "best.json"
-    best = json.loads(path.read_text()) if path.exists() else {}
-    if best.get("max_seq_length") == record["max_seq_length"] and best["loss"] <= record["loss"]:
+    best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
+    if best["max_seq_length"] == record["max_seq_length"] and best["loss"] <= record["loss"]:
         _forget_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
         return
     name = f"bert_model.ckpt-{record['step']}"
@@ -137,14 +242,20 @@ def read_tensors(prefix):
     Raises:
         ValueError: if there is no readable bundle at `prefix`.
     """
+    one_file = re.search(r"\.(index|data-\d{5}-of-\d{5})$", str(prefix))
+    if one_file:
+        raise ValueError(
+            f"{prefix} is one file of a checkpoint; give the prefix of its files, "
+            f"{str(prefix)[: one_file.start()]}."
+        )
     try:
         reader = tf.train.load_checkpoint(str(prefix))
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             f"No readable checkpoint at {prefix} (expected {prefix}.index and its data files): "
             f"{str(error).splitlines()[0]}"
         ) from None
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def write_bundle(prefix, tensors):
@@ -177,6 +288,15 @@ def write_bundle(prefix, tensors):
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def _read_record(path):
+    """The JSON object in a file; empty if there is none, or it is damaged and will be replaced."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def _forget_bundles(directory, start, but):
     """Removes the bundles whose name has this start, but for some; what a kill left of one, too."""
     for part in _PARTS:
@@ -185,18 +305,32 @@ def _forget_bundles(directory, start, but):
                 path.unlink()
 
 
-def _problem(prefix):
-    """What is wrong with a checkpoint, or `None`."""
+def _read_whole(prefix):
+    """A `Checkpoint` whose files are as they were written.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
     try:
-        digests = json.loads(pathlib.Path(f"{prefix}.json").read_text())["sha256"]
-    except (ValueError, KeyError):
-        return "its manifest is not readable"
-    for part in _PARTS:
+        manifest = json.loads(pathlib.Path(f"{prefix}.json").read_text())
+        state, digests = manifest["state"], manifest["sha256"]
+        wanted = [digests[part] for part in _PARTS]
+        state["loop"], state["seconds"]  # what a run needs of it
+        wanted_of_state = digests.get("state", _state_digest(state))  # version 0.1.0 has none
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError("its manifest is not readable") from None
+    if _state_digest(state) != wanted_of_state:
+        raise ValueError("its state does not match its digest")
+    for part, digest in zip(_PARTS, wanted, strict=True):
         if not os.path.exists(f"{prefix}{part}"):
-            return f"{part} is missing"
-        if _digest(f"{prefix}{part}") != digests[part]:
-            return f"{part} does not match its digest"
-    return None
+            raise ValueError(f"{part} is missing")
+        if _digest(f"{prefix}{part}") != digest:
+            raise ValueError(f"{part} does not match its digest")
+    return Checkpoint(prefix, step_and_count(os.path.basename(prefix))[0], state)
+
+
+def _state_digest(state):
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path):

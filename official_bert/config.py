@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 
-ACTIVATIONS = ("gelu", "relu", "tanh", "linear")
+MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +20,15 @@ class BertConfig:
         num_hidden_layers: Number of Transformer layers.
         num_attention_heads: Attention heads a layer.
         intermediate_size: Width of the feed-forward layer, customarily 4 H.
-        hidden_act: `"gelu"` (tanh-approximated, as in the official code), `"relu"`, `"tanh"` or
-            `"linear"`.
+        hidden_act: `"gelu"`, tanh-approximated as in the official code (`"gelu_new"` is another
+            name of the same); `"gelu_erf"`, the exact x Φ(x), which Hugging Face's configurations
+            call `"gelu"`; `"relu"`, `"tanh"` or `"linear"`.
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer, in [0, 1).
         attention_probs_dropout_prob: Dropout on attention probabilities, in [0, 1).
         max_position_embeddings: Longest sequence the position table can serve, in tokens.
         type_vocab_size: Number of segment ids.
-        initializer_range: Standard deviation of the truncated normal initialiser.
+        initializer_range: Standard deviation of the normal from which weights are drawn before it
+            is truncated at two of them; that of the weights is 0.88 times as large.
 
     Raises:
         ValueError: if a value is out of range or two contradict each other.
@@ -60,11 +64,13 @@ class BertConfig:
         value = getattr(self, field.name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if field.type is int:
-            good, wanted = number and value == int(value) and value > 0, "a positive integer"
+            most = MAX_LAYERS if field.name == "num_hidden_layers" else MAX_SIZE
+            good = number and isinstance(value, int) and 0 < value <= most
+            wanted = f"an integer from 1 to {most:,}"
         elif field.name.endswith("dropout_prob"):
             good, wanted = number and 0 <= value < 1, "in [0, 1)"
         elif field.type is float:
-            good, wanted = number and value > 0, "a positive number"
+            good, wanted = number and 0 < value < math.inf, "a positive number"
         else:
             good, wanted = value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"
         if not good:
@@ -85,8 +91,13 @@ class BertConfig:
         with open(path, encoding="utf-8") as file:
             try:
                 values = json.load(file)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path} is not JSON: {error}.") from None
+        return cls.from_values(values, path)
+
+    @classmethod
+    def from_values(cls, values, path="the configuration"):
+        """The same from what such a file holds; `path` is named in errors."""
         if not isinstance(values, dict) or "vocab_size" not in values:
             raise ValueError(
                 f"{path} is not a bert_config.json: expected a JSON object with a vocab_size."
@@ -94,7 +105,7 @@ class BertConfig:
         names = {field.name for field in dataclasses.fields(cls)}
         try:
             return cls(**{name: value for name, value in values.items() if name in names})
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}") from None
 
     def to_json(self):

@@ -21,27 +21,38 @@ class Evaluator:
         self._use_next_sentence_label = use_next_sentence_label
         self._step = make_evaluation_step(model, strategy)
 
-    def __call__(self, batches):
+    def __call__(self, open_batches):
         """Losses and accuracies over all held-out examples, each read and counted once.
 
         Args:
-            batches: This host's part of the `Batches`, in order, that is with `shuffle=False`.
+            open_batches: Function of (shard index, number of shards) that returns the
+                `input_pipeline.Batches` of that shard, in order, that is with `shuffle=False`.
+                It is called for every input pipeline of this process: one, or on a TPU one per
+                host.
 
         Returns:
             Dictionary of `masked_lm_loss` (nats), `masked_lm_accuracy`, `next_sentence_loss`,
-            `next_sentence_accuracy`, `loss` (their sum), and `most_frequent_token_accuracy`: what
-            always guessing the commonest of the held-out labels would get.
+            `next_sentence_accuracy`, `loss` (their sum), `most_frequent_token_accuracy`: what
+            always guessing the commonest of the held-out labels would get, and `examples`: how
+            many were counted.
         """
-        counted = _LabelCounts(batches, self._vocab_size)
-        steps = range(batches.num_batches)
-        iterator = iter(distribution.distribute(self._strategy, lambda *_: counted, steps))
+        counted = []
+
+        def open_counted(*shard):
+            counted.append(_LabelCounts(open_batches(*shard), self._vocab_size))
+            return counted[-1]
+
+        steps = range(open_batches(*distribution.shard(self._strategy)).num_batches)
+        iterator = iter(distribution.distribute(self._strategy, open_counted, steps))
         sums = np.zeros(len(SUMS))
         for _ in steps:
             sums += self._step(iterator).numpy()
-        counts = distribution.from_all_workers(self._strategy, counted.counts).sum(0)
+        counts = sum(part.counts for part in counted)
+        counts = distribution.from_all_workers(self._strategy, counts).sum(0)
         return {
             **metrics_from_sums(sums, self._use_next_sentence_label),
             "most_frequent_token_accuracy": float(counts.max() / max(counts.sum(), 1.0)),
+            "examples": int(sums[SUMS.index("next_sentence_weight")]),
         }
 
 

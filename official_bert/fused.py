@@ -9,6 +9,7 @@ All but `attention_weights` compute in float32 whatever type comes in; all but `
 type of their first argument. Gamma, beta and the biases are float32.
 """
 
+import contextlib
 import functools
 
 import keras
@@ -18,6 +19,19 @@ from lamb_tf import backends
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+
+
+_plain = []  # not empty within `as_plain_operations`
+
+
+@contextlib.contextmanager
+def as_plain_operations():
+    """What is traced here calls no kernel of XLA: for graphs that go elsewhere, to be served."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
 
 
 def _compiled(function):
@@ -47,6 +61,9 @@ def one_kernel(function):
         return [next(gradients) if x.dtype.is_floating else None for x in tensors]
 
     def call(*tensors, **values):
+        if _plain:
+            return function(*tensors, **values)
+
         @tf.custom_gradient
         def run(*tensors):
             return forward(*tensors, **values), lambda dy: backward(dy, tensors, values)
@@ -58,12 +75,17 @@ def one_kernel(function):
 
 @one_kernel
 def activated(x, bias, activation):
-    """activation(x + bias): "gelu" is x Φ(x) by the formula with tanh (arXiv 1606.08415)."""
+    """activation(x + bias), the activation by its name in `BertConfig.hidden_act`.
+
+    GELU is x Φ(x) (arXiv 1606.08415): by the paper's formula with tanh, or exactly, with erf.
+    """
     return ops.cast(_ACTIVATIONS[activation](ops.cast(x, "float32") + bias), x.dtype)
 
 
 _ACTIVATIONS = {
     "gelu": functools.partial(ops.gelu, approximate=True),
+    "gelu_new": functools.partial(ops.gelu, approximate=True),
+    "gelu_erf": functools.partial(ops.gelu, approximate=False),
     "relu": ops.relu,
     "tanh": ops.tanh,
     "linear": lambda x: x,
@@ -189,18 +211,19 @@ def _dropped(x, seed, rate):
 def kept(shape, seed, rate):
     """Booleans of this shape, each true with probability 1 − rate, to 32 bits.
 
-    A row is a SplitMix stream that starts where (seed, row) says: cheap enough to be computed
-    again for the gradient, the same on every backend, and independent of the compiler. (XLA's own
-    generators take most of a step on a CPU.) Streams start anywhere in 32 bits, so a few per cent
-    of the rows of a large tensor share a part of their bits, shifted, with another row.
+    A row is a SplitMix stream whose start and key, 64 bits, follow from (seed, row): cheap enough
+    to be computed again for the gradient, the same on every backend, and independent of the
+    compiler. (XLA's own generators take most of a step on a CPU.) By the start alone, 32 bits, one
+    row in a hundred of a large tensor would share a part of its bits, shifted, with another.
     """
     *outer, width = shape
     rows = 1
     for size in outer:
         rows *= size
-    row = _mixed(_mixed(ops.arange(rows, dtype="int32") ^ seed[0]) ^ seed[1])
+    first, second = shuffled(seed[0], seed[1])
+    start, key = shuffled(ops.arange(rows, dtype="int32") ^ first, second)
     column = ops.arange(width, dtype="int32") * _INCREMENT
-    bits = _mixed(ops.expand_dims(row, 1) + column)
+    bits = _mixed(ops.expand_dims(start, 1) + column, ops.expand_dims(key, 1))
     return ops.reshape(bits >= round(rate * 2**32) - 2**31, shape)
 
 
@@ -210,10 +233,17 @@ _INCREMENT = 0x9E3779B9 - 2**32
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 
 
-def _mixed(bits):
-    """A bijection of 32 bits in which each depends on all."""
-    for shift, factor in ((16, _FIRST_FACTOR), (13, _SECOND_FACTOR)):
-        bits = (bits ^ _shifted(bits, shift)) * factor
+def shuffled(x, y):
+    """A bijection of 64 bits, as two words, in which each depends on all: a Feistel network."""
+    for turn in (1, 2, 3):
+        x, y = y ^ _mixed(x + turn), x
+    return x, y
+
+
+def _mixed(bits, key=0):
+    """A bijection of 32 bits, another for each key, in which each depends on all."""
+    bits = (bits ^ _shifted(bits, 16)) * _FIRST_FACTOR ^ key
+    bits = (bits ^ _shifted(bits, 13)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 16)
 
 

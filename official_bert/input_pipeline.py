@@ -151,6 +151,10 @@ class Batches:
     def __len__(self) -> int:
         return self.num_batches
 
+    def fingerprint(self) -> str:
+        """A digest of the records; see `RecordFiles.fingerprint`."""
+        return self._files.fingerprint()
+
     def _draw(self, step: int) -> tuple[Pool, Rows, np.ndarray]:
         """The rows of this host's lanes: where they are, and the weight of each."""
         width = self._batch_size // self._lanes

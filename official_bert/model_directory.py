@@ -1,41 +1,211 @@
-"""Whose a model directory is: `run.json` says which run's, and another run's is refused."""
+"""Whose a model directory is: `run.json` says which run's, and another run's is refused.
 
+Two changes of a run are possible on purpose. It can be lengthened: its last stage gets more steps.
+And it can return to an earlier checkpoint and train on from there, with a lower learning rate for
+instance (`resume_from`). `run.json` lists both under `changes`.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
 import json
+import re
 
+from official_bert import checkpoints
 from official_bert.whole_files import write_text
 
+CONFIG = "bert_config.json"
+# What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved
+# state depends on it.
+_CHANGED_ON_RETURN = re.compile(
+    r"stages\[\d+\]\.(learning_rate|warmup_steps|end_learning_rate|decay_power|decay_from)"
+    r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm)|seed|records\[\d+\]"
+)
+# Which version 0.1.0 did not write: unknown, so not compared.
+_NEW_KEYS = ("enable_xla", "init_moments", "minutes", "records")
 
-def check(directory, run):
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A run's right to a model directory, from `check`.
+
+    Attributes:
+        description: What decides the run's weights, as JSON values.
+        changes: The changes made on purpose so far.
+        differences: Sentences on what this start changes.
+        return_to: The step of the checkpoint to return to; `None` resumes the newest one.
+        has_returned: Whether a return was asked for that an earlier start has made.
+    """
+
+    description: dict
+    changes: tuple[dict, ...] = ()
+    differences: tuple[str, ...] = ()
+    return_to: int | None = None
+    has_returned: bool = False
+
+    def abandoned(self):
+        """The checkpoints that the run has left behind: a list of `checkpoints.Abandoned`."""
+        return [
+            checkpoints.Abandoned.between(change["resumed_from"], change["instead_of"])
+            for change in self.changes
+            if "instead_of" in change
+        ]
+
+    def change(self, resumed_from, newest):
+        """The entry of this start under `changes`, or `None` if it changes nothing.
+
+        Args:
+            resumed_from: Name of the checkpoint that is resumed, `None` if there is none yet.
+            newest: Name of the newest checkpoint.
+        """
+        if self.return_to is not None:
+            names = {"resumed_from": resumed_from, "instead_of": newest}
+        elif self.differences:
+            names = {"resumed_from": resumed_from}
+        else:
+            return None
+        return names | {"differences": list(self.differences)}
+
+    def write(self, directory, config):
+        """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
+        contents = self.description | ({"changes": self.changes} if self.changes else {})
+        write_text(directory / "run.json", json.dumps(contents, indent=1))
+        if not _says(directory / CONFIG, config):  # it may be the user's own, with more in it
+            write_text(directory / CONFIG, config.to_json())
+
+
+def check(directory, config, description, resume_from=None):
     """Refuses the directory of another run.
 
+    Args:
+        directory: The model directory, which need not exist.
+        config: The run's `BertConfig`.
+        description: What decides the run's weights, as JSON values.
+        resume_from: Step of the checkpoint to return to.
+
+    Returns:
+        A `Claim`.
+
     Raises:
-        ValueError: listing what differs.
+        ValueError: listing what differs, or if `run.json` is damaged, or if a file that is not a
+            run's would be overwritten.
     """
-    path = directory / "run.json"
-    if path.exists():
-        theirs = json.loads(path.read_text())
-        differences = list(_differences(theirs, run.describe()))
-        if differences:
+    theirs = describes(directory)
+    if theirs is None:
+        _check_unclaimed(directory, config, resume_from)
+        return Claim(description)
+    claim = Claim(description, tuple(theirs.pop("changes", ())))
+    theirs = {key: description.get(key) for key in _NEW_KEYS} | theirs
+    differences, refused = [], []
+    for name, was, now in _differences(theirs, description):
+        lengthens = name == f"stages[{len(theirs['stages']) - 1}].steps" and was < now
+        returns = resume_from is not None and _CHANGED_ON_RETURN.fullmatch(name)
+        (differences if lengthens or returns else refused).append((name, _said(name, was, now)))
+    if refused:
+        raise ValueError(
+            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Go on with "
+            f"its settings, {_hint(refused)}or choose another model_dir (and its checkpoint as "
+            "init_checkpoint, to start from its weights)."
+        )
+    last = claim.changes[-1] if claim.changes else {}
+    has_returned = (
+        resume_from is not None
+        and not differences
+        and "instead_of" in last
+        and checkpoints.step_and_count(last["resumed_from"])[0] == resume_from
+    )
+    return dataclasses.replace(
+        claim,
+        differences=tuple(said for _, said in differences),
+        return_to=None if has_returned else resume_from,
+        has_returned=has_returned,
+    )
+
+
+@contextlib.contextmanager
+def alone_in(directory):
+    """Refuses to train where another process does: each would remove the other's checkpoints.
+
+    Raises:
+        ValueError: if there is another one.
+    """
+    with open(directory / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by the system after a kill
+        except BlockingIOError:
             raise ValueError(
-                f"{directory} holds another run: {'; '.join(differences)}. Go on with its "
-                "settings, or choose another model_dir (and its checkpoint as init_checkpoint, to "
-                "start from its weights)."
-            )
-    elif any(directory.glob("*.index")):
+                f"Another process trains in {directory}; wait for its end, or choose another "
+                "model_dir."
+            ) from None
+        except OSError as error:  # a file system without locks
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        yield
+
+
+def _check_unclaimed(directory, config, resume_from):
+    if any(directory.glob("*.index")):
         raise ValueError(
             f"{directory} holds checkpoints but no run.json, so they are not of such a run; choose "
             "another model_dir."
         )
+    if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
+        raise ValueError(
+            f"{directory / CONFIG} describes another model and would be overwritten; choose "
+            "another model_dir."
+        )
+    if resume_from is not None:
+        raise ValueError(f"resume_from={resume_from}: {directory} holds no run yet; leave it out.")
 
 
-def claim(directory, run):
-    """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
-    write_text(directory / "run.json", json.dumps(run.describe(), indent=1))
-    write_text(directory / "bert_config.json", run.config.to_json())
+def _says(path, config):
+    """Whether a `bert_config.json` is there that means `config`."""
+    try:
+        return type(config).from_json_file(path) == config
+    except (ValueError, OSError):
+        return False
+
+
+def describes(directory):
+    """What `run.json` holds, a dictionary; `None` where there is none.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    path = directory / "run.json"
+    if not path.exists():
+        return None
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        for stage in held["stages"]:
+            for count in (stage["steps"], stage["warmup_steps"]):
+                if not isinstance(count, int):
+                    raise TypeError(f"{count!r} is no number of steps")
+        Claim({}, tuple(held.get("changes", ()))).abandoned()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged, so it cannot be told whose checkpoints these are "
+            f"({type(error).__name__}: {error}). Restore it, or choose another model_dir."
+        ) from None
+    return held
+
+
+def _said(name, was, now):
+    if name.startswith("records["):
+        number = int(name.removeprefix("records[").removesuffix("]")) + 1
+        return f"the records of stage {number} are not those that it began with"
+    return f"{name} was {json.dumps(was)} and is {json.dumps(now)}"
+
+
+def _hint(refused):
+    if all(_CHANGED_ON_RETURN.fullmatch(name) for name, _ in refused):
+        return "return to one of its checkpoints with the new ones (--resume_from=STEP), "
+    return ""
 
 
 def _differences(theirs, mine, name=""):
-    """Sentences on where two JSON values differ."""
+    """Where two JSON values differ: (name, their value, mine) each time."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
         for key in sorted({*theirs, *mine}):
             inner = f"{name}.{key}" if name else key
@@ -44,4 +214,4 @@ def _differences(theirs, mine, name=""):
         for index, pair in enumerate(zip(theirs, mine, strict=True)):
             yield from _differences(*pair, f"{name}[{index}]")
     elif theirs != mine:
-        yield f"{name} was {json.dumps(theirs)} and is {json.dumps(mine)}"
+        yield name, theirs, mine

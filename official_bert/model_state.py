@@ -1,8 +1,13 @@
 """The state of a model and its optimizer as arrays under the official checkpoint names."""
 
-from official_bert import checkpoints
+import re
+
+import numpy as np
+
+from official_bert.conversion import names, sources
 
 _COUNTERS = ("iterations", "skipped_updates")
+_STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 
 
 def gather(model, optimizer):
@@ -50,36 +55,75 @@ def carry_over(model, optimizer, tensors, carry_moments):
     return f"{said}; moments: carried {len(known)} of {len(slots)}"
 
 
-def load_weights(model, prefix):
-    """Puts the weights of a checkpoint with official names into a model.
+def load_weights(model, path, optimizer=None):
+    """Puts the weights of a checkpoint of any dialect into a model (`conversion/sources.py`).
 
-    Moments, rate and step are not taken over: that is what going on in a model directory does.
+    Args:
+        model: The model, built.
+        path: The checkpoint.
+        optimizer: The model's optimizer, built, that takes over the checkpoint's moments and number
+            of updates; by default it starts anew.
 
     Returns:
         A sentence that says what was carried over and what was not.
 
     Raises:
-        ValueError: if the checkpoint is not readable, carries no weight of this model, or one of
-            another shape.
+        ValueError: if the checkpoint is not readable, carries no weight of this model, one of
+            another shape or one that is not finite, or not the moments that are asked for.
     """
-    tensors = checkpoints.read_tensors(prefix)
-    fresh = [variable.path for variable in model.weights if variable.path not in tensors]
+    source = sources.open_for(model.config, path)
+    fresh = [variable.path for variable in model.weights if variable.path not in source.weights]
     if len(fresh) == len(model.weights):
         raise ValueError(
-            f"{prefix} carries none of the model's variables; expected names like {fresh[0]}, "
-            f"found names like {min(tensors)}."
+            f"{path} ({source.dialect}) carries none of the model's variables; expected names like "
+            f"{fresh[0]}, found {names.listed(source.left_over) or 'nothing'}."
         )
-    for variable in model.weights:
-        found = tensors.get(variable.path)
-        if found is not None and found.shape != tuple(variable.shape):
-            raise ValueError(
-                f"{prefix} has {variable.path} of shape {found.shape}, but the model's is "
-                f"{tuple(variable.shape)}; is it another bert_config.json's?"
-            )
-    for variable in model.weights:
-        if variable.path in tensors:
-            variable.assign(tensors[variable.path])
-    return f"from {prefix}: {_carried(model, fresh)}"
+    pairs = [
+        (variable, variable.path, source.weights[variable.path])
+        for variable in model.weights
+        if variable.path in source.weights
+    ]
+    if optimizer:
+        slots, step = _slots(model, optimizer), _step_with_moments(model, optimizer, source)
+        pairs += [(slot, name, source.slots[name]) for name, slot in slots.items()]
+    values = [_values(variable, name, tensor, path) for variable, name, tensor in pairs]
+    for (variable, _, _), value in zip(pairs, values, strict=True):
+        variable.assign(value)
+    said = f"from {source.path} ({source.dialect}): {_carried(model, fresh)}"
+    if source.left_over:
+        said += f"; left out: {names.listed(source.left_over)}"
+    if optimizer:
+        optimizer.iterations.assign(step)
+        said += f"; moments: carried {len(slots)} of {len(slots)}, of update {step}"
+    return said
+
+
+def _step_with_moments(model, optimizer, source):
+    """The number of updates that the source's moments have seen; they are all there."""
+    missing = [name for name in _slots(model, optimizer) if name not in source.slots]
+    # A run of ours counts the updates it skipped in global_step, too, and so its own name is first.
+    steps = [t for name, t in sorted(source.counters.items(), reverse=True) if _STEP.search(name)]
+    if missing or not steps:
+        raise ValueError(
+            f"{source.path} ({source.dialect}) lacks what --init_moments asks for: "
+            f"{names.listed(missing) or 'the number of updates'}."
+        )
+    return int(steps[0].read())
+
+
+def _values(variable, name, tensor, path):
+    if tensor.shape != tuple(variable.shape):
+        raise ValueError(
+            f"{path} has {name} of shape {tensor.shape}, but the model's is "
+            f"{tuple(variable.shape)}; is it another bert_config.json's?"
+        )
+    values = tensor.read()
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"{path} has values in {name} that are not finite: its own training diverged. Choose "
+            "an earlier checkpoint."
+        )
+    return values.astype(variable.dtype, copy=False)
 
 
 def _slots(model, optimizer):

@@ -9,12 +9,14 @@ dense layer is one plain matrix product. Shape comments: T = B·S rows, H hidden
 P masked positions a sequence, V word pieces.
 """
 
-import zlib
+import dataclasses
 
 import keras
 from keras import ops
 
 from official_bert import fused
+from official_bert.config import BertConfig
+from official_bert.initial_values import truncated_normal
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -23,16 +25,18 @@ LAYER_NORM_EPSILON = 1e-12
 MASK_BIAS = -10000.0  # added to the attention scores of padding
 
 
+@keras.saving.register_keras_serializable(package="official_bert")
 class BertPretrainer(keras.Model):
     """BERT with its masked-LM and next-sentence heads (arXiv 1810.04805).
 
-    Post-LayerNorm, ε 1e-12, tanh-approximated GELU, truncated normal weights, zero biases; the
-    masked-LM head reads the masked positions only and is tied to the word embeddings.
+    Post-LayerNorm, ε 1e-12, truncated normal weights, zero biases; the masked-LM head reads the
+    masked positions only and is tied to the word embeddings.
 
     Args:
         config: A `BertConfig`.
-        seed: Integer from which, with each variable's path, its initial value follows; adding
-            layers does not change those of the others.
+        seed: Integer from which, with each variable's path, its initial value follows: the same on
+            every backend, and adding layers does not change those of the others. None leaves all
+            at 0, for a model whose weights are about to be loaded.
         dtype: Keras dtype policy, for example `"mixed_bfloat16"`; the global one by default.
 
     Call arguments:
@@ -57,7 +61,7 @@ class BertPretrainer(keras.Model):
 
     def __init__(self, config, seed=0, dtype=None, name="bert_pretrainer"):
         super().__init__(name=name, dtype=dtype)
-        self.config = config
+        self.config, self.seed = config, seed
         parts = _Parts(config, self.dtype_policy, seed)
         self.embeddings = Embeddings(parts)
         self.encoder_layers = [EncoderLayer(parts, i) for i in range(config.num_hidden_layers)]
@@ -75,13 +79,29 @@ class BertPretrainer(keras.Model):
             inputs["input_ids"], inputs["segment_ids"], dropout=dropout
         )
         sequence = self.encode(x, inputs["input_mask"], dropout, read)
-        sequence = ops.reshape(sequence, (-1, read.shape[1], sequence.shape[-1]))  # (B, 1 + P, H)
+        sequence = ops.reshape(
+            sequence, (-1, ops.shape(read)[1], sequence.shape[-1])
+        )  # (B, 1 + P, H)
         return {
             "masked_lm_logits": self.masked_lm_head(sequence[:, 1:], word_embeddings),
             "next_sentence_logits": self.next_sentence_head(
                 _activated(sequence[:, 0], self.pooler, "tanh")
             ),
         }
+
+    def get_config(self):
+        """The arguments, from which Keras makes the model again when it loads a file."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "seed": self.seed,
+            "dtype": self.dtype_policy.name,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """The model that `get_config` described."""
+        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
     def encode(self, x, input_mask, dropout, positions=None):
         """The last layer's output from that of the embeddings, one row a token: (T, H).
@@ -126,7 +146,7 @@ class Embeddings(keras.Layer):
         self.built = True
 
     def call(self, input_ids, segment_ids, dropout):
-        length, width = input_ids.shape[1], self.word_embeddings.shape[1]
+        length, width = ops.shape(input_ids)[1], self.word_embeddings.shape[1]
         words, table = fused.look_up(self.word_embeddings, input_ids, self.compute_dtype)
         types = ops.matmul(  # a product instead of a gather: its gradient is dense and tiny
             ops.one_hot(segment_ids, self.token_type_embeddings.shape[0], dtype=words.dtype),
@@ -155,10 +175,10 @@ class EncoderLayer(keras.Layer):
         self.built = True
 
     def call(self, x, mask_bias, dropout, positions=None):
-        length = mask_bias.shape[-1]
+        length = ops.shape(mask_bias)[-1]
         tokens, queries = x, length
         if positions is not None:  # of queries; keys and values are those of all tokens
-            x, queries = ops.take(x, _rows(positions, length), axis=0), positions.shape[1]
+            x, queries = ops.take(x, _rows(positions, length), axis=0), ops.shape(positions)[1]
         mixed = self._attend(
             self._heads(x, self.query, queries),
             self._heads(tokens, self.key, length),
@@ -247,7 +267,7 @@ class MaskedLMHead(keras.Layer):
         self.built = True
 
     def call(self, masked, word_embeddings):
-        predictions, width = masked.shape[1:]
+        predictions, width = ops.shape(masked)[1:]
         x = _activated(ops.reshape(masked, (-1, width)), self.transform, self.activation)
         x = _norm(x, self.layer_norm)  # (B·P, H)
         scores = _matmul_transposed(x, word_embeddings) + self.output_bias
@@ -322,14 +342,16 @@ def _norm(x, layer):
 class _Dropout:
     """Dropout of one call of the model.
 
-    With a key, its seeds are (key[0], key[1] + 1), (key[0], key[1] + 2), …: Keras' own generator
-    counts calls in a variable, which can neither start at any step nor differ between replicas.
+    With a key, its seeds follow from that: Keras' own generator counts calls in a variable, which
+    can neither start at any step nor differ between replicas.
     """
 
     def __init__(self, training, seed_generator, key):
         self._training, self._seed_generator = training, seed_generator
-        self._key = None if key is None else ops.cast(key, "int32")
-        self._drawn = 0
+        self._key, self._drawn = None, 0
+        if key is not None:  # shuffled, so that neighbouring keys do not count the same seeds
+            key = ops.cast(key, "int32")
+            self._key = ops.stack(fused.shuffled(key[0], key[1]))
 
     def __call__(self, x, rate):
         return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x
@@ -368,9 +390,9 @@ class _Parts:
         return keras.name_scope(name, override_parent=parent)
 
     def initializer(self, path):
-        return keras.initializers.TruncatedNormal(
-            stddev=self.config.initializer_range, seed=zlib.crc32(f"{self._seed}/{path}".encode())
-        )
+        if self._seed is None:
+            return "zeros"
+        return truncated_normal(self.config.initializer_range, self._seed, path)
 
     def layer_norm(self, path):
         parent, _, name = path.rpartition("/")

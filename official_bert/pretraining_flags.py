@@ -1,5 +1,6 @@
 """The flags of `run_pretraining`, and which of them, of other scripts too, are refused and why."""
 
+import math
 import sys
 
 from absl import flags
@@ -107,12 +108,25 @@ def define_flags(values=flags.FLAGS):
         "{max_seq_length} in them stands for the sequence length of the stage. Required.",
     )
     text("bert_config_file", None, "The model's shape: a bert_config.json. Required.")
-    text("model_dir", "/tmp", "Where checkpoints and logs go. A run found there is gone on with.")
+    text("model_dir", "/tmp", "Where checkpoints and logs go. A run found there is resumed.")
+    integer(
+        "resume_from",
+        None,
+        "Step of the checkpoint to resume instead of the newest. The learning rate, other numbers "
+        "of the optimizer, the seed and the records may then be changed; run.json tells of it.",
+        lower_bound=1,
+    )
     text(
         "init_checkpoint",
         None,
-        "Prefix of a checkpoint with the official TensorFlow 1 names. Its weights, the heads' too "
-        "as far as it has them, are the starting point; its moments and step are not.",
+        "A checkpoint of any dialect: TensorFlow 1's, tf-models', one of ours, a folder of Hugging "
+        "Face, a .keras file. Its weights, the heads' too as far as it has them, are the starting "
+        "point. A run that is resumed does not need it any more.",
+    )
+    switch(
+        "init_moments",
+        False,
+        "Start from the optimizer's moments and number of updates in --init_checkpoint, too.",
     )
     text(
         "recipe",
@@ -125,7 +139,11 @@ def define_flags(values=flags.FLAGS):
     integer("max_predictions_per_seq", 20, "Masked tokens a sequence; must equal the records'.")
     integer("train_batch_size", 32, "Sequences an update, over all replicas and micro-batches.")
     integer("num_steps_per_epoch", 1000, "Updates an epoch; see --num_train_epochs.", lower_bound=1)
-    number("num_train_epochs", 3, "The run has num_steps_per_epoch times so many updates.")
+    number(
+        "num_train_epochs",
+        3,
+        "The run has num_steps_per_epoch times so many updates. A larger number lengthens a run.",
+    )
     number("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
     number("end_lr", 0.0, "Learning rate at the end of the run.")
     number("warmup_steps", 10000, "Updates over which the rate rises from 0; a whole number.")
@@ -168,7 +186,8 @@ def define_flags(values=flags.FLAGS):
         "enable_xla",
         None,
         "Compile forward and backward pass with XLA. Default: on GPUs and TPUs, where it is the "
-        "faster choice; not on a CPU, where it is the slower one.",
+        "faster choice; not on a CPU, where it is the slower one. It rounds otherwise, so a run "
+        "keeps it.",
     )
     integer(
         "steps_per_loop",
@@ -178,8 +197,18 @@ def define_flags(values=flags.FLAGS):
         lower_bound=1,
     )
     text("eval_files", None, "Held-out records, as --input_files. Without: no evaluation.")
-    integer("eval_batch_size", 32, "Sequences a batch in the evaluation, over all replicas.")
-    integer("eval_steps", 0, "Updates between evaluations; 0: at the ends of stages only.")
+    integer(
+        "eval_batch_size",
+        32,
+        "Sequences a batch in the evaluation, over all replicas.",
+        lower_bound=1,
+    )
+    integer(
+        "eval_steps",
+        0,
+        "Updates between evaluations; 0: at the ends of stages only.",
+        lower_bound=0,
+    )
     integer("log_steps", 100, "Updates between lines of the log.", lower_bound=1)
     integer(
         "train_summary_interval",
@@ -188,7 +217,12 @@ def define_flags(values=flags.FLAGS):
     )
     text("profile_steps", None, "FIRST,LAST: a TensorFlow profile of these updates.")
     integer("save_checkpoints_steps", 1000, "Updates between checkpoints.", lower_bound=1)
-    integer("keep_checkpoint_max", 5, "Newest checkpoints to keep; 0: all.", lower_bound=0)
+    integer(
+        "keep_checkpoint_max",
+        5,
+        "Newest checkpoints to keep, beside the last one known to be good; 0: all.",
+        lower_bound=0,
+    )
     integer(
         "max_skipped_updates",
         20,
@@ -247,9 +281,19 @@ def check(values):
     for name, reason in REFUSED.items():
         if values[name].present:
             raise ValueError(f"--{name} {reason}")
-    for name in ("bert_config_file", "input_files"):
+    for name in ("bert_config_file", "input_files", "model_dir"):
         if not values[name].value:
             raise ValueError(f"--{name} is required.")
+    for name in values:
+        value = values[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{name} must be a finite number; got {value}.")
+    steps = values.num_steps_per_epoch * values.num_train_epochs
+    if not 1 <= round(steps) < 2**31:
+        raise ValueError(
+            f"--num_steps_per_epoch={values.num_steps_per_epoch} times --num_train_epochs="
+            f"{values.num_train_epochs:g} must give 1 to {2**31 - 1:,} updates."
+        )
     _refuse(
         values, ("eval_steps", "eval_batch_size"), not values.eval_files, "only with --eval_files."
     )

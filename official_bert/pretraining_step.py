@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import telemetry
-from official_bert import distribution, stacking
+from official_bert import distribution, fused, stacking
 from official_bert.modeling import BertPretrainer, pretraining_sums
 from official_bert.stages import DTYPE_POLICIES
 
@@ -35,12 +35,13 @@ def first_state(run):
     """The loop's own state before the first step, as JSON values.
 
     `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
-    last line of the log. `stop_requests` is 1 if this process was asked to stop; the loop gives
-    back the sum over all replicas, so that all workers stop after the same update. The others drive
-    the loss scale and the decision to give up.
+    last line of the log, `sums_since_saved` those since the last checkpoint. `stop_requests` is 1
+    if this process was asked to stop; the loop gives back the sum over all replicas, so that all
+    workers stop after the same update. The others drive the loss scale and the decision to give up.
     """
     return {
         **new_window(),
+        **new_interval(),
         "stop_requests": 0.0,
         "loss_scale": run.fixed_loss_scale or (FIRST_LOSS_SCALE if _scales(run) else 1.0),
         "good_updates": 0,
@@ -51,6 +52,11 @@ def first_state(run):
 def new_window():
     """The part of the state that begins anew after every line of the log."""
     return {"sums": [0.0] * len(SUMS), "input_wait": 0.0}
+
+
+def new_interval():
+    """The part of the state that begins anew with every checkpoint."""
+    return {"sums_since_saved": [0.0] * len(SUMS)}
 
 
 def metrics_from_sums(sums, use_next_sentence_label=True):
@@ -97,7 +103,7 @@ def _trains(path, run, stage):
     return stacking.trained(path, stage)
 
 
-def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
+def make_training_loop(run, model, optimizer, strategy):
     """Several updates inside one graph call.
 
     Args:
@@ -105,12 +111,11 @@ def make_training_loop(run, model, optimizer, strategy, enable_xla=False):
         model: The `BertPretrainer`, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
         strategy: A `tf.distribute.Strategy`.
-        enable_xla: Whether forward and backward pass are compiled by XLA.
 
     Returns:
         A `TrainingLoop`.
     """
-    replica_update = make_replica_update(run, model, optimizer, enable_xla)
+    replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
     clock = tf.timestamp if distribution.has_clock(strategy) else lambda: tf.zeros((), tf.float64)
 
@@ -172,6 +177,7 @@ class TrainingLoop:
 def _tensors(state):
     return {
         "sums": tf.constant(state["sums"], tf.float64),
+        "sums_since_saved": tf.constant(state["sums_since_saved"], tf.float64),
         "loss_scale": tf.constant(state["loss_scale"], tf.float32),
         "good_updates": tf.constant(state["good_updates"]),
         "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
@@ -180,14 +186,13 @@ def _tensors(state):
     }
 
 
-def make_replica_update(run, model, optimizer, enable_xla=False):
+def make_replica_update(run, model, optimizer):
     """What each replica does for one update, to be called in `strategy.run`.
 
     Args:
         run: A `stages.Run`.
         model: The `BertPretrainer`, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
-        enable_xla: Whether forward and backward pass are compiled by XLA.
 
     Returns:
         A function `replica_update(batch, step, loss_scale, asked_to_stop)` of this replica's rows
@@ -195,7 +200,7 @@ def make_replica_update(run, model, optimizer, enable_xla=False):
         `asked_to_stop`, a number.
     """
     forward_backward = _make_forward_backward(run, model)
-    if enable_xla:
+    if run.enable_xla:
         forward_backward = tf.function(forward_backward, jit_compile=True)
 
     @tf.autograph.experimental.do_not_convert
@@ -232,11 +237,11 @@ def non_finite(run, model, batch, step, loss_scale):
         run: A `stages.Run`.
         model: The `BertPretrainer`.
         batch: Some rows of the step's batch, as a dictionary of arrays.
-        step: The step, from which dropout follows.
+        step: The step; dropout is that of its first micro-batch.
         loss_scale: The loss scale at that step.
     """
     batch = {name: tf.constant(rows) for name, rows in batch.items()}
-    seed = _step_seed(run, step)
+    seed = seed_of_part(run, step, 0)
     gradients, sums = _make_forward_backward(run, model)(batch, tf.ones(2), seed, loss_scale)
     losses = [name for name, value in zip(SUMS, sums.numpy()) if not np.isfinite(value)]
     pairs = zip(model.trainable_variables, gradients, strict=True)
@@ -282,22 +287,29 @@ def _global_weights(batch):
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
-def _step_seed(run, step):
-    return tf.random.experimental.stateless_fold_in(tf.constant([run.seed, 0]), step)
+def seed_of_part(run, step, part):
+    """The seed of dropout in a part of a step's batch: int32 of shape (2,), no two of a run equal.
+
+    Args:
+        run: A `stages.Run`.
+        step: The step.
+        part: Number of the micro-batch, counted over all replicas.
+    """
+    first, second = fused.shuffled(*tf.unstack(tf.convert_to_tensor([step, part], tf.int32)))
+    return tf.stack([first ^ run.seed, second])
 
 
 def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     """Gradients and sums added up over this replica's micro-batches."""
     count = run.gradient_accumulation_steps
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    step_seed = _step_seed(run, step)
 
     def micro_batch(index):
         rows = {  # every count-th row, so that each micro-batch is a sample of the replica's rows
             name: tf.reshape(value, (-1, count, *value.shape[1:]))[:, index]
             for name, value in batch.items()
         }
-        seed = tf.random.experimental.stateless_fold_in(step_seed, replica * count + index)
+        seed = seed_of_part(run, step, replica * count + index)
         return forward_backward(rows, weights, seed, loss_scale)
 
     gradients, sums = micro_batch(0)
@@ -323,8 +335,10 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
         scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
         scale = tf.clip_by_value(scale, 1.0, MOST_LOSS_SCALE)
         good = tf.where(doubles, 0, good)
+    sums = tf.where(skipped, tf.zeros_like(sums), sums)
     return {
-        "sums": state["sums"] + tf.where(skipped, tf.zeros_like(sums), sums),
+        "sums": state["sums"] + sums,
+        "sums_since_saved": state["sums_since_saved"] + sums,
         "loss_scale": scale,
         "good_updates": good,
         "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),

@@ -23,7 +23,7 @@ import time
 
 from absl import app, flags
 
-from official_bert import pretraining_flags, quiet_tensorflow, whole_files
+from official_bert import local_paths, pretraining_flags, quiet_tensorflow, whole_files
 
 FLAGS = flags.FLAGS
 
@@ -50,9 +50,7 @@ def main(arguments):
         pretraining_flags.check(FLAGS)
         if len(arguments) > 1:
             raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-        folder = os.path.dirname(FLAGS.report_file or "") or "."
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
+        _check_report_file()
         quiet_tensorflow.import_tensorflow()
         from official_bert import run_pretraining, tpu_compiler
 
@@ -66,6 +64,22 @@ def main(arguments):
     if FLAGS.report_file:
         whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
     return 0 if report["fits"] else 1
+
+
+def _check_report_file():
+    """Refuses a report that could not be written, or would be written over what is read."""
+    if not FLAGS.report_file:
+        return
+    read = {
+        "bert_config_file": [FLAGS.bert_config_file],
+        "recipe": [str(FLAGS.recipe).partition(":")[0]],
+        "init_checkpoint": [f"{FLAGS.init_checkpoint}.index"],
+    }
+    local_paths.require_local(report_file=FLAGS.report_file)
+    local_paths.require_apart({"report_file": [FLAGS.report_file]}, read)
+    folder = os.path.dirname(FLAGS.report_file) or "."
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
 
 
 def _fail(reason):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import pathlib
 import time
 
 import tensorflow as tf
@@ -28,7 +29,6 @@ class Reports:
     def __init__(self, run, reporting, strategy, model_dir):
         self._run = run
         self._speaks = distribution.is_chief(strategy)
-        self._log_steps = reporting.log_steps
         self._peak = distribution.peak_flops(strategy, run.dtype)
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
@@ -38,11 +38,39 @@ class Reports:
         self._writers = {}
         self._workers = distribution.shard(strategy)[1]
         self._communication = {}
-        self._skipped_before = None  # as the last line of the log has it
+        self._last = None  # step and skipped updates in the last line of the log
 
     def say(self, text):
         if self._speaks:
             print(text, flush=True)
+
+    def saved(self, prefix, suspect, exploded, advice):
+        """Reports a checkpoint, with a warning if its run has gone astray.
+
+        Args:
+            prefix: Of the checkpoint.
+            suspect: What is wrong with its weights, or `None`.
+            exploded: The mean loss since the checkpoint before, if it has exploded, or `None`.
+            advice: What to do then.
+        """
+        self.say(f"saved {prefix}")
+        if suspect:
+            self.say(f"warning: {prefix}: {suspect}. {advice}")
+        elif exploded is not None:
+            self.say(
+                f"warning: the mean loss since the last checkpoint is {exploded:.4g}. {advice}"
+            )
+
+    def change(self, step, change):
+        """Reports what is changed on purpose: an entry of `model_directory.Claim.change`."""
+        self.log.write(kind="change", step=step, **change)
+        instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
+        differences = "; ".join(change["differences"]) or "with the same settings"
+        self.say(
+            f"the run is changed on purpose, from {change['resumed_from'] or 'its start'}"
+            f"{instead_of}: {differences}; its next learning rate is "
+            f"{float(self._learning_rate(step)):.3g}"
+        )
 
     def communication(self, reductions):
         """Reports what an update of this stage sums over the workers: `distribution.Reductions`."""
@@ -68,12 +96,10 @@ class Reports:
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm = telemetry.gradient_norm(optimizer)
         layers = telemetry.read(optimizer)
-        begin = sum(stage.steps for stage in run.stages[:stage_index])
-        updates = step - max(begin, (step - 1) // self._log_steps * self._log_steps)
-        timing = self._timing(stage, state, pace, updates)
         skipped = int(optimizer.skipped_updates.numpy())
-        if self._skipped_before is None:
-            self._skipped_before = self.log.last("train").get("skipped_updates", 0)
+        if self._last is None:
+            self._last = {"step": 0, "skipped_updates": 0} | self.log.last("train")
+        timing = self._timing(stage, state, pace, step - self._last["step"])
         self.log.write(
             kind="train",
             step=step,
@@ -94,13 +120,13 @@ class Reports:
                 total_steps=run.total_steps,
                 stage=stage_index,
                 metrics=metrics,
-                skipped=skipped - self._skipped_before,
+                skipped=skipped - self._last["skipped_updates"],
                 learning_rate=learning_rate,
                 examples_per_second=timing["examples_per_second"],
                 seconds=_updates_left(run, stage_index, step) / pace.steps_per_second,
             )
         )
-        self._skipped_before = skipped
+        self._last = {"step": step, "skipped_updates": skipped}
 
     def evaluation(self, step, stage_index, metrics):
         self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
@@ -124,7 +150,9 @@ class Reports:
         if self._tensorboard is None:
             return
         if kind not in self._writers:
-            self._writers[kind] = tf.summary.create_file_writer(str(self._tensorboard / kind))
+            folder = self._tensorboard / kind
+            folder.mkdir(parents=True, exist_ok=True)  # an OSError if that cannot be
+            self._writers[kind] = tf.summary.create_file_writer(str(folder))
         with self._writers[kind].as_default(step):
             for name, value in scalars.items():
                 if math.isfinite(value):
@@ -196,6 +224,7 @@ class Profiler:
     def at(self, step):
         """Call when `step` updates are done, before the next ones."""
         if not self._is_on and self._first - 1 <= step < self._last:
+            pathlib.Path(self._folder).mkdir(parents=True, exist_ok=True)
             tf.profiler.experimental.start(self._folder)
             self._is_on = True
         if step >= self._last:

@@ -4,19 +4,34 @@ r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official
         --input_files='records/train.tfrecord-*' --model_dir=model \
         --optimizer_type=lamb --train_batch_size=256 --learning_rate=2e-3 --warmup_steps=100
 
-Run again with the same flags and --model_dir, it goes on where it stopped.
+Run again with the same flags and --model_dir, it resumes where it stopped.
 """
 
 import dataclasses
+import os
 import sys
 
 from absl import app, flags
 
-from official_bert import freed_memory, local_workers, pretraining_flags, quiet_tensorflow
+from official_bert import (
+    freed_memory,
+    local_paths,
+    local_workers,
+    pretraining_flags,
+    quiet_tensorflow,
+)
 
 
 def main(arguments, values=flags.FLAGS):
     """Trains what the flags say; returns the exit code."""
+    try:
+        return _main(arguments, values)
+    except KeyboardInterrupt:  # before the first update, or for the second time
+        print("Stopped at once. The same command resumes the last checkpoint, if any.")
+        return 130
+
+
+def _main(arguments, values):
     try:
         _check_arguments(arguments, values)
         if values.local_workers:
@@ -51,7 +66,8 @@ def _train(trainer, model_dir):
     except ValueError as error:  # a record, or checkpoints that are all damaged
         return _fail(error)
     except OSError as error:  # the disk, in the middle of the run
-        return _fail(f"{error} The checkpoints already written in {model_dir} are intact.")
+        reason = str(error).rstrip(".")
+        return _fail(f"{reason}. The checkpoints already written in {model_dir} are intact.")
     except Exception as error:
         return _fail_without_worker(error)
     return 0
@@ -62,10 +78,20 @@ def _check_arguments(arguments, values):
     pretraining_flags.check(values)
     if len(arguments) > 1:
         raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
+    _check_paths(values)
+
+
+def _check_paths(values):
+    """What a run writes is on this machine, and is not what it starts from."""
+    local_paths.require_local(model_dir=values.model_dir, bert_config_file=values.bert_config_file)
+    if values.init_checkpoint:
+        exports = [os.path.join(values.model_dir, name) for name in ("best", "pretrained")]
+        start = {"init_checkpoint": [f"{values.init_checkpoint}.index"]}
+        local_paths.require_apart({"model_dir": exports}, start)
 
 
 def _trainer(values):
-    from official_bert import distribution, training
+    from official_bert import budget, distribution, training
 
     run = run_from_flags(values)
     strategy = distribution.make_strategy(
@@ -76,34 +102,51 @@ def _trainer(values):
         task_index=values.task_index,
         all_reduce_alg=values.all_reduce_alg,
     )
-    return training.Trainer(run, _reporting(values, strategy), strategy, values.model_dir)
+    on_accelerator = distribution.runs_on_accelerator(strategy)
+    enable_xla = on_accelerator if values.enable_xla is None else values.enable_xla
+    run = dataclasses.replace(run, enable_xla=enable_xla)
+    reporting = _reporting(values)
+    if run.minutes:
+        run = budget.fix(run, reporting, strategy, values.model_dir)
+    return training.Trainer(run, reporting, strategy, values.model_dir, values.resume_from)
 
 
 def run_from_flags(values):
-    from official_bert.config import BertConfig
+    """The `stages.Run` of the flags, but for `enable_xla`, whose default needs the devices."""
     from official_bert.stages import Run
 
     recipe = _recipe(values)
     return Run(
-        config=BertConfig.from_json_file(values.bert_config_file),
+        config=_config(values.bert_config_file),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
         input_files=tuple(values.input_files.split(",")),
         init_checkpoint=values.init_checkpoint,
+        init_moments=values.init_moments,
         seed=values.seed,
         dtype=values.dtype,
         reduce_dtype=values.reduce_dtype,
         loss_scale=values.loss_scale,
-        use_next_sentence_label=values.use_next_sentence_label,
+        use_next_sentence_label=recipe.use_next_sentence_label,
         gradient_accumulation_steps=values.gradient_accumulation_steps,
         masked_lm_prob=values.masked_lm_prob,
         do_whole_word_mask=values.do_whole_word_mask,
         max_ngram_size=values.max_ngram_size,
+        minutes=recipe.minutes,
     )
 
 
+def _config(path):
+    from official_bert.config import BertConfig
+
+    try:
+        return BertConfig.from_json_file(path)
+    except OSError as error:
+        raise ValueError(f"--bert_config_file={path} cannot be read: {error.strerror}.") from None
+
+
 def _recipe(values):
-    """Stages and optimizer: those of --recipe, less what flags change; or those of the flags."""
+    """The recipe of --recipe, less what flags change; or that of the flags."""
     from official_bert import recipes, stages
 
     if values.recipe is None:
@@ -119,8 +162,14 @@ def _recipe(values):
             warmup_steps=int(values.warmup_steps),
             end_learning_rate=values.end_lr,
         )
-        return recipes.Recipe(stages=(stage,), optimizer=stages.Optimizer(**optimizer))
+        return recipes.Recipe(
+            stages=(stage,),
+            optimizer=stages.Optimizer(**optimizer),
+            use_next_sentence_label=values.use_next_sentence_label,
+        )
     recipe = recipes.find(values.recipe)
+    if values["use_next_sentence_label"].present:
+        recipe = dataclasses.replace(recipe, use_next_sentence_label=values.use_next_sentence_label)
     changed = {
         field: values[name].value
         for name, field in pretraining_flags.OPTIMIZER.items()
@@ -130,11 +179,9 @@ def _recipe(values):
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
-def _reporting(values, strategy):
-    from official_bert import distribution
+def _reporting(values):
     from official_bert.stages import Reporting
 
-    on_accelerator = distribution.runs_on_accelerator(strategy)
     steps_per_loop = values.steps_per_loop
     if steps_per_loop is None:
         on_tpu = values.distribution_strategy == "tpu"
@@ -147,7 +194,6 @@ def _reporting(values, strategy):
         eval_files=tuple(values.eval_files.split(",")) if values.eval_files else (),
         eval_batch_size=values.eval_batch_size,
         steps_per_loop=steps_per_loop,
-        enable_xla=on_accelerator if values.enable_xla is None else values.enable_xla,
         max_skipped_updates=values.max_skipped_updates,
         tensorboard=values.train_summary_interval >= 0,
         profile_steps=_pair(values.profile_steps),

@@ -25,14 +25,21 @@ class RunRecords:
     def check(self):
         """Reads some of every stage's, so that what is wrong shows before the work.
 
+        Returns:
+            The fingerprint of each stage's training records, by which others are noticed.
+
         Raises:
             ValueError: if records and stages do not fit, or records are damaged.
             OSError: if a file cannot be read.
         """
+        fingerprints = []
         for stage in reversed(self._run.stages):  # what is held out for the first stays open
-            self.training(stage, *self._shard)[0]
+            batches = self.training(stage, *self._shard)
+            batches[0]
+            fingerprints.append(batches.fingerprint())
             if self._reporting.eval_files:
-                self.held_out(stage)[0]
+                self.held_out(stage, *self._shard)[0]
+        return fingerprints[::-1]
 
     def training(self, stage, shard_index=0, num_shards=1):
         """The training batches of a stage, from step 0 of the run: `input_pipeline.Batches`."""
@@ -47,17 +54,21 @@ class RunRecords:
             max_ngram_size=run.max_ngram_size,
         )
 
-    def held_out(self, stage):
-        """This process's part of the held-out batches, in order.
+    def held_out(self, stage, shard_index=0, num_shards=1):
+        """The held-out batches, in order: `input_pipeline.Batches`.
 
         They stay open until another length is asked for: the records are parsed once, not at every
         evaluation.
         """
-        key = stage.max_seq_length, stage.max_predictions_per_seq
-        if key not in self._held_out:
+        lengths = stage.max_seq_length, stage.max_predictions_per_seq
+        shard = shard_index, num_shards
+        if lengths not in self._held_out:
+            self._held_out = {lengths: {}}
+        opened = self._held_out[lengths]
+        if shard not in opened:
             files, size = self._reporting.eval_files, self._reporting.eval_batch_size
-            self._held_out = {key: self._open(stage, files, size, self._shard, shuffle=False)}
-        return self._held_out[key]
+            opened[shard] = self._open(stage, files, size, shard, shuffle=False)
+        return opened[shard]
 
     def _open(self, stage, files, batch_size, shard, **options):
         batches = input_pipeline.Batches(
@@ -80,7 +91,7 @@ class _Watched:
 
     def __init__(self, batches, errors):
         self._batches, self._errors = batches, errors
-        self.num_batches = batches.num_batches
+        self.num_batches, self.fingerprint = batches.num_batches, batches.fingerprint
 
     def __getitem__(self, step):
         try:

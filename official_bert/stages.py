@@ -6,11 +6,13 @@ next, and each stage warms up again.
 
 import dataclasses
 import json
+import math
 
 import lamb_tf
 from lamb_tf import schedules
 from official_bert.config import BertConfig
 
+MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
@@ -63,6 +65,12 @@ class Stage:
         for name in ("steps", "batch_size", "max_seq_length", "max_predictions_per_seq"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        _require_finite(self)
+        if max(self.steps, self.warmup_steps) > MAX_STEPS:
+            raise ValueError(
+                f"steps and warmup_steps must be at most {MAX_STEPS:,}; got {self.steps} and "
+                f"{self.warmup_steps}."
+            )
         self.schedule()  # checks the rest
         if self.max_predictions_per_seq > self.max_seq_length:
             raise ValueError(
@@ -116,6 +124,7 @@ class Optimizer:
     def __post_init__(self):
         if self.type not in ("lamb", "adamw"):
             raise ValueError(f"optimizer_type must be lamb or adamw; got {self.type!r}.")
+        _require_finite(self)
 
     def make(self):
         """The optimizer, at rate 0: the loop sets the rate of each step."""
@@ -143,8 +152,11 @@ class Run:
         stages: What is trained, in order.
         optimizer: How.
         input_files: Globs of the training records; `{max_seq_length}` stands for the stage's.
-        init_checkpoint: Prefix of a checkpoint whose weights the run starts from.
+        init_checkpoint: A checkpoint of any dialect (`conversion/sources.py`), whose weights the
+            run starts from.
+        init_moments: Whether it starts from the moments and the number of updates there, too.
         seed: Decides initial weights, order of the records and dropout.
+        enable_xla: Whether forward and backward pass are compiled by XLA, which rounds otherwise.
         dtype: `"fp32"`, `"bf16"` or `"fp16"`; weights and moments are float32 in every case.
         reduce_dtype: In what gradients are summed over replicas: as `dtype`, but `"fp16"` only with
             that dtype, whose loss scale keeps small gradients in its range.
@@ -153,6 +165,8 @@ class Run:
         gradient_accumulation_steps: Micro-batches an update.
         masked_lm_prob, do_whole_word_mask, max_ngram_size: How records made for dynamic masking
             are masked; `None`, as they were made to be. Not for records that hold their masks.
+        minutes: The wall-clock budget, if any, for which the updates of the stages were fixed
+            (`budget.py`).
     """
 
     config: BertConfig
@@ -160,7 +174,9 @@ class Run:
     optimizer: Optimizer
     input_files: tuple[str, ...]
     init_checkpoint: str | None = None
+    init_moments: bool = False
     seed: int = 12345
+    enable_xla: bool = False
     dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     loss_scale: str | None = None
@@ -169,8 +185,13 @@ class Run:
     masked_lm_prob: float | None = None
     do_whole_word_mask: bool | None = None
     max_ngram_size: int | None = None
+    minutes: float | None = None
 
     def __post_init__(self):
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must fit in 64 bits; got {self.seed}.")
+        if self.init_moments and not self.init_checkpoint:
+            raise ValueError("init_moments needs an init_checkpoint to take them from.")
         if self.dtype not in DTYPE_POLICIES:
             raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
         if self.reduce_dtype not in DTYPE_POLICIES:
@@ -187,8 +208,10 @@ class Run:
                 f"loss_scale={self.loss_scale!r} is for dtype fp16; {self.dtype} has the range of "
                 "float32 and needs none."
             )
-        if self.fixed_loss_scale is not None and not self.fixed_loss_scale > 0:
-            raise ValueError(f"loss_scale must be positive; got {self.loss_scale!r}.")
+        if self.fixed_loss_scale is not None and not 0 < self.fixed_loss_scale < math.inf:
+            raise ValueError(f"loss_scale must be positive and finite; got {self.loss_scale!r}.")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes must be positive and finite; got {self.minutes!r}.")
 
     @property
     def fixed_loss_scale(self):
@@ -228,7 +251,6 @@ class Reporting:
         eval_files: Globs of held-out records; none, no evaluation. As `Run.input_files`.
         eval_batch_size: Global batch size of the evaluation.
         steps_per_loop: Most updates inside one graph call.
-        enable_xla: Whether forward and backward pass are compiled by XLA.
         max_skipped_updates: The run gives up after so many updates in a row were skipped for
             gradients that are not finite.
         tensorboard: Whether TensorBoard summaries are written beside the log, where TensorBoard
@@ -243,7 +265,14 @@ class Reporting:
     eval_files: tuple[str, ...] = ()
     eval_batch_size: int = 32
     steps_per_loop: int = 1
-    enable_xla: bool = False
     max_skipped_updates: int = 20
     tensorboard: bool = False
     profile_steps: tuple[int, int] | None = None
+
+
+def _require_finite(settings):
+    """Refuses infinities and NaN, which comparisons with bounds let through."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{field.name} must be a finite number; got {value}.")

@@ -5,6 +5,8 @@ weights, the moments and the loop's own state in the checkpoint, a run that was 
 if nothing had happened.
 """
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -19,14 +21,17 @@ from official_bert import (
     distribution,
     evaluation,
     flops,
+    known_good,
     model_directory,
     model_state,
+    run_checks,
     stacking,
 )
 from official_bert.pretraining_step import (
     first_state,
     make_model_and_optimizer,
     make_training_loop,
+    new_interval,
     new_window,
     non_finite,
 )
@@ -54,14 +59,17 @@ class Trainer:
         run: A `stages.Run`: what to train.
         reporting: A `stages.Reporting`: what to show and keep.
         strategy: A `tf.distribute.Strategy`.
-        model_dir: Where checkpoints and logs are; a run found there is gone on with.
+        model_dir: Where checkpoints and logs are; a run found there is resumed.
+        resume_from: Step of the checkpoint to resume instead of the newest. The learning rate and
+            other settings may then differ from those that the run began with.
 
     Raises:
-        ValueError: if records and stages do not fit, or `model_dir` holds another run.
+        ValueError: if records and stages do not fit, `model_dir` holds another run, or there is no
+            checkpoint of that step.
         OSError: if the checkpoints do not fit on the disk.
     """
 
-    def __init__(self, run, reporting, strategy, model_dir):
+    def __init__(self, run, reporting, strategy, model_dir, resume_from=None):
         self.run, self.reporting, self.strategy = run, reporting, strategy
         self.model_dir = pathlib.Path(model_dir)
         self.step = 0  # updates done, those that were skipped included
@@ -72,14 +80,22 @@ class Trainer:
         self._reports = Reports(run, reporting, strategy, self.model_dir)
         self._profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
         self._records = RunRecords(run, reporting, strategy)
-        self._check_sizes()
-        self._records.check()
-        self._store = checkpoints.CheckpointStore(model_dir, reporting.keep_checkpoint_max)
-        model_directory.check(self.model_dir, run)
+        run_checks.check(run, reporting, strategy.num_replicas_in_sync)
+        self._description = run.describe() | {"records": self._records.check()}
+        self._claim = model_directory.check(
+            self.model_dir, run.config, self._description, resume_from
+        )
+        self._store = checkpoints.CheckpointStore(
+            model_dir, reporting.keep_checkpoint_max, self._claim.abandoned()
+        )
+        self._good = known_good.KnownGood(run, self._store)
+        self._owes_checkpoint = False  # one was due amid updates that were skipped
         disk_space.require(self.model_dir, run, reporting)
-        self._make(run.stages[0])
-        if run.init_checkpoint:
-            self._reports.say(model_state.load_weights(self.model, run.init_checkpoint))
+        self._checkpoint = self._find_checkpoint()
+        self._make(run.stages[self._stage_of(self._checkpoint)])
+        if run.init_checkpoint and not self._checkpoint:
+            optimizer = self.optimizer if run.init_moments else None
+            self._reports.say(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
 
     def train(self):
         """Trains to the end of the last stage.
@@ -91,12 +107,20 @@ class Trainer:
             training_log.Stopped: after SIGINT or SIGTERM, when the checkpoint is written.
             Diverged: when no update could be made for too long.
             InputFailed: when a batch cannot be read.
+            ValueError: if another process trains in the model directory, or the workers differ.
         """
-        if self._is_chief:
-            model_directory.claim(self.model_dir, self.run)
+        chief = self._is_chief
+        with model_directory.alone_in(self.model_dir) if chief else contextlib.nullcontext():
+            self._train()
+
+    def _train(self):
         self._restore()
-        self._warn()
+        for warning in run_checks.warnings(
+            self.run, self.reporting, self.strategy.num_replicas_in_sync, self.step
+        ):
+            self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
+        self._write_claim()
         try:
             with StopRequest() as stop, self._profiler:
                 for index, end in enumerate(self._ends):
@@ -111,25 +135,6 @@ class Trainer:
             self._export()
         distribution.from_all_workers(self.strategy, [self.step])  # no one leaves before the chief
 
-    def _warn(self):
-        for index, stage in enumerate(self.run.stages):
-            if stage.warmup_steps >= stage.steps:
-                self._reports.say(
-                    f"warning: stage {index + 1} has {stage.steps} steps, but its warm-up takes "
-                    f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
-                )
-        if self.run.reduce_dtype != "fp32" and self.strategy.num_replicas_in_sync == 1:
-            self._reports.say(
-                f"warning: reduce_dtype={self.run.reduce_dtype} has no effect: one replica alone "
-                "has nothing to reduce."
-            )
-        window = self.reporting.profile_steps
-        if window and self.step >= window[1]:
-            self._reports.say(
-                f"warning: no profile of the updates {window[0]} to {window[1]}: this run goes on "
-                f"after update {self.step}."
-            )
-
     def _raise_input_error(self, error):
         """Raises what reading a batch raised, if that is behind `error`."""
         errors = self._records.errors
@@ -143,6 +148,8 @@ class Trainer:
         """From `self.step` to the end of the stage."""
         stage, reporting = self.run.stages[index], self.reporting
         end = self._ends[index]
+        if self.step == self._begin(index):
+            self._good.begin_stage()
         described = flops.describe(self.run.config, stage)
         self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
         iterator = iter(
@@ -173,10 +180,19 @@ class Trainer:
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
                 self._evaluate(index)
             stops = self._must_stop(stop)
-            if self._is_due(reporting.save_checkpoints_steps, end) or stops:
+            self._owes_checkpoint |= self._is_due(reporting.save_checkpoints_steps, end)
+            if self._may_save(end) or stops:
                 self._save()
             if stops:
                 stop.raise_stopped(self.step, self.model_dir)
+
+    def _may_save(self, end):
+        """Whether a checkpoint is due, and is no repetition that would push out one before.
+
+        A skipped update changes nothing, so a checkpoint waits for the first that is not. Only the
+        last of a stage does not: there may be no other update.
+        """
+        return self._owes_checkpoint and (not self._state["skipped_in_a_row"] or self.step == end)
 
     def _must_stop(self, stop):
         """Whether this process was asked to, or, of several workers, any one before this call."""
@@ -207,9 +223,7 @@ class Trainer:
         """
         with self.strategy.scope():
             self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
-        self._loop = make_training_loop(
-            self.run, self.model, self.optimizer, self.strategy, self.reporting.enable_xla
-        )
+        self._loop = make_training_loop(self.run, self.model, self.optimizer, self.strategy)
         self._evaluator = evaluation.Evaluator(
             self.model, self.strategy, self.run.use_next_sentence_label
         )
@@ -229,7 +243,7 @@ class Trainer:
 
     def _evaluate(self, index):
         stage = self.run.stages[index]
-        metrics = self._evaluator(self._records.held_out(stage))
+        metrics = self._evaluator(lambda *shard: self._records.held_out(stage, *shard))
         self._reports.evaluation(self.step, index, metrics)
         if self._is_chief:
             record = {"step": self.step, "max_seq_length": stage.max_seq_length, **metrics}
@@ -238,6 +252,8 @@ class Trainer:
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
         stage, step = self.run.stages[index], self.step - 1
+        if self._is_chief:
+            self._good.judge(self._state["sums_since_saved"])
         batch = self._records.training(stage)[step]
         parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
         losses, variables = [], []
@@ -253,59 +269,67 @@ class Trainer:
             f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not: "
             f"{len(variables)} of {len(self.model.trainable_variables)}, first "
             f"{variables[0] if variables else 'none in a second computation'}. Loss scale "
-            f"{self._state['loss_scale']:g}. The last good checkpoint in {self.model_dir} is "
-            "intact; a lower learning rate or longer warm-up usually mends this."
+            f"{self._state['loss_scale']:g}. {self._good.advice()}"
         )
 
     # Files
 
-    def _check_sizes(self):
-        stacking.check(self.run.config, self.run.stages)
-        replicas = self.strategy.num_replicas_in_sync
-        parts = replicas * self.run.gradient_accumulation_steps
-        for stage in self.run.stages:
-            if stage.batch_size % parts:
-                raise ValueError(
-                    f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
-                    f"{replicas} replicas × {self.run.gradient_accumulation_steps} micro-batches."
-                )
-        if self.reporting.eval_batch_size % replicas:
-            raise ValueError(
-                f"eval_batch_size {self.reporting.eval_batch_size} is not a multiple of the "
-                f"{replicas} replicas."
-            )
-        window = self.reporting.profile_steps
-        if window and window[1] > self.run.total_steps:
-            raise ValueError(
-                f"profile_steps={window[0]},{window[1]} is beyond the {self.run.total_steps} "
-                "updates of this run."
-            )
-
     def _save(self):
+        exploded = self._good.judge(self._state["sums_since_saved"]) if self._is_chief else None
+        self._state |= new_interval()
+        self._owes_checkpoint = False
         if self._is_chief:
             tensors = model_state.gather(self.model, self.optimizer)
             tensors["global_step"] = np.int64(self.step)
             state = {"loop": self._state, "seconds": self._pace.seconds}
-            self._reports.say(f"saved {self._store.save(tensors, self.step, state)}")
+            state |= self._good.state(tensors)
+            prefix = self._store.save(tensors, self.step, state)
+            self._good.saved(pathlib.Path(prefix).name, state["suspect"])
+            self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
         distribution.from_all_workers(self.strategy, [self.step])  # it is there for all now
 
+    def _find_checkpoint(self):
+        """The whole checkpoint to resume, or `None` at the start of a run."""
+        if self._claim.return_to is not None:
+            return self._store.at(self._claim.return_to, self._reports.say)
+        return self._store.latest(self._reports.say)
+
+    def _stage_of(self, checkpoint):
+        """The stage that wrote it, which is the one before if it was written at its end."""
+        step = checkpoint.step if checkpoint else 0
+        return next(index for index, end in enumerate(self._ends) if step <= end)
+
     def _restore(self):
-        """Goes on from the newest whole checkpoint, if there is one."""
-        checkpoint = self._store.latest(self._reports.say)
-        if checkpoint is not None:
-            self.step = checkpoint.step
-            self._state = checkpoint.state["loop"]
-            self._pace = Pace(checkpoint.state["seconds"])
-            # The stage that wrote it, which is the one before if it was written at its end.
-            index = next(i for i, end in enumerate(self._ends) if self.step <= end)
-            if index:
-                self._make(self.run.stages[index])
-            model_state.restore(self.model, self.optimizer, checkpoint.tensors())
-            self._reports.say(f"goes on from {checkpoint.prefix}")
+        if self._checkpoint is not None:
+            self.step = self._checkpoint.step
+            self._state |= self._checkpoint.state["loop"]
+            self._pace = Pace(self._checkpoint.state["seconds"])
+            self._good.resume(self._checkpoint)
+            model_state.restore(self.model, self.optimizer, self._checkpoint.tensors())
+            self._reports.say(f"resumes {self._checkpoint.prefix}")
+
+    def _write_claim(self):
+        """Notes down whose the directory is and what is changed on purpose."""
+        change = self._claim.change(
+            self._checkpoint and self._checkpoint.name, self._store.newest_name()
+        )
+        if change:
+            changes = (*self._claim.changes, change)
+            self._claim = dataclasses.replace(self._claim, changes=changes)
+            self._store.abandoned = self._claim.abandoned()
+        if change and "instead_of" in change:
+            self._reports.log.keep_copy(change["instead_of"])
+        if self._is_chief:
+            self._claim.write(self.model_dir, self.run.config)
+            self._store.settle()
         self._reports.log.rewind(self.step)
+        if change:
+            self._reports.change(self.step, change)
+        if self._claim.has_returned:
+            self._reports.say("resume_from is left out: an earlier start returned there already.")
 
     def _check_that_workers_agree(self):
-        description = json.dumps(self.run.describe(), sort_keys=True).encode()
+        description = json.dumps(self._description, sort_keys=True).encode()
         mine = [self.step, zlib.crc32(description)]
         steps, runs = distribution.from_all_workers(self.strategy, mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
@@ -328,7 +352,7 @@ class Trainer:
         last_train, last_eval = self._reports.log.last("train"), self._reports.log.last("eval")
         summary = {
             "total_training_steps": self.step,
-            "train_loss": last_train["loss"],
+            "train_loss": last_train.get("loss"),  # of a finished run whose log is gone: null
             **{name: value for name, value in last_train.items() if name.endswith("_accuracy")},
             "held_out": {name: v for name, v in last_eval.items() if name not in ("kind", "stage")},
         }

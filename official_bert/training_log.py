@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import shutil
 import signal
 
 from official_bert.whole_files import write_text
@@ -27,14 +28,21 @@ class TrainingLog:
             kept = [line for line in self._lines() if _step_of(line) <= step]
             write_text(self._path, "".join(kept))
 
+    def keep_copy(self, word):
+        """Copies the log beside it with a word in the name, before steps are undone."""
+        if self._writes and self._path.exists():
+            shutil.copy(self._path, self._path.with_suffix(f".{word}{self._path.suffix}"))
+
     def _lines(self):
-        return self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+        if not self._path.exists():
+            return []
+        return self._path.read_text(errors="replace").splitlines(keepends=True)
 
     def last(self, kind):
         """The last line of a kind as a dictionary; empty if there is none, or if another writes."""
         if not self._writes:  # whose line may be there in part only
             return {}
-        found = [values for values in map(json.loads, self._lines()) if values["kind"] == kind]
+        found = [values for values in map(json.loads, self._lines()) if values.get("kind") == kind]
         return found[-1] if found else {}
 
     def write(self, **values):
@@ -131,6 +139,6 @@ def _without_non_finite(value):
 
 def _step_of(line):
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError):
-        return float("inf")  # a line that a kill cut short
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line that a kill cut short

@@ -24,12 +24,14 @@ def test_keys_of_released_models_that_say_nothing_here_are_tolerated(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocab_size": 0}, "vocab_size must be a positive integer; got 0"),
-        ({"vocab_size": 9.5}, "vocab_size must be a positive integer"),
+        ({"vocab_size": 0}, "vocab_size must be an integer from 1 to 1,000,000,000; got 0"),
+        ({"vocab_size": 9.5}, "vocab_size must be an integer from 1 to"),
+        ({"hidden_size": 768.0}, "hidden_size must be an integer from 1 to"),
         ({"hidden_size": 100}, "multiple of num_attention_heads"),
         ({"hidden_act": "swish"}, "hidden_act must be one of gelu"),
         ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob must be in \[0, 1\)"),
         ({"initializer_range": -1.0}, "initializer_range must be a positive number"),
+        ({"initializer_range": float("inf")}, "initializer_range must be a positive number"),
     ],
 )
 def test_values_out_of_range_are_refused(values, message):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lamb_tf import backends
-from official_bert import fused
+from official_bert import config, fused
 
 RATE, SEED = 0.1, np.array([7, 11], "int32")
 
@@ -33,6 +33,8 @@ BIAS = normal(48, seed=4)
 SCORES, MASK_BIAS = normal(2, 3, 6, 48), tf.where(normal(2, 1, 1, 48, seed=5) > 1, -10000.0, 0.0)
 ACTIVATIONS = {
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
+    "gelu_new": lambda x: 0.5 * x * (1 + tf.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "gelu_erf": lambda x: x * 0.5 * (1 + tf.math.erf(x / 2**0.5)),
     "relu": tf.nn.relu,
     "tanh": tf.tanh,
     "linear": tf.identity,
@@ -62,6 +64,10 @@ CASES = {  # the kernel, its tensors, its values, and what it is to compute
         lambda x: dropped(tf.nn.softmax(0.3 * x + MASK_BIAS)),
     ),
 }
+
+
+def test_every_activation_that_a_configuration_can_name_is_tested_here():
+    assert set(ACTIVATIONS) == set(config.ACTIVATIONS)
 
 
 @pytest.mark.parametrize("way", ["eager", "graph", "XLA"])
@@ -178,7 +184,7 @@ def test_other_backends_drop_the_same(backend):
 import json
 import numpy as np
 from keras import ops
-from official_bert import fused
+from official_bert import config, fused
 x = ops.ones((5, 40))
 dropped = fused.dropout(x, ops.convert_to_tensor({SEED.tolist()}, "int32"), rate={RATE})
 print(json.dumps(ops.convert_to_numpy(dropped).tolist()))

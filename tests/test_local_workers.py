@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from small_corpus import small_corpus as small_corpus
@@ -15,20 +14,21 @@ from official_bert import checkpoints, local_workers
 # A worker that says who it is and where it runs, and then does what its argument says.
 WORKER = """
 import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:])
 index = int(flags["task_index"])
 print(index, len(flags["worker_hosts"].split(",")), len(os.sched_getaffinity(0)), end=" ")
 print(os.environ["CUDA_VISIBLE_DEVICES"], "x" * 2000, flush=True)
 act = flags["act"]
 if act == "wait":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    time.sleep(60)
+    time.sleep(600)
 if act == "fail" and index == 1:
     sys.exit(7)
 if act == "kill" and index == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if act in ("fail", "kill"):
     time.sleep(60)
+    print("was not ended")
 """
 
 
@@ -55,10 +55,10 @@ def test_when_one_dies_the_others_are_ended_and_its_code_is_returned(
     command, monkeypatch, capsys, act, code
 ):
     monkeypatch.setattr(local_workers, "GRACE_SECONDS", 0.2)
-    began = time.monotonic()
     assert local_workers.run(3, command, [f"--act={act}"]) == code
-    assert time.monotonic() - began < 30
-    assert ("worker 1 was killed by SIGKILL" in capsys.readouterr().out) == (act == "kill")
+    said = capsys.readouterr().out
+    assert "was not ended" not in said
+    assert ("worker 1 was killed by SIGKILL" in said) == (act == "kill")
 
 
 def test_a_signal_goes_to_all_of_them(command):
@@ -69,9 +69,8 @@ def test_a_signal_goes_to_all_of_them(command):
     with launcher:
         said = [launcher.stdout.readline() for _ in range(2)]
         assert all(said)
-        time.sleep(0.2)
         launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(30) == 143
+        assert launcher.wait(300) == 143
 
 
 @pytest.mark.slow

@@ -3,15 +3,17 @@
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 
 import keras
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 
-from official_bert import modeling
+from official_bert import initial_values, modeling
 from official_bert.config import BertConfig
 from official_bert.modeling import BertPretrainer, pretraining_sums
 
@@ -41,8 +43,8 @@ def make_batch(seed=0, batch=3, length=16, predictions=4):
     }
 
 
-def make_model(**arguments):
-    model = BertPretrainer(CONFIG, **arguments)
+def make_model(config=CONFIG, **arguments):
+    model = BertPretrainer(config, **arguments)
     rng = np.random.default_rng(5)
     for variable in model.weights:  # biases and LayerNorm too, so that each of them matters
         variable.assign(variable + 0.1 * rng.standard_normal(variable.shape).astype("float32"))
@@ -88,39 +90,16 @@ def test_variable_paths_are_the_official_checkpoint_names():
     assert sorted(v.path for v in BertPretrainer(CONFIG).weights) == sorted(expected)
 
 
-def test_logits_equal_those_of_hugging_face():
-    import torch
-    import transformers
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_erf"])
+def test_logits_equal_those_of_hugging_face(activation):
+    torch = peers.load("torch")
+    peers.load("transformers")
+    from benchmarks import hugging_face
 
-    model = make_model()
-    theirs = transformers.BertForPreTraining(
-        transformers.BertConfig(
-            vocab_size=CONFIG.vocab_size,
-            hidden_size=CONFIG.hidden_size,
-            num_hidden_layers=CONFIG.num_hidden_layers,
-            num_attention_heads=CONFIG.num_attention_heads,
-            intermediate_size=CONFIG.intermediate_size,
-            max_position_embeddings=CONFIG.max_position_embeddings,
-            hidden_act="gelu_new",
-        )
-    ).eval()
-    state = {}
-    for variable in model.weights:
-        value = torch.from_numpy(variable.numpy())
-        name = variable.path.replace("/", ".").replace("layer_", "layer.")
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-        name = name.replace("output_bias", "bias").replace("output_weights", "weight")
-        if name.endswith("kernel"):
-            name, value = name.replace("kernel", "weight"), value.T
-        if name.endswith("_embeddings"):
-            name += ".weight"
-        state[name] = value
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
-    state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"]
-    missing, unexpected = theirs.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert all("position_ids" in name for name in missing)
+    config = dataclasses.replace(CONFIG, hidden_act=activation)
+    model = make_model(config)
+    theirs = hugging_face.bert_for_pretraining(config).eval()
+    hugging_face.set_weights(theirs, {v.path: v.numpy() for v in model.weights})
 
     batch = make_batch()
     with torch.no_grad():
@@ -175,10 +154,20 @@ def test_initial_values_are_a_truncated_normal_that_follows_from_seed_and_path()
         np.testing.assert_array_equal(a.numpy(), deeper[a.path])
         if a.path.endswith(("kernel", "_embeddings", "output_weights")):
             assert not np.array_equal(a.numpy(), c.numpy())
-            assert np.abs(a.numpy()).max() <= 2 * CONFIG.initializer_range
-            assert np.unique(a.numpy()).size > 0.9 * a.numpy().size
         else:
             assert (a.numpy() == (1.0 if a.path.endswith("gamma") else 0.0)).all()
+
+
+def test_initial_values_are_distributed_as_the_formula_of_the_truncated_normal_says():
+    initializer = initial_values.truncated_normal(0.02, seed=1, path="a/kernel")
+    values = np.asarray(initializer((1000, 1000), "float32"), np.float64) / 0.02
+    assert np.abs(values).max() <= 2
+    normal = statistics.NormalDist()
+    for z in np.linspace(-1.75, 1.75, 15):
+        share = (normal.cdf(z) - normal.cdf(-2)) / (normal.cdf(2) - normal.cdf(-2))
+        assert abs((values <= z).mean() - share) < 4 * np.sqrt(share * (1 - share)) / 1000
+    assert values.std() == pytest.approx(initial_values.STDDEV_RATIO, rel=4 / 1000)
+    assert round(initial_values.STDDEV_RATIO, 4) == 0.8796
 
 
 def test_dropout_is_a_function_of_its_seed():
@@ -225,8 +214,7 @@ def test_mixed_precision_keeps_float32_weights_and_logits():
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_other_backends_compute_the_same(backend, tmp_path):
-    """The same weights (they follow from seed and path) are set, and the sums must agree."""
+def test_other_backends_start_from_the_same_weights_and_compute_the_same(backend, tmp_path):
     script = f"""
 import json
 import keras
@@ -236,14 +224,17 @@ from official_bert.modeling import BertPretrainer, pretraining_sums
 assert keras.backend.backend() == {backend!r}
 batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
 model = BertPretrainer({CONFIG!r})
-values = np.load({str(tmp_path / "weights.npz")!r})
+initial, values = (np.load({str(tmp_path)!r} + name) for name in ("/initial.npz", "/weights.npz"))
 for variable in model.weights:
+    found = keras.ops.convert_to_numpy(variable.value)
+    np.testing.assert_array_equal(found, initial[variable.path], variable.path)
     variable.assign(values[variable.path])
 sums = pretraining_sums(model(batch), batch)
 print(json.dumps({{name: float(value) for name, value in sums.items()}}))
 """
     model, batch = make_model(), make_batch()
-    np.savez(tmp_path / "weights.npz", **{v.path: v.numpy() for v in model.weights})
+    for name, weights in (("initial", BertPretrainer(CONFIG).weights), ("weights", model.weights)):
+        np.savez(tmp_path / f"{name}.npz", **{v.path: v.numpy() for v in weights})
     np.savez(tmp_path / "batch.npz", **batch)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(

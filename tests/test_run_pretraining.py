@@ -147,7 +147,7 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 6
     assert call(*as_flags(files | SMALL)) == 0
     said = capsys.readouterr().out
-    assert "goes on from" in said
+    assert "resumes " in said
     assert "step 6/6" not in said
 
 
@@ -164,7 +164,9 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
     [
         ({"output_dir": "x"}, "--output_dir is called --model_dir here."),
         ({"num_train_steps": 7}, "--num_train_steps is --num_steps_per_epoch times"),
-        ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
+        ({"bert_config_file": "/nowhere/c.json"}, "--bert_config_file=/nowhere/c.json cannot be"),
+        ({"bert_config_file": "/"}, "--bert_config_file=/ cannot be read: Is a directory."),
+        ({"bert_config_file": sys.executable}, f"{sys.executable} is not JSON:"),
         ({"bert_config_file": ""}, "--bert_config_file is required"),
         ({"input_files": "/nowhere/*.tfrecord"}, "/nowhere/*.tfrecord"),
         ({"max_seq_length": 48}, "train_48.tfrecord"),
@@ -190,8 +192,42 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"recipe": "demo"}, "--max_seq_length, --max_predictions_per_seq, --train_batch_size, --"),
         ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
         ({"profile_steps": "3,9"}, "profile_steps=3,9 is beyond the 6 updates of this run"),
-        ({"init_checkpoint": "/nowhere/model.ckpt"}, "No readable checkpoint at /nowhere"),
+        ({"init_checkpoint": "/nowhere/model.ckpt"}, "There is no checkpoint /nowhere/model.ckpt"),
+        (
+            {"init_checkpoint": "/nowhere/a.ckpt.index"},
+            "There is no checkpoint /nowhere/a.ckpt",
+        ),
+        (
+            {"init_checkpoint": "s3://bucket/a"},
+            "s3://bucket/a is not a readable TensorFlow checkpoint",
+        ),
+        ({"init_moments": True}, "init_moments needs an init_checkpoint"),
         ({"warmup_steps": -1}, "warmup_steps"),
+        ({"warmup_steps": "nan"}, "--warmup_steps must be a finite number; got nan."),
+        ({"learning_rate": "inf"}, "--learning_rate must be a finite number; got inf."),
+        ({"weight_decay": "inf"}, "--weight_decay must be a finite number; got inf."),
+        ({"epsilon": "inf"}, "--epsilon must be a finite number; got inf."),
+        (
+            {"dtype": "fp16", "loss_scale": "inf"},
+            "loss_scale must be positive and finite; got 'inf'",
+        ),
+        ({"num_train_epochs": "inf"}, "--num_train_epochs must be a finite number; got inf."),
+        ({"num_train_epochs": "nan"}, "--num_train_epochs must be a finite number; got nan."),
+        (
+            {"num_train_epochs": -1},
+            "--num_steps_per_epoch=6 times --num_train_epochs=-1 must give 1",
+        ),
+        (
+            {"num_train_epochs": 1e300},
+            "times --num_train_epochs=1e+300 must give 1 to 2,147,483,647",
+        ),
+        ({"input_files": "s3://a/b*"}, "s3://a/b* cannot be read: File system scheme 's3' not"),
+        ({"eval_files": "s3://a/b"}, "s3://a/b cannot be read: File system scheme 's3' not"),
+        ({"model_dir": "gs://bucket/model"}, "model_dir: 'gs://bucket/model' is an address"),
+        ({"model_dir": ""}, "--model_dir is required"),
+        ({"resume_from": 3}, "holds no run yet; leave it out."),
+        ({"seed": 2**70}, "seed must fit in 64 bits"),
+        ({"warmup_steps": 1e300}, "steps and warmup_steps must be at most 2,147,483,647"),
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
@@ -200,6 +236,14 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
     assert message in error
     assert error.count("\n") == 1
     assert not list(checkpoints.pathlib.Path(files["model_dir"]).glob("*"))
+
+
+def test_ctrl_c_before_the_first_update_ends_with_one_line(files, capsys, monkeypatch):
+    monkeypatch.setattr(run_pretraining, "_trainer", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert call(*as_flags(files | SMALL)) == 130
+    said = capsys.readouterr()
+    assert said.out == "Stopped at once. The same command resumes the last checkpoint, if any.\n"
+    assert said.err == ""
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(files, small_corpus, tmp_path, capsys):
@@ -230,6 +274,26 @@ def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path, capsys):
     assert "step 4/4  stage 2" in capsys.readouterr().out
     lines = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
     assert [json.loads(line)["stage"] for line in lines] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "trained"),
+    [([], False), (["--use_next_sentence_label"], True), (["--nouse_next_sentence_label"], False)],
+)
+def test_a_recipe_says_whether_pairs_are_trained_unless_the_flag_does(
+    files, tmp_path, flags, trained
+):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "import dataclasses\n"
+        "from official_bert import recipes\n"
+        "def alone():\n"
+        "    return dataclasses.replace(recipes.bert_base(), use_next_sentence_label=False)\n"
+    )
+    values = parse(*as_flags(files), f"--recipe={recipe}:alone", *flags)
+    assert run_pretraining.run_from_flags(values).use_next_sentence_label is trained
+    values = parse(*as_flags(files), "--recipe=bert_base")
+    assert run_pretraining.run_from_flags(values).use_next_sentence_label
 
 
 def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_corpus, tmp_path):
@@ -420,6 +484,7 @@ def result(model_dir):
                 content = json.loads(content)
                 content["state"].pop("seconds")
                 content["state"]["loop"].pop("input_wait")
+                content["sha256"].pop("state")
             found[name] = content
     return found
 

@@ -3,66 +3,41 @@
 import dataclasses
 import json
 import shutil
+import threading
 import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
+from small_runs import (
+    LONG,
+    QUIET,
+    SHORT,
+    final_tensors,
+    log_lines,
+    make_run,
+    train,
+    without_dropout,
+)
 from two_replicas import two_replicas
 
 from official_bert import (
     checkpoints,
+    convert_checkpoint,
     disk_space,
     distribution,
     evaluation,
     input_pipeline,
+    model_state,
     modeling,
     plots,
     pretraining_step,
     record_pools,
 )
 from official_bert.record_files import RecordFiles
-from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.stages import Optimizer, Reporting
 from official_bert.training import Diverged, Trainer
-
-SHORT = Stage(
-    steps=8,
-    batch_size=16,
-    max_seq_length=32,
-    max_predictions_per_seq=5,
-    learning_rate=5e-3,
-    warmup_steps=3,
-)
-LONG = dataclasses.replace(
-    SHORT, steps=4, batch_size=8, max_seq_length=64, max_predictions_per_seq=10
-)
-QUIET = Reporting(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
-
-
-def make_run(corpus, stages=(SHORT, LONG), **settings):
-    settings.setdefault("config", corpus.config)
-    settings.setdefault("optimizer", Optimizer())
-    return Run(stages=tuple(stages), input_files=(corpus.train,), **settings)
-
-
-def without_dropout(config):
-    return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-
-
-def train(run, model_dir, reporting=QUIET, strategy=None):
-    trainer = Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir)
-    trainer.train()
-    return trainer
-
-
-def final_tensors(model_dir):
-    return checkpoints.CheckpointStore(model_dir).latest().tensors()
-
-
-def log_lines(model_dir):
-    lines = map(json.loads, (model_dir / "train_log.jsonl").read_text().splitlines())
-    return [{name: v for name, v in line.items() if name != "timing"} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +159,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     train(make_run(small_corpus), copy_of_whole)
     said = capsys.readouterr().out
     assert "ctl_step_12.ckpt-3 is damaged" in said
-    assert f"goes on from {copy_of_whole}/ctl_step_8.ckpt-2" in said
+    assert f"resumes {copy_of_whole}/ctl_step_8.ckpt-2" in said
     assert_same(final_tensors(whole), final_tensors(copy_of_whole))
 
 
@@ -220,7 +195,7 @@ def test_stages_that_do_not_fit_are_refused_before_any_work(small_corpus, tmp_pa
 def test_a_disk_without_room_for_what_is_kept_is_refused(
     small_corpus, whole, copy_of_whole, monkeypatch
 ):
-    """Room: for one checkpoint more than are kept, less what is there of the run's files."""
+    """Room: for two checkpoints more than are kept, less what is there of the run's files."""
     run = make_run(small_corpus)
     sizes = {path: path.stat().st_size for path in whole.rglob("*.data-*") if path.is_file()}
     one = max(size for path, size in sizes.items() if path.name.startswith("ctl_step_12"))
@@ -237,10 +212,10 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
         return None
 
     new = copy_of_whole / "new"
-    needed = 3 * one + weights
+    needed = 4 * one + weights
     said = refused(0.98 * needed, new)
-    assert "3 checkpoints of 0.00" in said
-    assert "keep_checkpoint_max=2 and the one being written" in said
+    assert "4 checkpoints of 0.00" in said
+    assert "keep_checkpoint_max=2, the one being written and the one known to be good" in said
     assert "Free some space, lower keep_checkpoint_max, or choose a model_dir" in said
     assert not refused(1.02 * needed, new)
     held_out = dataclasses.replace(keep_two, eval_files=(small_corpus.held_out,))
@@ -248,7 +223,8 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
     assert not refused(1.02 * (needed + weights), new, held_out)
     all_kept = dataclasses.replace(keep_two, keep_checkpoint_max=0)
     assert "6 checkpoints" in refused(1.02 * needed, new, all_kept)
-    assert not refused(0.02 * needed, copy_of_whole)
+    assert refused(0.9 * one, copy_of_whole)
+    assert not refused(1.02 * one, copy_of_whole)
 
 
 def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_path, capsys):
@@ -260,6 +236,61 @@ def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_pat
         np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
     count = len(started.model.weights)
     assert f"carried {count} of {count}" in capsys.readouterr().out
+
+
+def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
+    small_corpus, whole, tmp_path, capsys
+):
+    prefix = whole / "pretrained" / "bert_model.ckpt-1"
+    convert_checkpoint.convert(
+        prefix,
+        tmp_path / "hf",
+        "huggingface",
+        bert_config_file=whole / "bert_config.json",
+        vocab_file=small_corpus.vocab_file,
+    )
+    run = make_run(small_corpus, [LONG], init_checkpoint=str(tmp_path / "hf"))
+    started = Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path / "a")
+    wanted = final_tensors(whole)
+    for variable in started.model.weights:
+        np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
+    assert "(Hugging Face): weights: carried" in capsys.readouterr().out
+    moments = dataclasses.replace(run, init_moments=True)
+    with pytest.raises(ValueError, match="lacks what --init_moments asks for: .*adam_m"):
+        Trainer(moments, QUIET, tf.distribute.get_strategy(), tmp_path / "b")
+    moments = dataclasses.replace(moments, init_checkpoint=str(whole))
+    started = Trainer(moments, QUIET, tf.distribute.get_strategy(), tmp_path / "c")
+    for variable in started.model.trainable_variables:
+        for name, slot in started.optimizer.slots(variable).items():
+            np.testing.assert_array_equal(slot.numpy(), wanted[f"{variable.path}/adam_{name}"])
+    assert started.optimizer.iterations.numpy() == wanted["optimizer/iterations"] > 0
+
+
+def test_weights_that_meant_something_else_are_refused(small_corpus, whole, tmp_path):
+    for name, value in ("num_attention_heads", 4), ("hidden_act", "gelu_erf"):
+        model = modeling.BertPretrainer(dataclasses.replace(small_corpus.config, **{name: value}))
+        with pytest.raises(ValueError, match=f"were trained with {name}="):
+            model_state.load_weights(model, whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"bert/pooler/dense/bias": [np.nan] * 32}, "bert/pooler/dense/bias that are not finite"),
+        ({"bert/pooler/dense/bias": [0.0]}, r"of shape \(1,\), but the model's is \(32,\)"),
+    ],
+)
+def test_an_init_checkpoint_that_would_spoil_the_run_is_refused(
+    small_corpus, tmp_path, changed, message
+):
+    model = modeling.BertPretrainer(small_corpus.config)
+    weights = {variable.path: variable.numpy() for variable in model.weights}
+    changed = {name: np.float32(values) for name, values in changed.items()}
+    checkpoints.write_bundle(tmp_path / "bert_model.ckpt", weights | changed)
+    with pytest.raises(ValueError, match=message):
+        model_state.load_weights(model, str(tmp_path / "bert_model.ckpt"))
+    for variable in model.weights:
+        np.testing.assert_array_equal(variable.numpy(), weights[variable.path])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -350,9 +381,38 @@ def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tm
         with strategy.scope():
             model = modeling.BertPretrainer(run.config)
         batches = input_pipeline.Batches([files], size, 32, 5, shuffle=False)
-        metrics = evaluation.Evaluator(model, strategy)(batches)
+        metrics = evaluation.Evaluator(model, strategy)(lambda *_, batches=batches: batches)
         share = max(np.bincount(labels)) / len(labels)
         assert metrics["most_frequent_token_accuracy"] == pytest.approx(share)
+
+
+def test_on_several_input_pipelines_every_held_out_record_counts_once(small_corpus, monkeypatch):
+    """As on a TPU, each of whose hosts feeds its own replicas from a pipeline of one process."""
+    run = make_run(small_corpus, [SHORT])
+    files = small_corpus.held_out.format(max_seq_length=32)
+    strategy = two_replicas()
+    with strategy.scope():
+        model = modeling.BertPretrainer(run.config)
+    evaluator = evaluation.Evaluator(model, strategy)
+
+    def open_batches(shard_index, num_shards):
+        shard = {"shard_index": shard_index, "num_shards": num_shards}
+        return input_pipeline.Batches([files], 16, 32, 5, shuffle=False, **shard)
+
+    alone = evaluator(open_batches)
+    assert alone["examples"] == open_batches(0, 1).num_examples
+    assert alone["examples"] % 16  # the last batch is not full
+    feed = strategy.distribute_datasets_from_function
+
+    def feed_from_two_hosts(for_host):
+        def both(_):
+            hosts = [for_host(tf.distribute.InputContext(2, host, 2)) for host in range(2)]
+            return tf.data.Dataset.choose_from_datasets(hosts, tf.data.Dataset.range(2).repeat())
+
+        return feed(both)
+
+    monkeypatch.setattr(strategy, "distribute_datasets_from_function", feed_from_two_hosts)
+    assert evaluator(open_batches) == pytest.approx(alone, rel=1e-6)
 
 
 def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path):
@@ -371,6 +431,26 @@ def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path):
     wanted = {f"ctl_step_8.ckpt-2{part}" for part in (*parts, ".json")}
     wanted |= {"best.json", "checkpoint", *(f"bert_model.ckpt-8{part}" for part in parts), *kept}
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == wanted
+
+
+def test_a_kill_amid_the_removal_of_old_checkpoints_leaves_nothing_behind(
+    small_corpus, copy_of_whole
+):
+    named = (copy_of_whole / "checkpoint").read_text()
+    (copy_of_whole / "ctl_step_4.ckpt-1.json").unlink()
+    (copy_of_whole / "ctl_step_4.ckpt-1.data-00000-of-00001").unlink()
+    (copy_of_whole / "checkpoint").write_text('model_checkpoint_path: "ctl_step_4.ckpt-1"\n')
+    train(make_run(small_corpus), copy_of_whole)
+    assert not list(copy_of_whole.glob("ctl_step_4.*"))
+    assert (copy_of_whole / "checkpoint").read_text() == named
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"max_seq_length": 32}', "\xff"])
+def test_a_damaged_record_of_the_best_weights_is_replaced(tmp_path, text):
+    (tmp_path / "best.json").write_bytes(text.encode("latin-1"))
+    record = {"loss": 3.0, "step": 1, "max_seq_length": 32}
+    checkpoints.save_best(tmp_path, lambda: {"x": np.ones(1)}, record)
+    assert json.loads((tmp_path / "best.json").read_text()) == record
 
 
 def test_weights_of_a_loss_that_is_no_number_are_not_the_best(tmp_path):
@@ -410,14 +490,16 @@ def _gradient_reductions(small_corpus, micro_batches):
     return sum(calls)
 
 
-class SlowBatches:
-    """One batch, handed out again and again after some seconds."""
+class LateBatches:
+    """One batch, handed out again and again; from step 4 on as soon as it may be."""
 
-    def __init__(self, batch, seconds):
-        self._batch, self._seconds = batch, seconds
+    def __init__(self, batch):
+        self._batch, self.asked, self.may = batch, threading.Event(), threading.Event()
 
     def __getitem__(self, step):
-        time.sleep(self._seconds)
+        if step >= 4:
+            self.asked.set()
+            self.may.wait()
         return self._batch
 
 
@@ -429,12 +511,13 @@ def test_the_log_says_how_long_steps_waited_for_their_batches(small_corpus):
     optimizer.build(model.trainable_variables)
     loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
     batch = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)[0]
-    waits = {}
-    for seconds in (0.0, 0.3):
-        batches = SlowBatches(batch, seconds)
-        steps = range(8)
-        iterator = iter(distribution.distribute(strategy, lambda *_, b=batches: b, steps))
-        state = loop(iterator, 0, 3, pretraining_step.first_state(run))  # traces; empties prefetch
-        waits[seconds] = loop(iterator, 3, 5, state | {"input_wait": 0.0})["input_wait"]
-    assert waits[0.3] == pytest.approx(1.5, abs=0.5)
-    assert waits[0.0] < 0.2
+    batches = LateBatches(batch)
+    iterator = iter(distribution.distribute(strategy, lambda *_: batches, range(5)))
+    state = loop(iterator, 0, 3, pretraining_step.first_state(run))  # traces
+    batches.asked.wait()  # so that batch 3 is there
+    began = time.monotonic()
+    state = loop(iterator, 3, 1, state | {"input_wait": 0.0})
+    assert state["input_wait"] < 1
+    threading.Timer(2.0, batches.may.set).start()
+    state = loop(iterator, 4, 1, state)
+    assert 1 < state["input_wait"] < time.monotonic() - began

@@ -1,4 +1,7 @@
-"""Real worker processes of `run_pretraining` on this host."""
+"""Real worker processes of `run_pretraining` on this host.
+
+The timeouts say that something hangs, not how fast anything has to be.
+"""
 
 import contextlib
 import json
@@ -83,7 +86,7 @@ def _topology(hosts, index, source, job):
     return flags, variables
 
 
-def wait_for(workers, text, timeout=120):
+def wait_for(workers, text, timeout=600):
     """Waits until the first worker has said something."""
     deadline = time.monotonic() + timeout
     while text not in workers[0].said():
@@ -93,7 +96,7 @@ def wait_for(workers, text, timeout=120):
         time.sleep(0.02)
 
 
-def finish(workers, timeout=180):
+def finish(workers, timeout=1200):
     """The exit codes, when all have ended; kills what has not after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for worker in workers:

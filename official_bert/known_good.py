@@ -1,0 +1,97 @@
+"""Which checkpoint is known to be good: the one to return to when a run has gone astray.
+
+Weights can be finite and yet ruined: AdamW at a learning rate of 1e6 leaves weights of 1e13, from
+which some more updates with finite gradients are made. So a checkpoint is known to be good only
+
+- if, when it was saved, weights and moments were finite and the weights of a sane size; and
+- if the mean loss of the updates that followed it, up to the next checkpoint, was finite and had
+  not exploded.
+
+In a healthy run that is the last checkpoint but one.
+"""
+
+import math
+
+from official_bert import checkpoints
+from official_bert.pretraining_step import metrics_from_sums
+
+LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
+# A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
+# the loss of guessing every word and label with equal probability.
+TOLERATED_NATS = 1.0
+
+
+class KnownGood:
+    """Confirms the checkpoints of a run, each by the updates that follow it.
+
+    Args:
+        run: A `stages.Run`.
+        store: Its `checkpoints.CheckpointStore`.
+    """
+
+    def __init__(self, run, store):
+        self._store = store
+        self._use_next_sentence_label = run.use_next_sentence_label
+        labels = 2 if run.use_next_sentence_label else 1
+        self._guessing = math.log(run.config.vocab_size * labels)
+        self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
+        self._candidate = None  # name of the checkpoint that the updates since then followed
+
+    def begin_stage(self):
+        """Other depths and lengths have other losses: the next ones are not held against these."""
+        self._lowest = self._guessing
+
+    def resume(self, checkpoint):
+        """Continues as when this checkpoint was saved."""
+        self._lowest = checkpoint.state.get("lowest_loss", self._guessing)  # not in version 0.1.0
+        self.saved(checkpoint.name, checkpoint.state.get("suspect"))
+
+    def judge(self, sums):
+        """Confirms the last checkpoint by the updates that followed it, if they went well.
+
+        Args:
+            sums: The `SUMS` of these updates.
+
+        Returns:
+            The mean loss, if it has exploded, else `None`.
+        """
+        loss = metrics_from_sums(sums, self._use_next_sentence_label)["loss"]
+        if not any(sums):
+            return None  # every update was skipped, so nothing was learned
+        if not loss <= self._lowest + TOLERATED_NATS:
+            return loss
+        self._lowest = min(loss, self._lowest)
+        if self._candidate:
+            self._store.confirm(self._candidate, loss_after=loss)
+        return None
+
+    def state(self, tensors):
+        """What the state of a checkpoint of these tensors must hold for `resume`."""
+        return {"lowest_loss": self._lowest, "suspect": _suspect(tensors)}
+
+    def saved(self, name, suspect):
+        """The updates from here on follow this checkpoint."""
+        self._candidate = None if suspect else name
+
+    def advice(self):
+        """What to do when the run has gone astray."""
+        good = self._store.known_good()
+        remedy = "a lower learning rate or a longer warm-up"
+        if good is None:
+            return f"No checkpoint is known to be good: start in another model_dir, with {remedy}."
+        step, _ = checkpoints.step_and_count(good)
+        return (
+            f"The last checkpoint known to be good is {good}: --resume_from={step} with {remedy}."
+        )
+
+
+def _suspect(tensors):
+    """What is wrong with the weights or moments in a checkpoint, or `None`."""
+    for name, value in tensors.items():
+        if value.dtype.kind != "f":
+            continue  # a counter
+        limit = math.inf if "/adam_" in name else LARGEST_WEIGHT
+        largest = float(max(value.max(), -value.min()))
+        if not largest < limit:
+            return f"{name} holds values up to {largest:.2g}"
+    return None

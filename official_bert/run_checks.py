@@ -1,0 +1,56 @@
+"""What can be told of a run before the work: if it fits the devices, and what has no effect."""
+
+from official_bert import stacking
+
+
+def check(run, reporting, replicas):
+    """Refuses batches that cannot be divided, and updates that the run does not have.
+
+    Args:
+        run: A `stages.Run`.
+        reporting: A `stages.Reporting`.
+        replicas: Number of replicas that share a batch.
+
+    Raises:
+        ValueError: saying what does not fit.
+    """
+    stacking.check(run.config, run.stages)
+    parts = replicas * run.gradient_accumulation_steps
+    for stage in run.stages:
+        if stage.batch_size % parts:
+            raise ValueError(
+                f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
+                f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches."
+            )
+    if reporting.eval_batch_size % replicas:
+        raise ValueError(
+            f"eval_batch_size {reporting.eval_batch_size} is not a multiple of the "
+            f"{replicas} replicas."
+        )
+    window = reporting.profile_steps
+    if window and window[1] > run.total_steps:
+        raise ValueError(
+            f"profile_steps={window[0]},{window[1]} is beyond the {run.total_steps} "
+            "updates of this run."
+        )
+
+
+def warnings(run, reporting, replicas, step):
+    """Sentences on settings that have no effect in a run that starts after `step` updates."""
+    for index, stage in enumerate(run.stages):
+        if stage.warmup_steps >= stage.steps:
+            yield (
+                f"stage {index + 1} has {stage.steps} steps, but its warm-up takes "
+                f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
+            )
+    if run.reduce_dtype != "fp32" and replicas == 1:
+        yield (
+            f"reduce_dtype={run.reduce_dtype} has no effect: one replica alone has nothing to "
+            "reduce."
+        )
+    window = reporting.profile_steps
+    if window and step >= window[1]:
+        yield (
+            f"no profile of the updates {window[0]} to {window[1]}: this run is resumed after "
+            f"update {step}."
+        )

@@ -1,0 +1,282 @@
+"""A model directory: whose it is, what is changed on purpose, and that nothing is written over."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_corpus import small_corpus as small_corpus
+from small_runs import QUIET, SHORT, final_tensors, log_lines, make_run, train
+
+from official_bert import checkpoints, model_directory, model_state
+from official_bert.config import BertConfig
+from official_bert.record_files import RecordFiles
+from official_bert.training import Trainer
+
+CONFIG = BertConfig(vocab_size=300, hidden_size=16, num_attention_heads=2)
+DESCRIPTION = {"stages": [{"steps": 8, "warmup_steps": 2}], "seed": 1, "records": ["0a"]}
+LONGER = dataclasses.replace(SHORT, steps=12)
+SLOWER = dataclasses.replace(SHORT, learning_rate=1e-3)
+
+
+@pytest.fixture(scope="module")
+def whole(small_corpus, tmp_path_factory):
+    """The model directory of a run of 8 steps with checkpoints of 4 and 8."""
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    train(make_run(small_corpus, [SHORT]), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def make(run, model_dir, resume_from=None):
+    return Trainer(run, QUIET, tf.distribute.get_strategy(), model_dir, resume_from)
+
+
+def changes(model_dir):
+    return json.loads((model_dir / "run.json").read_text())["changes"]
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_a_run_is_lengthened_by_more_steps_which_log_and_run_json_tell(
+    small_corpus, folder, capsys
+):
+    longer = make_run(small_corpus, [LONGER])
+    train(longer, folder)
+    difference = "stages[0].steps was 8 and is 12"
+    assert changes(folder) == [{"resumed_from": "ctl_step_8.ckpt-2", "differences": [difference]}]
+    lines = log_lines(folder)
+    assert [(line["kind"], line["step"]) for line in lines] == [
+        *(("train", 4), ("train", 8), ("change", 8), ("train", 12))
+    ]
+    assert lines[2]["differences"] == [difference]
+    assert f"{difference}; its next learning rate is 0.00222" in capsys.readouterr().out
+    expected = final_tensors(folder)
+    (folder / "ctl_step_12.ckpt-3.json").unlink()  # as if killed before
+    train(longer, folder)
+    assert_same(final_tensors(folder), expected)
+    assert len(changes(folder)) == 1
+    with pytest.raises(ValueError, match=r"stages\[0\].steps was 12 and is 8"):
+        make(make_run(small_corpus, [SHORT]), folder)
+
+
+def test_a_run_returns_to_a_checkpoint_with_another_rate_only_if_told_to(
+    small_corpus, folder, capsys
+):
+    slower = make_run(small_corpus, [SLOWER])
+    with pytest.raises(ValueError, match=r"learning_rate was 0.005 and is 0.001.*--resume_from"):
+        make(slower, folder)
+    before = (folder / "train_log.jsonl").read_text()
+    make(slower, folder, resume_from=4).train()
+    difference = "stages[0].learning_rate was 0.005 and is 0.001"
+    names = {"resumed_from": "ctl_step_4.ckpt-1", "instead_of": "ctl_step_8.ckpt-2"}
+    assert changes(folder) == [names | {"differences": [difference]}]
+    said = capsys.readouterr().out
+    assert "from ctl_step_4.ckpt-1 instead of ctl_step_8.ckpt-2: " + difference in said
+    assert [(line["kind"], line["step"]) for line in log_lines(folder)] == [
+        *(("train", 4), ("change", 4), ("train", 8))
+    ]
+    assert log_lines(folder)[2]["learning_rate"] == pytest.approx(1e-3 / 5)
+    assert (folder / "train_log.ctl_step_8.ckpt-2.jsonl").read_text() == before
+    assert tf.train.latest_checkpoint(folder) == str(folder / "ctl_step_8.ckpt-3")
+    expected = final_tensors(folder)
+    make(slower, folder, resume_from=4).train()  # the same command, once more
+    assert "resume_from is left out: an earlier start returned there" in capsys.readouterr().out
+    make(slower, folder).train()
+    assert len(changes(folder)) == 1
+    assert_same(final_tensors(folder), expected)
+
+
+def test_a_run_killed_right_after_its_return_resumes_where_it_returned_to(
+    small_corpus, folder, monkeypatch
+):
+    slower = make_run(small_corpus, [SLOWER])
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_stage", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            make(slower, folder, resume_from=4).train()
+    assert make(slower, folder)._checkpoint.step == 4
+    assert make(slower, folder, resume_from=4)._checkpoint.step == 4
+    assert len(changes(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "step", "message"),
+    [
+        ({}, 5, r"no whole checkpoint of that step. The others are of the steps 4, 8\."),
+        ({"batch_size": 8}, 4, r"batch_size was 16 and is 8\. Go on with its settings, or choose"),
+        ({"steps": 6}, 4, "steps was 8 and is 6"),
+    ],
+)
+def test_a_return_changes_neither_shapes_nor_what_is_behind(
+    small_corpus, whole, changed, step, message
+):
+    with pytest.raises(ValueError, match=message):
+        make(make_run(small_corpus, [dataclasses.replace(SHORT, **changed)]), whole, step)
+
+
+def test_there_is_no_return_in_an_empty_directory(small_corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"resume_from=4: .* holds no run yet"):
+        make(make_run(small_corpus, [SHORT]), tmp_path / "new", resume_from=4)
+
+
+def test_records_replaced_under_the_same_names_are_noticed_and_taken_if_told_to(
+    small_corpus, whole, folder, tmp_path
+):
+    for length in (32, 64):
+        shutil.copytree(small_corpus.folder, tmp_path / str(length))
+    for path in (tmp_path / "64").glob("train_32.*"):
+        path.unlink()
+    shutil.copy(tmp_path / "64/held_out_32.tfrecord", tmp_path / "64/train_32.tfrecord")
+    found = [
+        RecordFiles(str(tmp_path / name / "train_32.tfrecord*")).fingerprint()
+        for name in ("32", "64")
+    ]
+    description = json.loads((whole / "run.json").read_text())
+    assert description["records"] == [found[0]] != [found[1]]
+    others = description | {"records": [found[1]]}
+    message = "the records of stage 1 are not those that it began with.*--resume_from=STEP"
+    with pytest.raises(ValueError, match=message):
+        model_directory.check(whole, small_corpus.config, others)
+    assert model_directory.check(whole, small_corpus.config, others, resume_from=4).differences
+
+
+def test_xla_decides_the_weights_so_it_is_kept(small_corpus, whole):
+    with pytest.raises(ValueError, match="enable_xla was false and is true"):
+        make(make_run(small_corpus, [SHORT], enable_xla=True), whole)
+
+
+def test_a_run_json_of_version_0_1_0_is_read(small_corpus, folder):
+    contents = json.loads((folder / "run.json").read_text())
+    del contents["records"], contents["enable_xla"]
+    (folder / "run.json").write_text(json.dumps(contents))
+    train(make_run(small_corpus, [SHORT]), folder)
+    assert {"records", "enable_xla"} <= json.loads((folder / "run.json").read_text()).keys()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"stages": 3}', "\xff", '{"changes": [1]}'])
+def test_a_damaged_run_json_is_named(tmp_path, text):
+    (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{tmp_path}/run.json is damaged") as error:
+        model_directory.check(tmp_path, CONFIG, DESCRIPTION)
+    assert "\n" not in str(error.value)
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path):
+    second = model_directory.alone_in(tmp_path)
+    message = f"Another process trains in {tmp_path}"
+    with model_directory.alone_in(tmp_path), pytest.raises(ValueError, match=message):
+        second.__enter__()
+    with model_directory.alone_in(tmp_path):
+        """It was let go."""
+
+
+def test_a_file_is_no_model_directory(small_corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "model"):
+        with pytest.raises(ValueError, match="model_dir must be a directory"):
+            make(make_run(small_corpus, [SHORT]), path)
+
+
+def test_a_run_that_is_resumed_needs_its_init_checkpoint_no_more(
+    small_corpus, whole, tmp_path, monkeypatch
+):
+    prefix = tmp_path / "start.ckpt-1"
+    checkpoints.write_bundle(prefix, final_tensors(whole))
+    run = make_run(small_corpus, [SHORT], init_checkpoint=str(prefix))
+    train(run, tmp_path / "model")
+    for path in tmp_path.glob("start.*"):
+        path.unlink()
+    (tmp_path / "model" / "ctl_step_8.ckpt-2.json").unlink()
+    monkeypatch.setattr(model_state, "load_weights", None)
+    resumed = make(run, tmp_path / "model")
+    resumed._restore()
+    assert resumed.step == 4
+
+
+def test_a_finished_run_whose_log_is_gone_ends_well(small_corpus, folder):
+    (folder / "train_log.jsonl").unlink()
+    train(make_run(small_corpus, [SHORT]), folder)
+    (folder / "train_log.jsonl").write_text('[]\n7\n{"step": "x"}\n{"step": 2}\n\xff\n')
+    train(make_run(small_corpus, [SHORT]), folder)
+    summary = json.loads((folder / "summaries" / "training_summary.txt").read_text())
+    assert summary["total_training_steps"] == 8
+
+
+def without(*keys):
+    def change(manifest):
+        inner = manifest
+        for key in keys[:-1]:
+            inner = inner[key]
+        del inner[keys[-1]]
+        return manifest
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: [],
+        lambda manifest: manifest | {"state": {}},
+        lambda manifest: manifest | {"sha256": 3},
+        lambda manifest: manifest | {"state": manifest["state"] | {"seconds": 0.0}},
+        without("state"),
+        without("sha256"),
+        without("sha256", ".index"),
+        without("state", "loop"),
+    ],
+)
+def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_passed_over(whole, tmp_path, change):
+    folder = shutil.copytree(whole, tmp_path / "model")
+    path = folder / "ctl_step_8.ckpt-2.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    said = []
+    assert checkpoints.CheckpointStore(folder).latest(said.append).step == 4
+    assert said[0].startswith(f"Checkpoint {folder}/ctl_step_8.ckpt-2 is damaged (its ")
+
+
+def test_the_users_own_bert_config_in_the_directory_stays_as_it_is(tmp_path):
+    own = json.dumps(json.loads(CONFIG.to_json()) | {"directionality": "bidi"})
+    (tmp_path / "bert_config.json").write_text(own)
+    model_directory.check(tmp_path, CONFIG, DESCRIPTION).write(tmp_path, CONFIG)
+    assert (tmp_path / "bert_config.json").read_text() == own
+
+
+@pytest.mark.parametrize("content", ['{"vocab_size": 301}', "{}", "no JSON"])
+def test_a_bert_config_of_another_model_is_not_written_over(tmp_path, content):
+    (tmp_path / "bert_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"bert_config\.json describes another model"):
+        model_directory.check(tmp_path, CONFIG, DESCRIPTION)
+
+
+def test_an_empty_directory_gets_the_configuration(tmp_path):
+    model_directory.check(tmp_path, CONFIG, DESCRIPTION).write(tmp_path, CONFIG)
+    assert BertConfig.from_json_file(tmp_path / "bert_config.json") == CONFIG
+    assert not model_directory.check(tmp_path, CONFIG, DESCRIPTION).differences
+
+
+def test_what_a_return_left_behind_is_not_resumed_and_goes_first(tmp_path):
+    tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
+    for step in (2, 4, 6):
+        checkpoints.CheckpointStore(tmp_path, keep=0).save(tensors, step, state)
+    left = checkpoints.Abandoned.between("ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3")
+    store = checkpoints.CheckpointStore(tmp_path, keep=2, abandoned=[left])
+    kept = {"ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3"}
+    for newest in ("ctl_step_2.ckpt-1", "ctl_step_4.ckpt-4", "ctl_step_6.ckpt-5"):
+        store.settle()
+        assert {path.stem for path in tmp_path.glob("ctl_step_*.json")} == kept
+        assert store.latest().name == store.newest_name() == newest
+        assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / newest)
+        name = store.save(tensors, store.latest().step + 2, state).rpartition("/")[2]
+        kept = {newest, name}
