@@ -25,13 +25,13 @@ from official_bert import (
     dropped_text,
     local_paths,
     manifest,
+    record_builder,
     shard_sets,
     text_forms,
     tokenization,
 )
 from official_bert.build_worker import Recipe
 from official_bert.instances import Settings
-from official_bert.record_builder import Builder
 from official_bert.records import RECORDS_PER_BLOCK
 
 WORKERS_PER_CORE = 4  # more would only take memory
@@ -117,6 +117,7 @@ def create_pretraining_data(
     )
     finished = _finished(shards, described)
     if finished:
+        record_builder.remove_parts(shards)
         if report:
             report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
         return finished["counts"] | {"seconds": 0.0}
@@ -128,7 +129,7 @@ def create_pretraining_data(
     build_checks.check_disk(paths, shards, recipe)
     progress = build_progress.Progress(source, report)
     check = functools.partial(dropped_text.check, recipe=recipe, allowed=allow_dropped_text)
-    builder = Builder(recipe, source.documents, shards, workers, progress, check)
+    builder = record_builder.Builder(recipe, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
     counts |= {
         "documents": source.count,
@@ -137,7 +138,7 @@ def create_pretraining_data(
         "dropped_bytes": source.dropped_bytes,
     }
     manifest.write(shards, described | {"counts": counts, "shards": made})
-    builder.finish()
+    record_builder.remove_parts(shards)
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = build_progress.describe(summary, settings.max_seq_length)

@@ -78,19 +78,13 @@ class Builder:
                 shards = self._make_shards(workers, parts)
         return shards, counts
 
-    def finish(self) -> None:
-        """Removes the parts; called when the manifest stands."""
-        shutil.rmtree(self._folder)
-
     @contextlib.contextmanager
     def _locked(self):
-        with open(os.path.join(self._folder, "lock"), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with _lock(self._folder) as locked:
+            if not locked:
                 raise ValueError(
                     f"output_file: another process is building into {self._folder}; wait for it."
-                ) from None
+                )
             yield
 
     def _forget_other_builds(self) -> None:
@@ -209,6 +203,30 @@ class Builder:
 
         workers.work(tasks(), make)
         return made
+
+
+def remove_parts(shards: list[str]) -> None:
+    """Removes the parts of a build whose manifest stands; a process that is building keeps its own.
+
+    A process that was killed between writing the manifest and this leaves parts behind.
+    """
+    folder = manifest.building_folder(shards)
+    if os.path.isdir(folder):
+        with _lock(folder) as locked:
+            if locked:
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _lock(folder: str) -> Iterator[bool]:
+    """Locks a folder of parts against other processes; yields whether that was possible."""
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 class Workers:

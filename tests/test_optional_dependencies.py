@@ -40,7 +40,11 @@ def test_every_requirement_of_the_extra_is_looked_for():
     tree = ast.parse((ROOT / "official_bert/__init__.py").read_text())
     (needed,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
     modules = {m for m, extra in ast.literal_eval(needed).items() if extra == "bert"}
-    distributions = {"absl": "absl-py", "google_crc32c": "google-crc32c"}
+    distributions = {
+        "absl": "absl-py",
+        "google_crc32c": "google-crc32c",
+        "ml_dtypes": "ml-dtypes",
+    }
     extra = names(PROJECT["optional-dependencies"]["bert"])
     assert {distributions.get(module, module) for module in modules} == extra
 

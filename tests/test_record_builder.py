@@ -1,6 +1,7 @@
 """Building records: the same bytes whatever the workers and interruptions; nothing half written."""
 
 import contextlib
+import fcntl
 import gzip
 import json
 import os
@@ -149,6 +150,21 @@ def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypat
     assert contents(tmp_path) == before
 
 
+def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, monkeypatch):
+    from official_bert import record_builder
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder, "remove_parts", lambda shards: None)
+        build(small_text, tmp_path)
+    assert (tmp_path / "a.building").is_dir()
+    with open(tmp_path / "a.building/lock") as lock:  # while its process lives, they stay
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build(small_text, tmp_path)
+    assert (tmp_path / "a.building").is_dir()
+    build(small_text, tmp_path)
+    assert not (tmp_path / "a.building").exists()
+
+
 def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
     from official_bert import record_builder
 
@@ -163,7 +179,7 @@ def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
     assert len(parts) > 6
     lines = []
     with monkeypatch.context() as patch:
-        patch.setattr(record_builder.Builder, "finish", lambda self: None)
+        patch.setattr(record_builder, "remove_parts", lambda shards: None)
         build(small_text, tmp_path, report=lines.append)
     again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*.json")}
     assert again.items() <= parts.items()
@@ -180,8 +196,6 @@ def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
 
 
 def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch):
-    import fcntl
-
     (tmp_path / "a.building").mkdir()
     with open(tmp_path / "a.building/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
