@@ -107,157 +107,187 @@ def define_flags(values=flags.FLAGS):
         "Training records: comma-separated paths or globs, each of which must match a file. "
         "{max_seq_length} in them stands for the sequence length of the stage. Required.",
     )
-    text("bert_config_file", None, "The model's shape: a bert_config.json. Required.")
-    text("model_dir", "/tmp", "Where checkpoints and logs go. A run found there is resumed.")
+    text("bert_config_file", None, "Model configuration: a bert_config.json. Required.")
+    text("model_dir", "/tmp", "Folder for checkpoints and logs. An existing run in it is resumed.")
     integer(
         "resume_from",
         None,
-        "Step of the checkpoint to resume instead of the newest. The learning rate, other numbers "
-        "of the optimizer, the seed and the records may then be changed; run.json tells of it.",
+        "Step of the checkpoint to resume from, instead of the newest. The learning rate, other "
+        "optimizer settings, the seed and the records may then change; run.json records it.",
         lower_bound=1,
     )
     text(
         "init_checkpoint",
         None,
-        "A checkpoint of any dialect: TensorFlow 1's, tf-models', one of ours, a folder of Hugging "
-        "Face, a .keras file. Its weights, the heads' too as far as it has them, are the starting "
-        "point. A run that is resumed does not need it any more.",
+        "Initial weights: a checkpoint of TensorFlow 1, tf-models or this command, a Hugging Face "
+        "folder, or a .keras file. The weights of its heads are used if it has them. A resumed run "
+        "no longer needs it.",
     )
     switch(
         "init_moments",
         False,
-        "Start from the optimizer's moments and number of updates in --init_checkpoint, too.",
+        "Also load the optimizer's moments and step count from --init_checkpoint.",
     )
     text(
         "recipe",
         None,
         "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
-        "(sequence length, predictions, batch size, steps, rate, warm-up), which then cannot be "
-        "flags, and the optimizer, whose flags, if given, replace the recipe's.",
+        "(sequence length, predictions, batch size, steps, learning rate, warm-up), whose flags "
+        "are then refused, and the optimizer, whose flags take precedence over the recipe.",
     )
-    integer("max_seq_length", 128, "Tokens a sequence; must equal the records'.")
-    integer("max_predictions_per_seq", 20, "Masked tokens a sequence; must equal the records'.")
-    integer("train_batch_size", 32, "Sequences an update, over all replicas and micro-batches.")
-    integer("num_steps_per_epoch", 1000, "Updates an epoch; see --num_train_epochs.", lower_bound=1)
+    integer("max_seq_length", 128, "Sequence length in tokens; must be that of the records.")
+    integer(
+        "max_predictions_per_seq",
+        20,
+        "Maximum number of masked tokens per sequence; must be that of the records.",
+    )
+    integer(
+        "train_batch_size",
+        32,
+        "Global batch size in sequences, over all replicas and micro-batches.",
+    )
+    integer(
+        "num_steps_per_epoch",
+        1000,
+        "Steps (updates) per epoch; see --num_train_epochs.",
+        lower_bound=1,
+    )
     number(
         "num_train_epochs",
         3,
-        "The run has num_steps_per_epoch times so many updates. A larger number lengthens a run.",
+        "Number of epochs; total steps = steps per epoch × epochs. On resuming, a larger number "
+        "extends the run.",
     )
-    number("learning_rate", 5e-5, "Learning rate at the end of warm-up.")
+    number("learning_rate", 5e-5, "Learning rate after warm-up.")
     number("end_lr", 0.0, "Learning rate at the end of the run.")
-    number("warmup_steps", 10000, "Updates over which the rate rises from 0; a whole number.")
+    number("warmup_steps", 10000, "Steps of linear warm-up from 0 to --learning_rate.")
     text("optimizer_type", "adamw", "The optimizer: lamb or adamw.")
-    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases are exempt.")
-    number("beta_1", 0.9, "Decay of the first moment, in [0, 1).")
-    number("beta_2", 0.999, "Decay of the second moment, in [0, 1).")
-    number("epsilon", 1e-6, "Epsilon beside the root of the second moment.")
-    number("global_clipnorm", 1.0, "Norm the whole gradient is clipped to; 0: no clipping.")
+    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases have none.")
+    number("beta_1", 0.9, "Decay rate of the first moment, in [0, 1).")
+    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1).")
+    number("epsilon", 1e-6, "Added to the square root of the second moment.")
+    number(
+        "global_clipnorm",
+        1.0,
+        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
+    )
     switch("use_next_sentence_label", True, "Whether the next-sentence task is trained.")
     integer(
         "gradient_accumulation_steps",
         1,
-        "Micro-batches an update: each replica works through its share of the batch in so many "
-        "parts, which saves memory; gradients are still reduced once an update.",
+        "Number of micro-batches per step. Each replica processes its share of the batch in this "
+        "many parts, which saves memory; gradients are still reduced once per step.",
         lower_bound=1,
     )
     number(
         "masked_lm_prob",
         None,
-        "Share of the tokens to mask, for records made with --dynamic_masking. Default of this and "
-        "the next two: what the records were made with.",
+        "Fraction of the tokens to mask, for records made with --dynamic_masking. The default of "
+        "this and the next two flags is what the records were made with.",
     )
-    switch("do_whole_word_mask", None, "Mask whole words, for records made as above.")
-    integer("max_ngram_size", None, "Mask runs of so many words at most, for records as above.")
-    integer("seed", 12345, "Decides initial weights, the order of the records and dropout.")
-    text("dtype", "fp32", "fp32, bf16 or fp16; weights and moments are float32 in all three.")
+    switch("do_whole_word_mask", None, "Mask whole words; for records made with --dynamic_masking.")
+    integer(
+        "max_ngram_size",
+        None,
+        "Maximum length of a masked run in words; for records made with --dynamic_masking.",
+    )
+    integer("seed", 12345, "Random seed of initial weights, record order, masks and dropout.")
+    text(
+        "dtype",
+        "fp32",
+        "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32.",
+    )
     text(
         "reduce_dtype",
         "fp32",
-        "In what gradients are summed over replicas and workers: fp32, bf16, or with --dtype=fp16 "
-        "also fp16; 16 bits halve what travels.",
+        "Data type of the gradient all-reduce: fp32, bf16, or with --dtype=fp16 also fp16. 16 bits "
+        "halve the traffic.",
     )
     text(
         "loss_scale",
         None,
-        "With --dtype=fp16: 'dynamic' (the default) or a number the loss is multiplied with.",
+        "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.",
     )
     switch(
         "enable_xla",
         None,
-        "Compile forward and backward pass with XLA. Default: on GPUs and TPUs, where it is the "
-        "faster choice; not on a CPU, where it is the slower one. It rounds otherwise, so a run "
-        "keeps it.",
+        "Compile the forward and backward pass with XLA. Default: on for GPUs and TPUs, where it "
+        "is faster; off for CPUs, where it is slower. It changes rounding: a resumed run keeps it.",
     )
     integer(
         "steps_per_loop",
         None,
-        "Most updates inside one graph call. Default: on a TPU the updates of an epoch, 1000 at "
-        "most; else 1.",
+        "Maximum steps per compiled call. Default: on a TPU the steps of an epoch, at most 1000; "
+        "elsewhere 1.",
         lower_bound=1,
     )
-    text("eval_files", None, "Held-out records, as --input_files. Without: no evaluation.")
+    text("eval_files", None, "Held-out records, given like --input_files. Default: no evaluation.")
     integer(
         "eval_batch_size",
         32,
-        "Sequences a batch in the evaluation, over all replicas.",
+        "Global batch size of the evaluation in sequences.",
         lower_bound=1,
     )
     integer(
         "eval_steps",
         0,
-        "Updates between evaluations; 0: at the ends of stages only.",
+        "Steps between evaluations; 0: only at the end of each stage.",
         lower_bound=0,
     )
-    integer("log_steps", 100, "Updates between lines of the log.", lower_bound=1)
+    integer("log_steps", 100, "Steps between lines of the log.", lower_bound=1)
     integer(
         "train_summary_interval",
         0,
-        "TensorBoard summaries: 0, one for every line of the log; negative, none.",
+        "TensorBoard summaries: 0 for one per line of the log, a negative number for none.",
     )
-    text("profile_steps", None, "FIRST,LAST: a TensorFlow profile of these updates.")
-    integer("save_checkpoints_steps", 1000, "Updates between checkpoints.", lower_bound=1)
+    text("profile_steps", None, "FIRST,LAST: write a TensorFlow profile of these steps.")
+    integer("save_checkpoints_steps", 1000, "Steps between checkpoints.", lower_bound=1)
     integer(
         "keep_checkpoint_max",
         5,
-        "Newest checkpoints to keep, beside the last one known to be good; 0: all.",
+        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
         lower_bound=0,
     )
     integer(
         "max_skipped_updates",
         20,
-        "Give up after so many updates in a row whose gradients are not finite.",
+        "Stop after this many consecutive steps with non-finite gradients.",
         lower_bound=1,
     )
     text(
         "distribution_strategy",
         "mirrored",
-        "off, one_device, mirrored, multi_worker_mirrored or tpu, in small or capital letters.",
+        "off, one_device, mirrored, multi_worker_mirrored or tpu; case does not matter.",
     )
     integer(
         "num_gpus",
         None,
-        "GPUs of this host; 0: train on the CPU. Default: 1, if it has one; multi_worker_mirrored: "
-        "all. Not for off and tpu.",
+        "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one; with "
+        "multi_worker_mirrored, all. Not valid with off and tpu.",
     )
-    text("all_reduce_alg", None, "mirrored: nccl or hierarchical_copy; multi-worker: nccl or ring.")
+    text(
+        "all_reduce_alg",
+        None,
+        "All-reduce: nccl or hierarchical_copy with mirrored, nccl or ring with multi-worker.",
+    )
     text(
         "tpu",
         "",
-        "Name or address of a Cloud TPU (local: of this host), for --distribution_strategy=tpu.",
+        "Name or address of a Cloud TPU, or 'local' for this host's. Used with "
+        "--distribution_strategy=tpu.",
     )
     text(
         "worker_hosts",
         None,
-        "multi_worker_mirrored: comma-separated host:port of all workers. Without, TF_CONFIG or "
-        "Slurm's variables say who they are.",
+        "host:port of every worker, comma-separated, for multi_worker_mirrored. Default: from "
+        "TF_CONFIG or from Slurm's variables.",
     )
-    integer("task_index", -1, "This worker's place in --worker_hosts, from 0.")
+    integer("task_index", -1, "Index of this worker in --worker_hosts, from 0.")
     integer(
         "local_workers",
         None,
-        "Train on so many worker processes of this machine, each with its share of the cores: a "
-        "trial of multi_worker_mirrored.",
+        "Number of local worker processes, each with its share of the cores; to try out "
+        "multi_worker_mirrored on one machine.",
         lower_bound=2,
     )
     for name, reason in REFUSED.items():

@@ -23,7 +23,7 @@ class Stage:
     Args:
         steps: Updates in this stage.
         batch_size: Global batch size in sequences, summed over all replicas and micro-batches.
-        max_seq_length: Tokens a sequence; must equal the records'.
+        max_seq_length: Sequence length in tokens; must be that of the records.
         max_predictions_per_seq: Masked positions a sequence; must equal the records'.
         learning_rate: Rate at the end of warm-up.
         warmup_steps: Updates of linear warm-up from zero. If more than `steps`, as by the
@@ -250,7 +250,7 @@ class Reporting:
         eval_steps: Updates between held-out evaluations; 0 evaluates at the ends of stages only.
         eval_files: Globs of held-out records; none, no evaluation. As `Run.input_files`.
         eval_batch_size: Global batch size of the evaluation.
-        steps_per_loop: Most updates inside one graph call.
+        steps_per_loop: Maximum steps per compiled call.
         max_skipped_updates: The run gives up after so many updates in a row were skipped for
             gradients that are not finite.
         tensorboard: Whether TensorBoard summaries are written beside the log, where TensorBoard
