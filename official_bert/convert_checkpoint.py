@@ -1,10 +1,11 @@
-"""Converts a BERT checkpoint of any dialect into another one, without losing a bit.
+r"""Converts a BERT checkpoint of any dialect into another one, without losing a bit.
 
     python -m official_bert.convert_checkpoint --input=uncased_L-12_H-768_A-12 \
         --output=bert_base --output_format=huggingface
 
-What the input is is seen by looking: checkpoints of Google's TensorFlow 1 scripts, object
-checkpoints of tf-models, checkpoints of `run_pretraining`, folders of Hugging Face, `.keras` files.
+The dialect of the input is recognised from its contents: checkpoints of Google's TensorFlow 1
+scripts, object checkpoints of tf-models, checkpoints of `run_pretraining`, Hugging Face folders,
+`.keras` files.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
-"""Makes pre-training records from text: the command, and the function behind it.
+r"""Makes pre-training records from text: the command, and the function behind it.
 
-    python -m official_bert.create_pretraining_data --input_file='wiki/*.txt.gz'
-        --output_file=records/wiki.tfrecord \\ --vocab_file=vocab.txt --num_shards=16
+    python -m official_bert.create_pretraining_data --input_file='wiki/*.txt.gz' \
+        --output_file=records/wiki.tfrecord --vocab_file=vocab.txt --num_shards=16
 
-The flags of the original script mean what they mean there. Killed and started again it makes only
-what is missing.
+Flags of the original script keep their meaning. A build that was interrupted resumes: the same
+command makes only what is missing.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 """One command from text to a pre-trained BERT, in minutes, on a machine without a GPU.
 
-    python -m official_bert.demo [--corpus=my_texts/] [--output_dir=demo_output]
+    python -m official_bert.demo --output_dir=demo_output
 
-text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
-held-out scores beside what counting gets, plots, filled blanks. Each step calls what a larger run
-would call; what a step has finished is found by the next start, so an interrupted demo goes on
-where it stopped.
+Text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
+held-out scores beside simple baselines, plots, filled blanks. Each step runs the command that a
+larger run would use. An interrupted demo resumes: a step that has finished is not repeated. Use
+--corpus for text of your own.
 """
 
 import importlib.util

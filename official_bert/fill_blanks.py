@@ -1,4 +1,4 @@
-"""Asks a pre-trained model for the words behind [MASK]: the quickest way to see what it knows.
+r"""Asks a pre-trained model for the words behind [MASK]: the quickest way to see what it knows.
 
     python -m official_bert.fill_blanks --model_dir=demo_output/model \
         --vocab_file=demo_output/vocab.txt "Return the [MASK] of the list."

@@ -1,7 +1,7 @@
-"""Learns a WordPiece vocabulary from text.
+r"""Learns a WordPiece vocabulary from text.
 
-python -m official_bert.learn_vocabulary --input_file='wiki/*.txt.gz' --vocab_file=vocab.txt
---vocab_size=30522
+    python -m official_bert.learn_vocabulary --input_file='wiki/*.txt.gz' \
+        --vocab_file=vocab.txt --vocab_size=30522
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Pictures of a run, from the JSON-lines log that the training loop leaves.
+"""Plots of a run, from the JSON-lines log that the training loop writes.
 
     python -m official_bert.plots --log_file=model/train_log.jsonl --output_dir=plots
 

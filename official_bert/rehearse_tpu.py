@@ -3,13 +3,13 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, on a machine without a TPU.
     python -m official_bert.rehearse_tpu --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
-takes the flags of `run_pretraining`; those that do not change the update are not looked at. The
-update that `TPUStrategy` would run on each core, from the
-forward pass to LAMB, is compiled by the real TPU compiler, once for each stage: that it compiles,
-what memory it needs and what it reduces over the cores is known then. Times are the compiler's
-estimates, added up; hours and cost follow from them and are estimates as well. Nothing is trained.
+It takes the flags of `run_pretraining` and ignores those that do not change the update. The real
+TPU compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass
+to LAMB, once per stage. The report says whether it compiles, how much memory it needs and what it
+reduces over the cores. Times are the sum of the compiler's estimates; hours and cost are derived
+from them, so they are estimates too. Nothing is trained.
 
-Needs the extra `[rehearse]`. A 24-layer model takes some minutes and gigabytes a stage.
+Needs the extra `[rehearse]`. A 24-layer model takes minutes and gigabytes per stage.
 """
 
 import concurrent.futures.process

@@ -4,7 +4,7 @@ r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official
         --input_files='records/train.tfrecord-*' --model_dir=model \
         --optimizer_type=lamb --train_batch_size=256 --learning_rate=2e-3 --warmup_steps=100
 
-Run again with the same flags and --model_dir, it resumes where it stopped.
+Run again with the same flags, it resumes from the last checkpoint in --model_dir.
 """
 
 import dataclasses

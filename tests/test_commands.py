@@ -1,0 +1,29 @@
+"""What every command of `official_bert` has in common."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "official_bert"
+COMMANDS = sorted(
+    path.stem for path in PACKAGE.glob("*.py") if "\n    app.run(main)\n" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_a_command_line_that_can_be_pasted(command):
+    module = f"official_bert.{command}"
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    shown = re.search(r"\n\n((?:    .*\n)+)", done.stdout)[1]
+    begin, *given = shlex.split(shown.replace("\\\n", ""))[1:]
+    assert [begin, given.pop(0)] == ["-m", module]
+    flags = {match[1] for match in re.finditer(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M)}
+    for argument in given:
+        if argument.startswith("--"):
+            assert argument[2:].partition("=")[0] in flags
