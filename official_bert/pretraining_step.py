@@ -26,6 +26,7 @@ SUMS = (
     "next_sentence_weight",
     "tokens",
 )
+_WEIGHTS = ("masked_lm_weights", "example_weights")  # what the two losses are divided by
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 # Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
 FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
@@ -230,22 +231,54 @@ def make_evaluation_step(model, strategy):
     return evaluation_step
 
 
-def non_finite(run, model, batch, step, loss_scale):
-    """What is not finite in a step: names of losses and of variables with such a gradient.
+def micro_batches(run, rows, replicas):
+    """Numbers of the rows of each micro-batch of a global batch, in the order of `seed_of_part`.
+
+    Args:
+        run: A `stages.Run`.
+        rows: Number of rows in the global batch.
+        replicas: Number of replicas that share it: each takes a run of neighbouring rows.
+    """
+    count = run.gradient_accumulation_steps
+    for of_replica in np.split(np.arange(rows), replicas):
+        yield from (of_replica[index::count] for index in range(count))
+
+
+def non_finite(run, model, batch, rows, step, part, loss_scale):
+    """What is not finite in a micro-batch: names of losses and of variables with such a gradient.
+
+    The arguments are those of `sums_and_gradients`.
+    """
+    sums, gradients = sums_and_gradients(run, model, batch, rows, step, part, loss_scale)
+    losses = [name for name, value in zip(SUMS, sums) if not np.isfinite(value)]
+    pairs = zip(model.trainable_variables, gradients, strict=True)
+    return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
+
+
+def sums_and_gradients(run, model, batch, rows, step, part, loss_scale):
+    """The `SUMS` of a micro-batch, and the gradients of its share of the loss, computed once more.
 
     Args:
         run: A `stages.Run`.
         model: The `BertPretrainer`.
-        batch: Some rows of the step's batch, as a dictionary of arrays.
-        step: The step; dropout is that of its first micro-batch.
+        batch: The step's global batch, as a dictionary of arrays.
+        rows: Numbers of the micro-batch's rows, or of some of them; see `micro_batches`.
+        step: The step.
+        part: Number of the micro-batch, counted over all replicas.
         loss_scale: The loss scale at that step.
     """
-    batch = {name: tf.constant(rows) for name, rows in batch.items()}
-    seed = seed_of_part(run, step, 0)
-    gradients, sums = _make_forward_backward(run, model)(batch, tf.ones(2), seed, loss_scale)
-    losses = [name for name, value in zip(SUMS, sums.numpy()) if not np.isfinite(value)]
-    pairs = zip(model.trainable_variables, gradients, strict=True)
-    return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
+    weights = np.array([batch[name].sum() for name in _WEIGHTS])
+    weights[~np.isfinite(weights)] = 1.0  # or every row would seem to be to blame
+    chosen = {name: tf.constant(values[rows]) for name, values in batch.items()}
+    seed = seed_of_part(run, step, part)
+    gradients, sums = _make_forward_backward(run, model)(chosen, weights, seed, loss_scale)
+    return sums.numpy(), gradients
+
+
+def loss_scale_before_skip(run, loss_scale):
+    """The loss scale at a step whose update was skipped, from that after it."""
+    adapts = _scales(run) and run.fixed_loss_scale is None
+    return min(2 * loss_scale, MOST_LOSS_SCALE) if adapts and loss_scale > 1 else loss_scale
 
 
 def _scales(run):
@@ -283,7 +316,7 @@ def _stack_sums(outputs, batch, sums=None):
 
 def _global_weights(batch):
     """Σ of the masked-LM and of the example weights over the global batch: shape (2,)."""
-    local = [tf.reduce_sum(batch[name]) for name in ("masked_lm_weights", "example_weights")]
+    local = [tf.reduce_sum(batch[name]) for name in _WEIGHTS]
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
@@ -305,7 +338,7 @@ def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
 
     def micro_batch(index):
-        rows = {  # every count-th row, so that each micro-batch is a sample of the replica's rows
+        rows = {  # as in `micro_batches`: each is a sample of the replica's rows
             name: tf.reshape(value, (-1, count, *value.shape[1:]))[:, index]
             for name, value in batch.items()
         }

@@ -29,8 +29,10 @@ from official_bert import (
 )
 from official_bert.pretraining_step import (
     first_state,
+    loss_scale_before_skip,
     make_model_and_optimizer,
     make_training_loop,
+    micro_batches,
     new_interval,
     new_window,
     non_finite,
@@ -255,21 +257,26 @@ class Trainer:
         if self._is_chief:
             self._good.judge(self._state["sums_since_saved"])
         batch = self._records.training(stage)[step]
-        parts = self.strategy.num_replicas_in_sync * self.run.gradient_accumulation_steps
-        losses, variables = [], []
-        for part in range(parts):
-            rows = {name: np.split(values, parts)[part] for name, values in batch.items()}
-            scale = self._state["loss_scale"]
-            losses, variables = non_finite(self.run, self.model, rows, step, scale)
+        scale = loss_scale_before_skip(self.run, self._state["loss_scale"])
+
+        def found(part, rows):
+            return non_finite(self.run, self.model, batch, rows, step, part, scale)
+
+        replicas = self.strategy.num_replicas_in_sync
+        losses, variables, where = [], [], ""
+        for part, rows in enumerate(micro_batches(self.run, stage.batch_size, replicas)):
+            losses, variables = found(part, rows)
             if losses or variables:
+                row = _first_row(rows, lambda some, part=part: any(found(part, some)))
+                where = "" if row is None else f" in row {row} of the batch, counted from 0,"
                 break
         return (
             f"No update could be made for {self._state['skipped_in_a_row']} steps in a row, the "
             f"last one step {step} of stage {index + 1}: gradients are not finite. Losses that are "
-            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not: "
+            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not:{where} "
             f"{len(variables)} of {len(self.model.trainable_variables)}, first "
             f"{variables[0] if variables else 'none in a second computation'}. Loss scale "
-            f"{self._state['loss_scale']:g}. {self._good.advice()}"
+            f"{scale:g}. {self._good.advice()}"
         )
 
     # Files
@@ -360,6 +367,16 @@ class Trainer:
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
         self._reports.say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")
+
+
+def _first_row(rows, is_bad):
+    """The first of `rows` for which alone `is_bad`, by halving; `None` if it takes several."""
+    while len(rows) > 1:
+        halves = np.array_split(rows, 2)
+        rows = next(filter(is_bad, halves), None)
+        if rows is None:
+            return None
+    return rows[0]
 
 
 def _odd_one(values):
