@@ -5,10 +5,20 @@ import os
 import shutil
 import tempfile
 
-from official_bert import corpus, local_paths, manifest, shard_sets, tokenization
+from official_bert import (
+    corpus,
+    local_paths,
+    manifest,
+    memory_space,
+    shard_sets,
+    tokenization,
+)
 from official_bert.build_worker import Recipe
 
 MOSTLY_UNKNOWN = 0.3
+# Bytes of memory a byte of English text where one random stream holds all of it: once, and for each
+# pass over it. Of Chinese it is twice as much.
+MEMORY_OF_TEXT, MEMORY_OF_RECORDS = 8.0, 1.4
 MOST_SHARDS = 99_999  # their names have five digits
 # What compressed text becomes, times its size.
 _UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
@@ -117,6 +127,24 @@ def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
         raise ValueError(
             f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
             f"of {shards[0]}, which has room for {free / 1e9:,.1f} GB."
+        )
+
+
+def check_memory(paths: list[str], recipe: Recipe) -> None:
+    """Refuses a corpus of one random stream that will not fit into the memory.
+
+    In blocks, the memory is bounded whatever the corpus.
+    """
+    if not recipe.one_stream:
+        return
+    text, free = _text_bytes(paths), memory_space.available()
+    passes = 1 if recipe.dynamic else recipe.settings.dupe_factor
+    needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
+    if free is not None and needed > free:
+        raise ValueError(
+            f"one_random_stream: {text / 1e9:,.1f} GB of text and {passes} times its records would "
+            f"take about {needed / 1e9:,.1f} GB of memory, since one stream holds all of them, and "
+            f"{free / 1e9:,.1f} GB are free; leave it out, and blocks of 2 MB bound the memory."
         )
 
 

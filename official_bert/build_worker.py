@@ -89,6 +89,7 @@ class Worker:
 
     def part(self, task: Part) -> dict:
         """Writes the records of one block; a `.json` appears last and says that they are whole."""
+        self._paragraph_tokens = 0
         documents = [
             (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
         ]
@@ -113,9 +114,21 @@ class Worker:
         return made
 
     def _tokens(self, document: corpus.Document) -> Sentences:
-        return [
-            ids for ids in self._encode(corpus.sentences(document, self._recipe.language)) if ids
-        ]
+        lines = corpus.sentences(document, self._recipe.language)
+        found = self._encode(lines)
+        if not document.split:
+            self._paragraph_tokens += self._in_paragraphs(lines, found)
+        return [ids for ids in found if ids]
+
+    def _in_paragraphs(self, lines: list[str], found: Sentences) -> int:
+        """The tokens of lines too long for a sequence that look like several sentences each."""
+        room, language = self._recipe.settings.max_seq_length - 3, self._recipe.language
+        long = ((line, len(ids)) for line, ids in zip(lines, found, strict=True) if len(ids) > room)
+        return sum(
+            tokens
+            for line, tokens in long
+            if len(corpus.split_paragraph(line[: corpus.LONGEST_SPLIT], language)) > 1
+        )
 
     def _static(
         self, documents: list[tuple[int, Sentences]], rng: Random
@@ -145,6 +158,7 @@ class Worker:
             "long_sentences": len(long),
             "text_tokens": sum(map(len, found)),
             "long_sentence_tokens": sum(long),
+            "paragraph_tokens": self._paragraph_tokens,
             "unknown_tokens": sum(sentence.count(self._unknown) for sentence in found),
         }
 

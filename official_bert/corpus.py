@@ -15,6 +15,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import sentencex
@@ -23,6 +24,12 @@ from official_bert import local_paths, text_files, text_forms
 
 FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20
+LONGEST_SPLIT = 4096  # characters that the library for sentences gets at once
+_WIDE_SPACES = (
+    "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+_BLANKS = str.maketrans(dict.fromkeys(_WIDE_SPACES, " "))
 
 
 class Corpus:
@@ -106,19 +113,20 @@ class Document(NamedTuple):
     continues: bool = False
 
 
-def find_files(patterns: str | Iterable[str]) -> list[str]:
+def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[str]:
     """The files that `patterns` name: files, globs, folders; sorted, each once.
 
     Folders are searched to the bottom, through links too; hidden files are passed over.
 
     Args:
         patterns: a list, or one string with commas between its members.
+        flag: the name of the flag that gave them, for messages.
 
     Raises:
         ValueError: a member matches nothing or is an address (`gs://…`), or a file cannot be read.
     """
     patterns = _patterns(patterns)
-    local_paths.require_local(input_file=patterns)
+    local_paths.require_local(**{flag: patterns})
     found = []
     for pattern in patterns:
         matches = sorted(glob.glob(pattern, recursive=True)) or [pattern]
@@ -129,19 +137,19 @@ def find_files(patterns: str | Iterable[str]) -> list[str]:
                 found.append(match)
             else:
                 raise ValueError(
-                    f"input_file: nothing matches {pattern!r} (looked in {os.getcwd()}); give "
+                    f"{flag}: nothing matches {pattern!r} (looked in {os.getcwd()}); give "
                     f"files, globs or folders."
                 )
     if not found:
-        raise ValueError(f"input_file: {','.join(patterns)!r} names no file.")
+        raise ValueError(f"{flag}: {','.join(patterns)!r} names no file.")
     for path in found:
         if os.path.exists(path) and not os.path.isfile(path):
             raise ValueError(
-                f"input_file: {path} is a pipe or a device, which cannot be read twice; write the "
+                f"{flag}: {path} is a pipe or a device, which cannot be read twice; write the "
                 f"text to a file."
             )
         if not os.access(path, os.R_OK):
-            raise ValueError(f"input_file: {path} cannot be read; check its permissions.")
+            raise ValueError(f"{flag}: {path} cannot be read; check its permissions.")
     unique = {}  # the same file under two names is text twice
     for path in found:
         unique.setdefault(os.path.realpath(path), path)
@@ -158,32 +166,48 @@ def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterab
     Raises:
         ValueError: naming the output and the pattern.
     """
-    given = []
-    for flag, patterns in inputs.items():
-        for pattern in _patterns(patterns):
-            searched = os.path.abspath(pattern)
-            if os.path.isdir(searched):
-                searched = os.path.join(glob.escape(searched), "*")
-            given.append((flag, pattern, searched))
-    for flag, paths in outputs.items():
-        for path in map(os.path.abspath, paths):
-            for other, pattern, searched in given:
-                if fnmatch.fnmatch(path, searched):  # a `*` stands for folders, too
-                    raise ValueError(
-                        f"{flag}: {path!r} would be taken for text by {other}={pattern!r} when the "
-                        f"command is given again; write into a folder outside of it."
+    given = [(f, pattern) for f, patterns in inputs.items() for pattern in _patterns(patterns)]
+    for other, pattern in given:
+        searched = _searched(pattern)
+        for flag, paths in outputs.items():
+            for path in paths:
+                if any(fnmatch.fnmatch(_real(path), name) for name in searched):
+                    raise ValueError(  # a `*` stands for folders, too
+                        f"{flag}: {os.path.abspath(path)!r} would be taken for text by "
+                        f"{other}={pattern!r} when the command is given again; write into a folder "
+                        f"outside of it."
                     )
+
+
+def _real(path: str) -> str:
+    """The path with all links to folders followed; its last part may be a glob, or new."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _searched(pattern: str) -> set[str]:
+    """Globs for all that `find_files` takes for this one, links to folders followed."""
+    matches = glob.glob(pattern, recursive=True) or [pattern]
+    folders = {os.path.realpath(f) for m in matches if os.path.isdir(m) for f, _ in _walk(m)}
+    found = {os.path.join(glob.escape(folder), "*") for folder in folders}
+    return found if os.path.isdir(pattern) else found | {_real(pattern)}
 
 
 def _inside(folder: str) -> Iterator[str]:
     """The files in a folder to the bottom, links to folders included, without hidden ones."""
+    for inner, names in _walk(folder):
+        yield from (os.path.join(inner, name) for name in names if not name.startswith("."))
+
+
+def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """The folders to the bottom, links to folders included, with the files in them."""
     seen = set()
     for inner, folders, names in os.walk(folder, followlinks=True):
         if os.path.realpath(inner) in seen:
             folders.clear()  # links go in circles
             continue
         seen.add(os.path.realpath(inner))
-        yield from (os.path.join(inner, name) for name in names if not name.startswith("."))
+        yield inner, names
 
 
 def _patterns(given: str | Iterable[str]) -> list[str]:
@@ -201,8 +225,8 @@ def documents(
     """The documents of the files in `paths`, one after the other, without empty ones.
 
     A document longer than `BLOCK_BYTES` comes as several, cut at the end of a line, and a line
-    longer than `text_files.LONGEST_LINE` as several lines: the memory is bounded whatever comes in
-    (but a JSON object is read as a whole).
+    longer than `text_files.LONGEST_LINE` as several lines; a JSON object of more than
+    `text_files.LONGEST_OBJECT` is refused: the memory is bounded whatever comes in.
 
     Args:
         form: how the text is laid out.
@@ -223,12 +247,11 @@ def documents(
     """
     for path in paths:
         chosen = text_forms.recognise(path, form)
-        # A cut line of JSON could not be parsed.
-        lines = text_files.lines(path, advance, whole=whole or chosen == "jsonl")
+        lines = text_files.lines(path, advance, whole=whole, objects=chosen == "jsonl")
         if chosen == "wikiextractor":
             found = _wikiextractor(lines)
         elif chosen == "jsonl":
-            found = _json_lines(path, lines, json_field)
+            found = _json_lines(path, lines, json_field, whole)
         else:
             found = _blank_separated(lines)
         yield from _gathered(found, chosen != "sentences", math.inf if whole else BLOCK_BYTES)
@@ -238,8 +261,34 @@ def sentences(document: Document, language: str = "en") -> list[str]:
     """A document's sentences: its lines, or its paragraphs split by Wikimedia's `sentencex`."""
     if not document.split:
         return document.lines
-    split = (s.strip() for line in document.lines for s in sentencex.segment(language, line))
-    return [sentence for sentence in split if sentence]
+    return [sentence for line in document.lines for sentence in split_paragraph(line, language)]
+
+
+def split_paragraph(paragraph: str, language: str = "en") -> list[str]:
+    """The sentences of a paragraph, a long one taken bit by bit.
+
+    The library's time grows with the square of the length: of 1 MB of Chinese it would be a minute.
+    """
+    found, start = [], 0
+    while len(paragraph) - start > LONGEST_SPLIT:
+        some = paragraph[start : start + LONGEST_SPLIT]
+        whole = list(_segments(some, language))[:-1]  # the last one may not end here
+        taken = sum(map(len, whole)) or some.rfind(" ") + 1 or len(some)
+        found += whole or [some[:taken]]
+        start += taken
+    found += _segments(paragraph[start:], language)
+    return [sentence for sentence in map(str.strip, found) if sentence]
+
+
+def _segments(text: str, language: str) -> Iterator[str]:
+    """The sentences that the library finds, with the blanks between them.
+
+    It is shown blanks for wider spaces: at one between an initial and a full stop it panics.
+    """
+    start = 0
+    for sentence in sentencex.segment(language, text.translate(_BLANKS)):
+        yield text[start : start + len(sentence)]
+        start += len(sentence)
 
 
 def text_bytes(document: Document) -> int:
@@ -262,7 +311,7 @@ def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Documen
     pending, block, size = None, [], 0
     for document in found:
         block.append(document)
-        size += sum(map(len, document.lines))
+        size += text_bytes(document)
         if size >= block_bytes:
             if pending:
                 yield pending
@@ -277,7 +326,8 @@ def _gathered(lines: Iterator[str | None], split: bool, longest: float) -> Itera
     """Lines → documents; None ends one, and one that would be longer than `longest` is cut."""
     gathered, size, continues = [], 0, False
     for line in lines:
-        full = gathered and size + len(line or "") > longest
+        added = len((line or "").encode())
+        full = gathered and size + added > longest
         if full or (line is None and gathered):
             yield Document(gathered, split, continues)
             gathered, size, continues = [], 0, full
@@ -285,7 +335,7 @@ def _gathered(lines: Iterator[str | None], split: bool, longest: float) -> Itera
             continues = False
         else:
             gathered.append(line)
-            size += len(line)
+            size += added
     if gathered:
         yield Document(gathered, split, continues)
 
@@ -309,7 +359,7 @@ def _wikiextractor(lines: Iterator[str]) -> Iterator[str | None]:
             yield line
 
 
-def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[str | None]:
+def _json_lines(path: str, lines: Iterator[str], field: str, whole: bool) -> Iterator[str | None]:
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -317,7 +367,7 @@ def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[str | N
             text = json.loads(line)[field]
             if isinstance(text, str):
                 text.encode()  # JSON can hold halves of surrogate pairs, which are no text
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeEncodeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # UnicodeError is one
             raise ValueError(
                 f"{path}, line {number}: expected a JSON object with the text in {field!r} "
                 f"({error!r}); --json_field names another field."
@@ -326,5 +376,8 @@ def _json_lines(path: str, lines: Iterator[str], field: str) -> Iterator[str | N
             raise ValueError(
                 f"{path}, line {number}: {field!r} holds {type(text).__name__}, expected a string."
             )
-        yield from (stripped for part in text.split("\n") if (stripped := part.strip()))
+        parts = text.split("\n")
+        if not whole:
+            parts = chain.from_iterable(map(text_files.cut, parts))
+        yield from filter(None, map(str.strip, parts))
         yield None

@@ -124,6 +124,7 @@ def create_pretraining_data(
     source = corpus.Corpus(
         paths, input_format, json_field, drop_duplicate_documents, whole=one_random_stream
     )
+    build_checks.check_memory(paths, recipe)
     build_checks.check_sample(source, recipe, len(shards))
     build_checks.make_folder(os.path.dirname(os.path.abspath(shards[0])))
     build_checks.check_disk(paths, shards, recipe)

@@ -3,6 +3,10 @@
 from official_bert.build_worker import Recipe
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
+PARAGRAPHS = (
+    "lines that are paragraphs or documents are split into sentences by "
+    "--input_format=paragraphs, by the rules of --language"
+)
 
 
 def describe(summary: dict) -> str:
@@ -13,11 +17,11 @@ def describe(summary: dict) -> str:
         reasons.append(f"{dropped:,} cut off so that pairs fit")
     if summary["dropped_bytes"]:
         reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates left out unread")
-    if summary["long_sentences"]:
-        reasons.append(f"{summary['long_sentences']:,} sentences longer than a sequence")
+    long = f"; {summary['long_sentences']:,} sentences were longer than a sequence"
     return (
         f"{read:,} tokens read, {read - dropped:,} written, {dropped:,} dropped "
         f"({_share(summary):.1%}){': ' * bool(reasons)}{', '.join(reasons)}"
+        f"{long * bool(summary['long_sentences'])}"
     )
 
 
@@ -29,8 +33,12 @@ def warnings(summary: dict, recipe: Recipe) -> list[str]:
             f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no "
             f"record: {_likely_cause(summary, recipe)}."
         )
-    elif _in_long_sentences(summary) > TOO_MUCH:
-        found.append(f"{_long_sentences(summary, recipe)}; they were cut into pieces.")
+    elif _in_paragraphs(summary) > TOO_MUCH:
+        found.append(
+            f"{_in_paragraphs(summary):.0%} of the text is in lines longer than a sequence of "
+            f"{recipe.settings.max_seq_length} that look like several sentences each; they were "
+            f"cut into pieces of equal length: {PARAGRAPHS}."
+        )
     if summary["documents"] == 1 and summary["text_bytes"] > 1_000_000:
         found.append(
             "all of the text is one document, so random second parts come from it, too: a blank "
@@ -61,20 +69,18 @@ def _in_long_sentences(counts: dict) -> float:
     return counts["long_sentence_tokens"] / max(counts["text_tokens"], 1)
 
 
-def _long_sentences(counts: dict, recipe: Recipe) -> str:
-    return (
-        f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences are longer than a "
-        f"sequence of {recipe.settings.max_seq_length}; lines that are paragraphs or documents are "
-        f"split into sentences by --input_format=paragraphs, by the rules of --language"
-    )
+def _in_paragraphs(counts: dict) -> float:
+    return counts["paragraph_tokens"] / max(counts["text_tokens"], 1)
 
 
 def _likely_cause(counts: dict, recipe: Recipe) -> str:
     # Elsewhere long sentences are cut into pieces.
     if recipe.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
+        likely = _in_paragraphs(counts) > _in_long_sentences(counts) / 2
         return (
-            f"{_long_sentences(counts, recipe)}; --one_random_stream cuts them off, as the "
-            f"original does"
+            f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences are longer than a "
+            f"sequence of {recipe.settings.max_seq_length}, and --one_random_stream cuts them off, "
+            f"as the original does{f'; {PARAGRAPHS}' * likely}"
         )
     mean = counts["text_tokens"] / max(counts["sentences"], 1)
     return (

@@ -32,7 +32,7 @@ from official_bert.build_worker import Part, Recipe, Shard
 from official_bert.whole_files import write_whole
 
 # Parts that another version left are of no use where it cut or counted in another way.
-PART_FORMAT = b"parts 2"
+PART_FORMAT = b"parts 3"
 
 
 class Builder:

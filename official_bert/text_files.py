@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 # A longer line is cut (in bytes): some "lines" are whole files.
 LONGEST_LINE = 1 << 20
+# A longer line of JSON, which cannot be cut, is refused: what it becomes takes many times its size.
+LONGEST_OBJECT = 32_000_000
 
 
 def head(path: str, size: int) -> bytes:
@@ -22,7 +24,11 @@ def head(path: str, size: int) -> bytes:
 
 
 def lines(
-    path: str, advance: Callable[[int], None] = lambda _: None, *, whole: bool = False
+    path: str,
+    advance: Callable[[int], None] = lambda _: None,
+    *,
+    whole: bool = False,
+    objects: bool = False,
 ) -> Iterator[str]:
     """The lines of a file, decompressed, decoded and stripped.
 
@@ -32,14 +38,17 @@ def lines(
     Args:
         advance: called with numbers of bytes read from the file (before decompression).
         whole: do not cut, however long a line is.
+        objects: a line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
 
     Raises:
-        ValueError: bytes that are not UTF-8, a broken archive; the message names file and line.
+        ValueError: bytes that are not UTF-8, a broken archive, too long an object; the message
+            names file and line.
     """
     position = unreported = 0
+    cut_at = None if whole or objects else LONGEST_LINE
     with _opened(path) as (raw, file, place):
-        for line, is_piece in _pieces(file, place, whole):
-            text = line.decode("utf-8").strip()
+        for line, is_piece in _pieces(file, place, cut_at, LONGEST_OBJECT if objects else None):
+            text = line.strip().decode("utf-8").strip()  # in this order: no copy of a long one
             if place.line == 1:
                 text = text.removeprefix("\ufeff").lstrip()
             if text or not is_piece:  # a blank piece is no blank line
@@ -49,6 +58,20 @@ def lines(
                 advance(raw.tell() - position)
                 position, unreported = raw.tell(), 0
         advance(raw.tell() - position)
+
+
+def cut(text: str) -> Iterator[str]:
+    """A line as `lines` gives it: in pieces, if it is longer than `LONGEST_LINE`."""
+    line = text.encode("utf-8")
+    while len(line) > LONGEST_LINE:
+        at = _where_to_cut(line[:LONGEST_LINE])
+        yield line[:at].decode("utf-8")
+        line = line[at:]
+    yield line.decode("utf-8")
+
+
+class _TooLong(Exception):
+    """A line has more bytes than may be held in memory."""
 
 
 class _Place:
@@ -64,6 +87,12 @@ def _opened(path: str):
     try:
         with open(path, "rb") as raw, _decompressed(path, raw) as file:
             yield raw, file, place
+    except _TooLong:
+        raise ValueError(
+            f"{path}, line {place.line}: more than {LONGEST_OBJECT / 1e6:.0f} MB in a line; a JSON "
+            f"object is read as a whole and may have that much: write long documents as several "
+            f"objects."
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {place.line}: not UTF-8 "
@@ -81,15 +110,23 @@ def _opened(path: str):
         raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
 
 
-def _pieces(file, place: _Place, whole: bool) -> Iterator[tuple[bytes, bool]]:
-    """Lines, or pieces of long ones; the second value says that it is a piece."""
+def _pieces(
+    file, place: _Place, cut_at: int | None, most: int | None
+) -> Iterator[tuple[bytes, bool]]:
+    """Lines, or pieces of those longer than `cut_at`; the second value says that it is a piece.
+
+    Raises:
+        _TooLong: a line has more than `most` bytes.
+    """
     rest, is_piece = b"", False
-    for chunk, ends in _chunks(file, -1 if whole else LONGEST_LINE):
+    for chunk, ends in _chunks(file, cut_at or (most or -2) + 1):
         if not rest and not is_piece:
             place.line += 1
         line = rest + chunk
-        while not whole and len(line) > LONGEST_LINE:
-            at = _where_to_cut(line[:LONGEST_LINE])
+        if most and len(line) > most + 1:  # the end of the line is one
+            raise _TooLong
+        while cut_at and len(line) > cut_at:
+            at = _where_to_cut(line[:cut_at])
             yield line[:at], True
             line, is_piece = line[at:], True
         if ends:

@@ -15,6 +15,7 @@ FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
 
 _HEAD_BYTES = 1 << 14
 _UNPACK = "unpack it and give the folder"
+_TAR = "a tar archive", f"{_UNPACK} (`tar -xf`)"
 _CONVERT = "write its text as JSON lines, one object with a field `text` for each document"
 # What begins with these bytes (after decompression), and what to do about it.
 _BINARY = {
@@ -119,11 +120,13 @@ def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
 
 
 def _refuse_binary(path: str, start: bytes) -> None:
+    if path.lower().endswith((".tgz", ".tbz2", ".txz", ".tzst")):
+        _refuse(path, *_TAR, may_be_text=False)
     for magic, (what, mend) in _BINARY.items():
         if start.startswith(magic):
             _refuse(path, what, mend, may_be_text=False)
     if start[257:262] == b"ustar":
-        _refuse(path, "a tar archive", _UNPACK + " (`tar -xf`)", may_be_text=False)
+        _refuse(path, *_TAR, may_be_text=False)
     if len(start) >= records.HEADER_BYTES and records.payload_length(start) is not None:
         _refuse(path, "a file of TFRecords", "give the text that it was made of", may_be_text=False)
     if b"\0" in start:

@@ -10,8 +10,9 @@ import tracemalloc
 
 import peers
 import pytest
+import sentencex
 
-from official_bert import corpus
+from official_bert import corpus, text_files
 
 DOCUMENTS = [["First sentence.", "Second one – with a dash."], ["Another document."]]
 
@@ -88,6 +89,23 @@ def test_links_to_folders_are_followed_and_a_file_under_two_names_is_read_once(t
     assert corpus.find_files([names[1], f"{tmp_path}/texts/./same.txt"]) == names[1:]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "output"),
+    [("texts", "link/new"), ("link", "texts/sub/new"), ("texts", "far/new"), ("li*", "texts/a/b")],
+)
+def test_an_output_is_found_among_the_inputs_through_links(tmp_path, pattern, output):
+    (tmp_path / "texts/sub").mkdir(parents=True)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("texts")
+    (tmp_path / "texts/sub/far").symlink_to(tmp_path / "far")
+    with pytest.raises(ValueError, match="output_file: .* would be taken for text by input_file="):
+        corpus.require_outside(
+            {"output_file": [str(tmp_path / output)]}, {"input_file": str(tmp_path / pattern)}
+        )
+    other = {"output_file": [str(tmp_path / "out/new")]}
+    corpus.require_outside(other, {"input_file": str(tmp_path / pattern)})
+
+
 def test_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match=r"pipe is a pipe or a device, which cannot be read twice"):
@@ -115,6 +133,8 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
         ("a.jsonl", b"no json\n", r"a\.jsonl, line 1: expected a JSON object"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl, line 1: 'text' holds int"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
+        ("a.jsonl", b'{"text": "a", "n": %b}\n' % (b"9" * 5000), r"a\.jsonl, line 1: expected a"),
+        ("a.jsonl", b'{"text": "a", "n": %b\n' % (b"[" * 200_000), r"a\.jsonl, line 1: expected a"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, message):
@@ -161,6 +181,63 @@ def test_a_line_longer_than_a_megabyte_comes_in_pieces_that_lose_no_word(tmp_pat
     path.write_bytes(words.encode() + b"\n\ngood\nna\xefve\n")
     with pytest.raises(ValueError, match=r"a\.txt, line 4: not UTF-8"):
         lines_of([path])
+
+
+def test_a_json_object_that_would_fill_the_memory_is_refused_by_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "LONGEST_OBJECT", 1_000_000)
+    path = tmp_path / "a.jsonl"
+    fits = json.dumps({"text": "x" * (1_000_000 - len('{"text": ""}'))})
+    path.write_text(f"{fits}\n{fits}")
+    for whole in (False, True):
+        assert len(list(corpus.documents([str(path)], whole=whole))) == 2
+        path.write_text(f"{fits}\n {fits}\n")
+        with pytest.raises(ValueError, match=r"a.jsonl, line 2: more than 1 MB in a line; a JSON"):
+            list(corpus.documents([str(path)], whole=whole))
+        path.write_text(f"{fits}\n{fits}\n")
+
+
+def test_a_long_line_in_a_json_object_comes_in_pieces_that_lose_no_word(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 1_000)
+    words = " ".join(f"{n} 中文" for n in range(1_000))
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": f"{words}\nThe end."}))
+    (cut,) = corpus.documents([str(path)])
+    assert max(len(line.encode()) for line in cut.lines) <= 1_000
+    assert " ".join(cut.lines) == f"{words} The end."
+    (whole,) = corpus.documents([str(path)], whole=True)
+    assert whole.lines == [words, "The end."]
+
+
+@pytest.mark.parametrize("text", ["Vitamin A\u00a0. Then B.", "A\u3000.\u202fé", "i.e.\tA\x85."])
+def test_wide_spaces_do_not_break_the_library_that_splits(text):
+    found = corpus.split_paragraph(text)
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "sentence", ["今天天气很好。", "One sentence follows another. ", "word " * 9]
+)
+def test_a_long_paragraph_is_split_bit_by_bit_and_loses_nothing(sentence, monkeypatch):
+    segment, sizes = sentencex.segment, []
+
+    def measured(language, text):
+        sizes.append(len(text))
+        return segment(language, text)
+
+    monkeypatch.setattr(sentencex, "segment", measured)
+    paragraph = sentence * 2_000
+    found = corpus.split_paragraph(paragraph)
+    assert max(sizes) <= corpus.LONGEST_SPLIT
+    assert sum(sizes) < 1.2 * len(paragraph)
+    if sentence.startswith("word"):
+        assert " ".join(found) == paragraph.strip()  # cut at blanks, for want of an end
+    else:
+        assert found == [sentence.strip()] * 2_000
+
+
+def test_blocks_of_any_script_hold_as_many_bytes():
+    found = [corpus.Document(["中" * 40], False) for _ in range(24)]
+    assert {len(block) for block in corpus.blocks(found, block_bytes=300)} == {3}
 
 
 def test_carriage_returns_end_lines_where_nothing_else_does(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from small_text import small_text as small_text
 from small_text import topics
 
-from official_bert import build_progress, record_builder, tokenization
+from official_bert import build_progress, corpus, record_builder, tokenization
 from official_bert import create_pretraining_data as command
 from official_bert.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
@@ -117,7 +117,7 @@ def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp
     assert not list(tmp_path.iterdir())
 
 
-def create(small_text, tmp_path, text: bytes, dupe_factor: int = 1, **options):
+def create(small_text, tmp_path, text: bytes, settings: Settings | None = None, **options):
     tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "text.txt"
     path.write_bytes(text)
@@ -125,7 +125,7 @@ def create(small_text, tmp_path, text: bytes, dupe_factor: int = 1, **options):
     return command.create_pretraining_data(
         str(path),
         str(tmp_path / "out/a.tfrecord"),
-        settings=Settings(dupe_factor=dupe_factor),
+        settings=settings or Settings(dupe_factor=1),
         **options,
     )
 
@@ -181,8 +181,8 @@ def test_long_lines_are_cut_not_dropped_and_the_summary_says_so(small_text, tmp_
     said = "\n".join(lines)
     written = made["text_tokens"] - made["dropped_tokens"]
     assert f"{made['text_tokens']:,} tokens read, {written:,} written" in said
-    assert "8 sentences longer than a sequence" in said
-    assert "warning: 8 of 8 sentences are longer than a sequence of 128" in said
+    assert "8 sentences were longer than a sequence" in said
+    assert "% of the text is in lines longer than a sequence of 128" in said
     assert "--input_format=paragraphs" in said
 
 
@@ -190,10 +190,22 @@ def test_a_text_of_sentences_is_built_without_a_warning(small_text, tmp_path):
     lines = []
     options = {"input_format": "paragraphs", "report": lines.append}
     made = create(
-        small_text, tmp_path, Path(small_text.path).read_bytes(), dupe_factor=5, **options
+        small_text, tmp_path, Path(small_text.path).read_bytes(), Settings(dupe_factor=5), **options
     )
     assert made["dropped_tokens"] < 0.01 * made["text_tokens"]
     assert "warning" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tmp_path, dynamic):
+    documents = corpus.documents([small_text.path], "paragraphs")
+    text = "\n\n".join("\n".join(corpus.sentences(document)) for document in documents)
+    lines = []
+    options = {"dynamic_masking": dynamic, "report": lines.append, "allow_dropped_text": True}
+    settings = Settings(max_seq_length=16, max_predictions_per_seq=4, dupe_factor=5)
+    made = create(small_text, tmp_path, text.encode(), settings, **options)
+    assert made["long_sentence_tokens"] > 0.5 * made["text_tokens"]
+    assert "look like several sentences" not in "\n".join(lines)
 
 
 def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_path):
@@ -225,6 +237,17 @@ def test_a_text_with_carriage_returns_alone_is_read_line_by_line(small_text, tmp
         for name, end in (("unix", b"\n"), ("mac", b"\r"))
     ]
     assert made[0]["sequences"] == made[1]["sequences"]
+
+
+def test_one_stream_that_the_memory_cannot_hold_is_refused_before_the_work(
+    small_text, tmp_path, monkeypatch
+):
+    text = Path(small_text.path).read_bytes()
+    monkeypatch.setattr("official_bert.memory_space.available", lambda: len(text))
+    with pytest.raises(ValueError, match=r"one_random_stream: .* 7 times its records .* leave it"):
+        create(small_text, tmp_path, text, Settings(dupe_factor=7), one_random_stream=True)
+    assert not (tmp_path / "out").exists()
+    assert create(small_text, tmp_path, text)["sequences"]
 
 
 def test_a_full_disk_is_refused_before_the_work(small_text, tmp_path, monkeypatch):
@@ -301,13 +324,23 @@ def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
     assert 1 <= len(started) <= most
 
 
+# The command with workers that take their time, so that a build cannot end unseen.
+SLOW_COMMAND = """
+import time
+from official_bert import create_pretraining_data, record_builder
+ask = record_builder._ask
+record_builder._ask = lambda *task: (ask(*task), time.sleep(2))[0]
+create_pretraining_data._define_flags()
+create_pretraining_data.app.run(create_pretraining_data.main)
+"""
+
+
 def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((Path(small_text.path).read_text() + "\n") * 40)
     arguments = flags(small_text, tmp_path, input_file=text, num_workers=2)
-    command = [sys.executable, "-m", "official_bert.create_pretraining_data", *arguments]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", SLOW_COMMAND, *arguments],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,

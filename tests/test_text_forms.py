@@ -120,7 +120,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
     [
         ("a.tar.gz", gzip.compress(tar()), "a tar archive; unpack it"),
         ("a.tar", tar(), "a tar archive; unpack it"),
-        ("a.tgz", gzip.compress(tar()), "GZIP-compressed; let its name end in .gz"),
+        ("a.tgz", gzip.compress(tar()), "a tar archive; unpack it"),
         ("a.zip", zipped(), "a ZIP archive.*unpack it"),
         ("a.docx", zipped(), r"a ZIP archive, or .*\.docx"),
         ("a.parquet", b"PAR1\x15\x04\x15" + bytes(99) + b"PAR1", "a Parquet file; write its text"),
