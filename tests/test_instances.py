@@ -4,11 +4,13 @@ import itertools
 import time
 from random import Random
 
+import google_instances
 import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
 
 from official_bert import corpus, tokenization
+from official_bert import create_pretraining_data as command
 from official_bert.instances import InstanceMaker, Settings, cut_long_sentences, sequences
 
 SAMPLE = SHARED / "bert_sample"
@@ -24,10 +26,8 @@ def encoded(documents, vocab_file):
 def test_the_60_records_of_the_original_script_are_reproduced_exactly(tmp_path):
     import tensorflow as tf
 
-    from official_bert.create_pretraining_data import create_pretraining_data
-
     made = tmp_path / "made.tfrecord"
-    create_pretraining_data(
+    command.create_pretraining_data(
         str(SAMPLE / "sample_text.txt"),
         str(made),
         str(UNCASED),
@@ -44,6 +44,46 @@ def test_the_60_records_of_the_original_script_are_reproduced_exactly(tmp_path):
     )
     assert len(ours) == len(theirs) == 60
     assert ours == theirs
+
+
+DIFFICULT_LINES = [
+    "ΟΔΟΣ ΣΑΣ, ΑΣ' 'Σ Σ ΑΣ\u0301 and a final sigma: ΟΔΥΣΣΕΥΣ",
+    "",
+    "bullet \uf0b7 text\uf0b7text \U0010fffd and \U0002b820\U0002b91f",
+    "\x01\u200b",
+    "Tab\tand\xa0no-break\u2003em space",
+    "word " * 300,
+    " \t ",
+    "A document of one sentence.",
+    "",
+    "",
+    "漢字かな交じり文 mixed 中文text",
+]
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_one_random_stream_gives_the_instances_of_the_algorithm_written_out(
+    small_text, tmp_path, length
+):
+    """Also where a sentence is longer than a sequence, or holds nothing that is a token."""
+    paragraphs = [line for document in topics(12) for line in (*document, "")]
+    lines = DIFFICULT_LINES + paragraphs[:150] + DIFFICULT_LINES
+    (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8", newline="")
+    settings = Settings(max_seq_length=length, max_predictions_per_seq=6, dupe_factor=3)
+    made = str(tmp_path / "made.tfrecord")
+    vocabulary = tokenization.read_vocabulary(small_text.vocab_file)
+    command.create_pretraining_data(
+        str(tmp_path / "text.txt"),
+        made,
+        small_text.vocab_file,
+        settings,
+        random_seed=7,
+        one_random_stream=True,
+        allow_dropped_text=True,
+    )
+    expected = google_instances.instances(lines, vocabulary, 7, 3, length, 6)
+    assert len(expected) > 100
+    assert google_instances.of_records(made, vocabulary) == expected
 
 
 @pytest.fixture(scope="module")
