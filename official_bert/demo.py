@@ -72,7 +72,7 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
     if not importlib.util.find_spec("matplotlib"):
         raise ValueError('the plots need matplotlib; pip install "lamb_tf[plot]" brings it.')
     local_paths.require_local(output_dir=folder)
-    paths = corpus.find_files(corpus_patterns) if corpus_patterns else []
+    paths = corpus.find_files(corpus_patterns, "corpus") if corpus_patterns else []
     layout = DemoFolder(folder)
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
     corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
@@ -241,6 +241,9 @@ def _step(number, title, function, *arguments):
 
 
 def _fail(reason):
+    # What reads text speaks of the flags of the commands that have more of them.
+    reason = str(reason).replace("--input_format", "--corpus_format")
+    reason = reason.replace("--json_field names another field", "the demo reads no other field")
     print(f"demo: error: {reason}", file=sys.stderr)
     return 2
 

@@ -204,8 +204,14 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--corpus=missing.txt"], "missing.txt"),
+        (["--corpus=missing.txt"], "demo: error: corpus: nothing matches 'missing.txt'"),
         (["--corpus=latin1.txt"], "not UTF-8"),
+        (
+            ["--corpus=page.html"],
+            "this is HTML; extract its text, for example with trafilatura; if",
+        ),
+        (["--corpus=page.html"], "say --corpus_format=sentences"),
+        (["--corpus=no_text.jsonl"], "; the demo reads no other field."),
         (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),
         (["leftover"], "unexpected argument"),
     ],
@@ -213,6 +219,8 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
 def test_a_mistake_is_one_line_and_an_exit_code(text, tmp_path, flags, reason):
     (tmp_path / "text").symlink_to(text)
     (tmp_path / "latin1.txt").write_bytes("caf\xe9\n".encode("latin1"))
+    (tmp_path / "page.html").write_text("<html><body>Text</body></html>\n")
+    (tmp_path / "no_text.jsonl").write_text('{"words": "Text"}\n')
     ended = subprocess.run(
         [sys.executable, "-m", "official_bert.demo", *flags],
         cwd=tmp_path,

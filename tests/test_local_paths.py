@@ -62,7 +62,7 @@ def test_no_command_makes_a_folder_of_an_address(tmp_path):
     (tmp_path / "a.txt").write_text("A sentence.\n")
     for module, name, flags in commands(tmp_path, "gs://bucket/folder/a"):
         line = refused(module, flags, tmp_path)
-        assert f"{'input_file' if name == 'corpus' else name}: 'gs:/" in line
+        assert f"{name}: 'gs:/" in line
         assert "is an address" in line
     assert sorted(os.listdir(tmp_path)) == ["a.txt"]
 
