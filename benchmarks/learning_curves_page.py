@@ -5,10 +5,20 @@ import pathlib
 import shlex
 from statistics import mean, median, stdev
 
+from curves import (
+    PLATEAU,
+    bands,
+    draw_band,
+    first_at,
+    made_on,
+    settings_table,
+    with_deviation,
+    with_range,
+)
+
 from official_bert.whole_files import write_text
 
 LEVEL = 4.5  # nats of held-out loss, the time to which is the figure of merit
-PLATEAU = 5.5  # below it a model knows more than the frequencies of words
 LABELS = {
     "ours": "ours",
     "peer": "Hugging Face in PyTorch",
@@ -46,34 +56,6 @@ def by_dropout_and_side(records):
     return groups
 
 
-def first_at(curve, level, unit):
-    """Where a curve first comes to a loss, between two evaluations by a line; None: nowhere.
-
-    Args:
-        curve: Evaluations, in order.
-        level: Loss, in nats.
-        unit: `"seconds"` or `"step"`.
-    """
-    before = None
-    for here in curve:
-        if here["masked_lm_loss"] <= level:
-            if before is None:
-                return here[unit]
-            fall = before["masked_lm_loss"] - here["masked_lm_loss"]
-            share = (before["masked_lm_loss"] - level) / fall
-            return before[unit] + share * (here[unit] - before[unit])
-        before = here
-    return None
-
-
-def bands(curves):
-    """{step: (least, median, most)} of the loss over seeds, at the evaluations that all have."""
-    losses = [{line["step"]: line["masked_lm_loss"] for line in curve} for curve in curves]
-    common = sorted(set.intersection(*(set(each) for each in losses)))
-    found = {step: [each[step] for each in losses] for step in common}
-    return {step: (min(v), median(v), max(v)) for step, v in found.items()}
-
-
 def overlap(ours, theirs):
     """At how many of the common evaluations two sides' bands overlap, and of how many."""
     ours, theirs = bands(ours), bands(theirs)
@@ -95,13 +77,8 @@ def draw(groups, path):
     for column, (dropout, sides) in enumerate(groups.items()):
         for side, curves in sides.items():
             for row, unit in enumerate(("step", "seconds")):
-                places = [{line["step"]: line[unit] for line in curve} for curve in curves]
-                band = bands(curves)
-                x = [median(each[step] for each in places) for step in band]
-                least, middle, most = zip(*band.values())
-                color, label = COLORS[side], LABELS[side].replace("`", "")
-                axes[row][column].plot(x, middle, color=color, label=label)
-                axes[row][column].fill_between(x, least, most, color=color, alpha=0.25, lw=0)
+                label = LABELS[side].replace("`", "")
+                draw_band(axes[row][column], curves, unit, COLORS[side], label)
         axes[0][column].set(title=f"dropout {dropout:g}", xlabel="updates")
         axes[1][column].set(xlabel="seconds of training (median)")
         for axis in axes[:, column]:
@@ -115,25 +92,17 @@ def draw(groups, path):
 
 
 def text(groups, records, settings, arguments, trials, name):
-    machine = records[-1]["machine"]
-    versions = ", ".join(
-        f"{package} {machine[package]}"
-        for package in ("tensorflow", "tensorflow-cpu", "torch", "transformers")
-        if package in machine
-    )
+    packages = ("tensorflow", "tensorflow-cpu", "torch", "transformers")
     rows = [
         row(dropout, side, curves)
         for dropout, sides in groups.items()
         for side, curves in sides.items()
     ]
-    dates = sorted(record["date"] for record in records)
     load = max(record["machine"]["load_before"] for record in records)
-    chosen = "\n".join(f"| `{k}` | {v} |" for k, v in settings.items() if v is not None)
     return f"""# Learning curves beside an independent implementation
 
-{machine["cpu"]}, {machine["cores"]} cores; Python {machine["python"]}, {versions}; {dates[0]} to \
-{dates[-1]}. {len(records)} of {trials} trials are done. The load average before a trial was at \
-most {load:.1f}.
+{made_on(records, packages)}. {len(records)} of {trials} trials are done. The load average before \
+a trial was at most {load:.1f}.
 
 Made by `{shlex.join(["python", *arguments])}`, which writes this page; every trial with its \
 command, settings and curve is a line of its `--results`.
@@ -160,9 +129,7 @@ The plateau, where a model knows how frequent words are and nothing else, is lef
 update with a loss below {PLATEAU} nats. This and the time to {LEVEL} nats: median (least … most). \
 Seconds are those of training, tracing and compiling included, evaluations and start-up not.
 
-| setting | |
-|---|---|
-{chosen}
+{settings_table(settings)}
 """
 
 
@@ -180,20 +147,6 @@ def row(dropout, side, curves):
         f"{median(per_update):.1f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def with_deviation(values, form):
-    spread = f" ± {form.format(stdev(values))}" if len(values) > 1 else ""
-    return form.format(mean(values)) + spread
-
-
-def with_range(values):
-    reached = [value for value in values if value is not None]
-    if not reached:
-        return "not reached"
-    text = f"{median(reached):,.0f} ({min(reached):,.0f} … {max(reached):,.0f})"
-    missing = len(values) - len(reached)
-    return f"{text}; not reached by {missing}" if missing else text
 
 
 def findings(groups):

@@ -40,13 +40,13 @@ def curve(losses, seconds_an_update=0.01):
 
 
 def test_a_level_is_reached_on_the_line_between_two_evaluations_for_the_first_time():
-    import learning_curves_page as page
+    import curves
 
     losses = curve([6.0, 5.0, 4.0, 4.8, 4.2])
-    assert page.first_at(losses, 4.5, "step") == 250
-    assert page.first_at(losses, 4.5, "seconds") == pytest.approx(2.5)
-    assert page.first_at(losses, 6.5, "step") == 100
-    assert page.first_at(losses, 3.0, "step") is None
+    assert curves.first_at(losses, 4.5, "step") == 250
+    assert curves.first_at(losses, 4.5, "seconds") == pytest.approx(2.5)
+    assert curves.first_at(losses, 6.5, "step") == 100
+    assert curves.first_at(losses, 3.0, "step") is None
 
 
 def test_the_page_says_how_much_longer_the_peer_takes_and_where_the_bands_overlap():

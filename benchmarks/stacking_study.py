@@ -1,0 +1,271 @@
+"""MSLT, Gong's doubling and training from scratch, by the time to one held-out loss.
+
+    python benchmarks/stacking_study.py
+
+All train one deep, narrow BERT on the English text that comes with Python, for the same seconds of
+training: how many updates these are is measured for each method by a short trial of its own. The
+rate of each method is the better one of `rates` with seed 1; the other seeds train with that. Each
+trial is a process; each finished one is a line of `--results`; the command, given again, goes on
+with the next one, and writes the page anew after each.
+
+Needs matplotlib, and a machine that does nothing else meanwhile.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shlex
+import shutil
+import sys
+
+import stacking_study_page as page
+import studies
+from absl import app, flags
+
+from official_bert import child_commands, flops, quiet_tensorflow, stacking
+from official_bert.initial_values import STDDEV_RATIO
+from official_bert.stages import Optimizer, Reporting, Run, Stage
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("seeds", 3, "Seeds: 1, 2, …, of each method.")
+flags.DEFINE_list("methods", ["scratch", "mslt", "doubling"], "Of scratch, mslt and doubling.")
+flags.DEFINE_string("settings", "{}", "JSON object of settings that differ from the script's.")
+flags.DEFINE_string("data_dir", "build/stacking_study", "Where text, records and runs lie.")
+flags.DEFINE_string("results", "benchmarks/results/stacking_study.jsonl", "A line a trial.")
+flags.DEFINE_string("page", "docs/evidence/stacking.md", "The page; its picture, beside it.")
+flags.DEFINE_bool("page_only", False, "Write the page from the results that there are.")
+flags.DEFINE_string("trial", None, "For the script itself: one trial, as JSON.")
+
+SETTINGS = {
+    "vocab_size": 2048,
+    "documents": None,  # of the text; None: all
+    "max_seq_length": 16,
+    "max_predictions_per_seq": 4,
+    "masked_lm_prob": 0.25,
+    "num_hidden_layers": 6,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "initial_stddev": 0.053,
+    "batch_size": 64,
+    "seconds": 140,  # of training, tracing included, evaluations and start-up not
+    "warmup_share": 0.08,  # of the updates; stages have the same share
+    "rates": [4e-3, 8e-3],
+    "beta_2": 0.98,
+    "mslt_depths": [2, 4, 6],
+    "doubling_depths": [3, 6],
+    "doubling_shares": [0.3],
+    "eval_steps": 100,
+    "eval_batch_size": 256,
+    "pace_steps": 60,  # updates of each stage in the trial that measures their seconds; n · 3
+}
+
+
+def main(_):
+    child_commands.raise_on_signals()
+    try:
+        if FLAGS.trial:
+            train(**json.loads(FLAGS.trial))
+            return 0
+        return study(SETTINGS | json.loads(FLAGS.settings))
+    except child_commands.Interrupted:
+        print("\nStopped. The same command goes on with the next trial.", flush=True)
+        return 130
+
+
+def study(settings):
+    """Runs the trials that are missing; returns the exit code."""
+    folder = pathlib.Path(FLAGS.data_dir)
+    trials = len(FLAGS.methods) * (1 + len(settings["rates"]) + FLAGS.seeds - 1)
+    alike = (("kind", "method", "rate"), ("kind",))
+    work = studies.Study(pathlib.Path(FLAGS.results), settings, name, trials, alike)
+
+    def write_page():
+        page.write(FLAGS.page, list(work.done().values()), settings, sys.argv, trials)
+
+    with studies.alone_in(folder):
+        if FLAGS.page_only:
+            write_page()
+            return 0
+        studies.make_data(folder, settings)
+        return 1 if failures(work, folder, settings, write_page) else 0
+
+
+def failures(work, folder, settings, write_page):
+    """Runs what is missing of the three parts; each needs the one before, so stops where one fails.
+
+    Returns:
+        Names of the trials that failed.
+    """
+
+    def run(each):
+        return run_trial(folder, settings, each, work.done())
+
+    def part(trials, later=()):
+        return work.run(trials, run, write_page, later)
+
+    rates = settings["rates"]
+    pace = [trial("pace", method, rates[0], 1) for method in FLAGS.methods]
+    search = [trial("whole", method, rate, 1) for rate in rates for method in FLAGS.methods]
+    guess = other_seeds(dict.fromkeys(FLAGS.methods, rates[0]))
+    if failed := part(pace, search + guess) or part(search, guess):
+        return failed
+    return part(other_seeds(page.chosen_rates(work.done().values())))
+
+
+def other_seeds(rates):
+    """The runs with all seeds but the first, each method with its rate in `rates`."""
+    return [
+        trial("whole", method, rates[method], seed)
+        for seed in range(2, FLAGS.seeds + 1)
+        for method in FLAGS.methods
+    ]
+
+
+def trial(kind, method, rate, seed):
+    return {"kind": kind, "method": method, "rate": rate, "seed": seed}
+
+
+def name(trial):
+    if trial["kind"] == "pace":
+        return f"{trial['method']}, seconds of its updates"
+    return f"{trial['method']}, rate {trial['rate']:g}, seed {trial['seed']}"
+
+
+# What is trained
+
+
+def stages_of(settings, method, rate, updates):
+    """The stages of a run of so many updates by a method."""
+    stage = Stage(
+        steps=updates,
+        batch_size=settings["batch_size"],
+        max_seq_length=settings["max_seq_length"],
+        max_predictions_per_seq=settings["max_predictions_per_seq"],
+        learning_rate=rate,
+        warmup_steps=round(settings["warmup_share"] * updates),
+    )
+    if method == "mslt":
+        return stacking.mslt((stage,), settings["mslt_depths"])
+    if method == "doubling":
+        depths, shares = settings["doubling_depths"], settings["doubling_shares"]
+        return stacking.doubling((stage,), depths, shares)
+    return (stage,)
+
+
+def stages_of_trial(settings, trial, updates):
+    """Those of a whole run, or a few updates of each to measure their seconds."""
+    stages = stages_of(settings, trial["method"], trial["rate"], updates)
+    if trial["kind"] == "whole":
+        return stages
+    steps = settings["pace_steps"]
+    return tuple(dataclasses.replace(stage, steps=steps, warmup_steps=0) for stage in stages)
+
+
+def updates_within(settings, method, pace):
+    """How many updates of a method fit into the seconds of a trial.
+
+    Args:
+        settings: Those of the study.
+        method: Its name.
+        pace: What `seconds_of_updates` found.
+    """
+    many = 100_000
+    stages = stages_of(settings, method, settings["rates"][0], many)
+    seconds = sum(s.steps * p["seconds"] for s, p in zip(stages, pace, strict=True)) / many
+    return int((settings["seconds"] - sum(p["first_call"] for p in pace)) / seconds)
+
+
+def seconds_of_updates(log, pace_steps):
+    """For each stage the seconds of an update, and what its first call takes beyond that.
+
+    Args:
+        log: Log with three lines a stage.
+        pace_steps: Updates of each stage. Those up to its first line are not counted.
+    """
+    times = [line["timing"]["seconds"] for line in studies.read_log(log, "train")]
+    found, before = [], 0.0
+    for first, last in zip(times[::3], times[2::3], strict=True):
+        an_update = (last - first) / (pace_steps // 3 * 2)
+        found.append({"seconds": an_update, "first_call": last - before - pace_steps * an_update})
+        before = last
+    return found
+
+
+# Trials
+
+
+def run_trial(folder, settings, trial, done):
+    """One trial in a process of its own: what its record adds, or None if it failed."""
+    model_dir = folder / "_".join(str(value) for value in trial.values())
+    shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
+    updates, every = 1000, settings["pace_steps"] // 3
+    if trial["kind"] == "whole":
+        pace = done[name(trial | {"kind": "pace"})]["pace"]
+        updates, every = updates_within(settings, trial["method"], pace), settings["eval_steps"]
+    stages = stages_of_trial(settings, trial, updates)
+    paths = {"folder": str(folder), "model_dir": str(model_dir)}
+    arguments = paths | {"settings": settings, "trial": trial, "updates": updates, "every": every}
+    command = [sys.argv[0], f"--trial={json.dumps(arguments)}"]
+    if code := studies.run_child(command):
+        print(f"{name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
+        return None
+    log = model_dir / "train_log.jsonl"
+    config = model_config(folder, settings)
+    record = {
+        "command": shlex.join(["python", *command]),
+        "stages": [describe(config, stage) for stage in stages],
+        "curve": studies.read_curve(log),
+    }
+    if trial["kind"] == "pace":
+        record["pace"] = seconds_of_updates(log, settings["pace_steps"])
+    shutil.rmtree(model_dir)
+    return record
+
+
+def describe(config, stage):
+    depth = stage.depth or config.num_hidden_layers
+    return {
+        "steps": stage.steps,
+        "depth": depth,
+        "trained": depth if stage.trained_layers is None else len(stage.trained_layers),
+        "flops": flops.step_flops(config, stage),
+    }
+
+
+def model_config(folder, settings):
+    # A normal that is cut at two standard deviations has a smaller one left.
+    initializer_range = settings["initial_stddev"] / STDDEV_RATIO
+    return studies.config_of(folder, settings, 0.0, initializer_range)
+
+
+def train(folder, model_dir, settings, trial, updates, every):
+    """The child: one run, which leaves its log."""
+    folder = pathlib.Path(folder)
+    quiet_tensorflow.import_tensorflow()
+    from official_bert import distribution, training
+
+    evaluates = trial["kind"] == "whole"
+    run = Run(
+        config=model_config(folder, settings),
+        stages=stages_of_trial(settings, trial, updates),
+        optimizer=Optimizer(beta_2=settings["beta_2"]),
+        input_files=(str(folder / "train.tfrecord"),),
+        seed=trial["seed"],
+        use_next_sentence_label=False,
+        masked_lm_prob=settings["masked_lm_prob"],
+    )
+    reporting = Reporting(
+        log_steps=every,
+        save_checkpoints_steps=0,
+        eval_steps=every if evaluates else 0,
+        eval_files=(str(folder / "held_out.tfrecord"),) if evaluates else (),
+        eval_batch_size=settings["eval_batch_size"],
+        steps_per_loop=every,
+        tensorboard=False,
+    )
+    training.Trainer(run, reporting, distribution.make_strategy("off"), model_dir).train()
+
+
+if __name__ == "__main__":
+    app.run(main)

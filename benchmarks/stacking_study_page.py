@@ -1,0 +1,306 @@
+"""The page and the picture of `stacking_study.py`, from its records alone."""
+
+import math
+import pathlib
+import shlex
+from statistics import mean, median, stdev
+
+from curves import PLATEAU, draw_band, first_at, made_on, settings_table, with_deviation
+
+from official_bert.whole_files import write_text
+
+LABELS = {"scratch": "from scratch", "mslt": "MSLT", "doubling": "doubling"}
+COLORS = {"scratch": "#4477aa", "mslt": "#cc3311", "doubling": "#228833"}
+SHARE_OF_TIME = 0.9  # of a run from scratch, at which its loss is the stricter level
+
+
+def write(path, records, settings, arguments, trials):
+    """Writes `path` and the picture beside it, as soon as a whole run of any method is done.
+
+    Args:
+        path: The page, ending in `.md`.
+        records: Finished trials, as in the JSON lines.
+        settings: Those of the study.
+        arguments: Those of the command.
+        trials: Number of trials of the whole study.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    groups = compared(records)
+    if groups:
+        draw(groups, levels(groups), path.with_suffix(".png"))
+        write_text(path, text(groups, records, settings, arguments, trials, path.stem))
+
+
+# What is compared
+
+
+def whole_runs(records):
+    return [record for record in records if record["trial"]["kind"] == "whole"]
+
+
+def chosen_rates(records):
+    """The rate of each method whose run with seed 1 ended lowest."""
+    best = {}
+    for record in whole_runs(records):
+        trial, loss = record["trial"], record["curve"][-1]["masked_lm_loss"]
+        if trial["seed"] == 1 and loss < best.get(trial["method"], (math.inf,))[0]:
+            best[trial["method"]] = loss, trial["rate"]
+    return {method: rate for method, (_, rate) in best.items()}
+
+
+def compared(records):
+    """{method: records of its runs at the chosen rate}, in the order of `LABELS`."""
+    chosen = chosen_rates(records)
+    groups = {method: [] for method in LABELS if method in chosen}
+    for record in sorted(whole_runs(records), key=lambda r: r["trial"]["seed"]):
+        if record["trial"]["rate"] == chosen.get(record["trial"]["method"]):
+            groups[record["trial"]["method"]].append(record)
+    return groups
+
+
+def full_depth(record):
+    """The part of a curve at which the model has all its layers."""
+    depths = [stage["depth"] for stage in record["stages"]]
+    return [line for line in record["curve"] if depths[line["stage"]] == depths[-1]]
+
+
+def levels(groups):
+    """{what it is: loss in nats}, by rules that know nothing of which method is ahead."""
+    ends = [r["curve"][-1]["masked_lm_loss"] for records in groups.values() for r in records]
+    found = {"the highest loss at the end of any run": max(ends)}
+    if "scratch" in groups:
+        at = [loss_at(r["curve"], SHARE_OF_TIME) for r in groups["scratch"]]
+        found[f"the median from scratch after {SHARE_OF_TIME:.0%} of its time"] = median(at)
+    return found
+
+
+def loss_at(curve, share):
+    """The loss at a share of the whole time, between two evaluations by a line."""
+    at = share * curve[-1]["seconds"]
+    after = next(i for i, line in enumerate(curve) if line["seconds"] >= at)
+    if not after:
+        return curve[0]["masked_lm_loss"]
+    low, high = curve[after - 1 : after + 1]
+    part = (at - low["seconds"]) / (high["seconds"] - low["seconds"])
+    return low["masked_lm_loss"] + part * (high["masked_lm_loss"] - low["masked_lm_loss"])
+
+
+def flops_until(stages, step):
+    """Model FLOPs of the first `step` updates."""
+    work = 0
+    for stage in stages:
+        count = min(step, stage["steps"])
+        work += count * stage["flops"]
+        step -= count
+    return work
+
+
+# The picture
+
+
+def draw(groups, lines, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for method, records in groups.items():
+        curves = [record["curve"] for record in records]
+        for axis, unit in zip(axes, ("seconds", "step"), strict=True):
+            draw_band(axis, curves, unit, COLORS[method], LABELS[method])
+    axes[0].set(xlabel="seconds of training (median)", ylabel="held-out masked-LM loss, nats")
+    axes[1].set(xlabel="updates")
+    for axis in axes:
+        for level in lines.values():
+            axis.axhline(level, color="#777777", lw=0.8, ls="--")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# The page
+
+
+def text(groups, records, settings, arguments, trials, name):
+    rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
+    sections = [level_section(groups, what, level) for what, level in levels(groups).items()]
+    return f"""# Stacking: time to equal held-out loss
+
+{made_on(records, ("tensorflow", "tensorflow-cpu"))}. {len(records)} of {trials} trials are done.
+
+Made by `{shlex.join(["python", *arguments])}`, which writes this page; every trial with its \
+command, settings and curve is a line of its `--results`.
+
+A BERT of {settings["num_hidden_layers"]} layers of {settings["hidden_size"]}, on the English text \
+that comes with Python, by training from scratch, by MSLT and by Gong's doubling \
+([what they are](../stacking.md)). Each run has {settings["seconds"]} s of training, tracing \
+included, evaluations and start-up not. How many updates these are, is measured for each method \
+before; a method with cheaper updates makes more of them. Text, batch, masks, seeds, optimizer \
+(LAMB), evaluation and warm-up's share are the same, and every run ends with a rate of zero. For \
+each method the rate is the better one of {rates} by the loss at the end with seed 1, in runs of \
+full length; the run that won is one of those compared.
+
+{chr(10).join(findings(groups))}
+
+![Held-out loss over seconds and over updates]({name}.png)
+
+Lines are medians over seeds, bands reach from the least to the most; broken lines are the levels \
+below. While a stacked model has fewer layers, the curve is that of the smaller model.
+
+| method | rate | runs | updates | loss at the end | accuracy | model TFLOP |
+|---|---|---|---|---|---|---|
+{chr(10).join(end_row(method, found) for method, found in groups.items())}
+
+Mean ± standard deviation over seeds, on held-out documents, here and below.
+
+{chr(10).join(sections)}
+The time to a level is that of the first evaluation of the model with all its layers at which the \
+loss is not above it, between two evaluations by a line; means are over the runs that reached it.
+
+## The stages
+
+| method | layers | trained | updates | ms an update | model GFLOP an update | GFLOP/s |
+|---|---|---|---|---|---|---|
+{chr(10).join(stage_rows(groups, records))}
+
+Milliseconds are those of the short trial before the others.
+
+## The rates
+
+| method | {" | ".join(f"{rate:g}" for rate in settings["rates"])} |
+|---|{"---|" * len(settings["rates"])}
+{chr(10).join(rate_row(method, records, settings["rates"]) for method in groups)}
+
+Loss at the end with seed 1.
+
+## The settings
+
+{settings_table(settings)}
+"""
+
+
+def findings(groups):
+    """What comes out, as sentences."""
+    found = levels(groups)
+    scratch = groups.get("scratch", [])
+    lines = []
+    for method, records in groups.items():
+        if method == "scratch" or not scratch:
+            continue
+        said = [
+            ratio_text(level, times(scratch, level), times(records, level))
+            for level in found.values()
+        ]
+        lines.append(f"- **{LABELS[method]}** {'; '.join(said)}; {gap_text(records, scratch)}.")
+    highest = max(found.values())
+    if highest >= PLATEAU:
+        lines.append(
+            f"- {highest:.2f} nats are on the plateau of word frequencies (above {PLATEAU}): the "
+            "comparison says nothing of models that have learned."
+        )
+    return lines or ["There are no runs to compare with those from scratch yet."]
+
+
+def times(records, level, unit="seconds"):
+    return [first_at(full_depth(record), level, unit) for record in records]
+
+
+def ratio_text(level, scratch, method):
+    if None in scratch + method:
+        reached = sum(time is not None for time in method)
+        return f"comes to {level:.3f} nats in {reached} of {len(method)} runs"
+    mine, other = mean(method), mean(scratch)
+    return (
+        f"comes to {level:.3f} nats after {mine:.0f} s, training from scratch after {other:.0f} s: "
+        f"{other / mine:.2f} times as long"
+    )
+
+
+def gap_text(records, scratch):
+    """The difference of the losses at the end, with its standard error (Welch's)."""
+    ends = [losses_at_end(each) for each in (records, scratch)]
+    gap = mean(ends[0]) - mean(ends[1])
+    if min(map(len, ends)) < 2:
+        return f"at the end its loss is {gap:+.3f} nats off, of too few seeds for an error"
+    error = math.sqrt(sum(stdev(values) ** 2 / len(values) for values in ends))
+    return f"at the end its loss is {gap:+.3f} ± {error:.3f} nats off (standard error)"
+
+
+def losses_at_end(records):
+    return [record["curve"][-1]["masked_lm_loss"] for record in records]
+
+
+def end_row(method, records):
+    work = [sum(s["steps"] * s["flops"] for s in record["stages"]) / 1e12 for record in records]
+    cells = (
+        LABELS[method],
+        f"{records[0]['trial']['rate']:g}",
+        len(records),
+        f"{records[0]['curve'][-1]['step']:,}",
+        with_deviation(losses_at_end(records), "{:.3f}"),
+        with_deviation([100 * r["curve"][-1]["masked_lm_accuracy"] for r in records], "{:.1f}")
+        + " %",
+        f"{mean(work):.3g}",
+    )
+    return _row(cells)
+
+
+def level_section(groups, what, level):
+    rows = [level_row(method, records, level, groups) for method, records in groups.items()]
+    return f"""## To {level:.3f} nats: {what}
+
+| method | reached it | seconds | updates | model TFLOP | seconds, from scratch ÷ this |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def level_row(method, records, level, groups):
+    seconds = [time for time in times(records, level) if time is not None]
+    steps = times(records, level, "step")
+    reached = [(r["stages"], step) for r, step in zip(records, steps) if step is not None]
+    cells = [LABELS[method], f"{len(seconds)} of {len(records)}", "–", "–", "–", "–"]
+    if seconds:
+        cells[2] = with_deviation(seconds, "{:.0f}")
+        cells[3] = with_deviation([step for _, step in reached], "{:,.0f}")
+        cells[4] = with_deviation([flops_until(*each) / 1e12 for each in reached], "{:.1f}")
+        scratch = [time for time in times(groups.get("scratch", []), level) if time is not None]
+        cells[5] = f"{mean(scratch) / mean(seconds):.2f}" if scratch else "–"
+    return _row(cells)
+
+
+def stage_rows(groups, records):
+    paces = {r["trial"]["method"]: r["pace"] for r in records if r["trial"]["kind"] == "pace"}
+    return [
+        _row(stage_cells(method, stage, pace["seconds"]))
+        for method, found in groups.items()
+        for stage, pace in zip(found[0]["stages"], paces[method], strict=True)
+    ]
+
+
+def stage_cells(method, stage, seconds):
+    return (
+        LABELS[method],
+        stage["depth"],
+        "all" if stage["trained"] == stage["depth"] else f"{stage['trained']} and heads",
+        f"{stage['steps']:,}",
+        f"{1000 * seconds:.1f}",
+        f"{stage['flops'] / 1e9:.2f}",
+        f"{stage['flops'] / seconds / 1e9:.0f}",
+    )
+
+
+def rate_row(method, records, rates):
+    ends = {
+        r["trial"]["rate"]: r["curve"][-1]["masked_lm_loss"]
+        for r in whole_runs(records)
+        if r["trial"]["method"] == method and r["trial"]["seed"] == 1
+    }
+    return _row([LABELS[method], *(f"{ends[r]:.3f}" if r in ends else "–" for r in rates)])
+
+
+def _row(cells):
+    return f"| {' | '.join(map(str, cells))} |"

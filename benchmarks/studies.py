@@ -1,0 +1,228 @@
+"""What the studies of whole trainings share: their trials, their text, their model, their child.
+
+A study is a list of trials, each one process. A finished trial is a line of a JSON-lines file; the
+command, given again after a kill, goes on with the next one.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from statistics import mean
+
+from official_bert import child_commands, stdlib_text, tokenization
+from official_bert.config import BertConfig
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.instances import Settings
+
+HELD_OUT_SHARE = 12  # one document of so many is held out
+
+
+class Study:
+    """The trials with one set of settings, in a file.
+
+    Args:
+        results: The JSON-lines file, a `pathlib.Path`; other settings' lines in it stay.
+        settings: Dictionary of JSON values; trials with others do not count.
+        name: Function that gives a trial, a dictionary of JSON values, its name.
+        trials: Number of all trials of the study.
+        alike: Tuples of a trial's keys. How long a trial takes is guessed from those that agree
+            with it in the first tuple, or else in the second, …
+    """
+
+    def __init__(self, results, settings, name, trials, alike):
+        self.results, self.settings, self.name = results, settings, name
+        self.trials, self.alike = trials, alike
+
+    def done(self):
+        """The records of the finished trials, by name."""
+        records = map(json.loads, _whole_lines(self.results).splitlines())
+        ours = [record for record in records if record["settings"] == self.settings]
+        return {self.name(record["trial"]): record for record in ours}
+
+    def run(self, trials, run_trial, after_each, later=()):
+        """Runs those of `trials` that are missing.
+
+        Args:
+            trials: Trials, in order.
+            run_trial: Function that runs a trial and returns a dictionary for its record, or
+                `None` if it failed.
+            after_each: Function without arguments, called when a record has been added.
+            later: Trials that will be run after these; for the time left.
+
+        Returns:
+            Names of the trials that failed.
+        """
+        missing = [trial for trial in trials if self.name(trial) not in self.done()]
+        failed = []
+        for number, trial in enumerate(missing):
+            done = self.done()
+            print(
+                f"trial {len(done) + len(failed) + 1} of {self.trials}: {self.name(trial)}; "
+                f"{self._time_left(done.values(), [*missing[number:], *later])}",
+                flush=True,
+            )
+            started, before = time.perf_counter(), machine()
+            found = run_trial(trial)
+            if found is None:
+                failed.append(self.name(trial))
+                continue
+            about = {
+                "trial": trial,
+                "settings": self.settings,
+                "wall_seconds": time.perf_counter() - started,
+                "machine": before,
+                "date": datetime.date.today().isoformat(),
+            }
+            _append(self.results, about | found)
+            after_each()
+        for name in failed:
+            print(f"failed: {name}; the same command tries it again", file=sys.stderr)
+        return failed
+
+    def _time_left(self, done, missing):
+        expected = [self._expected(trial, done) for trial in missing]
+        if None in expected:
+            return "time left not known yet"
+        return f"about {sum(expected) / 60:.0f} min left in all"
+
+    def _expected(self, trial, done):
+        for names in self.alike:
+            like = [r for r in done if all(r["trial"][n] == trial[n] for n in names)]
+            if like:
+                return mean(record["wall_seconds"] for record in like)
+        return None
+
+
+@contextlib.contextmanager
+def alone_in(folder):
+    """The folder, made if need be, for this study alone: a second would spoil the first's times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _whole_lines(results):
+    """The text up to the last end of a line: a killed study may have left a part of one."""
+    text = results.read_text() if results.exists() else ""
+    return text[: text.rfind("\n") + 1]
+
+
+def _append(results, record):
+    results.parent.mkdir(parents=True, exist_ok=True)
+    aside = results.with_name(f".{results.name}")
+    with open(aside, "w") as file:
+        file.write(_whole_lines(results) + json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, results)
+
+
+# Data and model
+
+
+def make_data(folder, settings):
+    """Text, vocabulary and records for dynamic masks; whole documents are held out."""
+    names = ("vocab_size", "documents", "max_seq_length", "max_predictions_per_seq")
+    wanted = {name: settings[name] for name in names}
+    marker = folder / "data.json"
+    if marker.exists() and json.loads(marker.read_text()) == wanted:
+        return
+    marker.unlink(missing_ok=True)
+    documents = ["\n".join(lines) for _, lines in stdlib_text.documents()][: settings["documents"]]
+    held_out = documents[1::HELD_OUT_SHARE]
+    train = [text for i, text in enumerate(documents) if i % HELD_OUT_SHARE != 1]
+    tokenization.learn(train, str(folder / "vocab.txt"), settings["vocab_size"])
+    for split, texts in (("train", train), ("held_out", held_out)):
+        (folder / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
+        create_pretraining_data(
+            str(folder / f"{split}.txt"),
+            str(folder / f"{split}.tfrecord"),
+            str(folder / "vocab.txt"),
+            Settings(
+                max_seq_length=settings["max_seq_length"],
+                max_predictions_per_seq=settings["max_predictions_per_seq"],
+            ),
+            dynamic_masking=True,
+            input_format="paragraphs",
+            report=print,
+        )
+    marker.write_text(json.dumps(wanted))
+
+
+def config_of(folder, settings, dropout, initializer_range):
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    return BertConfig(
+        vocab_size=len(tokenization.read_vocabulary(str(folder / "vocab.txt"))),
+        **{name: settings[name] for name in names},
+        max_position_embeddings=settings["max_seq_length"],
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        initializer_range=initializer_range,
+    )
+
+
+# Trials
+
+
+def run_child(command):
+    """Runs `python COMMAND…` to its end, or to this process' own; returns the exit code."""
+    child = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        start_new_session=True,
+        preexec_fn=child_commands.end_with_parent,
+    )
+    try:
+        return child.wait()
+    except child_commands.Interrupted:
+        child.kill()
+        child.wait()
+        raise
+
+
+def read_log(path, kind):
+    """The lines of a kind in a `train_log.jsonl`."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def read_curve(path):
+    """Step, seconds of training, stage, loss and accuracy of every held-out evaluation.
+
+    Stages are counted from 0; a log without any has none here.
+    """
+    seconds = {line["step"]: line["timing"]["seconds"] for line in read_log(path, "train")}
+    names = ("stage", "masked_lm_loss", "masked_lm_accuracy")
+    return [
+        {"step": line["step"], "seconds": seconds[line["step"]]}
+        | {name: line[name] for name in names if name in line}
+        for line in read_log(path, "eval")
+    ]
+
+
+def machine():
+    versions = {}
+    for package in ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    cpus = pathlib.Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        **versions,
+    }
