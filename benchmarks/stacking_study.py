@@ -26,9 +26,11 @@ from official_bert import child_commands, flops, quiet_tensorflow, stacking
 from official_bert.initial_values import STDDEV_RATIO
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 
+METHODS = ("scratch", "mslt", "mslt_long", "doubling")  # long: the first and the last stage
+
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds: 1, 2, …, of each method.")
-flags.DEFINE_list("methods", ["scratch", "mslt", "doubling"], "Of scratch, mslt and doubling.")
+flags.DEFINE_list("methods", list(METHODS), f"Of {', '.join(METHODS)}.")
 flags.DEFINE_string("settings", "{}", "JSON object of settings that differ from the script's.")
 flags.DEFINE_string("data_dir", "build/stacking_study", "Where text, records and runs lie.")
 flags.DEFINE_string("results", "benchmarks/results/stacking_study.jsonl", "A line a trial.")
@@ -48,14 +50,16 @@ SETTINGS = {
     "intermediate_size": 512,
     "initial_stddev": 0.053,
     "batch_size": 64,
-    "seconds": 140,  # of training, tracing included, evaluations and start-up not
+    "seconds": 105,  # of training, tracing included, evaluations and start-up not
     "warmup_share": 0.08,  # of the updates; stages have the same share
-    "rates": [4e-3, 8e-3],
+    "rates": [3e-3, 6e-3],
     "beta_2": 0.98,
     "mslt_depths": [2, 4, 6],
+    "mslt_long_first_share": 0.4,
+    "mslt_long_last_share": 0.45,
     "doubling_depths": [3, 6],
     "doubling_shares": [0.3],
-    "eval_steps": 100,
+    "eval_steps": 150,
     "eval_batch_size": 256,
     "pace_steps": 60,  # updates of each stage in the trial that measures their seconds; n · 3
 }
@@ -147,6 +151,9 @@ def stages_of(settings, method, rate, updates):
     )
     if method == "mslt":
         return stacking.mslt((stage,), settings["mslt_depths"])
+    if method == "mslt_long":
+        shares = {name: settings[f"mslt_long_{name}"] for name in ("first_share", "last_share")}
+        return stacking.mslt((stage,), settings["mslt_depths"], **shares)
     if method == "doubling":
         depths, shares = settings["doubling_depths"], settings["doubling_shares"]
         return stacking.doubling((stage,), depths, shares)

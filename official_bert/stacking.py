@@ -130,11 +130,16 @@ def check(config, stages):
         )
 
 
-def mslt(stages, depths, last_share=0.2, growth="copy_top"):
+def mslt(stages, depths, last_share=0.2, growth="copy_top", first_share=None):
     """The stages of a run by MSLT: the same updates and batches, with layers added on the way.
 
-    The partial stages are cut from the run's first stage, in equal parts that make up all but the
-    last `last_share` of the run's updates. What is left of the run trains all layers.
+    The partial stages are cut from the run's first stage and make up all but the last `last_share`
+    of the run's updates, in equal parts if not for `first_share`. What is left of the run trains
+    all layers.
+
+    A first stage that ends on the plateau of word frequencies (`docs/recipes.md`) freezes
+    embeddings and layers that know nothing else, and the stages behind it do not leave it. A run
+    of few updates therefore needs a longer first stage.
 
     Args:
         stages: Tuple of `Stage`, the run from scratch.
@@ -142,16 +147,28 @@ def mslt(stages, depths, last_share=0.2, growth="copy_top"):
             (6, 12, 18, 24).
         last_share: Share of the updates that train everything.
         growth: How new layers start; see `sources`.
+        first_share: Share of the updates of the first stage; `None`, that of the other partial
+            stages.
 
     Returns:
         Tuple of `Stage`.
 
     Raises:
-        ValueError: if the depths do not grow, or the first stage is too short.
+        ValueError: if the depths do not grow, the shares leave a partial stage without updates, or
+            the run's first stage is too short.
     """
     *partial, whole = mslt_plan(depths)
-    steps = round((1 - last_share) * sum(stage.steps for stage in stages) / len(partial))
-    return _cut(stages, [steps] * len(partial), [{**p, "growth": growth} for p in partial], whole)
+    if first_share is None:
+        first_share = (1 - last_share) / len(partial)
+    others = (1 - last_share - first_share) / max(1, len(partial) - 1)
+    total = sum(stage.steps for stage in stages)
+    steps = [round(share * total) for share in (first_share, *[others] * (len(partial) - 1))]
+    if min(steps) < 1:
+        raise ValueError(
+            f"first_share {first_share:g} and last_share {last_share:g} of {total:,} updates leave "
+            f"none for one of the {len(partial)} partial stages; got {steps} updates for them."
+        )
+    return _cut(stages, steps, [{**p, "growth": growth} for p in partial], whole)
 
 
 def doubling(stages, depths, shares=(0.125, 0.175)):

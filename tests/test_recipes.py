@@ -245,6 +245,24 @@ def test_any_plan_can_be_made_of_any_run():
     assert [stage.growth for stage in stages[:2]] == ["fresh", "fresh"]
     with pytest.raises(ValueError, match="take 100 updates"):
         stacking.mslt(scratch, (1, 4), last_share=0.0)
+    with pytest.raises(ValueError, match=r"first_share 0.5 and last_share 0.5 of 100 updates"):
+        stacking.mslt(scratch, (1, 4), last_share=0.5, first_share=0.5)
+
+
+def test_a_longer_first_stage_leaves_the_other_partial_stages_the_rest_in_equal_parts():
+    shape = {"batch_size": 8, "max_predictions_per_seq": 5, "learning_rate": 1.0}
+    scratch = (
+        Stage(steps=900, warmup_steps=90, max_seq_length=32, **shape),
+        Stage(steps=100, max_seq_length=64, **shape),
+    )
+    stages = stacking.mslt(scratch, (1, 2, 4), last_share=0.4, first_share=0.3)
+    assert [(s.steps, s.warmup_steps, s.depth) for s in stages] == [
+        (300, 30, 1),
+        (150, 15, 2),
+        (150, 15, 4),
+        (300, 30, 4),
+        (100, 0, 4),
+    ]
 
 
 def test_the_fewer_flops_in_the_docstrings_are_those_of_the_stages():

@@ -116,7 +116,7 @@ def test_the_page_says_who_is_sooner_and_that_levels_on_the_plateau_say_nothing(
     }
     (said,) = page.findings(groups)
     assert "4.200 nats after 14 s, training from scratch after 29 s: 2.10 times as long" in said
-    assert "its loss is -0.150 ± 0.050 nats off" in said
+    assert "its loss is lower by 0.150 ± 0.050 nats" in said
     early = {"scratch": [record("scratch", 1, [6.0, 5.7])], "mslt": [record("mslt", 1, [6.0])]}
     assert "on the plateau" in page.findings(early)[-1]
 
