@@ -138,8 +138,7 @@ def mslt(stages, depths, last_share=0.2, growth="copy_top", first_share=None):
     all layers.
 
     A first stage that ends on the plateau of word frequencies (`docs/recipes.md`) freezes
-    embeddings and layers that know nothing else, and the stages behind it do not leave it. A run
-    of few updates therefore needs a longer first stage.
+    embeddings and layers that know nothing else. A run of few updates needs a longer one.
 
     Args:
         stages: Tuple of `Stage`, the run from scratch.
