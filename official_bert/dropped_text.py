@@ -17,7 +17,7 @@ def describe(summary: dict) -> str:
         reasons.append(f"{dropped:,} cut off so that pairs fit")
     if summary["dropped_bytes"]:
         reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates left out unread")
-    long = f"; {summary['long_sentences']:,} sentences were longer than a sequence"
+    long = f"; sentences longer than a sequence: {summary['long_sentences']:,}"
     return (
         f"{read:,} tokens read, {read - dropped:,} written, {dropped:,} dropped "
         f"({_share(summary):.1%}){': ' * bool(reasons)}{', '.join(reasons)}"
