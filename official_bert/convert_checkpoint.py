@@ -11,9 +11,9 @@ scripts, object checkpoints of tf-models, checkpoints of `run_pretraining`, Hugg
 import dataclasses
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 
-from official_bert import local_paths
+from official_bert import child_commands, local_paths
 from official_bert.conversion import names, sources, targets
 
 FLAGS = flags.FLAGS
@@ -112,9 +112,14 @@ def main(arguments):
         return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
     chosen = {name: FLAGS[name].value for name in _OPTIONS}
     try:
+        logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each step of a SavedModel
+        child_commands.raise_on_signals()
         lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
     except (ValueError, OSError) as error:
         return _fail(error)
+    except child_commands.Interrupted:
+        print("convert_checkpoint: interrupted; nothing was written", file=sys.stderr)
+        return 130
     print("\n".join(lines))
     return 0
 

@@ -3,8 +3,12 @@
 import math
 import zlib
 
+import keras
 import numpy as np
 from keras import ops
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 TRUNCATED_AT = 2.0  # standard deviations of the normal that is cut
 
@@ -39,3 +43,13 @@ def truncated_normal(stddev, seed, path):
         return ops.convert_to_tensor(stddev * values, dtype)
 
     return initial_values
+
+
+def unset(shape, dtype):
+    """A Keras initializer for values that are about to be replaced: whatever the memory holds.
+
+    On TensorFlow the memory of large variables is not touched, and so not taken, before then.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return tf.raw_ops.Empty(shape=shape, dtype=dtype)
+    return ops.zeros(shape, dtype)

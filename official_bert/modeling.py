@@ -16,7 +16,7 @@ from keras import ops
 
 from official_bert import fused
 from official_bert.config import BertConfig
-from official_bert.initial_values import truncated_normal
+from official_bert.initial_values import truncated_normal, unset
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -35,8 +35,8 @@ class BertPretrainer(keras.Model):
     Args:
         config: A `BertConfig`.
         seed: Integer from which, with each variable's path, its initial value follows: the same on
-            every backend, and adding layers does not change those of the others. None leaves all
-            at 0, for a model whose weights are about to be loaded.
+            every backend, and adding layers does not change those of the others. None leaves
+            them unset, for a model whose weights are about to be loaded.
         dtype: Keras dtype policy, for example `"mixed_bfloat16"`; the global one by default.
 
     Call arguments:
@@ -391,7 +391,7 @@ class _Parts:
 
     def initializer(self, path):
         if self._seed is None:
-            return "zeros"
+            return unset
         return truncated_normal(self.config.initializer_range, self._seed, path)
 
     def layer_norm(self, path):

@@ -2,11 +2,13 @@
 
 import numpy as np
 import peers
+import tensorflow as tf
 
 from official_bert import checkpoints, tokenization
 from official_bert.config import BertConfig
-from official_bert.conversion import names, safetensors_files, sources, targets
+from official_bert.conversion import names, safetensors_files, sources
 from official_bert.conversion.tensors import Tensor
+from official_bert.modeling import BertPretrainer
 
 WORDS = "the cat sat on a mat un ##aff ##able , . ! ' s ##s 中 é e ##x 1 ##2 naive"
 SHAPES = {
@@ -102,6 +104,21 @@ def write_hugging_face(folder, arrays, config, rename=lambda name: name, extra=(
     )
 
 
+def write_objects(prefix, arrays, config=CONFIG):
+    """An object checkpoint whose variables are called and laid out as tf-models has them.
+
+    What is no variable of a BERT goes under its own name.
+    """
+    rows = {row.official: row for row in names.rows(config)}
+    variables = {}
+    for number, (name, array) in enumerate(arrays.items()):
+        row = rows.get(name)
+        if row and "tf_models" in row.transposed and np.ndim(array) == 2:
+            array = array.T
+        variables[f"v{number}"] = tf.Variable(array, name=row.tf_models if row else name)
+    tf.train.Checkpoint(**variables).write(str(prefix))
+
+
 def weights_of(path, **options):
     source = sources.open_checkpoint(path, **options)
     return {name: tensor.read() for name, tensor in source.weights.items()}
@@ -146,5 +163,9 @@ def logits_of_transformers(folder, batch):
 
 
 def our_logits(folder, batch):
-    outputs = targets.model(sources.open_checkpoint(folder))(batch)
+    source = sources.open_checkpoint(folder)
+    model = BertPretrainer(source.config, seed=None, dtype="float32")
+    for variable in model.weights:
+        variable.assign(source.weights[variable.path].read())
+    outputs = model(batch)
     return {name: np.asarray(value) for name, value in outputs.items()}

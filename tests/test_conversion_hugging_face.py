@@ -22,6 +22,7 @@ from bert_checkpoints import (
     weights_of,
     write_hugging_face,
 )
+from small_text import SHARED, needs_shared
 
 from official_bert import convert_checkpoint, tokenization
 from official_bert.conversion import safetensors_files, sources
@@ -189,3 +190,88 @@ def test_safetensors_files_are_those_of_the_library(tmp_path):
     library.save_file(arrays, tmp_path / "theirs")
     read = {n: t.read() for n, t in safetensors_files.read(tmp_path / "theirs").items()}
     assert_same_bytes(read, arrays)
+
+
+TEXTS = ["The cat's unaffable, naïve É 中é12!", "ÀÉÎ THE Cat", "", "x" * 150, "a [MASK] sat."]
+
+
+@pytest.mark.parametrize(
+    "through", ["tf1", "keras", pytest.param("savedmodel", marks=pytest.mark.slow), "huggingface"]
+)
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_lower_casing_goes_with_every_form_and_is_that_of_transformers(
+    tmp_path, through, do_lower_case
+):
+    """From a vocabulary without upper-case letters, which does not show what it is."""
+    transformers = peers.load("transformers")
+    make_source(tmp_path / "in")
+    convert_checkpoint.convert(
+        tmp_path / "in", tmp_path / "there", through, do_lower_case=do_lower_case
+    )
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "there")
+    if through in ("tf1", "keras"):  # the others are ends
+        convert_checkpoint.convert(tmp_path / "there", tmp_path / "hf", "huggingface")
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = tokenization.load(str(tmp_path / "in/vocab.txt"), do_lower_case)
+    for text in TEXTS:
+        parts = [ours.encode(p, add_special_tokens=False).ids for p in text.split("[MASK]")]
+        mask = ours.token_to_id("[MASK]")
+        ids = [2, *parts[0], *(i for part in parts[1:] for i in (mask, *part)), 3]
+        assert theirs(text)["input_ids"] == ids
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_a_sentence_has_the_same_logits_there_with_its_own_tokenizer(tmp_path, cased):
+    transformers = peers.load("transformers")
+    make_source(tmp_path / "ours", cased=cased)
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ours = tokenization.load(str(tmp_path / "ours/vocab.txt"), do_lower_case=not cased)
+    sentence = "The Cat sat on a naïve É mat!"
+
+    def batch(ids):
+        return random_batch(CONFIG) | {"input_ids": np.int32([ids + [0] * (20 - len(ids))] * 3)}
+
+    logits = logits_of_transformers(tmp_path / "hf", batch(theirs(sentence)["input_ids"]))
+    pieces = ours.encode(sentence, add_special_tokens=False).ids
+    for name, values in our_logits(tmp_path / "ours", batch([2, *pieces, 3])).items():
+        np.testing.assert_allclose(values, logits[name], atol=1e-5)
+
+
+@needs_shared
+@pytest.mark.parametrize("kind", ["uncased", "cased"])
+def test_google_s_vocabularies_split_real_text_as_transformers_does(tmp_path, kind):
+    transformers = peers.load("transformers")
+    vocab_file = SHARED / f"vocab/bert-base-{kind}-vocab.txt"
+    size = len(tokenization.read_vocabulary(str(vocab_file)))
+    make_source(tmp_path / "in", dataclasses.replace(CONFIG, vocab_size=size))
+    convert_checkpoint.convert(
+        tmp_path / "in", tmp_path / "hf", "huggingface", vocab_file=vocab_file
+    )
+    ours = tokenization.load(str(vocab_file), do_lower_case=kind == "uncased")
+    lines = (SHARED / "bert_sample/sample_text.txt").read_text().splitlines()
+    for loader in transformers.AutoTokenizer, transformers.BertTokenizer:
+        theirs = loader.from_pretrained(tmp_path / "hf")
+        assert len(theirs) == size
+        for line in lines:
+            assert (
+                theirs(line)["input_ids"][1:-1] == ours.encode(line, add_special_tokens=False).ids
+            )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_lower_case": True, "strip_accents": False}, "strip_accents=False"),
+        ({"do_lower_case": False, "tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
+        ({"do_lower_case": "yes"}, "do_lower_case='yes'"),
+        (["do_lower_case"], "is not a JSON object"),
+    ],
+)
+def test_settings_that_no_tokenizer_here_obeys_are_refused(tmp_path, settings, message):
+    make_hugging_face(tmp_path / "hf")
+    (tmp_path / "hf/tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message):
+        sources.open_checkpoint(tmp_path / "hf")
+    assert sources.open_checkpoint(tmp_path / "hf", do_lower_case=True).do_lower_case

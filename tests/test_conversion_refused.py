@@ -1,8 +1,6 @@
 """Input that does not fit ends in one line, and nothing is written."""
 
 import json
-import random
-import shutil
 import subprocess
 import sys
 
@@ -15,7 +13,7 @@ from bert_checkpoints import (
 )
 
 from official_bert import checkpoints, convert_checkpoint
-from official_bert.conversion import safetensors_files, sources
+from official_bert.conversion import sources
 
 
 def spoilt(folder, change):
@@ -39,7 +37,7 @@ def spoilt(folder, change):
         ),
         (
             lambda arrays: arrays.update({"bert/pooler/dense/bias": np.zeros(15, np.float32)}),
-            r"of another shape: bert/pooler/dense/bias \(15,\) instead of \(16,\)\.",
+            r"not as expected: bert/pooler/dense/bias \(15,\) instead of \(16,\)\.",
         ),
         (
             lambda arrays: arrays.update(
@@ -135,65 +133,3 @@ def test_what_is_no_checkpoint_is_said_in_one_line(tmp_path, path, capsys):
     assert done.stderr.startswith("convert_checkpoint: error: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_thousand_damaged_folders_end_in_one_line_and_write_nothing(tmp_path):
-    """Truncated, flipped, renamed and hostile input: an error of ours, or a whole conversion."""
-    make_hugging_face(tmp_path / "good/in")
-    config = {"model_type": "bert", **json.loads(CONFIG.to_json()), "hidden_act": "gelu_new"}
-    (tmp_path / "good/in/bert_config.json").unlink()
-    (tmp_path / "good/in/config.json").write_text(json.dumps(config))
-    refused = lines = 0
-    for seed in range(1000):
-        folder = tmp_path / f"{seed}"
-        shutil.copytree(tmp_path / "good", folder)
-        damage(folder / "in", random.Random(seed))
-        try:
-            convert_checkpoint.convert(folder / "in", folder / "out", "huggingface")
-        except (ValueError, OSError) as error:
-            refused += 1
-            lines += str(error).count("\n")
-            assert [p.name for p in folder.iterdir()] == ["in"], seed
-        else:
-            assert len(safetensors_files.read(folder / "out/model.safetensors")) == 46
-        shutil.rmtree(folder)
-    assert lines == 0
-    assert refused > 700  # a flipped bit among the weights cannot be seen
-
-
-def damage(folder, rng):
-    file = folder / rng.choice(
-        ["model.safetensors", "model.safetensors", "config.json", "vocab.txt"]
-    )
-    content = bytearray(file.read_bytes())
-    header = 8 + int.from_bytes(content[:8], "little")
-    kind = rng.choice(["cut", "flip", "swap", "replace", "remove", "hostile", "grow", "repeat"])
-    if kind == "cut":
-        content = content[: rng.randrange(len(content))]
-    elif kind == "flip":
-        end = header if file.suffix == ".safetensors" else len(content)
-        for _ in range(rng.randrange(1, 4)):
-            content[rng.randrange(end)] ^= 1 << rng.randrange(8)
-    elif kind == "swap":
-        old, new = rng.choice([(b"bert", b"../x"), (b"F32", b"F16"), (b"[", b"{"), (b"1", b"9")])
-        content = content.replace(old, new)
-    elif kind == "replace":
-        content = rng.choice(
-            [b"", b"[]", b"null", b'{"a":' * 5000, b"\xff\xfe", b'{"vocab_size": 1e9}']
-        )
-    elif kind == "hostile":
-        name = rng.choice(
-            ["../x.safetensors", "/etc/passwd", "", ".", "in", "\x00", 3, None, ["a"]]
-        )
-        index = {"weight_map": {"bert.embeddings.word_embeddings.weight": name}}
-        (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        return
-    elif kind == "grow":
-        content = content + bytes(rng.randrange(1, 99))
-    elif kind == "repeat":
-        content = content * 2
-    file.unlink()
-    if kind != "remove":
-        file.write_bytes(content)

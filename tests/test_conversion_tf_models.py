@@ -1,6 +1,7 @@
 """Checkpoints that tf-models itself wrote compute here what they compute there."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,13 +10,39 @@ import peers
 import pytest
 from bert_checkpoints import (
     assert_same_bytes,
+    make_source,
     our_logits,
     weights_of,
+    write_objects,
 )
 
 from official_bert import convert_checkpoint
 from official_bert.config import BertConfig
-from official_bert.conversion import sources
+from official_bert.conversion import names, sources
+
+
+def test_variables_are_laid_out_anew_only_where_tf_models_has_an_axis_for_heads(tmp_path):
+    arrays = make_source(tmp_path / "in")
+    heads = {
+        name: (16, 4, 4) if name.endswith("kernel") else (4, 4)
+        for name in arrays
+        if "/attention/self/" in name
+    } | {name: (4, 4, 16) for name in arrays if "/attention/output/dense/kernel" in name}
+    for file in (tmp_path / "in").glob("bert_model.ckpt*"):
+        file.unlink()
+    laid_out = {n: a.reshape(heads[n]) if n in heads else a for n, a in arrays.items()}
+    write_objects(tmp_path / "in/model.ckpt", laid_out)
+    assert_same_bytes(weights_of(tmp_path / "in"), arrays)
+    sources.check(sources.open_checkpoint(tmp_path / "in"), names.PARTS)
+    for name, shape in (
+        ("bert/encoder/layer_0/intermediate/dense/kernel", (24, 16)),  # transposed
+        ("bert/encoder/layer_0/attention/self/query/kernel", (16, 2, 8)),  # of fewer heads
+        ("bert/encoder/layer_0/output/LayerNorm/gamma", (1, 16)),
+    ):
+        write_objects(tmp_path / "in/model.ckpt", laid_out | {name: arrays[name].reshape(shape)})
+        message = f"not as expected: {name} {shape} instead of"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            sources.check(sources.open_checkpoint(tmp_path / "in"), names.PARTS)
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,19 @@ def _row(rows, name):
 def _official_layout(tensor, row, config):
     if "tf_models" in row.transposed and len(tensor.shape) == 2:
         return tensor.transposed()
-    return tensor.reshaped(names.shape(row, config))  # attention's heads are an axis there
+    if tensor.shape == _with_heads(row, config):
+        return tensor.reshaped(names.shape(row, config))
+    return tensor
+
+
+def _with_heads(row, config):
+    """The shape in tf-models' encoders, where attention's heads are an axis."""
+    shape, heads = names.shape(row, config), (config.num_attention_heads, config.head_size)
+    if "/attention/self/" in row.official:
+        return (*shape[:-1], *heads)
+    if row.official.endswith("/attention/output/dense/kernel"):
+        return (*heads, *shape[1:])
+    return shape
 
 
 def write(prefix, tensors):

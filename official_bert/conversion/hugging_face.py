@@ -3,8 +3,6 @@
 import json
 import pathlib
 
-import numpy as np
-
 from official_bert import tokenization
 from official_bert.config import BertConfig
 from official_bert.conversion import names, safetensors_files
@@ -73,6 +71,9 @@ def read_config(values, file):
             raise ValueError(
                 f"{file} has {key}={values[key]!r}, expected {only!r}: another model than BERT."
             )
+    architectures = values.get("architectures")
+    if "model_type" not in values and architectures and "'Bert" not in str(architectures):
+        raise ValueError(f"{file} has architectures={architectures!r}: another model than BERT.")
     return BertConfig.from_values(values | {"hidden_act": _activation(values)}, file)
 
 
@@ -141,7 +142,7 @@ def _take_out_copy(file, tensors, copy, original):
         return
     if original not in tensors:
         tensors[original] = tensor
-    elif not np.array_equal(tensor.read(), tensors[original].read()):
+    elif tensor.read().tobytes() != tensors[original].read().tobytes():  # NaN is unlike itself
         raise ValueError(
             f"{file}: {copy} differs from {original}; in a BERT the two are one and the same."
         )

@@ -152,7 +152,7 @@ TABLE = (
         "next_sentence/logits/bias",
     ),
 )
-_MOST_NAMES = 6  # in an error
+_MOST_NAMES, _LONGEST_NAME = 6, 150  # in an error
 PARTS = ("encoder", "pooler", "masked_lm", "next_sentence")
 
 
@@ -183,7 +183,15 @@ def shape(row, config):
 def listed(found):
     """Some of a list's items and how many there are more."""
     more = len(found) - _MOST_NAMES
-    return ", ".join(sorted(found)[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(_shown, sorted(found)[:_MOST_NAMES])) + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def _shown(name):
+    """A name that anyone may have chosen, fit for one line of a terminal."""
+    name = name if name.isprintable() else ascii(name)[1:-1]
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…{name[-20:]}"
 
 
 def _numbered(row, i):

@@ -1,12 +1,18 @@
 """A model as a SavedModel, to be served without this package."""
 
+import shutil
+
+import numpy as np
 import tensorflow as tf
 
 from official_bert import fused, tokenization
+from official_bert.conversion import bundles
+from official_bert.conversion.tensors import Tensor
 from official_bert.conversion.text_graph import TextToIds
+from official_bert.modeling import BertPretrainer
 
 
-def save(model, folder, source):
+def save(folder, source):
     """Writes a SavedModel with the signatures `serving_default`, of ids, and `text`.
 
     serving_default: `input_ids`, `input_mask`, `segment_ids` (B, S) and `masked_lm_positions`
@@ -16,6 +22,7 @@ def save(model, folder, source):
     `input_ids` (B, S) and `masked_lm_positions` (B, P), padded with 0. Only where the source has a
     vocabulary.
     """
+    model = BertPretrainer(source.config, seed=None, dtype="float32")
     module = tf.Module()
     module.variables_of_model = [variable.value for variable in model.weights]
     integers = tf.TensorSpec((None, None), tf.int32)
@@ -46,9 +53,30 @@ def save(model, folder, source):
                 "masked_lm_positions": tf.cast(blanks.to_tensor(), tf.int32),
             }
             shown = {name: inputs[name] for name in ("input_ids", "masked_lm_positions")}
-            return {**model(inputs), **shown}
+            return {**of_ids(inputs), **shown}  # the one graph of the model
 
         signatures["text"] = of_text
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with fused.as_plain_operations():
-        tf.saved_model.save(module, str(folder), signatures, options)
+        try:
+            tf.saved_model.save(module, str(folder), signatures, options)
+        except tf.errors.OpError as error:
+            reason = str(error.message).splitlines()[0]
+            raise OSError(f"Cannot write {folder}: {reason}") from None
+    _fill(folder, model, source)
+
+
+def _fill(folder, model, source):
+    """Puts the weights in, a part at a time in memory; the model was saved before it had any."""
+    variables, filled = folder / "variables", folder / "variables_filled"
+    reader = tf.train.load_checkpoint(str(variables / "variables"))
+    tensors = {
+        f"variables_of_model/{number}/.ATTRIBUTES/VARIABLE_VALUE": source.weights[variable.path]
+        for number, variable in enumerate(model.weights)
+    }
+    tensors = {key: tensor.cast(np.float32) for key, tensor in tensors.items()}
+    graph = Tensor((), np.dtype(object), lambda: reader.get_tensor(bundles.OBJECT_GRAPH))
+    bundles.write(filled / "variables", tensors | {bundles.OBJECT_GRAPH: graph})
+    shutil.rmtree(variables)
+    filled.rename(variables)
+    (folder / "fingerprint.pb").unlink(missing_ok=True)  # it was that of the other variables

@@ -9,15 +9,25 @@ import json
 import pathlib
 import shlex
 
-import numpy as np
-
 from official_bert import local_paths, tokenization
 from official_bert.config import BertConfig
-from official_bert.conversion import hugging_face, names
+from official_bert.conversion import (
+    hugging_face,
+    keras_files,
+    names,
+    safetensors_files,
+    tokenizer_files,
+)
 from official_bert.conversion.tensors import Tensor
 
-CONFIG_NAMES = ("bert_config.json", "config.json")
+# Released folders hold both, and by "gelu" these mean two functions: each dialect has its own.
+CONFIG_NAMES = {
+    "bundle": ("bert_config.json", "config.json"),
+    "keras": ("bert_config.json", "config.json"),
+    "hugging_face": ("config.json", "bert_config.json"),
+}
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
+_FLOATING = tuple(safetensors_files.DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
 SAFETENSORS = "model.safetensors"
 
 
@@ -63,7 +73,8 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
 
     Args:
         path: a folder, a checkpoint's prefix, or one of its files.
-        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it.
+        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it,
+            for Hugging Face's form the second first.
         vocab_file: its vocabulary; default: the `vocab.txt` beside it, if there is one.
         do_lower_case: whether the vocabulary is an uncased one; default: what
             `tokenizer_config.json` says, or else whether it holds no upper-case letter.
@@ -73,13 +84,17 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
         OSError: a file cannot be read.
     """
     kind, file = _find(pathlib.Path(path))
-    config_file = _beside(file, CONFIG_NAMES, bert_config_file)
-    if config_file is None:
+    config_file = _beside(file, CONFIG_NAMES[kind], bert_config_file)
+    if config_file:
+        config = _config(config_file)
+    elif kind == "keras":
+        config = keras_files.read_config(file)
+    else:
         raise ValueError(
             f"{path} has no bert_config.json or config.json beside it; name it with "
             "--bert_config_file."
         )
-    source = _open(kind, file, _config(config_file))
+    source = _open(kind, file, config)
     vocab = _beside(file, ("vocab.txt",), vocab_file)
     if vocab is None:
         return source
@@ -101,9 +116,9 @@ def open_for(config, path) -> Source:
     if local_paths.is_address(path):
         return _open("bundle", path, config)
     kind, file = _find(pathlib.Path(path))
-    for name in CONFIG_NAMES:
-        if (file.parent / name).is_file():
-            _check_same_meaning(config, _config(file.parent / name), file.parent / name)
+    beside = [file.parent / name for name in CONFIG_NAMES[kind] if (file.parent / name).is_file()]
+    if beside:
+        _check_same_meaning(config, _config(beside[0]), beside[0])
     return _open(kind, file, config)
 
 
@@ -147,10 +162,15 @@ def check(source, parts, ignore_left_over=False):
         for n, slot in source.slots.items()
         if n[:-7] in shapes and slot.shape != shapes[n[:-7]]
     ]
+    others += [
+        f"{n} of type {tensor.dtype} instead of a floating one"
+        for n, tensor in (source.weights | source.slots).items()
+        if tensor.dtype not in _FLOATING
+    ]
     left_over = [f"{n} {tensor.shape}" for n, tensor in source.left_over.items()]
     if ignore_left_over:
         left_over = []
-    problems = {"missing": missing, "of another shape": others, "left over": left_over}
+    problems = {"missing": missing, "not as expected": others, "left over": left_over}
     if any(problems.values()):
         raise ValueError(
             f"{source.path} ({source.dialect}) does not fit its configuration. "
@@ -174,7 +194,7 @@ def _find(path):
         return "hugging_face", path
     if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
         raise _pickled(path)
-    if path.with_name(f"{path.name}.index").is_file():
+    if pathlib.Path(f"{path}.index").is_file():
         return "bundle", path
     if not path.is_dir():
         raise ValueError(
@@ -223,18 +243,20 @@ def _newest(folder):
 
 
 def _pickled(path):
+    files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
     return ValueError(
         f"{path} is a pickle, which could run any code. Where PyTorch is installed, turn it into "
         f"{path.with_name(SAFETENSORS)}, then convert that; run: {_UNPICKLE} "
-        f"{shlex.quote(str(path))}"
+        f"{shlex.join(map(str, files))}"
     )
 
 
 _UNPICKLE = (
     """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
-    """p = sys.argv[1]; w = torch.load(p, weights_only=True); """
-    """save_file({n: t.clone().contiguous() for n, t in w.items()}, """
-    """os.path.join(os.path.dirname(p), "model.safetensors"), {"format": "pt"})'"""
+    """w = {n: t.clone().contiguous() for p in sys.argv[1:] """
+    """for n, t in torch.load(p, weights_only=True).items()}; """
+    """save_file(w, os.path.join(os.path.dirname(sys.argv[1]), "model.safetensors"), """
+    """{"format": "pt"})'"""
 )
 
 
@@ -259,24 +281,8 @@ def _read_bundle(prefix, config):
 
 
 def _read_keras(file, config):
-    from official_bert import quiet_tensorflow
-
-    quiet_tensorflow.import_tensorflow()
-    import keras
-
-    from official_bert.modeling import BertPretrainer
-
-    try:
-        model = keras.saving.load_model(file, compile=False)
-    except Exception as error:  # of many kinds, for a file that anyone may have made
-        raise ValueError(f"{file} cannot be loaded: {str(error).splitlines()[0]}") from None
-    if not isinstance(model, BertPretrainer):
-        raise ValueError(f"{file} holds a {type(model).__name__}, expected a BertPretrainer.")
-    return "Keras", {variable.path: _of_variable(variable) for variable in model.weights}, {}, {}
-
-
-def _of_variable(variable):
-    return Tensor(tuple(variable.shape), np.dtype(variable.dtype), variable.numpy)
+    _check_same_meaning(config, keras_files.read_config(file), file)
+    return keras_files.read(file, config)
 
 
 _READERS = {"bundle": _read_bundle, "keras": _read_keras, "hugging_face": hugging_face.read}
@@ -302,8 +308,7 @@ def _lower_case(vocab_file, given, config):
             f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
             f"{config.vocab_size:,}; is it another model's?"
         )
-    settings = _tokenizer_settings(vocab_file.parent / "tokenizer_config.json")
-    chosen = settings.get("do_lower_case") if given is None else given
+    chosen = tokenizer_files.do_lower_case(vocab_file.parent) if given is None else given
     upper = next((t for t in vocabulary if t != t.lower() and not t.startswith("[")), None)
     if chosen is None:
         return upper is None
@@ -312,14 +317,4 @@ def _lower_case(vocab_file, given, config):
             f"do_lower_case is on, but {vocab_file} is a cased vocabulary (it holds {upper!r}): "
             "those words would never be found. Give --do_lower_case=false."
         )
-    return bool(chosen)
-
-
-def _tokenizer_settings(file):
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from None
-    return settings if isinstance(settings, dict) else {}
+    return chosen

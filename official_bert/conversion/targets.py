@@ -4,15 +4,20 @@ A folder is written under another name and renamed when whole.
 """
 
 import contextlib
+import glob
 import json
 import os
 import pathlib
 import shutil
 from typing import NamedTuple
 
-import numpy as np
-
-from official_bert.conversion import hugging_face, names, safetensors_files, tokenizer_files
+from official_bert.conversion import (
+    hugging_face,
+    keras_files,
+    names,
+    safetensors_files,
+    tokenizer_files,
+)
 
 
 class Target(NamedTuple):
@@ -38,10 +43,16 @@ def whole_folder(folder):
     Raises:
         ValueError: there is something at its place.
     """
-    folder = pathlib.Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    folder = pathlib.Path(folder).absolute()
+    there = folder.is_symlink() or folder.exists()
+    if there and (folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already; give the name of a new folder.")
+    for parent in folder.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ValueError(f"{parent} is a file, not a folder; {folder} cannot be in it.")
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _forget_killed(folder)
     aside = folder.with_name(f".writing-{folder.name}-{os.getpid()}")
     try:
         aside.mkdir()
@@ -52,6 +63,17 @@ def whole_folder(folder):
         _sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # such as that they hold the new folder
+            for parent in new_parents:
+                parent.rmdir()
+
+
+def _forget_killed(folder):
+    """Removes what conversions to the same folder left that were killed."""
+    for aside in folder.parent.glob(f".writing-{glob.escape(folder.name)}-*"):
+        process = aside.name.rpartition("-")[2]
+        if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(path):
@@ -86,35 +108,24 @@ def _write_tf1(folder, source):
 
 
 def _write_keras(folder, source):
-    model(source).save(folder / "model.keras")
+    keras_files.write(folder / "model.keras", source)
     _write_official_files(folder, source)
 
 
 def _write_savedmodel(folder, source):
-    built = model(source)
-    from official_bert.conversion import serving
-
-    serving.save(built, folder, source)
-    _write_official_files(folder, source)
-
-
-def model(source):
-    """A float32 `BertPretrainer` with the weights of a source."""
     from official_bert import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.modeling import BertPretrainer
+    from official_bert.conversion import serving
 
-    model = BertPretrainer(source.config, seed=None, dtype="float32")
-    for variable in model.weights:
-        variable.assign(source.weights[variable.path].read().astype(np.float32, copy=False))
-    return model
+    serving.save(folder, source)
+    _write_official_files(folder, source)
 
 
 def _write_official_files(folder, source):
     (folder / "bert_config.json").write_text(source.config.to_json(), encoding="utf-8")
     if source.vocab_file:
-        shutil.copyfile(source.vocab_file, folder / "vocab.txt")
+        tokenizer_files.write_settings(folder, source)
 
 
 def _write_json(path, content):

@@ -1,6 +1,5 @@
 """A tensor of a checkpoint that is read only when it is asked for."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,8 +17,10 @@ class Tensor(NamedTuple):
         """The same with two axes exchanged."""
         return Tensor(self.shape[::-1], self.dtype, lambda: self.read().T)
 
+    def cast(self, dtype: np.dtype) -> "Tensor":
+        """The same as another type."""
+        return Tensor(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False))
+
     def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
-        """The same values under another shape; as it is where the number of them differs."""
-        if math.prod(shape) != math.prod(self.shape):
-            return self
+        """The same values, as many, under another shape."""
         return Tensor(shape, self.dtype, lambda: self.read().reshape(shape))

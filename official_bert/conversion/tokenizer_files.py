@@ -1,4 +1,8 @@
-"""A vocabulary as Hugging Face's files have it: `vocab.txt` and two files of settings."""
+"""A vocabulary as Hugging Face's files have it: `vocab.txt` and two files of settings.
+
+One of the two, `tokenizer_config.json`, goes with every dialect: nothing else tells a cased
+vocabulary without upper-case letters from an uncased one.
+"""
 
 import json
 import shutil
@@ -7,10 +11,42 @@ from tokenizers import processors
 
 from official_bert import tokenization
 
+SETTINGS = "tokenizer_config.json"
+_CLASSES = ("BertTokenizer", "BertTokenizerFast")
+
+
+def do_lower_case(folder):
+    """What the settings in a folder say; None where they say nothing.
+
+    Raises:
+        ValueError: they are damaged, or ask for what no tokenizer here does.
+    """
+    file = folder / SETTINGS
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+        lower = settings.get("do_lower_case")
+        expected = {
+            "do_lower_case": (lower,) if isinstance(lower, bool) else (None, True, False),
+            "tokenizer_class": (None, *_CLASSES),
+            "strip_accents": (None, lower),
+            "tokenize_chinese_chars": (None, True),
+        }
+        others = [f"{n}={settings[n]!r}" for n in expected if settings.get(n) not in expected[n]]
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{file} is not a JSON object of settings: {error}.") from None
+    if others:
+        raise ValueError(
+            f"{file} has {', '.join(others)}, which BERT's tokenizer does not do. Give "
+            "--do_lower_case to go without these settings."
+        )
+    return lower
+
 
 def write(folder, source):
     """Writes `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
-    shutil.copyfile(source.vocab_file, folder / "vocab.txt")
+    write_settings(folder, source)
     tokenizer = tokenization.load(str(source.vocab_file), source.do_lower_case)
     ids = {token: tokenizer.token_to_id(token) for token in tokenization.SPECIAL_TOKENS}
     tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))
@@ -18,6 +54,11 @@ def write(folder, source):
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_settings(folder, source):
+    """Writes `vocab.txt` and `tokenizer_config.json`."""
+    shutil.copyfile(source.vocab_file, folder / "vocab.txt")
     settings = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": source.do_lower_case,
@@ -27,4 +68,4 @@ def write(folder, source):
         **{f"{token[1:-1].lower()}_token": token for token in tokenization.SPECIAL_TOKENS},
     }
     text = json.dumps(settings, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    (folder / SETTINGS).write_text(text, encoding="utf-8")

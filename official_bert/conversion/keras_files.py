@@ -1,0 +1,249 @@
+"""`.keras` files of a `BertPretrainer`, read and written a tensor at a time, without the model.
+
+Such a file is a ZIP archive of a configuration and an HDF5 file, whose paths Keras makes up from
+the attributes of the layers. Which path is which variable is asked of Keras: it saves a model of as
+many layers in which everything else is as small as can be, and each variable holds its own number.
+Nothing in a file is trusted, and nothing of it is run: Keras itself would make whatever objects it
+names.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import tempfile
+import zipfile
+
+import h5py
+import ml_dtypes
+import numpy as np
+
+from official_bert.config import BertConfig
+from official_bert.conversion import names
+from official_bert.conversion.tensors import Tensor
+
+_CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_MAX_CONFIG = 1_000_000  # bytes of a configuration, of which some 1,000 are usual
+
+
+def read_config(file):
+    """The `BertConfig` that a `.keras` file carries.
+
+    Raises:
+        ValueError: it is damaged, or holds something else than a `BertPretrainer`.
+    """
+    with _archive(file) as archive:
+        try:
+            if archive.getinfo(_CONFIG).file_size > _MAX_CONFIG:
+                raise ValueError(f"its {_CONFIG} is larger than {_MAX_CONFIG:,} bytes")
+            content = json.loads(archive.read(_CONFIG))
+            kind, values = content["class_name"], content["config"]
+            values = values["config"] if kind == "BertPretrainer" else None
+        except (*_DAMAGE, TypeError, RecursionError) as error:
+            raise _damaged(file, error) from None
+    if values is None:
+        raise ValueError(f"{file} holds a {kind!r:.99}, expected a 'BertPretrainer'.")
+    return BertConfig.from_values(values, file)
+
+
+def read(file, config):
+    """("Keras", weights by official name, {}, leftovers by their own name).
+
+    Raises:
+        ValueError: as `read_config`; or it holds fewer variables than such a model has.
+    """
+    held = _held(file)
+    needed = len(names.rows(config))
+    if len(held) < needed:
+        raise ValueError(f"{file} holds {len(held):,} variables, expected {needed:,}.")
+    official = _official_names(config.num_hidden_layers)
+    found = {official[path]: tensor for path, tensor in held.items() if path in official}
+    left_over = {path: tensor for path, tensor in held.items() if path not in official}
+    return "Keras", found, {}, left_over
+
+
+def write(path, source):
+    """Writes a float32 `BertPretrainer` with the weights of a source.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = pathlib.Path(path)
+    try:
+        _write(path, path.with_name(_WEIGHTS), source)
+    except (RuntimeError, BlockingIOError) as error:  # of HDF5, whatever was the matter
+        raise OSError(f"Cannot write {path}: {str(error).splitlines()[0]}") from None
+
+
+def _write(path, weights, source):
+    with tempfile.TemporaryDirectory() as folder:
+        small = pathlib.Path(folder, "model.keras")
+        official = _save_small(small, source.config.num_hidden_layers)
+        with zipfile.ZipFile(small) as archive, zipfile.ZipFile(path, "w") as target:
+            with h5py.File(archive.open(_WEIGHTS)) as form, h5py.File(weights, "w") as filled:
+                _fill(form, filled, official, source)
+            target.write(weights, _WEIGHTS)
+            weights.unlink()
+            content = json.loads(archive.read(_CONFIG))
+            content["config"]["config"] = dataclasses.asdict(source.config)
+            target.writestr(_CONFIG, json.dumps(content))
+            target.writestr(_METADATA, archive.read(_METADATA))
+
+
+def _fill(form, filled, official, source):
+    """Makes an HDF5 file of the same form, with the source's weights."""
+
+    def copy(path, item):
+        if isinstance(item, h5py.Group):
+            filled.require_group(path).attrs.update(item.attrs)
+        else:
+            values = source.weights[official[path]].cast(np.float32).read()
+            filled.create_dataset(path, data=values)
+
+    form.visititems(copy)
+
+
+# How Keras calls the variables
+
+
+@functools.lru_cache(maxsize=1)
+def _official_names(num_hidden_layers):
+    """Path in the HDF5 file → official name, for all variables of such a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _save_small(pathlib.Path(folder, "model.keras"), num_hidden_layers)
+
+
+def _save_small(file, num_hidden_layers):
+    """Saves a small model with as many layers; returns path → official name."""
+    from official_bert import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.modeling import BertPretrainer
+
+    small = BertConfig(
+        vocab_size=1,
+        hidden_size=1,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=1,
+        intermediate_size=1,
+        max_position_embeddings=1,
+        type_vocab_size=1,
+    )
+    model = BertPretrainer(small, seed=None, dtype="float32")
+    for number, variable in enumerate(model.weights):
+        variable.assign(np.full(variable.shape, number))
+    model.save(file)
+    paths = [variable.path for variable in model.weights]
+    return {place: paths[int(tensor.read().flat[0])] for place, tensor in _held(file).items()}
+
+
+# Reading what anyone may have made
+
+
+def _held(file):
+    """The variables in a file by path; their values are read when they are asked for."""
+    with _archive(file) as archive:
+        try:
+            _check_sum(archive)
+            window = _Window(file, *_place(archive, file))
+            # Links that lead out of the file are not followed by this walk.
+            held, hdf5 = {}, h5py.File(window, "r")
+            hdf5.visititems(lambda path, item: held.update(_entry(file, path, item)))
+        except _DAMAGE as error:
+            raise _damaged(file, error) from None
+    return held
+
+
+def _entry(file, path, item):
+    if not isinstance(item, h5py.Dataset):
+        return {}
+    if item.external or item.is_virtual:
+        raise ValueError(f"{path} has its values in another file")
+    bfloat16 = item.attrs.get("dtype") == "bfloat16"
+
+    def read_values():
+        try:
+            return item[()].view(ml_dtypes.bfloat16) if bfloat16 else item[()]
+        except _DAMAGE as error:
+            raise _damaged(file, error) from None
+
+    dtype = np.dtype(ml_dtypes.bfloat16) if bfloat16 else item.dtype
+    return {path: Tensor(item.shape, dtype, read_values)}
+
+
+_DAMAGE = (  # what the two libraries raise for a file that is not what it says
+    ValueError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    EOFError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+)
+
+
+def _damaged(file, error):
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return ValueError(f"{file} is not a readable .keras file: {reason}")
+
+
+@contextlib.contextmanager
+def _archive(file):
+    try:
+        archive = zipfile.ZipFile(file)
+    except (ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise _damaged(file, error) from None
+    with archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError(f"{file} is compressed; load it in Keras and save it again.")
+        yield archive
+
+
+def _check_sum(archive):
+    """Has `zipfile` compare the sum of the weights, which it does at the end of them."""
+    with archive.open(_WEIGHTS) as weights:
+        while weights.read(1 << 20):
+            pass
+
+
+def _place(archive, file):
+    """First byte and size of the HDF5 file in the archive."""
+    entry = archive.getinfo(_WEIGHTS)
+    with open(file, "rb") as opened:
+        opened.seek(entry.header_offset)
+        header = opened.read(30)  # of fixed length; behind it are a name and an extra field
+    lengths = (int.from_bytes(header[start : start + 2], "little") for start in (26, 28))
+    return entry.header_offset + 30 + sum(lengths), entry.file_size
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file: `zipfile` reads from the start for each step back."""
+
+    def __init__(self, path, start, size):
+        super().__init__()
+        self._file = io.BufferedReader(io.FileIO(path))
+        self._start, self._size = start, size
+        self.seek(0)
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        return self._file.seek(self._start + base + offset) - self._start
+
+    def tell(self):
+        return self._file.tell() - self._start
+
+    def readinto(self, buffer):
+        room = max(0, self._size - self.tell())
+        return self._file.readinto(memoryview(buffer)[:room])
+
+    def close(self):
+        self._file.close()
+        super().close()

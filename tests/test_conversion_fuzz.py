@@ -1,0 +1,227 @@
+"""Damaged and hostile checkpoints of every dialect: an error of one line, or a whole conversion."""
+
+import json
+import random
+import shutil
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+from bert_checkpoints import (
+    CONFIG,
+    assert_same_bytes,
+    make_hugging_face,
+    make_source,
+    random_tensors,
+    weights_of,
+    write_objects,
+)
+
+from official_bert import checkpoints, convert_checkpoint
+from official_bert.conversion import names, safetensors_files
+
+FOLDERS = {"hugging_face": 400, "tf1": 200, "tf_models": 200, "keras": 200}
+ROWS = {row.official: row for row in names.rows(CONFIG)}
+HOSTILE = ["../x", "/etc/passwd", ".", "bert/../../x", "a" * 9000, "\x00", "é\n\n"]
+TEXTS = [b"", b"[]", b"null", b'{"a":' * 5000, b"\xff\xfe", b'{"vocab_size": 1e9}']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", FOLDERS)
+def test_a_thousand_damaged_folders_end_in_one_line_and_write_nothing(tmp_path, dialect):
+    MAKERS[dialect](tmp_path / "good/in")
+    good = weights_of(tmp_path / "good/in")
+    said, written = [], []
+    for seed in range(FOLDERS[dialect]):
+        folder, rng = tmp_path / f"{seed}", random.Random(seed)
+        shutil.copytree(tmp_path / "good", folder)
+        change = rng.choice(CHANGES[dialect])
+        change(folder / "in", rng)
+        try:
+            convert_checkpoint.convert(folder / "in", folder / "out", "huggingface")
+        except (ValueError, OSError) as error:
+            said.append(str(error))
+            written += [p for p in folder.iterdir() if p.name != "in"]
+        else:  # of safetensors, a flipped bit among the weights cannot be seen
+            assert len(safetensors_files.read(folder / "out/model.safetensors")) == len(ROWS)
+            if dialect != "hugging_face":
+                assert_same_bytes(weights_of(folder / "out"), good)
+        shutil.rmtree(folder)
+    assert not written
+    assert len(said) > FOLDERS[dialect] / 2
+    assert not [text for text in said if "\n" in text or len(text) > 2000]
+
+
+# What is whole
+
+
+def make_hugging_face_folder(folder):
+    make_hugging_face(folder)
+    config = {"model_type": "bert", **json.loads(CONFIG.to_json()), "hidden_act": "gelu_new"}
+    (folder / "bert_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def make_tf_models(folder):
+    make_source(folder)
+    for file in folder.glob("bert_model.ckpt*"):
+        file.unlink()
+    write_objects(folder / "bert_model.ckpt", random_tensors(CONFIG))
+
+
+def make_keras(folder):
+    make_source(folder.with_name("tf1"))
+    convert_checkpoint.convert(folder.with_name("tf1"), folder, "keras")
+    shutil.rmtree(folder.with_name("tf1"))
+
+
+MAKERS = {
+    "hugging_face": make_hugging_face_folder,
+    "tf1": make_source,
+    "tf_models": make_tf_models,
+    "keras": make_keras,
+}
+
+
+# What is done to it
+
+
+def damage_a_file(folder, rng):
+    file = rng.choice(sorted(folder.iterdir()))
+    content = bytearray(file.read_bytes())
+    kind = rng.choice(["cut", "flip", "swap", "replace", "remove", "grow", "repeat", "zeros"])
+    if kind == "cut":
+        content = content[: rng.randrange(len(content))]
+    elif kind == "flip":
+        end = len(content)
+        if file.suffix == ".safetensors":
+            end = 8 + int.from_bytes(content[:8], "little")
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(end)] ^= 1 << rng.randrange(8)
+    elif kind == "swap":
+        old, new = rng.choice([(b"bert", b"../x"), (b"F32", b"F16"), (b"[", b"{"), (b"1", b"9")])
+        content = content.replace(old, new)
+    elif kind == "replace":
+        content = rng.choice(TEXTS)
+    elif kind == "grow":
+        content += bytes(rng.randrange(1, 99))
+    elif kind == "repeat":
+        content *= 2
+    elif kind == "zeros":
+        start = rng.randrange(len(content))
+        content[start : start + 64] = bytes(len(content[start : start + 64]))
+    file.unlink()
+    if kind != "remove":
+        file.write_bytes(content)
+
+
+def name_hostile_shards(folder, rng):
+    name = rng.choice(["../x.safetensors", "/etc/passwd", "", ".", "in", "\x00", 3, None, ["a"]])
+    index = {"weight_map": {"bert.embeddings.word_embeddings.weight": name}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def change_configuration(folder, rng):
+    """Another shape than the weights have; heads and activations cannot be seen in those."""
+    file = next(f for name in ("bert_config", "config") if (f := folder / f"{name}.json").exists())
+    sizes = "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"
+    name = rng.choice([*sizes, "max_position_embeddings", "type_vocab_size"])
+    value = rng.choice([0, -1, 1, 3, 4, 44, 10**9, 10**400, 1.5, "16", None, [16], True])
+    file.write_text(json.dumps(json.loads(CONFIG.to_json()) | {name: value}))
+
+
+def change_variables(arrays, rng):
+    name, other = rng.sample(sorted(ROWS), 2)
+    kind = rng.choice(["missing", "shape", "type", "text", "hostile", "renamed"])
+    array = arrays[name]
+    if kind == "missing":
+        del arrays[name]
+    elif kind == "shape":
+        shapes = [(), (0,), (1, *array.shape), (*array.shape[:-1], array.shape[-1] + 1)]
+        arrays[name] = np.zeros(rng.choice(shapes), np.float32)
+    elif kind == "type":
+        arrays[name] = array.astype(rng.choice(["i4", "?", "c8"]))
+    elif kind == "text":
+        arrays[name] = np.full(array.shape, b"../x", object)
+    elif kind == "hostile":
+        arrays[rng.choice(HOSTILE)] = array
+    else:
+        arrays[rng.choice([f"{other}_", f"{other}/adam_m", *HOSTILE])] = arrays.pop(name)
+
+
+def change_bundle(folder, rng):
+    arrays = random_tensors(CONFIG)
+    change_variables(arrays, rng)
+    checkpoints.write_bundle(folder / "bert_model.ckpt", arrays)
+
+
+def change_objects(folder, rng):
+    arrays = random_tensors(CONFIG)
+    change_variables(arrays, rng)
+    write_objects(folder / "bert_model.ckpt", arrays)
+
+
+def change_hdf5(folder, rng):
+    """Links out of the file, values in other files, missing and misshapen variables."""
+    with zipfile.ZipFile(folder / "model.keras") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    weights = folder / "model.weights.h5"
+    weights.write_bytes(parts["model.weights.h5"])
+    path = rng.choice(
+        ["embeddings/vars/0", "layers/dense/vars/1", "encoder_layers/encoder_layer_1"]
+    )
+    with h5py.File(weights, "a") as file:
+        held = file.pop(path)
+        kind = rng.choice(["missing", "soft", "external", "outside", "shape", "text", "loop"])
+        if kind == "soft":
+            file[path] = h5py.SoftLink("/layers/dense/vars/0")
+        elif kind == "external":
+            file[path] = h5py.ExternalLink("../x.h5", "/a")
+        elif kind == "outside" and isinstance(held, h5py.Dataset):
+            outside = [("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
+            file.create_dataset(path, held.shape, held.dtype, external=outside)
+        elif kind == "shape":
+            file[path] = np.zeros((3, 5), np.float32)
+        elif kind == "text":
+            file[path] = "../x"
+        elif kind == "loop":
+            file[path] = file["/"]
+    parts["model.weights.h5"] = weights.read_bytes()
+    weights.unlink()
+    write_archive(folder, parts, zipfile.ZIP_STORED)
+
+
+def change_archive(folder, rng):
+    with zipfile.ZipFile(folder / "model.keras") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice([*parts])
+    content = parts.pop(name)
+    kind = rng.choice(["without", "hostile", "compressed", "text", "class", "bomb"])
+    if kind == "hostile":
+        parts["../x"] = content
+    elif kind == "compressed":
+        parts[name] = content
+    elif kind == "text":
+        parts[name] = rng.choice(TEXTS)
+    elif kind == "class":
+        parts["config.json"] = b'{"module": "os", "class_name": "system", "config": {"config": {}}}'
+    elif kind == "bomb":
+        parts["config.json"] = b" " * 50_000_000
+    packed = kind in ("compressed", "bomb")
+    write_archive(folder, parts, zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED)
+
+
+def write_archive(folder, parts, compression):
+    with zipfile.ZipFile(folder / "model.keras", "w", compression) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+CHANGES = {
+    "hugging_face": [damage_a_file] * 6 + [name_hostile_shards, change_configuration],
+    "tf1": [damage_a_file, change_bundle, change_configuration],
+    "tf_models": [damage_a_file, change_objects, change_configuration],
+    "keras": [damage_a_file, change_hdf5, change_archive, change_configuration],
+}

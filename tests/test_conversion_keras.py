@@ -1,0 +1,148 @@
+"""`.keras` files are those of Keras, read and written without a model."""
+
+import dataclasses
+import json
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from bert_checkpoints import (
+    CONFIG,
+    SHAPES,
+    assert_same_bytes,
+    make_hugging_face,
+    make_source,
+    random_tensors,
+    weights_of,
+    write_hugging_face,
+)
+
+from official_bert import convert_checkpoint
+from official_bert.conversion import keras_files, sources
+from official_bert.modeling import BertPretrainer
+
+
+def model_of(arrays, config, dtype="float32"):
+    model = BertPretrainer(config, seed=None, dtype=dtype)
+    for variable in model.weights:
+        variable.assign(arrays[variable.path])
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_written_is_what_keras_writes(tmp_path, shape):
+    config = SHAPES[shape]
+    arrays = make_source(tmp_path / "in", config)
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras")
+    model_of(arrays, config).save(tmp_path / "theirs.keras")
+    ours, theirs = (contents(tmp_path / f) for f in ("out/model.keras", "theirs.keras"))
+    assert ours == theirs
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "bert_config.json",
+        "model.keras",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+
+
+def contents(file):
+    """Configuration, and each group and variable of a `.keras` file by path."""
+    with zipfile.ZipFile(file) as archive:
+        config = json.loads(archive.read("config.json"))
+        with h5py.File(archive.open("model.weights.h5")) as hdf5:
+            held = {}
+            hdf5.visititems(lambda path, item: held.update({path: described(item)}))
+    return config, held
+
+
+def described(item):
+    values = item[()] if isinstance(item, h5py.Dataset) else np.zeros(())
+    return dict(item.attrs), values.shape, values.dtype, values.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "float16"])
+def test_what_keras_wrote_is_read_in_any_type(tmp_path, dtype):
+    make_source(tmp_path / "in")
+    model = model_of(random_tensors(CONFIG), CONFIG, dtype)
+    (tmp_path / "in/bert_model.ckpt.index").unlink()
+    model.save(tmp_path / "in/model.keras")
+    expected = {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
+    assert_same_bytes(weights_of(tmp_path / "in"), expected)
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "hf", "huggingface")
+    assert_same_bytes(weights_of(tmp_path / "hf"), expected)
+
+
+@pytest.mark.parametrize("output_format", ["keras", "savedmodel"])
+@pytest.mark.parametrize("dtype", ["<f2", "<f8"])
+def test_other_types_of_weights_become_float32(tmp_path, dtype, output_format):
+    make_hugging_face(tmp_path / "in")
+    arrays = random_tensors(CONFIG, dtype=dtype)
+    write_hugging_face(tmp_path / "in", arrays, CONFIG)
+    (tmp_path / "in/vocab.txt").unlink()  # without it a SavedModel is made in a moment
+    convert_checkpoint.convert(
+        tmp_path / "in", tmp_path / "out", output_format, allow_missing_vocabulary=True
+    )
+    expected = {name: array.astype(np.float32) for name, array in arrays.items()}
+    if output_format == "keras":
+        found = weights_of(tmp_path / "out")
+    else:
+        names = [v.path for v in BertPretrainer(CONFIG, seed=None).weights]
+        served = tf.saved_model.load(tmp_path / "out").variables_of_model
+        found = {name: variable.numpy() for name, variable in zip(names, served)}
+    assert_same_bytes(found, expected)
+
+
+def test_a_keras_file_alone_says_what_model_it_holds(tmp_path):
+    config = dataclasses.replace(CONFIG, hidden_act="gelu_erf")
+    model_of(random_tensors(config), config).save(tmp_path / "model.keras")
+    assert sources.open_checkpoint(tmp_path / "model.keras").config == config
+    (tmp_path / "bert_config.json").write_text(CONFIG.to_json())
+    with pytest.raises(ValueError, match="were trained with hidden_act='gelu_erf'"):
+        sources.open_checkpoint(tmp_path / "model.keras")
+
+
+def test_another_model_of_keras_is_refused(tmp_path):
+    inputs = keras.Input((3,))
+    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="holds a 'Functional', expected a 'BertPretrainer'"):
+        sources.open_checkpoint(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual", "link"])
+def test_values_in_other_files_are_never_read(tmp_path, kind):
+    make_source(tmp_path / "in")
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "keras", "keras")
+    (tmp_path / "secret").write_bytes(b"s" * 16 * 40 * 4)
+    weights, path, shape = tmp_path / "w.h5", "embeddings/vars/0", (40, 16)
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["a"] = np.ones(shape, np.float32)
+    file = tmp_path / "keras/model.keras"
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    weights.write_bytes(parts["model.weights.h5"])
+    with h5py.File(weights, "a") as hdf5:
+        del hdf5[path]
+        if kind == "external":
+            outside = [(str(tmp_path / "secret"), 0, h5py.h5f.UNLIMITED)]
+            hdf5.create_dataset(path, shape, "<f4", external=outside)
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout(shape, "<f4")
+            layout[:] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "a", shape)
+            hdf5.create_virtual_dataset(path, layout)
+        else:
+            hdf5[path] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "a")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (parts | {"model.weights.h5": weights.read_bytes()}).items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match="values in another file|holds 45 variables"):
+        convert_checkpoint.convert(tmp_path / "keras", tmp_path / "out", "huggingface")
+
+
+def test_a_file_of_many_layers_is_refused_before_they_are_made(tmp_path):
+    model_of(random_tensors(CONFIG), CONFIG).save(tmp_path / "model.keras")
+    many = dataclasses.replace(CONFIG, num_hidden_layers=10_000)
+    with pytest.raises(ValueError, match="variables, expected 160,0"):
+        keras_files.read(tmp_path / "model.keras", many)
