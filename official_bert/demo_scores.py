@@ -74,11 +74,12 @@ def fill_blanks(layout):
         when: BlankFiller(layout.model, layout.vocab, trained=when == "after")
         for when in ("before", "after")
     }
-    answers = {
-        when: [filler.guesses(blank.sentence, GUESSES)[0] for blank in blanks]
-        for when, filler in fillers.items()
-    }
-    more_answers = [fillers["after"].guesses(blank.sentence, GUESSES)[0] for blank in more]
+
+    def answer(filler, asked):
+        return [filler.guesses(blank.sentence, GUESSES, words_only=True)[0] for blank in asked]
+
+    answers = {when: answer(filler, blanks) for when, filler in fillers.items()}
+    more_answers = answer(fillers["after"], more)
     figures = {
         "blanks": len(blanks),
         "blanks_right_in_top_3": held_out_blanks.hits(blanks, answers["after"]),
@@ -147,7 +148,7 @@ def table(results):
     left = results["plateau_left_after"]
     rows += [
         (
-            "right word among the first three",
+            "right word among the first three words",
             f"{results['blanks_right_in_top_3']} of {results['blanks']} blanks",
         ),
         (
@@ -161,4 +162,4 @@ def table(results):
         ("plateau left", "never" if left is None else f"after {left} updates"),
         ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
     ]
-    return "\n".join(f"  {name:<36}{value:>18}" for name, value in rows)
+    return "\n".join(f"  {name:<40}{value:>14}" for name, value in rows)

@@ -59,11 +59,19 @@ class BlankFiller:
         seed, weights = (0, checkpoint.prefix) if trained else _beginning(model_dir)
         self._model = BertPretrainer(config, seed=seed)
         self._longest = config.max_position_embeddings
+        tokens = map(self._tokenizer.id_to_token, range(config.vocab_size))
+        self._are_words = [token.isalpha() for token in tokens]
         if weights:
             model_state.load_weights(self._model, weights)
 
-    def guesses(self, sentence, count=3):
+    def guesses(self, sentence, count=3, words_only=False):
         """The `count` likeliest word pieces for each `[MASK]` of `sentence`, likeliest first.
+
+        Args:
+            sentence: Text with at least one `[MASK]`.
+            count: How many guesses for each.
+            words_only: Leaves out what is no whole word: punctuation, numbers, `##` pieces. The
+                probabilities stay those among all word pieces.
 
         Raises:
             ValueError: if the sentence has no `[MASK]` or is too long for the model.
@@ -89,9 +97,11 @@ class BlankFiller:
         logits = np.asarray(self._model(batch)["masked_lm_logits"])[0, blanks]  # (blanks, V)
         odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probabilities = odds / odds.sum(axis=-1, keepdims=True)
+        asked = np.flatnonzero(self._are_words) if words_only else np.arange(logits.shape[-1])
+        ranked = asked[np.argsort(-probabilities[:, asked])[:, :count]]
         return [
             [Guess(self._tokenizer.id_to_token(int(i)), float(row[i])) for i in best]
-            for row, best in zip(probabilities, np.argsort(-probabilities)[:, :count])
+            for row, best in zip(probabilities, ranked)
         ]
 
     def _ids(self, sentence):

@@ -70,3 +70,11 @@ def test_sentences_of_many_lengths_make_tensorflow_say_nothing(filler, caplog):
 def test_a_sentence_without_a_blank_or_too_long_is_refused(filler, sentence, message):
     with pytest.raises(ValueError, match=message):
         filler.guesses(sentence)
+
+
+def test_words_only_leaves_out_punctuation_and_pieces_of_words(filler):
+    sentence = "the [MASK] is [MASK]."
+    everything = filler.guesses(sentence, count=len(WORDS))
+    for words, anything in zip(filler.guesses(sentence, 3, words_only=True), everything):
+        wanted = [guess for guess in anything if guess.token in ("the", "list", "is", "empty")]
+        assert words == wanted[:3]
