@@ -3,7 +3,7 @@
 `choose` takes documents spread evenly over a text, draws a sentence of each (from a capital to a
 full stop, 8 to 24 words), and draws the word to hide among those words of the sentence that are one
 piece of the vocabulary. The draws follow from a fixed seed, so that a text has always the same
-blanks, whatever a model makes of them. As a word is hidden, a model is asked for words: it gives its
+blanks, whatever a model makes of them. As a word is hidden, a model is asked for words: for its
 likeliest ones, with the probabilities that it gives them among all word pieces.
 """
 
