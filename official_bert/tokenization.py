@@ -123,11 +123,11 @@ class SentenceEncoder:
     can be kept and looked up: natural text repeats nine of ten. What is new is looked up without
     the punctuation around it, each sign of which is a piece of its own.
 
-    `limit` bounds the number of entries, about 200 bytes each. Long ones, as the sentences of a
-    script without spaces, hardly come again and are not kept.
+    `limit` bounds the number of entries, about 200 bytes each. Long ones, and such as have many
+    pieces, as the sentences of a script without spaces, hardly come again and are not kept.
     """
 
-    _LONGEST_KEPT = 40  # characters
+    _LONGEST_KEPT, _MOST_PIECES_KEPT = 40, 10  # characters, pieces
     _AT_ONCE = 1 << 18  # characters; what the library returns takes some 200 bytes a piece
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
@@ -145,10 +145,13 @@ class SentenceEncoder:
         find = self._pieces.__getitem__
         encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
         for word in new:
-            if len(word) > self._LONGEST_KEPT:
-                del self._pieces[word]
-                self._pieces.pop(word.strip(string.punctuation), None)
+            for text in (word, word.strip(string.punctuation)):  # which may be a word, too
+                if len(text) > self._LONGEST_KEPT or self._has_many_pieces(text):
+                    self._pieces.pop(text, None)
         return encoded
+
+    def _has_many_pieces(self, text: str) -> bool:
+        return len(self._pieces.get(text, ())) > self._MOST_PIECES_KEPT
 
     def _learn(self, new: set[str]) -> None:
         pieces = self._pieces

@@ -110,12 +110,22 @@ def test_the_encoder_equals_the_tokenizer_whatever_it_remembers(small_text):
         assert encode(document) == expected
 
 
-def test_sentences_without_spaces_are_encoded_and_not_remembered(small_text):
+def test_a_long_word_with_and_without_signs_around_it_is_encoded(small_text):
+    tokenizer = tokenization.load(small_text.vocab_file)
+    words = [f"{'word' * n}" for n in (3, 12, 30)]
+    sentence = " ".join(sign + word + sign for word in words for sign in ("", '"', "(", "''"))
+    expected = [tokenizer.encode(sentence, add_special_tokens=False).ids]
+    for _ in range(2):
+        assert tokenization.SentenceEncoder(tokenizer)([sentence]) == expected
+
+
+@pytest.mark.parametrize("length", [20, 200])
+def test_sentences_without_spaces_are_encoded_and_not_remembered(small_text, length):
     tokenizer = tokenization.load(small_text.vocab_file)
     encode = tokenization.SentenceEncoder(tokenizer)
     ideographs = [chr(0x4E00 + n) for n in range(500)]
     rng = Random(1)
-    sentences = ["".join(rng.choices(ideographs, k=200)) + "。" for _ in range(1000)]
+    sentences = ["".join(rng.choices(ideographs, k=length)) + "。" for _ in range(1000)]
     encode(["A first sentence, because the signs of punctuation are remembered."])
     expected = [e.ids for e in tokenizer.encode_batch(sentences, add_special_tokens=False)]
     tracemalloc.start()
