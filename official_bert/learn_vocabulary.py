@@ -5,6 +5,7 @@ r"""Learns a WordPiece vocabulary from text.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ def learn_vocabulary(
         vocab_size: the size aimed at, special tokens included.
         min_frequency: a piece must occur so often.
         max_text_mb: learn from so much text at most, taken from the start; more changes the
-            vocabulary little.
+            vocabulary little. Of words of more than 40 letters, which are the sentences of a script
+            without spaces, 15 million letters are enough: each is held in memory.
 
     Raises:
         ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
@@ -55,6 +57,11 @@ def learn_vocabulary(
     return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
 
 
+# Some 65 bytes of memory a letter. Ideographs are words of their own.
+MOST_LETTERS = 15_000_000
+_LONG_WORD = re.compile(r"[^\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{41,}")
+
+
 @dataclass(frozen=True)
 class _Text:
     """The lines of the corpus up to a limit; can be gone through again."""
@@ -65,11 +72,12 @@ class _Text:
     limit: float
 
     def __iter__(self) -> Iterator[str]:
-        size = 0
+        size = letters = 0
         for document in corpus.documents(self.paths, self.form, self.json_field):
             yield from document.lines
             size += sum(map(len, document.lines))
-            if size > self.limit:
+            letters += sum(len(w) for line in document.lines for w in _LONG_WORD.findall(line))
+            if size > self.limit or letters > MOST_LETTERS:
                 return
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from small_text import small_text as small_text
 
+from official_bert import learn_vocabulary as command
 from official_bert import tokenization
 from official_bert.learn_vocabulary import learn_vocabulary
 
@@ -27,6 +28,16 @@ def test_cased_and_uncased_and_no_more_text_than_asked_for(small_text, tmp_path)
 def test_all_the_text_can_be_asked_for(small_text, tmp_path):
     file = str(tmp_path / "v.txt")
     assert learn_vocabulary(small_text.path, file, vocab_size=300, max_text_mb=float("inf")) == 300
+
+
+@pytest.mark.parametrize(("letters", "documents"), [("ก" * 50, 3), ("中" * 50, 9), ("ก " * 50, 9)])
+def test_words_without_end_are_read_as_far_as_the_memory_holds_them(
+    tmp_path, monkeypatch, letters, documents
+):
+    monkeypatch.setattr(command, "MOST_LETTERS", 120)
+    (tmp_path / "a.txt").write_text(f"{letters}\n\n" * 9, encoding="utf-8")
+    text = command._Text([str(tmp_path / "a.txt")], "auto", "text", limit=1e9)
+    assert len(list(text)) == documents
 
 
 def test_what_cannot_be_used_is_refused(small_text, tmp_path):
