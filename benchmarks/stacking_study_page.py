@@ -101,6 +101,15 @@ def flops_until(stages, step):
     return work
 
 
+def tracing_until(stages, pace, step):
+    """Seconds that the first calls of the stages begun by then have taken."""
+    seconds, begin = 0.0, 0
+    for stage, each in zip(stages, pace, strict=True):
+        seconds += each["first_call"] if step > begin else 0.0
+        begin += stage["steps"]
+    return seconds
+
+
 # The picture
 
 
@@ -131,7 +140,8 @@ def draw(groups, lines, path):
 
 def text(groups, records, settings, arguments, trials, name):
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
-    sections = [level_section(groups, what, level) for what, level in levels(groups).items()]
+    paces = {r["trial"]["method"]: r["pace"] for r in records if r["trial"]["kind"] == "pace"}
+    sections = [level_section(groups, what, level, paces) for what, level in levels(groups).items()]
     return f"""# Stacking: time to equal held-out loss
 
 {made_on(records, ("tensorflow", "tensorflow-cpu"))}. {len(records)} of {trials} trials are done.
@@ -165,17 +175,17 @@ Mean ± standard deviation over seeds, on held-out documents, here and below.
 
 {chr(10).join(sections)}
 The time to a level is that of the first evaluation of the model with all its layers at which the \
-loss is not above it, between two evaluations by a line; means are over the runs that reached it.
+loss is not above it, between two evaluations by a line; means are over the runs that reached it. \
+Tracing is the first call of each stage begun by then, a matter of seconds however long a run is.
 
 ## The stages
 
 | method | layers | trained | updates | ms an update | model GFLOP an update | GFLOP/s | first \
 call, s |
 |---|---|---|---|---|---|---|---|
-{chr(10).join(stage_rows(groups, records))}
+{chr(10).join(stage_rows(groups, paces))}
 
-Times are those of the short trial before the others. The first call of a stage traces its graph, \
-which in this short study weighs more than in a longer run; it is in all seconds of this page.
+Times are those of the short trial before the others; the first call of a stage traces its graph.
 
 ## The rates
 
@@ -258,32 +268,46 @@ def end_row(method, records):
     return _row(cells)
 
 
-def level_section(groups, what, level):
-    rows = [level_row(method, records, level, groups) for method, records in groups.items()]
+def level_section(groups, what, level, paces):
+    arrived = {method: arrivals(found, level, paces[method]) for method, found in groups.items()}
+    scratch = arrived.get("scratch")
+    rows = [
+        level_row(method, len(groups[method]), found, scratch) for method, found in arrived.items()
+    ]
     return f"""## To {level:.3f} nats: {what}
 
-| method | reached it | seconds | updates | model TFLOP | seconds, from scratch ÷ this |
-|---|---|---|---|---|---|
+| method | reached it | seconds | of these, tracing | updates | model TFLOP \
+| from scratch ÷ this | without tracing |
+|---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
 
 
-def level_row(method, records, level, groups):
-    seconds = [time for time in times(records, level) if time is not None]
-    steps = times(records, level, "step")
-    reached = [(r["stages"], step) for r, step in zip(records, steps) if step is not None]
-    cells = [LABELS[method], f"{len(seconds)} of {len(records)}", "–", "–", "–", "–"]
-    if seconds:
-        cells[2] = with_deviation(seconds, "{:.0f}")
-        cells[3] = with_deviation([step for _, step in reached], "{:,.0f}")
-        cells[4] = with_deviation([flops_until(*each) / 1e12 for each in reached], "{:.1f}")
-        scratch = [time for time in times(groups.get("scratch", []), level) if time is not None]
-        cells[5] = f"{mean(scratch) / mean(seconds):.2f}" if scratch else "–"
+def arrivals(records, level, pace):
+    """Seconds, those of tracing, updates and model TFLOP to a level, for each run that is there."""
+    found = []
+    for record, seconds, step in zip(
+        records, times(records, level), times(records, level, "step"), strict=True
+    ):
+        if step is not None:
+            tracing = tracing_until(record["stages"], pace, step)
+            found.append((seconds, tracing, step, flops_until(record["stages"], step) / 1e12))
+    return found
+
+
+def level_row(method, runs, arrived, scratch):
+    cells = [LABELS[method], f"{len(arrived)} of {runs}", *["–"] * 6]
+    if arrived:
+        forms = ("{:.0f}", "{:.0f}", "{:,.0f}", "{:.1f}")
+        cells[2:6] = map(with_deviation, zip(*arrived, strict=True), forms)
+    if arrived and scratch:
+        other, mine = ([mean(values) for values in zip(*each)] for each in (scratch, arrived))
+        cells[6] = f"{other[0] / mine[0]:.2f}"
+        cells[7] = f"{(other[0] - other[1]) / (mine[0] - mine[1]):.2f}"
     return _row(cells)
 
 
-def stage_rows(groups, records):
-    paces = {r["trial"]["method"]: r["pace"] for r in records if r["trial"]["kind"] == "pace"}
+def stage_rows(groups, paces):
     return [
         _row(stage_cells(method, stage, **pace))
         for method, found in groups.items()

@@ -103,8 +103,18 @@ def test_a_level_counts_from_when_the_model_has_all_its_layers():
     assert [line["step"] for line in page.full_depth(grown)] == [20, 30]
     assert page.times([grown], 4.7) == [pytest.approx(25.0)]
     assert page.flops_until(grown["stages"], 25) == 10 * 100 + 15 * 200
-    row = page.level_row("mslt", [grown], 4.0, {"mslt": [grown]})
-    assert row == "| MSLT | 0 of 1 | – | – | – | – |"
+    assert page.arrivals([grown], 4.0, [{"first_call": 1.0}] * 3) == []
+    assert page.level_row("mslt", 1, [], None) == "| MSLT | 0 of 1 | – | – | – | – | – | – |"
+
+
+def test_a_level_counts_the_tracing_of_the_stages_begun_before_it():
+    import stacking_study_page as page
+
+    calls = [{"first_call": seconds} for seconds in (1.0, 2.0, 4.0)]
+    grown = record("mslt", 1, [6.0, 5.0, 4.4], depths=(1, 2, 2))
+    assert page.arrivals([grown], 5.0, calls) == [(20.0, 3.0, 20, pytest.approx(3e-9))]
+    row = page.level_row("mslt", 1, [(20.0, 3.0, 20, 1.0)], [(35.0, 1.0, 30, 2.0)])
+    assert row == "| MSLT | 1 of 1 | 20 | 3 | 20 | 1.0 | 1.75 | 2.00 |"
 
 
 def test_the_page_says_who_is_sooner_and_that_levels_on_the_plateau_say_nothing():
