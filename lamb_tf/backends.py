@@ -43,6 +43,25 @@ def on(device):
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
+def strategy_of(variables):
+    """The scope of the strategy under which the variables were made, where it has been left."""
+    if BACKEND != "tensorflow" or tf.distribute.has_strategy() or not variables:
+        return contextlib.nullcontext()
+    strategy = getattr(native(variables[0]), "distribute_strategy", None)
+    return strategy.scope() if strategy else contextlib.nullcontext()
+
+
+def can_copy():
+    """Whether a variable can be made now with the values of another."""
+    return BACKEND != "tensorflow" or tf.executing_eagerly()
+
+
+def leave_out_of_checkpoints(owner, attribute):
+    """Makes `tf.train.Checkpoint` not go by this attribute of the object."""
+    if BACKEND == "tensorflow":
+        owner._delete_tracking(attribute)
+
+
 def by_device(gradients, variables):
     """(device, gradients, variables) for each device on which any of the variables lies."""
     parts = {}

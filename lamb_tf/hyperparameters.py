@@ -42,6 +42,15 @@ def count(value, argument):
     return int(value)
 
 
+def several_or_none(value, argument):
+    """A whole number of at least 2, or None."""
+    if value is None or (not isinstance(value, bool) and isinstance(value, int) and value >= 2):
+        return value
+    raise ValueError(
+        f"`{argument}` must be an integer >= 2, or None. Received: {argument}={value!r}"
+    )
+
+
 def fraction(value, argument):
     """A number in [0, 1)."""
     if not 0 <= number(value, argument) < 1:
@@ -71,11 +80,12 @@ def bounds(value, argument):
     """A pair of numbers, 0 ≤ low ≤ high, or None."""
     if value is None:
         return None
-    if np.shape(value) != (2,) or not 0 <= value[0] <= value[1]:
-        raise ValueError(
-            f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}."
-        )
-    return (float(value[0]), float(value[1]))
+    pair = tuple(value) if np.iterable(value) else ()
+    if len(pair) == 2:
+        low, high = (number(bound, argument) for bound in pair)
+        if 0 <= low <= high:
+            return (low, high)
+    raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}.")
 
 
 def decay(value, argument):

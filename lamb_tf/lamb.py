@@ -126,11 +126,8 @@ class LAMB(LayerwiseOptimizer):
         self.bias_correction = bias_correction
         self.nesterov = nesterov
 
-    def build(self, variables):
-        """Creates m and v."""
-        if self.built:
-            return
-        super().build(variables)
+    def _build(self, variables):
+        super()._build(variables)
         # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
         rounded = np.dtype(self._precision).type
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))

@@ -26,6 +26,7 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
     "_learning_rate": "what `learning_rate` was given: assigned where it is the user's variable",
     "_trainable_variables": "the variables that the optimizer was built with",
+    "_variables": "by numbers that other options shift, so not what a checkpoint should go by",
     "_get_variable_index": "the position of a variable among them, the same on each replica",
     "_check_variables_are_known": "its error for a variable that the optimizer was not built with",
     "_filter_empty_gradients": "its warning and error for variables without gradient",
@@ -35,12 +36,7 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_momentums": "m of keras.optimizers.Lamb",
     "_velocities": "v of keras.optimizers.Lamb",
 }
-KERAS_OPTIONS = (  # those that Keras checks, in its constructor
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "gradient_accumulation_steps",
-)
+KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer):
@@ -62,6 +58,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         "clipvalue": hyperparameters.positive_or_none,
         "global_clipnorm": hyperparameters.positive_or_none,
         "loss_scale_factor": hyperparameters.positive_or_none,
+        "gradient_accumulation_steps": hyperparameters.several_or_none,
+        "use_ema": hyperparameters.truth,
     }
     moves_along_u = True  # whether `move` is the plain x − step u
     scratch = None  # see `backends.adam_scratch`
@@ -85,11 +83,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 f"`weight_decay={kwargs['weight_decay_rate']!r}`."
             )
         if selection.is_variable(learning_rate):
+            if _is_known(learning_rate):
+                hyperparameters.rate(backends.to_numpy(learning_rate), "learning_rate")
             super().__init__(_no_learning_rate, weight_decay, name=name, **kwargs)
             self._learning_rate = learning_rate
         else:
             rate = hyperparameters.rate(learning_rate, "learning_rate")
             super().__init__(rate, weight_decay, name=name, **kwargs)
+        backends.leave_out_of_checkpoints(self, "_variables")  # all are there by better names
         self.weight_norm_bounds = weight_norm_bounds
         self.trust_ratio_bounds = trust_ratio_bounds
         self.master_weights = master_weights
@@ -138,9 +139,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def build(self, variables):
         """Creates the state, in float32; in float64 where any of the variables is."""
-        if self.built:
-            return
         variables = list(variables)
+        if not self.built:
+            with backends.strategy_of(variables):
+                self._build(variables)
+
+    def _build(self, variables):
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
         options = self.gradient_accumulation_steps, self.use_ema
@@ -153,7 +157,6 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
         if self.use_ema:
             self._slots["average"] = self._add_slots(variables, "average", copies=True)
-            self._model_variables_moving_average = self._slots["average"]
         if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
             self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
@@ -165,6 +168,22 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         self._compiled_move = backends.compiled(self._move_and_average)
         self._compiled_renew = backends.compiled(master_weights.renew)
         self._is_settled = True
+
+    @property
+    def _model_variables_moving_average(self):
+        """What keras.callbacks.SwapEMAWeights swaps with the variables."""
+        if not (self.built and self.use_ema):
+            raise AttributeError("Averages are there once an optimizer with `use_ema` is built.")
+        narrow = [v for v in self._trainable_variables if master_weights.are_for(v)]
+        if narrow and keras.backend.backend() == "tensorflow":
+            raise ValueError(
+                "On TensorFlow keras.callbacks.SwapEMAWeights cannot swap variables of 16 bits "
+                f"with their averages, which are {self._precision}. Received "
+                f"{selection.path_of(narrow[0])!r}. Expected variables of float32, as under the "
+                "policy mixed_bfloat16; or call `optimizer.finalize_variable_values(variables)` at "
+                "the end, which writes the averages into the variables."
+            )
+        return self._slots["average"]
 
     def _add_choice(self, variables):
         """Which variables are decayed, and which adapted: state, and so saved and restored."""
@@ -201,7 +220,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         }
 
     def _add_slot(self, variable, name, on_each_replica=False, copies=False):
-        """A variable of the state: zeros, or a copy of the variable's values."""
+        """A variable of the state: zeros, or a copy of the variable's values.
+
+        While TensorFlow traces, the copy is zeros: XLA's functions cannot make it, and the first
+        step does not need it (see `master_weights.renew`, and where averages start).
+        """
 
         def values(shape, dtype):
             return ops.cast(ops.copy(backends.read(variable)), dtype)
@@ -209,7 +232,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         place = backends.on(backends.device_of(variable))
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
-                values if copies else "zeros",
+                values if copies and backends.can_copy() else "zeros",
                 shape=tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
@@ -316,26 +339,31 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                     # A copy: JAX gives both buffers away in the next step, and must not give one
                     # twice. Before an update there is no average, and what was loaded stays.
                     values = backends.read(average), backends.read(variable)
-                    variable.assign(ops.where(ops.greater(self._iterations, 0), *values))
+                    values = ops.where(ops.greater(self._iterations, 0), *values)
+                    variable.assign(ops.cast(values, variable.dtype))
 
     def save_own_variables(self, store):
         """Writes the state into a `.keras` or `.weights.h5` file."""
-        for i, variable in enumerate(self._saved_variables()):
-            store[str(i)] = backends.to_numpy(variable)
+        for key, variable in self._saved_variables().items():
+            store[key] = backends.to_numpy(variable)
 
     def load_own_variables(self, store):
-        """Reads the state; a choice of variables that is not that of the constructor is told."""
+        """Reads the state; a choice of variables that is not that of the constructor is told.
+
+        Master copies may be missing, in the file or here: the next step makes what it needs of
+        them. If anything else is another, nothing is read, with a warning.
+        """
         variables = self._saved_variables()
-        if len(store.keys()) != len(variables):
+        saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
+        difference = _difference(variables, saved)
+        if difference:
             warnings.warn(
-                f"The state of optimizer {self.name!r} was not loaded: the file holds "
-                f"{len(store.keys())} of its variables, where {len(variables)} are needed.",
-                stacklevel=2,
+                f"The state of optimizer {self.name!r} was not loaded: {difference}.", stacklevel=2
             )
             return
         configured = backends.to_numpy(self._choice) if self.built else None
-        for i, variable in enumerate(variables):
-            variable.assign(store[str(i)])
+        for key in [key for key in variables if key in saved]:
+            variables[key].assign(saved[key])
         if self.built and (backends.to_numpy(self._choice) != configured).any():
             warnings.warn(
                 "The loaded state decays or adapts other variables than the arguments of "
@@ -344,8 +372,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             )
 
     def _saved_variables(self):
-        unsaved = [id(v) for v in vars(self._telemetry).values()] if self._telemetry else []
-        return [v for v in self.variables if id(v) not in unsaved]
+        """The state by its keys in a file: numbers, as Keras has them, but for master copies."""
+        masters = {_MASTER + position: master for position, master in self._masters.items()}
+        telemetry = vars(self._telemetry).values() if self._telemetry else []
+        apart = {id(v) for v in [*telemetry, *masters.values()]}
+        numbered = [v for v in self.variables if id(v) not in apart]
+        return {str(i): variable for i, variable in enumerate(numbered)} | masters
 
     def get_config(self):
         """The arguments, in terms that can be saved: see `selection` for the exclusions."""
@@ -531,6 +563,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             variables += on_device
         for rows, variable in overwriting:
             backends.update_on_replicas(_overwrite, [variable], [rows], finite)
+        self._constrain(variables, finite)
+        if self.use_ema:
+            self._start_averages_of_idle(variables, step, finite)
+        if self._telemetry and figures:
+            self._keep_figures(figures, variables, finite)
+        self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
+
+    def _constrain(self, variables, finite):
+        """Applies the constraints of the variables, to their master copies where they have some."""
         for variable in variables:
             if variable.constraint is not None:
                 weights = self.slots(variable).get("master", variable)
@@ -538,15 +579,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 weights.assign(_kept(finite, constrained, backends.read(weights)))
                 if weights is not variable:
                     variable.assign(ops.cast(weights, variable.dtype))
-        if self.use_ema:
-            self._start_averages_of_idle(variables, step, finite)
-        if self._telemetry and figures:
-            rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
-            layers = self._telemetry.layers
-            figures = ops.cast(ops.concatenate(figures), "float32")
-            all_figures = ops.scatter_update(ops.zeros(layers.shape, "float32"), rows, figures)
-            layers.assign(_kept(finite, all_figures, backends.read(layers)))
-        self._iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
+
+    def _keep_figures(self, figures, variables, finite):
+        """Writes what telemetry keeps of these variables, and zeros for those without gradient."""
+        rows = ops.expand_dims(ops.convert_to_tensor(self._indices(variables)), 1)
+        layers = self._telemetry.layers
+        figures = ops.cast(ops.concatenate(figures), "float32")
+        all_figures = ops.scatter_update(ops.zeros(layers.shape, "float32"), rows, figures)
+        layers.assign(_kept(finite, all_figures, backends.read(layers)))
 
     def _start_averages_of_idle(self, variables, step, finite):
         """In the first update, for variables without gradient, assigned since they were built."""
@@ -697,6 +737,24 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def move(self, x, u, slots, step_size, decay):
         """x − step_size u, and the slots that moved."""
         return x - step_size * u, {}
+
+
+_MASTER = "master_"  # begins the key of a master copy in a file
+
+
+def _difference(variables, saved):
+    """What keeps a saved state from being read into these variables; "" if nothing does."""
+    needed, found = (
+        [key for key in keys if not key.startswith(_MASTER)] for keys in (variables, saved)
+    )
+    if len(needed) != len(found):
+        return f"the file holds {len(found)} of its variables, where {len(needed)} are needed"
+    for key in [key for key in variables if key in saved]:
+        shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
+        if shape != there:
+            name = selection.path_of(variables[key])
+            return f"in the file {name} has shape {there}, where {shape} is needed"
+    return ""
 
 
 def moments_of_keras_lamb(optimizer):

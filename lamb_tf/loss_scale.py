@@ -72,7 +72,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def build(self, var_list):
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
-            super().build(var_list)
+            with backends.strategy_of(var_list):
+                super().build(var_list)
 
     def save_own_variables(self, store):
         """Writes the scale, which there is once the optimizer is built.

@@ -19,7 +19,7 @@ class Record:
 
     `named` has their `paths`; if the optimizer was built, their `positions` too and the number of
     `variables` there were. A position means the same in a model that is loaded, as it does for the
-    slots; a path need not.
+    slots; a path need not. Where other layers are trained now, a path does.
     """
 
     def __init__(self, named):
@@ -29,13 +29,16 @@ class Record:
         return repr(self.named["paths"])
 
     def among(self, variables):
-        """One bool per variable: is it one of those? By path if there are more or fewer now."""
-        if self.named.get("variables") == len(variables):
-            return [i in self.named["positions"] for i in range(len(variables))]
-        return [
-            any(_is_same(path_of(variable), path) for path in self.named["paths"])
-            for variable in variables
-        ]
+        """One bool per variable: is it one of those?"""
+        paths, here = self.named["paths"], [path_of(variable) for variable in variables]
+        by_path = [any(_is_same(path, other) for other in paths) for path in here]
+        if self.named.get("variables") != len(variables):
+            return by_path
+        positions = self.named["positions"]
+        in_place = all(_is_same(here[i], path) for i, path in zip(positions, paths))
+        if any(by_path) and not in_place:
+            return by_path
+        return [i in positions for i in range(len(variables))]
 
 
 def _is_same(path, other):
@@ -45,7 +48,6 @@ def _is_same(path, other):
 
 
 _predicates = weakref.WeakValueDictionary()  # of this process, by the key in their records
-_PROCESS = uuid.uuid4().hex
 
 
 def path_of(variable):
@@ -111,7 +113,9 @@ def _record(item, variables):
 def _reference(predicate):
     """How the predicate is found again: in this process itself, and by name where it has one."""
     name = getattr(predicate, "__name__", repr(predicate))
-    reference = {"predicate": name, "key": f"{_PROCESS}-{id(predicate)}"}
+    # No key is used twice, as an id would be once its object is gone.
+    known = [key for key, other in _predicates.items() if other is predicate]
+    reference = {"predicate": name, "key": known[0] if known else uuid.uuid4().hex}
     with contextlib.suppress(TypeError):  # of what Python cannot refer to weakly, Keras not save
         _predicates[reference["key"]] = predicate
         if name != "<lambda>":

@@ -196,6 +196,11 @@ def test_the_rate_may_be_a(kind):
         assert optimizer.get_config()["learning_rate"] == 1.0
 
 
+def test_a_variable_that_is_no_rate_is_refused():
+    with pytest.raises(ValueError, match="`learning_rate` must be a finite number of at least 0"):
+        lamb_tf.LAMB(keras.Variable(-1.0))
+
+
 def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
     weights, gradients = steps.weights_and_gradients(steps=1)
     rate = keras.Variable(1.0)
@@ -231,6 +236,9 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"learning_rate": "0.1"}, "learning_rate"),
         ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),
         ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
+        ({"trust_ratio_bounds": ("a", 1.0)}, "`trust_ratio_bounds` must be a number.*'a'"),
+        ({"gradient_accumulation_steps": 2.5}, "gradient_accumulation_steps.*integer >= 2.*2.5"),
+        ({"use_ema": "no"}, "`use_ema` must be True or False.*'no'"),
         ({"trust_ratio_bounds": 10.0}, r"trust_ratio_bounds.*\(low, high\).*10.0"),
         ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "clipnorm"),
         ({"clipnorm": 0.0}, "`clipnorm` must be above 0"),

@@ -105,6 +105,20 @@ def test_the_choice_survives_a_keras_file(tmp_path, exclusion):
         np.testing.assert_array_equal(one, other)
 
 
+def test_state_for_variables_of_other_shapes_is_not_read_and_told(tmp_path):
+    optimizer, store = lamb_tf.LAMB(), {}
+    optimizer.build([keras.Variable(np.ones(3))])
+    optimizer.iterations.assign(5)
+    optimizer.save_own_variables(store)
+    other = lamb_tf.LAMB()
+    other.build([keras.Variable(np.ones(4))])
+    with pytest.warns(
+        UserWarning, match=r"not loaded: in the file .*_m has shape \(3,\), .*\(4,\)"
+    ):
+        other.load_own_variables(store)
+    assert other.iterations == 0
+
+
 def test_the_choice_survives_a_weights_file_and_another_one_in_code_is_told(tmp_path):
     model = small_model(exclude_from_weight_decay=["bias$"])
     model.fit(*data(), verbose=0)

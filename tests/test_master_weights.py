@@ -180,6 +180,65 @@ def test_a_run_restored_from_a_file_goes_on_to_the_same_bits(tmp_path, kind, kee
     assert ("master" in again.optimizer.slots(kernel)) is keeps_master
 
 
+@pytest.mark.parametrize("had_master", [True, False])
+def test_state_saved_with_or_without_master_copies_is_read_by_the_other(tmp_path, had_master):
+    model = narrow_model(master_weights=had_master)
+    fit(model, 2)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = narrow_model(master_weights=not had_master)
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert again.optimizer.iterations == 16
+    for one, two in zip(model.trainable_variables, again.trainable_variables):
+        for name in "mv":
+            pair = steps.values(
+                [o.slots(x)[name] for o, x in ((model.optimizer, one), (again.optimizer, two))]
+            )
+            np.testing.assert_array_equal(*pair)
+    again.optimizer.learning_rate = 1e-30
+    before = steps.values(again.trainable_variables)
+    fit(again, 1)
+    for one, two in zip(before, steps.values(again.trainable_variables)):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="where state is made while a step is traced")
+@pytest.mark.parametrize("arguments", [{}, {"use_ema": True}], ids=str)
+def test_fit_compiled_by_xla_makes_the_state_in_its_first_step(arguments):
+    results = []
+    for is_built in (False, True):
+        model = narrow_model(**arguments)
+        model.compile(model.optimizer, loss="mse", jit_compile=True)
+        if is_built:
+            model.optimizer.build(model.trainable_variables)
+        results.append(fit(model, 2))
+    for one, two in zip(*results):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the callback has another way elsewhere")
+def test_the_callback_that_cannot_swap_narrow_variables_is_told_so():
+    model = narrow_model(use_ema=True)
+    fit(model, 1)
+    callback = keras.callbacks.SwapEMAWeights()
+    with pytest.raises(ValueError, match="16 bits with their averages.*mixed_bfloat16"):
+        model.evaluate(np.ones((8, 4)), np.ones((8, 1)), callbacks=[callback], verbose=0)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="variables of TensorFlow")
+def test_averages_replace_a_bare_variable_of_tensorflow():
+    import tensorflow as tf
+
+    variable, optimizer = tf.Variable(tf.ones(3, tf.bfloat16)), lamb_tf.LAMB(0.1, use_ema=True)
+    optimizer.build([variable])
+    optimizer.apply([tf.ones(3)], [variable])
+    variable.assign(tf.zeros(3, tf.bfloat16))
+    optimizer.finalize_variable_values([variable])
+    np.testing.assert_array_equal(
+        variable.numpy().astype("float32"), rounded([0.9] * 3, "bfloat16")
+    )
+
+
 def test_weights_set_between_two_fits_are_those_that_training_goes_on_from():
     model, other = narrow_model(), narrow_model()
     fit(model, 2)

@@ -38,6 +38,40 @@ def test_gradients_that_the_caller_has_summed_are_not_summed_again():
     assert_two_replicas_give_the_weights_of_one({"global_clipnorm": 0.5}, reduced=True)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_optimizer_is_built_after_the_scope_of_its_variables_has_been_left(wrapped):
+    with STRATEGY.scope():
+        variable, optimizer = keras.Variable(np.ones(3), dtype="bfloat16"), lamb_tf.LAMB(0.1)
+    if wrapped:
+        optimizer = lamb_tf.LossScaleOptimizer(optimizer)
+    optimizer.build([variable])
+    step = lambda: optimizer.apply([tf.ones(3)], [variable])  # noqa: E731
+    tf.function(lambda: STRATEGY.run(step), autograph=False)()
+    for local in STRATEGY.experimental_local_results(variable.value):
+        np.testing.assert_allclose(local.numpy().astype("float32"), [0.9] * 3, rtol=2**-8)
+
+
+@pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"use_ema": True}])
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_checkpoint_of_tensorflow_is_restored_where_an_option_comes_or_goes(
+    tmp_path, options, comes
+):
+    def trained(options):
+        variable, optimizer = keras.Variable(np.ones(3), dtype="bfloat16"), lamb_tf.LAMB(**options)
+        optimizer.build([variable])
+        optimizer.apply([tf.ones(3)])
+        optimizer.apply([tf.ones(3)])
+        return variable, optimizer
+
+    old, new = (trained({}), trained(options)) if comes else (trained(options), trained({}))
+    path = tf.train.Checkpoint(variable=old[0], optimizer=old[1]).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(variable=new[0], optimizer=new[1]).restore(path).expect_partial()
+    assert new[1].iterations == old[1].iterations
+    for name in ("m", "v", "master"):
+        pair = steps.values([optimizer.slots(variable)[name] for variable, optimizer in (old, new)])
+        np.testing.assert_array_equal(*pair)
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("kind", ["dense", "sparse", "summed before"])
 def test_one_tensor_object_may_be_the_gradient_of_all_replicas(kind, mode):

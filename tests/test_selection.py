@@ -4,8 +4,10 @@ Runs on the Keras backend that is set.
 """
 
 import copy
+import gc
 import json
 import operator
+import types
 
 import keras
 import numpy as np
@@ -89,6 +91,37 @@ def test_of_fewer_variables_those_that_were_excluded_by_predicate_still_are(tmp_
     with pytest.warns(UserWarning, match="was not loaded"):
         again = keras.models.load_model(tmp_path / "model.keras")
     assert not_decayed(again) == ["kernel"]
+
+
+@NOT_LOADED
+def test_a_model_is_loaded_though_as_many_other_variables_are_trained(tmp_path, monkeypatch):
+    layers = [keras.layers.Dense(n, use_bias=False, name=name) for n, name in zip((4, 4, 2), "abc")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    layers[2].trainable = False
+    exclusions = [lambda v: v.path.endswith("b/kernel")]
+    model.compile(lamb_tf.LAMB(exclude_from_weight_decay=exclusions), loss="mse")
+    fit(model)
+    layers[0].trainable, layers[2].trainable = False, True
+    model.save(tmp_path / "model.keras")
+    forget(monkeypatch)
+    again = keras.models.load_model(tmp_path / "model.keras")
+    fit(again)
+    lines = []
+    again.optimizer.summary(print_fn=lines.append)
+    rows = [line.split() for line in lines[0].splitlines()[1:]]
+    assert [(row[0].split("/")[-2], row[2]) for row in rows] == [("b", "-"), ("c", "yes")]
+
+
+def test_a_record_goes_by_the_paths_where_as_many_other_variables_are_trained():
+    record = selection.Record({"paths": ["b/kernel"], "positions": [1], "variables": 2})
+
+    def named(*paths):
+        return record.among([types.SimpleNamespace(path=path) for path in paths])
+
+    assert named("a/kernel", "b/kernel") == [False, True]
+    assert named("b/kernel", "c/kernel") == [True, False]
+    assert named("dense_4/kernel", "dense_5/kernel") == [False, True]  # called otherwise
+    assert named("a/kernel", "b/kernel", "c/kernel") == [False, True, False]
 
 
 def test_a_fresh_optimizer_with_a_pattern_that_names_no_variable_is_an_error_still():
@@ -197,6 +230,24 @@ def test_a_clone_for_another_model_asks_the_predicate_again():
     other.compile(optimizer, loss="mse")
     assert not_decayed(other) == ["bias"]
     assert not_decayed(model) == ["bias"]
+
+
+def test_a_config_is_not_given_the_predicate_that_took_the_place_of_its_own_in_memory():
+    names_bias = lambda v: is_bias(v)  # noqa: E731
+    config = lamb_tf.LAMB(exclude_from_weight_decay=[names_bias]).get_config()
+    place = id(names_bias)
+    del names_bias
+    gc.collect()
+    others = [lambda v: not is_bias(v) for _ in range(10_000)]
+    there = [other for other in others if id(other) == place] or others[:1]
+    lamb_tf.LAMB(exclude_from_weight_decay=there).get_config()
+    with pytest.raises(ValueError, match="saved before the optimizer was built"):
+        lamb_tf.LAMB.from_config(config)
+
+
+def test_the_configs_of_one_optimizer_are_equal():
+    optimizer = lamb_tf.LAMB(exclude_from_weight_decay=[lambda v: is_bias(v)])
+    assert optimizer.get_config() == optimizer.get_config()
 
 
 def test_what_python_cannot_refer_to_weakly_is_saved_by_the_variables_it_named():
