@@ -288,8 +288,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def slots(self, variable):
         """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`.
 
-        One of 16 bits has also a "master", unless `master_weights` is False.
+        One of 16 bits has also a "master", unless `master_weights` is False. Raises ValueError for
+        a variable that the optimizer was not built with.
         """
+        self._check_variables_are_known([variable])
         index = self._get_variable_index(variable)
         slots = {name: self._slots[name][index] for name in self.slot_names}
         if str(index) in self._masters:
@@ -332,7 +334,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list):
         """At the end of training: with `use_ema`, replaces the variables by their averages."""
-        if self.use_ema:
+        if self.use_ema and self.built:
             for variable in var_list:
                 average = self._slots["average"][self._get_variable_index(variable)]
                 if average is not None:

@@ -12,6 +12,7 @@ without `:0`, and a list of which none is found is an error.
 """
 
 import math
+import numbers
 import os
 import re
 import warnings
@@ -494,19 +495,20 @@ def _found(patterns, variable):
 def _patterns(argument, value):
     if value is None:
         return None
-    for item in [value] if isinstance(value, str) else value:
+    for item in selection.as_list(value):
         if not isinstance(item, str):
             raise TypeError(
                 f"`{argument}` takes a list of regular expressions, searched for in the names of "
                 f"variables. Received an item of type {type(item).__name__}: {item!r}."
             )
         selection.pattern(item, argument)
-    return [value] if isinstance(value, str) else list(value)
+    return selection.as_list(value)
 
 
 def _checked(argument, value, below=math.inf):
     """`value`, whose range is checked where it is a plain number."""
-    if value is None or (isinstance(value, int | float) and not 0 <= value < below):
+    is_wrong = value is None or isinstance(value, bool | str)
+    if is_wrong or (isinstance(value, numbers.Real) and not 0 <= value < below):
         limits = "≥ 0 and finite" if below == math.inf else f"in [0, {below})"
-        raise ValueError(f"`{argument}` must be {limits}, got {value}.")
+        raise ValueError(f"`{argument}` must be {limits}, got {value!r}.")
     return value

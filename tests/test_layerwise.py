@@ -439,6 +439,18 @@ def test_finalizing_changes_nothing_where_every_update_was_skipped():
         np.testing.assert_array_equal(value, wanted.astype("float64"))
 
 
+def test_there_is_nothing_to_finalize_before_the_optimizer_is_built():
+    variable = keras.Variable(1.0)
+    lamb_tf.LAMB(use_ema=True).finalize_variable_values([variable])
+    assert variable.numpy() == 1.0
+
+
+def test_a_variable_of_another_optimizer_has_no_slots_here():
+    optimizer, _ = built()
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.slots(keras.Variable(1.0))
+
+
 def test_slots_are_float32_and_named_after_their_variable():
     optimizer, variables = built()
     slots = optimizer.slots(variables[1])
