@@ -56,12 +56,6 @@ def can_copy():
     return BACKEND != "tensorflow" or tf.executing_eagerly()
 
 
-def leave_out_of_checkpoints(owner, attribute):
-    """Makes `tf.train.Checkpoint` not go by this attribute of the object."""
-    if BACKEND == "tensorflow":
-        owner._delete_tracking(attribute)
-
-
 def by_device(gradients, variables):
     """(device, gradients, variables) for each device on which any of the variables lies."""
     parts = {}

@@ -26,7 +26,8 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
     "_learning_rate": "what `learning_rate` was given: assigned where it is the user's variable",
     "_trainable_variables": "the variables that the optimizer was built with",
-    "_variables": "by numbers that other options shift, so not what a checkpoint should go by",
+    "_delete_tracking": "on TensorFlow, so that checkpoints go by the names of the state, and not",
+    "_variables": "by the numbers in this list, which other options shift",
     "_get_variable_index": "the position of a variable among them, the same on each replica",
     "_check_variables_are_known": "its error for a variable that the optimizer was not built with",
     "_filter_empty_gradients": "its warning and error for variables without gradient",
@@ -90,7 +91,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         else:
             rate = hyperparameters.rate(learning_rate, "learning_rate")
             super().__init__(rate, weight_decay, name=name, **kwargs)
-        backends.leave_out_of_checkpoints(self, "_variables")  # all are there by better names
+        if backends.BACKEND == "tensorflow":
+            self._delete_tracking("_variables")
         self.weight_norm_bounds = weight_norm_bounds
         self.trust_ratio_bounds = trust_ratio_bounds
         self.master_weights = master_weights
@@ -175,7 +177,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if not (self.built and self.use_ema):
             raise AttributeError("Averages are there once an optimizer with `use_ema` is built.")
         narrow = [v for v in self._trainable_variables if master_weights.are_for(v)]
-        if narrow and keras.backend.backend() == "tensorflow":
+        if narrow and backends.BACKEND == "tensorflow":
             raise ValueError(
                 "On TensorFlow keras.callbacks.SwapEMAWeights cannot swap variables of 16 bits "
                 f"with their averages, which are {self._precision}. Received "
