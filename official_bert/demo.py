@@ -108,13 +108,16 @@ def write_text(layout, paths, corpus_format):
     layout.text("train").parent.mkdir(exist_ok=True)
     counts = {"train": [0, 0], "held_out": [0, 0]}  # documents, characters
     with whole_file(layout.text("train")) as train, whole_file(layout.text("held_out")) as held:
-        for index, document in enumerate(documents):
-            split = "train"
-            if index % HELD_OUT_SHARE == 1 and counts["held_out"][1] < HELD_OUT_CHARACTERS:
-                split = "held_out"
-            text = "\n".join(map(str.strip, corpus.sentences(document))) + "\n\n"
+        for document in documents:
+            if not document.continues:
+                index = counts["train"][0] + counts["held_out"][0]
+                turn = index % HELD_OUT_SHARE == 1
+                few = counts["held_out"][1] < HELD_OUT_CHARACTERS
+                split = "held_out" if turn and few else "train"
+                counts[split][0] += 1
+            blank = "" if document.continues else "\n"
+            text = blank + "\n".join(map(str.strip, corpus.sentences(document))) + "\n"
             (train if split == "train" else held).write(text)
-            counts[split][0] += 1
             counts[split][1] += len(text)
         if not counts["held_out"][0]:
             raise ValueError(

@@ -194,6 +194,19 @@ def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
     assert 1 <= len(held_out) < len(train) / 4
 
 
+def test_a_document_that_is_read_in_pieces_is_held_out_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
+    sentences = [f"This is sentence {n} of a document." for n in range(20)]
+    documents = ["\n".join(sentences), "Another document.", "\n".join(sentences)]
+    (tmp_path / "a.txt").write_text("\n\n".join(documents))
+    layout = demo_folder.DemoFolder(tmp_path)
+    said = demo.write_text(layout, [str(tmp_path / "a.txt")], "sentences")
+    assert layout.text("held_out").read_text().strip() == "Another document."
+    assert layout.text("train").read_text().strip().split("\n\n") == documents[::2]
+    assert said.startswith("train: 2 documents")
+    assert "held out: 1 documents" in said
+
+
 def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("One sentence.\nAnother.\n")
     with pytest.raises(ValueError, match="1 documents; at least two"):
