@@ -263,20 +263,20 @@ class Trainer:
             return non_finite(self.run, self.model, batch, rows, step, part, scale)
 
         replicas = self.strategy.num_replicas_in_sync
-        losses, variables, where = [], [], ""
+        losses, variables, where = [], [], None
         for part, rows in enumerate(micro_batches(self.run, stage.batch_size, replicas)):
             losses, variables = found(part, rows)
             if losses or variables:
-                row = _first_row(rows, lambda some, part=part: any(found(part, some)))
-                where = "" if row is None else f" in row {row} of the batch, counted from 0,"
+                where = _first_row(rows, lambda some, part=part: any(found(part, some)))
                 break
         return (
             f"No update could be made for {self._state['skipped_in_a_row']} steps in a row, the "
             f"last one step {step} of stage {index + 1}: gradients are not finite. Losses that are "
-            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not:{where} "
+            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not: "
             f"{len(variables)} of {len(self.model.trainable_variables)}, first "
-            f"{variables[0] if variables else 'none in a second computation'}. Loss scale "
-            f"{scale:g}. {self._good.advice()}"
+            f"{variables[0] if variables else 'none in a second computation'}. First row of the "
+            f"batch that alone is enough for it: {'none' if where is None else where} (counted "
+            f"from 0). Loss scale {scale:g}. {self._good.advice()}"
         )
 
     # Files
@@ -370,10 +370,14 @@ class Trainer:
 
 
 def _first_row(rows, is_bad):
-    """The first of `rows` for which alone `is_bad`, by halving; `None` if it takes several."""
+    """The first of `rows` for which alone `is_bad`, by halving; `None` if it takes several.
+
+    `is_bad` is asked of as many rows every time, or TensorFlow would compile for every number.
+    """
+    count = len(rows)
     while len(rows) > 1:
         halves = np.array_split(rows, 2)
-        rows = next(filter(is_bad, halves), None)
+        rows = next((half for half in halves if is_bad(np.resize(half, count))), None)
         if rows is None:
             return None
     return rows[0]

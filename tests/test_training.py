@@ -34,6 +34,7 @@ from official_bert import (
     plots,
     pretraining_step,
     record_pools,
+    training,
 )
 from official_bert.record_files import RecordFiles
 from official_bert.stages import Optimizer, Reporting
@@ -339,8 +340,20 @@ def test_the_row_whose_loss_is_not_finite_is_named(
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=accumulation)
     reporting = dataclasses.replace(QUIET, max_skipped_updates=1, steps_per_loop=1)
     strategy = two_replicas() if replicas == 2 else tf.distribute.get_strategy()
-    with pytest.raises(Diverged, match=r"step 2 .*not finite: masked_lm_loss.* in row 13 of the"):
+    with pytest.raises(Diverged, match=r"step 2 .*not finite: masked_lm_loss.*enough for it: 13 "):
         train(run, tmp_path, reporting, strategy)
+
+
+def test_the_first_bad_row_is_found_by_asking_of_equally_many_rows_every_time():
+    asked = []
+
+    def is_bad(rows):
+        asked.append(len(rows))
+        return bool({5, 29} & {*rows})
+
+    assert training._first_row(np.arange(1, 41, 4), is_bad) == 5
+    assert {*asked} == {10}
+    assert training._first_row(np.arange(7), lambda rows: len({*rows}) > 3) is None
 
 
 def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
