@@ -24,6 +24,7 @@ from official_bert import local_paths, text_files, text_forms
 
 FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20
+MOST_DOCUMENTS = 10_000  # of a block: each becomes a record at least, in every pass
 LONGEST_SPLIT = 4096  # characters that the library for sentences gets at once
 _WIDE_SPACES = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -302,7 +303,7 @@ def digest(document: Document) -> bytes:
 
 
 def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Document]]:
-    """Runs of documents with `block_bytes` to twice that much text each.
+    """Runs of documents with `block_bytes` to twice that much text each, or many short documents.
 
     Where the cuts fall depends on the text and `block_bytes` alone. A last block of less than half
     the size joins the one before it, so that the draw of random next sentences never faces a
@@ -312,7 +313,7 @@ def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Documen
     for document in found:
         block.append(document)
         size += text_bytes(document)
-        if size >= block_bytes:
+        if size >= block_bytes or len(block) >= MOST_DOCUMENTS:
             if pending:
                 yield pending
             pending, block, size = block, [], 0

@@ -235,6 +235,14 @@ def test_a_long_paragraph_is_split_bit_by_bit_and_loses_nothing(sentence, monkey
         assert found == [sentence.strip()] * 2_000
 
 
+def test_blocks_of_short_documents_are_bounded_by_their_number(monkeypatch):
+    monkeypatch.setattr(corpus, "MOST_DOCUMENTS", 10)
+    found = [corpus.Document([f"{n}"], False) for n in range(25)]
+    blocks = list(corpus.blocks(found, block_bytes=1_000))
+    assert [len(block) for block in blocks] == [10, 15]
+    assert [document for block in blocks for document in block] == found
+
+
 def test_blocks_of_any_script_hold_as_many_bytes():
     found = [corpus.Document(["中" * 40], False) for _ in range(24)]
     assert {len(block) for block in corpus.blocks(found, block_bytes=300)} == {3}
