@@ -75,6 +75,8 @@ def recognise(path: str, form: str = "auto") -> str:
     if name.endswith((".jsonl", ".json", ".ndjson")) or re.match(r'\{\s*"|\[\s*[\[{"]', text):
         _refuse_json_over_lines(path, first, whole or bool(more))
         return "jsonl"
+    if re.match(r"\{\s*'\w+'\s*:", text):
+        _refuse(path, "Python's form of dictionaries, not JSON", "write it with `json.dumps`")
     _refuse_markup(path, text, first)
     rows = text.splitlines() if whole else text.splitlines()[:-1]
     if name.endswith((".csv", ".tsv")) or _is_table(rows):

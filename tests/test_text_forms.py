@@ -104,6 +104,7 @@ REVIEWS = "review,sentiment\n" + "".join(f'"Good, really {n}.",positive\n' for n
         ("a", '[\n {"text": "Some text."}\n]\n', "a JSON array.*jq"),
         ("a.json", json.dumps({"text": "Some text."}, indent=1), "JSON over several lines.*jq"),
         ("a", '{\n "text": "Some text."}\n', "JSON over several lines.*jq"),
+        ("a", "{'id': 1, 'text': 'Some text.'}\n", "Python's form of dictionaries.*json.dumps"),
     ],
     ids=shown,
 )
