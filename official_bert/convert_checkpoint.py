@@ -64,9 +64,7 @@ def convert(
     if not (target.holds_slots and keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
-    with targets.whole_folder(output) as folder:
-        target.write(folder, source)
-        written = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    written = _write(output, target, source)
     return [
         f"read      {source.dialect}: {source.path}, {len(source.weights)} variables "
         f"({', '.join(source.parts)}), {source.config.num_hidden_layers} layers of width "
@@ -75,6 +73,19 @@ def convert(
         f"written   {output}: {', '.join(written)}",
         *([f"left out  {names.listed(left_out)}"] if left_out else []),
     ]
+
+
+def _write(output, target, source):
+    """Writes a folder; returns the names of its files."""
+    try:
+        with targets.whole_folder(output) as folder:
+            target.write(folder, source)
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            return sorted(path.relative_to(folder).as_posix() for path in files)
+    except OSError as error:
+        if error.filename or not error.strerror:
+            raise
+        raise OSError(error.errno, error.strerror, str(output)) from None  # a full disk has no name
 
 
 def _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary):

@@ -44,8 +44,10 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, output_format):
     for size in (1_000, 15_000):  # of the largest file that can be written
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
         try:
-            with pytest.raises(OSError):  # noqa: PT011, the system's own words
+            with pytest.raises(OSError, match="File too large") as error:
                 convert()
+            assert "out" in str(error.value)
+            assert "{{" not in str(error.value)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -50,9 +50,15 @@ def read(prefix, config):
             return _read_objects(tensors, config)
     except (tf.errors.OpError, ValueError, IndexError) as error:
         raise ValueError(
-            f"{prefix} is not a readable TensorFlow checkpoint: {str(error).splitlines()[0]}"
+            f"{prefix} is not a readable TensorFlow checkpoint: {reason(error)}"
         ) from None
     return _read_names(tensors, config)
+
+
+def reason(error):
+    """The first line of what TensorFlow says, without where in its graph that was."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", first)
 
 
 def _tensor(reader, key, shape, dtype):
@@ -60,7 +66,7 @@ def _tensor(reader, key, shape, dtype):
         try:
             return np.asarray(reader.get_tensor(key))
         except (tf.errors.OpError, IndexError) as error:
-            raise ValueError(f"{key} cannot be read: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"{key} cannot be read: {reason(error)}") from None
 
     numpy_dtype = np.dtype(object if dtype == tf.string else dtype.as_numpy_dtype)
     return Tensor(tuple(shape), numpy_dtype, read_values)
@@ -183,4 +189,4 @@ def write(prefix, tensors):
                 checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
             )
     except tf.errors.OpError as error:
-        raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
+        raise OSError(f"Cannot write {prefix}: {reason(error)}") from None

@@ -61,8 +61,7 @@ def save(folder, source):
         try:
             tf.saved_model.save(module, str(folder), signatures, options)
         except tf.errors.OpError as error:
-            reason = str(error.message).splitlines()[0]
-            raise OSError(f"Cannot write {folder}: {reason}") from None
+            raise OSError(f"Cannot write {folder}: {bundles.reason(error)}") from None
     _fill(folder, model, source)
 
 
