@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
+from official_bert.whole_files import start_writing_out
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?)")
@@ -185,6 +186,7 @@ def write(prefix, tensors):
                     shape_and_slices=[""] * len(part),
                     tensors=[tf.convert_to_tensor(tensor.read()) for _, tensor, _ in part],
                 )
+                start_writing_out(f"{path}.data-00000-of-00001")
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
             )

@@ -23,6 +23,7 @@ import numpy as np
 from official_bert.config import BertConfig
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
+from official_bert.whole_files import start_writing_out
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _MAX_CONFIG = 1_000_000  # bytes of a configuration, of which some 1,000 are usual
@@ -70,39 +71,58 @@ def write(path, source):
     Raises:
         OSError: it cannot be written.
     """
-    path = pathlib.Path(path)
     try:
-        _write(path, path.with_name(_WEIGHTS), source)
-    except (RuntimeError, BlockingIOError) as error:  # of HDF5, whatever was the matter
+        _write(path, source)
+    except RuntimeError as error:  # of HDF5, whatever was the matter
         raise OSError(f"Cannot write {path}: {str(error).splitlines()[0]}") from None
 
 
-def _write(path, weights, source):
-    with tempfile.TemporaryDirectory() as folder:
-        small = pathlib.Path(folder, "model.keras")
+def _write(path, source):
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path, "w") as target:
+        small, form = pathlib.Path(folder, "model.keras"), pathlib.Path(folder, "form.h5")
         official = _save_small(small, source.config.num_hidden_layers)
-        with zipfile.ZipFile(small) as archive, zipfile.ZipFile(path, "w") as target:
-            with h5py.File(archive.open(_WEIGHTS)) as form, h5py.File(weights, "w") as filled:
-                _fill(form, filled, official, source)
-            target.write(weights, _WEIGHTS)
-            weights.unlink()
+        with zipfile.ZipFile(small) as archive:
             content = json.loads(archive.read(_CONFIG))
             content["config"]["config"] = dataclasses.asdict(source.config)
-            target.writestr(_CONFIG, json.dumps(content))
             target.writestr(_METADATA, archive.read(_METADATA))
+            target.writestr(_CONFIG, json.dumps(content))
+            with archive.open(_WEIGHTS) as weights, h5py.File(weights) as hdf5:
+                places = _write_form(form, hdf5, official, source.config)
+        entry = zipfile.ZipInfo(_WEIGHTS)
+        entry.file_size = form.stat().st_size
+        with target.open(entry, "w") as stream, open(form, "rb") as empty:
+            for start, name in sorted(places):
+                stream.write(empty.read(start - empty.tell()))
+                values = np.ascontiguousarray(source.weights[name].cast(np.float32).read())
+                stream.write(values.reshape(-1).view(np.uint8))
+                empty.seek(values.nbytes, io.SEEK_CUR)
+                start_writing_out(path)
+            stream.write(empty.read())
 
 
-def _fill(form, filled, official, source):
-    """Makes an HDF5 file of the same form, with the source's weights."""
+def _write_form(path, small, official, config):
+    """Writes an HDF5 file like the small model's with a hole for each variable's values.
 
-    def copy(path, item):
+    Returns:
+        (first byte, official name) of each.
+    """
+    shapes = {row.official: names.shape(row, config) for row in names.rows(config)}
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    places = []
+
+    def copy(place, item):
         if isinstance(item, h5py.Group):
-            filled.require_group(path).attrs.update(item.attrs)
+            form.require_group(place).attrs.update(item.attrs)
         else:
-            values = source.weights[official[path]].cast(np.float32).read()
-            filled.create_dataset(path, data=values)
+            name = official[place]
+            held = form.create_dataset(place, shapes[name], np.float32, dcpl=settings)
+            places.append((held.id.get_offset(), name))
 
-    form.visititems(copy)
+    with h5py.File(path, "w") as form:
+        small.visititems(copy)
+    return places
 
 
 # How Keras calls the variables

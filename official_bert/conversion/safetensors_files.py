@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from official_bert.conversion.tensors import Tensor
+from official_bert.whole_files import start_writing_out
 
 DTYPES = {
     "F64": np.dtype("<f8"),
@@ -86,6 +87,7 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
         file.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in tensors:
             file.write(np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8))
+            start_writing_out(path)
         file.flush()
         os.fsync(file.fileno())
 
