@@ -78,6 +78,8 @@ def write(path, source):
 
 
 def _write(path, source):
+    # HDF5 does not write from first byte to last, as an archive is; so it writes a file of holes,
+    # and the values are put in on the way into the archive.
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path, "w") as target:
         small, form = pathlib.Path(folder, "model.keras"), pathlib.Path(folder, "form.h5")
         official = _save_small(small, source.config.num_hidden_layers)
