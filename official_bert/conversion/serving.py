@@ -25,6 +25,8 @@ def save(folder, source):
     model = BertPretrainer(source.config, seed=None, dtype="float32")
     module = tf.Module()
     module.variables_of_model = [variable.value for variable in model.weights]
+    for variable in module.variables_of_model:  # graphs need its shape alone; see `_fill`
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros(()))
     integers = tf.TensorSpec((None, None), tf.int32)
     names = "input_ids", "input_mask", "segment_ids", "masked_lm_positions"
     specs = {name: tf.TensorSpec(integers.shape, tf.int32, name=name) for name in names}
@@ -66,7 +68,7 @@ def save(folder, source):
 
 
 def _fill(folder, model, source):
-    """Puts the weights in, a part at a time in memory; the model was saved before it had any."""
+    """Puts the weights in, a part at a time in memory; the model was saved with none."""
     variables, filled = folder / "variables", folder / "variables_filled"
     reader = tf.train.load_checkpoint(str(variables / "variables"))
     tensors = {
