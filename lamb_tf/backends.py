@@ -226,6 +226,13 @@ def is_eager():
     return BACKEND == "torch" or (BACKEND == "tensorflow" and tf.executing_eagerly())
 
 
+def is_known(tensor):
+    """Whether the value of a tensor or variable can be read now: it is not being traced."""
+    if BACKEND == "jax":
+        return not isinstance(native(tensor), jax.core.Tracer)
+    return is_eager()
+
+
 def zero_unless(finite, gradients, variables):
     """The gradients, or zeros where they are not finite: what the kernels below can be given.
 

@@ -769,9 +769,9 @@ def moments_of_keras_lamb(optimizer):
 
 
 def _is_known(value):
-    """Whether the value can be read now: it is not that of a graph that is being traced."""
+    """Whether this is a number, or a tensor or variable whose value can be read now."""
     is_tensor = ops.is_tensor(value) or selection.is_variable(value)
-    return not is_tensor or backends.is_eager()
+    return not is_tensor or backends.is_known(value)
 
 
 def _no_learning_rate():
