@@ -121,13 +121,12 @@ class Worker:
         return [ids for ids in found if ids]
 
     def _in_paragraphs(self, lines: list[str], found: Sentences) -> int:
-        """The tokens of lines too long for a sequence that look like several sentences each."""
-        room, language = self._recipe.settings.max_seq_length - 3, self._recipe.language
-        long = ((line, len(ids)) for line, ids in zip(lines, found, strict=True) if len(ids) > room)
+        """The tokens of lines that look like three sentences or more."""
+        language = self._recipe.language
         return sum(
-            tokens
-            for line, tokens in long
-            if len(corpus.split_paragraph(line[: corpus.LONGEST_SPLIT], language)) > 1
+            len(ids)
+            for line, ids in zip(lines, found, strict=True)
+            if corpus.looks_like_paragraph(line, language)
         )
 
     def _static(

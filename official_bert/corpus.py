@@ -30,6 +30,7 @@ _WIDE_SPACES = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
+_SENTENCE_ENDS = re.compile("[.!?…‼⁇-⁉。．！？｡।॥؟۔։።၊။។៕]")
 _BLANKS = str.maketrans(dict.fromkeys(_WIDE_SPACES, " "))
 
 
@@ -279,6 +280,16 @@ def split_paragraph(paragraph: str, language: str = "en") -> list[str]:
         start += taken
     found += _segments(paragraph[start:], language)
     return [sentence for sentence in map(str.strip, found) if sentence]
+
+
+def looks_like_paragraph(line: str, language: str = "en") -> bool:
+    """Whether the beginning of a line splits into three sentences or more.
+
+    Two would be too few: what tools take for the end of a sentence differs.
+    """
+    start = line[:LONGEST_SPLIT]
+    may_be = len(_SENTENCE_ENDS.findall(start)) >= 3  # much faster than the library
+    return may_be and len(split_paragraph(start, language)) >= 3
 
 
 def _segments(text: str, language: str) -> Iterator[str]:

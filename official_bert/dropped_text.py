@@ -35,9 +35,8 @@ def warnings(summary: dict, recipe: Recipe) -> list[str]:
         )
     elif _in_paragraphs(summary) > TOO_MUCH:
         found.append(
-            f"{_in_paragraphs(summary):.0%} of the text is in lines longer than a sequence of "
-            f"{recipe.settings.max_seq_length} that look like several sentences each; they were "
-            f"cut into pieces of equal length: {PARAGRAPHS}."
+            f"{_in_paragraphs(summary):.0%} of the text is in lines that look like three sentences "
+            f"or more, and each line was taken for one: {PARAGRAPHS}."
         )
     if summary["documents"] == 1 and summary["text_bytes"] > 1_000_000:
         found.append(

@@ -235,6 +235,22 @@ def test_a_long_paragraph_is_split_bit_by_bit_and_loses_nothing(sentence, monkey
         assert found == [sentence.strip()] * 2_000
 
 
+@pytest.mark.parametrize(
+    ("line", "is_paragraph"),
+    [
+        ("One sentence. Another one. And a third.", True),
+        ("今天天气很好。我们去公园吧！好吗？", True),
+        ("यह एक है। यह दो है। यह तीन है।", True),
+        ("One sentence. Another one.", False),
+        ("Dr. J. R. Smith, e.g., came at 3.15 p.m. to the U.S. office.", False),
+        ("It was the year 1.2.3 of a.b.c and nothing more", False),
+        ("A sentence. " * 100_000, True),
+    ],
+)
+def test_a_line_of_three_sentences_looks_like_a_paragraph(line, is_paragraph):
+    assert corpus.looks_like_paragraph(line) is is_paragraph
+
+
 def test_blocks_of_short_documents_are_bounded_by_their_number(monkeypatch):
     monkeypatch.setattr(corpus, "MOST_DOCUMENTS", 10)
     found = [corpus.Document([f"{n}"], False) for n in range(25)]

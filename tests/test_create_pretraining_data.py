@@ -182,7 +182,7 @@ def test_long_lines_are_cut_not_dropped_and_the_summary_says_so(small_text, tmp_
     written = made["text_tokens"] - made["dropped_tokens"]
     assert f"{made['text_tokens']:,} tokens read, {written:,} written" in said
     assert "; sentences longer than a sequence: 8\n" in said
-    assert "% of the text is in lines longer than a sequence of 128" in said
+    assert "% of the text is in lines that look like three sentences or more" in said
     assert "--input_format=paragraphs" in said
 
 
@@ -196,6 +196,15 @@ def test_a_text_of_sentences_is_built_without_a_warning(small_text, tmp_path):
     assert "warning" not in "\n".join(lines)
 
 
+def test_paragraphs_that_fit_a_sequence_are_told_from_sentences_too(small_text, tmp_path):
+    lines = []
+    text = ("A line begins. It goes on with more words. And so it ends.\n" * 5 + "\n") * 20
+    made = create(small_text, tmp_path, text.encode(), Settings(dupe_factor=5), report=lines.append)
+    assert made["long_sentences"] == 0
+    assert "warning: 100% of the text is in lines that look like three sentences" in lines[-1]
+    assert "--input_format=paragraphs" in lines[-1]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tmp_path, dynamic):
     documents = corpus.documents([small_text.path], "paragraphs")
@@ -205,7 +214,7 @@ def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tm
     settings = Settings(max_seq_length=16, max_predictions_per_seq=4, dupe_factor=5)
     made = create(small_text, tmp_path, text.encode(), settings, **options)
     assert made["long_sentence_tokens"] > 0.5 * made["text_tokens"]
-    assert "look like several sentences" not in "\n".join(lines)
+    assert "look like three sentences" not in "\n".join(lines)
 
 
 def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_path):
