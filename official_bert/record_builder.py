@@ -251,8 +251,9 @@ class Workers:
         for process in self._processes:
             process.kill()
             process.wait()
-            process.stdin.close()
             process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):  # of a task that it died before reading
+                process.stdin.close()
         self._threads.shutdown()
 
     def work(self, tasks: Iterator, make: Callable) -> None:

@@ -203,14 +203,20 @@ def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch)
             build(small_text, tmp_path)
 
 
-def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(small_text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("before_a_shard", [False, True])
+def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
+    small_text, tmp_path, monkeypatch, before_a_shard
+):
     from official_bert import build_worker, record_builder
 
     send = record_builder._send
 
     def kill_one(process, task):
+        if before_a_shard and isinstance(task, build_worker.Shard):
+            process.kill()
+            process.wait()
         send(process, task)
-        if isinstance(task, build_worker.Part) and task.index == 2:
+        if not before_a_shard and isinstance(task, build_worker.Part) and task.index == 2:
             process.kill()
 
     monkeypatch.setattr(record_builder, "_send", kill_one)
