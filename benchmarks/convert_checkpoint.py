@@ -117,7 +117,7 @@ def report(config, size, rows):
         f"{platform.python_version()}. Weights of {size / 1e9:.2f} GB.",
         f"Made by `python benchmarks/convert_checkpoint.py --model={FLAGS.model} "
         f"--rounds={FLAGS.rounds}`: medians of {FLAGS.rounds} processes per direction, start and "
-        "TensorFlow's import included. Asked: at most 15 seconds and 1.3 times the weights.",
+        "TensorFlow's import included. The limits are 15 seconds and 1.3 times the weights.",
         "",
         "| from | to | seconds | CPU seconds | peak memory, GB | of the weights |",
         "|---|---|---|---|---|---|",

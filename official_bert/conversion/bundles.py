@@ -8,6 +8,7 @@ in all of tf-models' encoders and pretrainers. So variables are found by the end
 import math
 import pathlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,7 @@ _OTHER_ENDS = {  # names of the same variables in older classes of tf-models
     "predictions/transform/logits/kernel": "next_sentence/logits/kernel",
     "predictions/transform/logits/bias": "next_sentence/logits/bias",
 }
-_PART_BYTES = 256e6  # of a checkpoint are in memory at once
+_PART_BYTES = 128e6  # of a checkpoint; two parts are in memory at once
 
 
 def read(prefix, config):
@@ -161,7 +162,7 @@ def _with_heads(row, config):
 
 
 def write(prefix, tensors):
-    """Writes a checkpoint with plain names, a part at a time in memory.
+    """Writes a checkpoint with plain names, two parts at a time in memory.
 
     Args:
         prefix: where, in a folder that nobody reads yet.
@@ -178,17 +179,23 @@ def write(prefix, tensors):
         parts[-1].append((name, tensor, size))
     prefixes = [f"{prefix}_part_{index}" for index in range(len(parts))]
     try:
+        # Two at a time: while one is on its way to the disk the next is read and transposed.
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(_write_part, parts, prefixes))
         with tf.device("CPU:0"):
-            for part, path in zip(parts, prefixes):
-                tf.raw_ops.SaveV2(
-                    prefix=path,
-                    tensor_names=[name for name, _, _ in part],
-                    shape_and_slices=[""] * len(part),
-                    tensors=[tf.convert_to_tensor(tensor.read()) for _, tensor, _ in part],
-                )
-                start_writing_out(f"{path}.data-00000-of-00001")
             tf.raw_ops.MergeV2Checkpoints(
                 checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
             )
     except tf.errors.OpError as error:
         raise OSError(f"Cannot write {prefix}: {reason(error)}") from None
+
+
+def _write_part(part, path):
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=path,
+            tensor_names=[name for name, _, _ in part],
+            shape_and_slices=[""] * len(part),
+            tensors=[tf.convert_to_tensor(tensor.read()) for _, tensor, _ in part],
+        )
+    start_writing_out(f"{path}.data-00000-of-00001")

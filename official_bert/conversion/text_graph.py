@@ -162,16 +162,23 @@ def _index(codes):
 
 def _characters(tokenizer):
     """For each place of the tables: what a character becomes (−1: itself), and its class."""
-    normalize = tokenizer.normalizer.normalize_str
-    cut = tokenizer.pre_tokenizer.pre_tokenize_str
     codes = [*range(_TABLE_END), *_TAGS, _TAGS.stop, _PRIVATE]
-    results, classes = [], np.zeros(len(codes), np.int32)
-    for place, code in enumerate(codes):
-        if 0xD800 <= code < 0xE000:  # surrogates are no characters
-            results.append([])
-            continue
-        character = chr(code)
-        normal = normalize(character)
-        results.append([-1] if normal == character else [ord(c) for c in normal])
-        classes[place] = {1: _LETTER, 2: _SPACE, 3: _SIGN}[len(cut(f"a{character}a"))]
-    return [np.array(result, np.int32) for result in results], classes
+    surrogates = {place for place, code in enumerate(codes) if 0xD800 <= code < 0xE000}
+    # In one text, since a call for each of them takes seconds; a line feed stays as it is.
+    characters = ["" if place in surrogates else chr(code) for place, code in enumerate(codes)]
+    lines = ["" if character == "\n" else character for character in characters]
+    normal = tokenizer.normalizer.normalize_str("\n".join(lines)).split("\n")
+    normal[characters.index("\n")] = "\n"
+    results = [
+        np.array([-1] if line == character and line else [ord(c) for c in line], np.int32)
+        for character, line in zip(characters, normal, strict=True)
+    ]
+    between_letters = "a" + "a".join(character or "a" for character in characters) + "a"
+    classes = np.full(len(codes), _SPACE, np.int32)
+    for word, (start, _) in tokenizer.pre_tokenizer.pre_tokenize_str(between_letters):
+        if len(word) > 1:
+            classes[start // 2 : (start + len(word)) // 2] = _LETTER
+        elif start % 2:
+            classes[start // 2] = _SIGN
+    classes[list(surrogates)] = 0  # they are no characters
+    return results, classes
