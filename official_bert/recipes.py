@@ -271,8 +271,9 @@ def small():
     Hardware:  a CPU.
     Time:      57 minutes on one core.
     Reports:   nothing; it is this project's.
-    Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss 6.409 nats,
-               accuracy 13.4 % (the most frequent token: 4.3 %), next sentence 69.6 %.
+    Measured here: all of it with version 0.1.0, `docs/results/small_wiki.md`: held-out masked-LM
+               loss 6.409 nats, accuracy 13.4 % (the most frequent token: 4.3 %), next sentence
+               69.6 %. It ends on the plateau (`docs/recipes.md`).
     """
     first = _stage_128(steps=2_500, batch_size=32, learning_rate=7e-3, warmup_steps=250)
     second = _stage_512(steps=250, batch_size=8, learning_rate=3.5e-3, warmup_steps=25)
