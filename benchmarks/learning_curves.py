@@ -166,7 +166,7 @@ def train_peer(folder, model_dir, settings, trial):
 
     folder = pathlib.Path(folder)
     torch.manual_seed(trial["seed"])
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = studies.config_of(folder, settings, trial["dropout"], settings["initial_stddev"])
     theirs = hugging_face.bert_for_pretraining(config)
     called = torch.compile(theirs) if trial["side"] == "peer_compiled" else theirs

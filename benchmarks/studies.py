@@ -221,7 +221,7 @@ def machine():
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),  # that this process may use
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
         **versions,
