@@ -71,10 +71,10 @@ def variants(workers):
 
 def work(records):
     """Makes the variants; then, for every line of stdin, times each of them once."""
-    from official_bert import quiet_tensorflow
+    from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert import distribution
+    from official_bert.engines import distribution
 
     index, count = int(os.environ["INDEX"]), int(os.environ["COUNT"])
     if count == 1:
@@ -107,8 +107,12 @@ def make_cell(settings, strategy, index, count, records):
     import tensorflow as tf
 
     import lamb_tf
-    from official_bert import distribution, input_pipeline, modeling, pretraining_step, stages
-    from official_bert.config import BertConfig
+    from official_bert import stages
+    from official_bert.data import input_pipeline
+    from official_bert.engines import distribution
+    from official_bert.model import modeling
+    from official_bert.model.config import BertConfig
+    from official_bert.tasks import pretraining_step
 
     class PlainLAMB(lamb_tf.LAMB):
         """The same equations, an operation at a time."""
@@ -319,10 +323,11 @@ def main(_):
 def make_records(folder):
     import itertools
 
-    from official_bert import stdlib_text, tokenization
-    from official_bert.config import BertConfig
     from official_bert.create_pretraining_data import create_pretraining_data
-    from official_bert.instances import Settings
+    from official_bert.data import tokenization
+    from official_bert.data.instances import Settings
+    from official_bert.demonstration import stdlib_text
+    from official_bert.model.config import BertConfig
 
     documents = [
         "\n".join(paragraphs) for _, paragraphs in itertools.islice(stdlib_text.documents(), 150)

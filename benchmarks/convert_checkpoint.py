@@ -21,10 +21,10 @@ import time
 import numpy as np
 from absl import app, flags
 
-from official_bert.config import BertConfig
 from official_bert.conversion import names, safetensors_files
 from official_bert.conversion.tensors import Tensor
-from official_bert.tokenization import SPECIAL_TOKENS
+from official_bert.data.tokenization import SPECIAL_TOKENS
+from official_bert.model.config import BertConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("model", "large", ["base", "large", "tiny"], "The size of the model.")

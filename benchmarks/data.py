@@ -137,7 +137,7 @@ def build(folder: str, name: str, arguments: list[str], times: int = 1) -> dict:
 
 def read_batches(folder: str, name: str, **masking) -> dict:
     """Takes batch after batch in this process, reading, parsing and masking; examples a second."""
-    from official_bert.input_pipeline import Batches
+    from official_bert.data.input_pipeline import Batches
 
     if not glob.glob(os.path.join(folder, name, "text.tfrecord*")):
         CASES[name][1](folder)

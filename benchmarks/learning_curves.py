@@ -25,9 +25,9 @@ import numpy as np
 import studies
 from absl import app, flags
 
-from official_bert import child_commands
-from official_bert.initial_values import STDDEV_RATIO
+from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import Optimizer, Stage
+from official_bert.system import child_commands
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 5, "Seeds: 1, 2, …, of each side and each dropout rate.")
@@ -214,7 +214,7 @@ def train_peer(folder, model_dir, settings, trial):
 
 
 def open_batches(folder, settings, seed, split, batch_size, **options):
-    from official_bert import input_pipeline
+    from official_bert.data import input_pipeline
 
     return input_pipeline.Batches(
         [str(folder / f"{split}.tfrecord")],

@@ -16,7 +16,7 @@ from curves import (
     with_range,
 )
 
-from official_bert.whole_files import write_text
+from official_bert.system.whole_files import write_text
 
 LEVEL = 4.5  # nats of held-out loss, the time to which is the figure of merit
 LABELS = {

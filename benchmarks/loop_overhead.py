@@ -24,18 +24,16 @@ import time
 import tensorflow as tf
 from absl import app, flags
 
-from official_bert import (
-    distribution,
-    freed_memory,
-    pretraining_step,
-    stdlib_text,
-    tokenization,
-    training,
-)
-from official_bert.config import BertConfig
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import tokenization
+from official_bert.data.instances import Settings
+from official_bert.demonstration import stdlib_text
+from official_bert.engines import distribution
+from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.system import freed_memory
+from official_bert.tasks import pretraining_step
+from official_bert.training import training
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 7, "Pairs of measurements a model.")

@@ -22,8 +22,10 @@ import numpy as np
 import tensorflow as tf
 from absl import app, flags
 
-from official_bert import flops, modeling, pretraining_step, stacking, stages
-from official_bert.config import BertConfig
+from official_bert import stacking, stages
+from official_bert.model import flops, modeling
+from official_bert.model.config import BertConfig
+from official_bert.tasks import pretraining_step
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("depths", ["3", "6", "9", "12"], "Encoder layers of the partial phases.")

@@ -18,16 +18,11 @@ import time
 
 from absl import app, flags
 
-from official_bert import (
-    demo_folder,
-    demo_scores,
-    input_pipeline,
-    neighbour_baseline,
-    tokenization,
-)
-from official_bert.config import BertConfig
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import input_pipeline, tokenization
+from official_bert.data.instances import Settings
+from official_bert.demonstration import demo_folder, demo_scores, neighbour_baseline
+from official_bert.model.config import BertConfig
 from official_bert.plots import PLATEAU_MARGIN
 
 FLAGS = flags.FLAGS

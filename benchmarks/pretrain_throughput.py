@@ -176,8 +176,8 @@ def make_records(_, folder):
 def our_ways(cell, folder):
     import loop_overhead
 
-    from official_bert import input_pipeline
-    from official_bert.config import BertConfig
+    from official_bert.data import input_pipeline
+    from official_bert.model.config import BertConfig
 
     layers, dtype, updates, _ = CELLS[cell]
     records = f"{folder}/records"

@@ -22,9 +22,11 @@ import stacking_study_page as page
 import studies
 from absl import app, flags
 
-from official_bert import child_commands, flops, quiet_tensorflow, stacking
-from official_bert.initial_values import STDDEV_RATIO
+from official_bert import stacking
+from official_bert.model import flops
+from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.system import child_commands, quiet_tensorflow
 
 METHODS = ("scratch", "mslt", "mslt_long", "doubling")  # long: the first and the last stage
 
@@ -250,7 +252,8 @@ def train(folder, model_dir, settings, trial, updates, every):
     """The child: one run, which leaves its log."""
     folder = pathlib.Path(folder)
     quiet_tensorflow.import_tensorflow()
-    from official_bert import distribution, training
+    from official_bert.engines import distribution
+    from official_bert.training import training
 
     evaluates = trial["kind"] == "whole"
     run = Run(

@@ -7,7 +7,7 @@ from statistics import mean, median, stdev
 
 from curves import PLATEAU, draw_band, first_at, made_on, settings_table, with_deviation
 
-from official_bert.whole_files import write_text
+from official_bert.system.whole_files import write_text
 
 LABELS = {
     "scratch": "from scratch",

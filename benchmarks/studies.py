@@ -17,10 +17,12 @@ import time
 from importlib import metadata
 from statistics import mean
 
-from official_bert import child_commands, stdlib_text, tokenization
-from official_bert.config import BertConfig
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import tokenization
+from official_bert.data.instances import Settings
+from official_bert.demonstration import stdlib_text
+from official_bert.model.config import BertConfig
+from official_bert.system import child_commands
 
 HELD_OUT_SHARE = 12  # one document of so many is held out
 

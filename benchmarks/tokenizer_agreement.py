@@ -18,7 +18,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
 
 import google_tokenizer
 
-from official_bert import corpus, tokenization
+from official_bert.data import corpus, tokenization
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("text", None, "A file of text.")

@@ -13,8 +13,8 @@ import sys
 
 from absl import app, flags, logging
 
-from official_bert import child_commands, local_paths
 from official_bert.conversion import names, sources, targets
+from official_bert.system import child_commands, local_paths
 
 FLAGS = flags.FLAGS
 

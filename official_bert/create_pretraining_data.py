@@ -18,21 +18,21 @@ import time
 import numpy as np
 from absl import app, flags
 
-from official_bert import (
+from official_bert.data import (
     build_checks,
     build_progress,
     corpus,
     dropped_text,
-    local_paths,
     manifest,
     record_builder,
     shard_sets,
     text_forms,
     tokenization,
 )
-from official_bert.build_worker import Recipe
-from official_bert.instances import Settings
-from official_bert.records import RECORDS_PER_BLOCK
+from official_bert.data.build_worker import Recipe
+from official_bert.data.instances import Settings
+from official_bert.data.records import RECORDS_PER_BLOCK
+from official_bert.system import local_paths
 
 WORKERS_PER_CORE = 4  # more would only take memory
 

@@ -15,18 +15,11 @@ import sys
 
 from absl import app, flags
 
-from official_bert import (
-    child_commands,
-    corpus,
-    demo_scores,
-    local_paths,
-    quiet_tensorflow,
-    stdlib_text,
-    tokenization,
-    whole_files,
-)
-from official_bert.config import BertConfig
-from official_bert.demo_folder import DemoFolder, alone_in, clock, whole_file
+from official_bert.data import corpus, tokenization
+from official_bert.demonstration import demo_scores, stdlib_text
+from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock, whole_file
+from official_bert.model.config import BertConfig
+from official_bert.system import child_commands, local_paths, quiet_tensorflow, whole_files
 
 FLAGS = flags.FLAGS
 

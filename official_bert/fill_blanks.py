@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from absl import app, flags
 
-from official_bert import local_paths, quiet_tensorflow
+from official_bert.system import local_paths, quiet_tensorflow
 
 FLAGS = flags.FLAGS
 
@@ -40,10 +40,11 @@ class BlankFiller:
     def __init__(self, model_dir, vocab_file, do_lower_case=True, trained=True):
         local_paths.require_local(model_dir=model_dir, vocab_file=vocab_file)
         quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
-        from official_bert import model_state, tokenization
-        from official_bert.checkpoints import CheckpointStore
-        from official_bert.config import BertConfig
-        from official_bert.modeling import BertPretrainer
+        from official_bert.data import tokenization
+        from official_bert.model.config import BertConfig
+        from official_bert.model.modeling import BertPretrainer
+        from official_bert.training import model_state
+        from official_bert.training.checkpoints import CheckpointStore
 
         model_dir = pathlib.Path(model_dir)
         self._tokenizer = tokenization.load(str(vocab_file), do_lower_case)

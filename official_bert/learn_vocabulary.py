@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from absl import app, flags
 
-from official_bert import corpus, local_paths, text_forms, tokenization
+from official_bert.data import corpus, text_forms, tokenization
+from official_bert.system import local_paths
 
 
 def learn_vocabulary(

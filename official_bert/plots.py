@@ -13,7 +13,7 @@ import sys
 
 from absl import app, flags
 
-from official_bert import local_paths
+from official_bert.system import local_paths
 
 FLAGS = flags.FLAGS
 

@@ -23,7 +23,8 @@ import time
 
 from absl import app, flags
 
-from official_bert import local_paths, pretraining_flags, quiet_tensorflow, whole_files
+from official_bert import pretraining_flags
+from official_bert.system import local_paths, quiet_tensorflow, whole_files
 
 FLAGS = flags.FLAGS
 
@@ -52,7 +53,8 @@ def main(arguments):
             raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
         _check_report_file()
         quiet_tensorflow.import_tensorflow()
-        from official_bert import run_pretraining, tpu_compiler
+        from official_bert import run_pretraining
+        from official_bert.tpu import tpu_compiler
 
         run = run_pretraining.run_from_flags(FLAGS)
         topology = tpu_compiler.Topology(FLAGS.topology)
@@ -105,7 +107,8 @@ def rehearse(run, topology, price_per_chip_hour=None, say=print):
         ValueError: if a stage's batch cannot be shared by the cores, or the model does not fit
             the stages (`stacking.check`).
     """
-    from official_bert import stacking, tpu_compiler
+    from official_bert import stacking
+    from official_bert.tpu import tpu_compiler
 
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     stacking.check(run.config, run.stages)
@@ -173,7 +176,7 @@ def rehearse_stage(run, index, topology, say=print):
     Raises:
         tpu_compiler.DoesNotFit: where a core has not the memory for it.
     """
-    from official_bert import flops
+    from official_bert.model import flops
 
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
     sequences = _sequences_a_core(run, stage, topology)
@@ -242,7 +245,7 @@ def _in_child(function, *arguments):
 
 
 def _compile(topology, module):
-    from official_bert import tpu_compiler
+    from official_bert.tpu import tpu_compiler
 
     return tpu_compiler.compile_for(tpu_compiler.Topology(topology), module)
 
@@ -251,7 +254,8 @@ def _lower(run, stage, num_cores):
     """The update of one replica as StableHLO."""
     import tensorflow as tf
 
-    from official_bert import pretraining_step, tpu_compiler
+    from official_bert.tasks import pretraining_step
+    from official_bert.tpu import tpu_compiler
 
     strategy = tpu_compiler.ReplicaStrategy(num_cores)
     with strategy.scope():
@@ -281,7 +285,7 @@ def _next_parts(run, index, topology, parts, needed):
     Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
     to the micro-batch. The number has to divide every stage's sequences a core.
     """
-    from official_bert import flops
+    from official_bert.model import flops
 
     stage = run.stages[index]
     fewest = parts + 1

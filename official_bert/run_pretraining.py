@@ -13,13 +13,9 @@ import sys
 
 from absl import app, flags
 
-from official_bert import (
-    freed_memory,
-    local_paths,
-    local_workers,
-    pretraining_flags,
-    quiet_tensorflow,
-)
+from official_bert import pretraining_flags
+from official_bert.engines import local_workers
+from official_bert.system import freed_memory, local_paths, quiet_tensorflow
 
 
 def main(arguments, values=flags.FLAGS):
@@ -53,8 +49,8 @@ def _run_local_workers(values):
 
 
 def _train(trainer, model_dir):
-    from official_bert.training import Diverged
-    from official_bert.training_log import Stopped
+    from official_bert.training.training import Diverged
+    from official_bert.training.training_log import Stopped
 
     try:
         trainer.train()
@@ -91,7 +87,8 @@ def _check_paths(values):
 
 
 def _trainer(values):
-    from official_bert import budget, distribution, training
+    from official_bert.engines import distribution
+    from official_bert.training import budget, training
 
     run = run_from_flags(values)
     strategy = distribution.make_strategy(
@@ -137,7 +134,7 @@ def run_from_flags(values):
 
 
 def _config(path):
-    from official_bert.config import BertConfig
+    from official_bert.model.config import BertConfig
 
     try:
         return BertConfig.from_json_file(path)
@@ -201,7 +198,7 @@ def _reporting(values):
 
 
 def _fail_without_worker(error):
-    from official_bert import distribution
+    from official_bert.engines import distribution
 
     reason = distribution.lost_worker(error)
     if reason is None:

@@ -10,7 +10,7 @@ import math
 
 import lamb_tf
 from lamb_tf import schedules
-from official_bert.config import BertConfig
+from official_bert.model.config import BertConfig
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}

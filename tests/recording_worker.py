@@ -8,7 +8,8 @@ import pathlib
 
 from absl import app
 
-from official_bert import input_pipeline, pretraining_flags, record_files, run_pretraining
+from official_bert import pretraining_flags, run_pretraining
+from official_bert.data import input_pipeline, record_files
 
 input_pipeline.Batches.__init__.__kwdefaults__["window_records"] = 2048
 read = record_files.RecordFiles.read

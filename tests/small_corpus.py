@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from official_bert import stdlib_text, tokenization
-from official_bert.config import BertConfig
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import tokenization
+from official_bert.data.instances import Settings
+from official_bert.demonstration import stdlib_text
+from official_bert.model.config import BertConfig
 
 VOCAB_SIZE = 600
 PREDICTIONS = {32: 5, 64: 10}

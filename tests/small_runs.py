@@ -5,9 +5,9 @@ import json
 
 import tensorflow as tf
 
-from official_bert import checkpoints
 from official_bert.stages import Optimizer, Reporting, Run, Stage
-from official_bert.training import Trainer
+from official_bert.training import checkpoints
+from official_bert.training.training import Trainer
 
 SHORT = Stage(
     steps=8,

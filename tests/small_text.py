@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from official_bert import tokenization
+from official_bert.data import tokenization
 
 SHARED = Path(__file__).parents[2] / "shared/data"
 UNCASED = SHARED / "vocab/bert-base-uncased-vocab.txt"

@@ -13,14 +13,9 @@ import pytest
 from absl import flags
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import (
-    budget,
-    model_directory,
-    pretraining_flags,
-    recipes,
-    run_pretraining,
-)
+from official_bert import pretraining_flags, recipes, run_pretraining
 from official_bert.stages import Reporting, Run, Stage
+from official_bert.training import budget, model_directory
 
 FIRST = Stage(
     steps=900,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from official_bert import cluster
+from official_bert.engines import cluster
 
 SLURM = {
     "SLURM_JOB_ID": "1900",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from official_bert.config import BertConfig
+from official_bert.model.config import BertConfig
 
 
 def test_a_config_survives_the_way_to_json_and_back(tmp_path):

@@ -15,10 +15,11 @@ from bert_checkpoints import (
     write_hugging_face,
 )
 
-from official_bert import checkpoints, convert_checkpoint
-from official_bert.config import BertConfig
+from official_bert import convert_checkpoint
 from official_bert.conversion import names, safetensors_files, sources
-from official_bert.modeling import BertPretrainer
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer
+from official_bert.training import checkpoints
 
 
 @pytest.mark.parametrize("through", ["huggingface", "tf1", "keras"])

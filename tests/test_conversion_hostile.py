@@ -21,8 +21,9 @@ from bert_checkpoints import (
     write_hugging_face,
 )
 
-from official_bert import checkpoints, convert_checkpoint
+from official_bert import convert_checkpoint
 from official_bert.conversion import sources
+from official_bert.training import checkpoints
 
 FORMATS = ("huggingface", "tf1", "keras", "savedmodel")
 

@@ -19,7 +19,7 @@ from bert_checkpoints import (
     write_objects,
 )
 
-from official_bert.checkpoints import CheckpointStore
+from official_bert.training.checkpoints import CheckpointStore
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/conversion.md").read_text()

@@ -12,8 +12,9 @@ from bert_checkpoints import (
     make_source,
 )
 
-from official_bert import checkpoints, convert_checkpoint
+from official_bert import convert_checkpoint
 from official_bert.conversion import sources
+from official_bert.training import checkpoints
 
 
 def spoilt(folder, change):

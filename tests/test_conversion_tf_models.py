@@ -17,8 +17,8 @@ from bert_checkpoints import (
 )
 
 from official_bert import convert_checkpoint
-from official_bert.config import BertConfig
 from official_bert.conversion import names, sources
+from official_bert.model.config import BertConfig
 
 
 def test_variables_are_laid_out_anew_only_where_tf_models_has_an_axis_for_heads(tmp_path):

@@ -12,7 +12,7 @@ import peers
 import pytest
 import sentencex
 
-from official_bert import corpus, text_files
+from official_bert.data import corpus, text_files
 
 DOCUMENTS = [["First sentence.", "Second one – with a dash."], ["Another document."]]
 

@@ -14,9 +14,9 @@ import pytest
 from small_text import small_text as small_text
 from small_text import topics
 
-from official_bert import build_progress, corpus, record_builder, tokenization
 from official_bert import create_pretraining_data as command
-from official_bert.instances import Settings
+from official_bert.data import build_progress, corpus, record_builder, tokenization
+from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -146,13 +146,13 @@ def test_text_that_cannot_be_used_is_refused_before_the_work(small_text, tmp_pat
 
 
 def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path, monkeypatch):
-    monkeypatch.setattr("official_bert.corpus.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
     good = Path(small_text.path).read_bytes()
     with pytest.raises(ValueError, match="not UTF-8"):
         create(small_text, tmp_path, good + b"\n\ncaf\xe9\n")
     parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/a.building").glob("part*.json")}
     assert len(parts) > 5
-    monkeypatch.setattr("official_bert.record_builder.remove_parts", lambda shards: None)
+    monkeypatch.setattr("official_bert.data.record_builder.remove_parts", lambda shards: None)
     create(small_text, tmp_path, good + b"\n\ncaf\n")
     again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/a.building").glob("part*.json")}
     assert sum(again.get(name) == time for name, time in parts.items()) >= len(parts) - 1
@@ -252,7 +252,7 @@ def test_one_stream_that_the_memory_cannot_hold_is_refused_before_the_work(
     small_text, tmp_path, monkeypatch
 ):
     text = Path(small_text.path).read_bytes()
-    monkeypatch.setattr("official_bert.memory_space.available", lambda: len(text))
+    monkeypatch.setattr("official_bert.system.memory_space.available", lambda: len(text))
     with pytest.raises(ValueError, match=r"one_random_stream: .* 7 times its records .* leave it"):
         create(small_text, tmp_path, text, Settings(dupe_factor=7), one_random_stream=True)
     assert not (tmp_path / "out").exists()
@@ -288,7 +288,7 @@ def test_a_disk_that_fills_up_ends_with_one_line_and_the_parts_stay(small_text, 
 
 
 def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
-    monkeypatch.setattr("official_bert.corpus.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
     monkeypatch.setattr(build_progress.Progress.__init__, "__defaults__", (0.0,))
     lines = []
     create(small_text, tmp_path, Path(small_text.path).read_bytes(), report=lines.append)
@@ -327,7 +327,7 @@ def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
     text = Path(small_text.path).read_bytes()
     create(small_text, tmp_path, text, num_workers=workers, num_shards=4)
     assert len(started) <= 4  # one block, four shards
-    monkeypatch.setattr("official_bert.corpus.BLOCK_BYTES", 5_000)
+    monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 5_000)
     started.clear()
     create(small_text, tmp_path, text, num_workers=workers, num_shards=4)
     assert 1 <= len(started) <= most
@@ -336,7 +336,8 @@ def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
 # The command with workers that take their time, so that a build cannot end unseen.
 SLOW_COMMAND = """
 import time
-from official_bert import create_pretraining_data, record_builder
+from official_bert import create_pretraining_data
+from official_bert.data import record_builder
 ask = record_builder._ask
 record_builder._ask = lambda *task: (ask(*task), time.sleep(2))[0]
 create_pretraining_data._define_flags()

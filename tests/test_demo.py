@@ -12,7 +12,9 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 
-from official_bert import corpus, demo, demo_folder, demo_scores, recipes, stdlib_text
+from official_bert import demo, recipes
+from official_bert.data import corpus
+from official_bert.demonstration import demo_folder, demo_scores, stdlib_text
 
 RECIPE = """
 from official_bert.recipes import Recipe

@@ -12,7 +12,7 @@ import tensorflow as tf
 import worker_processes
 from two_replicas import two_replicas
 
-from official_bert import distribution
+from official_bert.engines import distribution
 
 
 class CountedBatches:
@@ -91,7 +91,7 @@ def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
 
 def test_ctrl_c_ends_a_worker_that_waits_for_others():
     script = """
-from official_bert import distribution
+from official_bert.engines import distribution
 distribution.make_strategy(
     "multi_worker_mirrored", worker_hosts="127.0.0.1:{},127.0.0.1:{}", task_index=0
 )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert import fused, modeling, pretraining_step
-from official_bert.config import BertConfig
+from official_bert.model import fused, modeling
+from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Run, Stage
+from official_bert.tasks import pretraining_step
 
 SHAPES = {  # (rows, width) of a micro-batch
     "after a sub-layer, 64 × 128 tokens": (64 * 128, 768),

@@ -8,10 +8,10 @@ import pytest
 from small_text import small_text as small_text
 from small_text import topics
 
-from official_bert import corpus, tokenization
-from official_bert.dynamic_masking import Draws, DynamicMasking, Rows, _Words, permutation
-from official_bert.example_parsing import Sequences
-from official_bert.instances import Settings, sequences
+from official_bert.data import corpus, tokenization
+from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, _Words, permutation
+from official_bert.data.example_parsing import Sequences
+from official_bert.data.instances import Settings, sequences
 
 LENGTH, PREDICTIONS = 64, 10
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert import checkpoints, fill_blanks
-from official_bert.config import BertConfig
-from official_bert.modeling import BertPretrainer
+from official_bert import fill_blanks
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer
+from official_bert.training import checkpoints
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "list", "is", "empty", "##s", "."]
 CONFIG = BertConfig(

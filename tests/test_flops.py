@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert import flops, stacking
-from official_bert.config import BertConfig
-from official_bert.modeling import BertPretrainer, pretraining_sums
+from official_bert import stacking
+from official_bert.model import flops
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
 
 BASE = BertConfig()

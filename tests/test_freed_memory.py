@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import json, resource, sys, threading
-from official_bert import freed_memory
+from official_bert.system import freed_memory
 
 def allocate():
     for _ in range(5):

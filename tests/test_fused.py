@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lamb_tf import backends
-from official_bert import config, fused
+from official_bert.model import config, fused
 
 RATE, SEED = 0.1, np.array([7, 11], "int32")
 
@@ -184,7 +184,7 @@ def test_other_backends_drop_the_same(backend):
 import json
 import numpy as np
 from keras import ops
-from official_bert import config, fused
+from official_bert.model import config, fused
 x = ops.ones((5, 40))
 dropped = fused.dropout(x, ops.convert_to_tensor({SEED.tolist()}, "int32"), rate={RATE})
 print(json.dumps(ops.convert_to_numpy(dropped).tolist()))

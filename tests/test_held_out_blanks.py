@@ -4,9 +4,9 @@ import collections
 
 import pytest
 
-from official_bert import held_out_blanks
+from official_bert.demonstration import held_out_blanks
+from official_bert.demonstration.held_out_blanks import Blank
 from official_bert.fill_blanks import Guess
-from official_bert.held_out_blanks import Blank
 
 WORDS = ["the", "file", "is", "not", "empty", "list", "of", "names", "and", "numbers"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ".", ",", "##s"]

@@ -11,9 +11,9 @@ from small_text import SHARED, needs_shared
 from small_text import small_text as small_text
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.input_pipeline import Batches
-from official_bert.instances import Settings
-from official_bert.record_files import RecordFiles
+from official_bert.data.input_pipeline import Batches
+from official_bert.data.instances import Settings
+from official_bert.data.record_files import RecordFiles
 
 LENGTH, PREDICTIONS = 32, 5
 SHAPES = {

@@ -9,9 +9,9 @@ import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
 
-from official_bert import corpus, tokenization
 from official_bert import create_pretraining_data as command
-from official_bert.instances import InstanceMaker, Settings, cut_long_sentences, sequences
+from official_bert.data import corpus, tokenization
+from official_bert.data.instances import InstanceMaker, Settings, cut_long_sentences, sequences
 
 SAMPLE = SHARED / "bert_sample"
 

@@ -9,11 +9,12 @@ import pytest
 from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, SHORT, make_run, train
 
-from official_bert import checkpoints, pretraining_step
-from official_bert.known_good import KnownGood
-from official_bert.pretraining_step import SUMS
 from official_bert.stages import Optimizer
-from official_bert.training import Diverged
+from official_bert.tasks import pretraining_step
+from official_bert.tasks.pretraining_step import SUMS
+from official_bert.training import checkpoints
+from official_bert.training.known_good import KnownGood
+from official_bert.training.training import Diverged
 
 EVERY_STEP = dataclasses.replace(QUIET, steps_per_loop=1, save_checkpoints_steps=1)
 

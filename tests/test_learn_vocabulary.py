@@ -8,7 +8,7 @@ import pytest
 from small_text import small_text as small_text
 
 from official_bert import learn_vocabulary as command
-from official_bert import tokenization
+from official_bert.data import tokenization
 from official_bert.learn_vocabulary import learn_vocabulary
 
 

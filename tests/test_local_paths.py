@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from official_bert import local_paths
+from official_bert.system import local_paths
 
 ADDRESSES = ("gs://b/a", "s3://b/a", "hdfs://host:9000/a", "gs:/b/a", "file:///tmp/a")
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints, local_workers
+from official_bert.engines import local_workers
+from official_bert.training import checkpoints
 
 # A worker that says who it is and where it runs, and then does what its argument says.
 WORKER = """
@@ -63,7 +64,8 @@ def test_when_one_dies_the_others_are_ended_and_its_code_is_returned(
 
 def test_a_signal_goes_to_all_of_them(command):
     script = (
-        f"from official_bert import local_workers as l; exit(l.run(2, '{command}', ['--act=wait']))"
+        "from official_bert.engines import local_workers as l; "
+        f"exit(l.run(2, '{command}', ['--act=wait']))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     with launcher:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from official_bert import manifest
+from official_bert.data import manifest
 
 CONTENTS = {
     "format": manifest.FORMAT,

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from official_bert import masking
+from official_bert.data import masking
 
 
 def test_words_are_chosen_whole_and_never_too_many():

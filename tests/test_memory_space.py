@@ -2,7 +2,7 @@
 
 import pytest
 
-from official_bert import memory_space
+from official_bert.system import memory_space
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, SHORT, final_tensors, log_lines, make_run, train
 
-from official_bert import checkpoints, model_directory, model_state
-from official_bert.config import BertConfig
-from official_bert.record_files import RecordFiles
-from official_bert.training import Trainer
+from official_bert.data.record_files import RecordFiles
+from official_bert.model.config import BertConfig
+from official_bert.training import checkpoints, model_directory, model_state
+from official_bert.training.training import Trainer
 
 CONFIG = BertConfig(vocab_size=300, hidden_size=16, num_attention_heads=2)
 DESCRIPTION = {"stages": [{"steps": 8, "warmup_steps": 2}], "seed": 1, "records": ["0a"]}

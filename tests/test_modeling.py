@@ -13,9 +13,9 @@ import peers
 import pytest
 import tensorflow as tf
 
-from official_bert import initial_values, modeling
-from official_bert.config import BertConfig
-from official_bert.modeling import BertPretrainer, pretraining_sums
+from official_bert.model import initial_values, modeling
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer, pretraining_sums
 
 CONFIG = BertConfig(
     vocab_size=97,
@@ -219,8 +219,8 @@ def test_other_backends_start_from_the_same_weights_and_compute_the_same(backend
 import json
 import keras
 import numpy as np
-from official_bert.config import BertConfig
-from official_bert.modeling import BertPretrainer, pretraining_sums
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer, pretraining_sums
 assert keras.backend.backend() == {backend!r}
 batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
 model = BertPretrainer({CONFIG!r})

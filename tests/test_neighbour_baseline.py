@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from official_bert import neighbour_baseline
-from official_bert.neighbour_baseline import NeighbourCounts
+from official_bert.demonstration import neighbour_baseline
+from official_bert.demonstration.neighbour_baseline import NeighbourCounts
 
 SIZE, MASK = 12, 4
 

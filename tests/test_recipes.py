@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lamb_tf import schedules
-from official_bert import flops, recipes, stacking
-from official_bert.config import BertConfig
+from official_bert import recipes, stacking
+from official_bert.model import flops
+from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Stage
 
 BASE = BertConfig()

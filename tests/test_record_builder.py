@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 from small_text import small_text as small_text
 
-from official_bert import corpus
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import corpus
+from official_bert.data.instances import Settings
 
 SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
 
@@ -90,7 +90,8 @@ def test_gzip_and_v2_names_change_the_wrapping_only(small_text, tmp_path):
 
 COMMAND = """
 import sys
-from official_bert import corpus, create_pretraining_data, instances
+from official_bert import create_pretraining_data
+from official_bert.data import corpus, instances
 corpus.BLOCK_BYTES = 40_000
 text, output, vocab_file = sys.argv[1:]
 create_pretraining_data.create_pretraining_data(
@@ -151,7 +152,7 @@ def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypat
 
 
 def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, monkeypatch):
-    from official_bert import record_builder
+    from official_bert.data import record_builder
 
     with monkeypatch.context() as patch:
         patch.setattr(record_builder, "remove_parts", lambda shards: None)
@@ -166,7 +167,7 @@ def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, mo
 
 
 def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
-    from official_bert import record_builder
+    from official_bert.data import record_builder
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -207,7 +208,7 @@ def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch)
 def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
     small_text, tmp_path, monkeypatch, before_a_shard
 ):
-    from official_bert import build_worker, record_builder
+    from official_bert.data import build_worker, record_builder
 
     send = record_builder._send
 
@@ -226,7 +227,7 @@ def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
 
 def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_text, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("official_bert.record_builder.Builder._make_shards", lambda *_: 1 / 0)
+        patch.setattr("official_bert.data.record_builder.Builder._make_shards", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(small_text, tmp_path / "a", input_format="sentences")
     build(small_text, tmp_path / "a")
@@ -235,7 +236,7 @@ def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_tex
 
 
 def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
-    from official_bert import build_worker, record_builder
+    from official_bert.data import build_worker, record_builder
 
     text = tmp_path / "text.txt"
     original = Path(small_text.path).read_text()
@@ -265,7 +266,7 @@ def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path,
 def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkeypatch):
     build(small_text, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("official_bert.record_builder._overlaps", lambda *_: 1 / 0)
+        patch.setattr("official_bert.data.record_builder._overlaps", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(small_text, tmp_path, random_seed=1)
     assert not list(tmp_path.glob("a.tfrecord*"))

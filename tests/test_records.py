@@ -5,8 +5,8 @@ import random
 import pytest
 import tensorflow as tf
 
-from official_bert import records
-from official_bert.instances import Instance
+from official_bert.data import records
+from official_bert.data.instances import Instance
 
 
 def as_dict(example: tf.train.Example) -> dict:

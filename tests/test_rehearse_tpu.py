@@ -12,8 +12,10 @@ import peers
 import pytest
 import tensorflow as tf
 
-from official_bert import flops, rehearse_tpu, stages, tpu_compiler
-from official_bert.config import BertConfig
+from official_bert import rehearse_tpu, stages
+from official_bert.model import flops
+from official_bert.model.config import BertConfig
+from official_bert.tpu import tpu_compiler
 
 peers.load("jax")
 peers.load("libtpu")

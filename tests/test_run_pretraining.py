@@ -14,9 +14,11 @@ import tensorflow as tf
 from absl import flags
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints, input_pipeline, pretraining_flags, records, run_pretraining
+from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
+from official_bert.data import input_pipeline, records
+from official_bert.data.instances import Settings
+from official_bert.training import checkpoints
 
 OFFICIAL_DEFAULTS = {
     "max_seq_length": 128,

@@ -14,8 +14,10 @@ import reference
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import distribution, input_pipeline, pretraining_step
+from official_bert.data import input_pipeline
+from official_bert.engines import distribution
 from official_bert.stages import Optimizer, Run, Stage
+from official_bert.tasks import pretraining_step
 
 UPDATES, WARMUP = 100, 20
 STAGE = Stage(

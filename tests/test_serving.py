@@ -19,8 +19,9 @@ from bert_checkpoints import (
     write_vocabulary,
 )
 
-from official_bert import convert_checkpoint, tokenization
-from official_bert.modeling import BertPretrainer
+from official_bert import convert_checkpoint
+from official_bert.data import tokenization
+from official_bert.model.modeling import BertPretrainer
 
 
 @pytest.mark.slow

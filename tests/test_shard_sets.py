@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from small_text import small_text as small_text
 
-from official_bert import manifest, record_builder
-from official_bert.build_worker import Shard
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.instances import Settings
-from official_bert.record_files import RecordFiles
+from official_bert.data import manifest, record_builder
+from official_bert.data.build_worker import Shard
+from official_bert.data.instances import Settings
+from official_bert.data.record_files import RecordFiles
 
 
 @pytest.fixture

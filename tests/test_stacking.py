@@ -10,18 +10,16 @@ import pytest
 import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import (
-    checkpoints,
-    distribution,
-    flops,
-    input_pipeline,
-    pretraining_step,
-    stacking,
-)
-from official_bert.config import BertConfig
-from official_bert.modeling import BertPretrainer
+from official_bert import stacking
+from official_bert.data import input_pipeline
+from official_bert.engines import distribution
+from official_bert.model import flops
+from official_bert.model.config import BertConfig
+from official_bert.model.modeling import BertPretrainer
 from official_bert.stages import Optimizer, Reporting, Run, Stage
-from official_bert.training import Trainer
+from official_bert.tasks import pretraining_step
+from official_bert.training import checkpoints
+from official_bert.training.training import Trainer
 
 CONFIG = BertConfig(
     vocab_size=61,

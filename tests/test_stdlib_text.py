@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from official_bert import stdlib_text
+from official_bert.demonstration import stdlib_text
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from small_text import small_text as small_text
 
-from official_bert import corpus, text_forms
+from official_bert.data import corpus, text_forms
 from official_bert.learn_vocabulary import learn_vocabulary
 
 
@@ -70,7 +70,7 @@ def zipped() -> bytes:
 
 
 def tfrecord() -> bytes:
-    from official_bert.records import frame
+    from official_bert.data.records import frame
 
     return frame(b"payload")
 

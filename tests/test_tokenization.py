@@ -12,7 +12,7 @@ from small_text import SHARED, UNCASED, needs_shared, topics
 from small_text import small_text as small_text
 from tokenizers.normalizers import NFD
 
-from official_bert import corpus, tokenization
+from official_bert.data import corpus, tokenization
 
 CASED = UNCASED.with_name("bert-base-cased-vocab.txt")
 SPECIAL = "\n".join(tokenization.SPECIAL_TOKENS)

@@ -22,23 +22,16 @@ from small_runs import (
 )
 from two_replicas import two_replicas
 
-from official_bert import (
-    checkpoints,
-    convert_checkpoint,
-    disk_space,
-    distribution,
-    evaluation,
-    input_pipeline,
-    model_state,
-    modeling,
-    plots,
-    pretraining_step,
-    record_pools,
-    training,
-)
-from official_bert.record_files import RecordFiles
+from official_bert import convert_checkpoint, plots
+from official_bert.data import input_pipeline, record_pools
+from official_bert.data.record_files import RecordFiles
+from official_bert.engines import distribution
+from official_bert.model import modeling
 from official_bert.stages import Optimizer, Reporting
-from official_bert.training import Diverged, Trainer
+from official_bert.system import disk_space
+from official_bert.tasks import pretraining_step
+from official_bert.training import checkpoints, evaluation, model_state, training
+from official_bert.training.training import Diverged, Trainer
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 import worker_processes
 from small_corpus import small_corpus as small_corpus
 
-from official_bert import checkpoints
-from official_bert.config import BertConfig
-from official_bert.record_files import RECORDS_IN_FINGERPRINT
+from official_bert.data.record_files import RECORDS_IN_FINGERPRINT
+from official_bert.model.config import BertConfig
+from official_bert.training import checkpoints
 
 STEPS = 60
 SETTINGS = {

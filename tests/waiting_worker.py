@@ -9,7 +9,8 @@ import time
 
 from absl import app
 
-from official_bert import input_pipeline, pretraining_flags, run_pretraining
+from official_bert import pretraining_flags, run_pretraining
+from official_bert.data import input_pipeline
 
 read = input_pipeline.Batches.__getitem__
 

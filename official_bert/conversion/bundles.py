@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
-from official_bert.whole_files import start_writing_out
+from official_bert.system.whole_files import start_writing_out
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?)")

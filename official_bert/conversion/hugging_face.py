@@ -3,9 +3,9 @@
 import json
 import pathlib
 
-from official_bert import tokenization
-from official_bert.config import BertConfig
 from official_bert.conversion import names, safetensors_files
+from official_bert.data import tokenization
+from official_bert.model.config import BertConfig
 
 _FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
 _UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value our model computes

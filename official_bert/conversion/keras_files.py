@@ -20,10 +20,10 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from official_bert.config import BertConfig
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
-from official_bert.whole_files import start_writing_out
+from official_bert.model.config import BertConfig
+from official_bert.system.whole_files import start_writing_out
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _MAX_CONFIG = 1_000_000  # bytes of a configuration, of which some 1,000 are usual
@@ -139,10 +139,10 @@ def _official_names(num_hidden_layers):
 
 def _save_small(file, num_hidden_layers):
     """Saves a small model with as many layers; returns path → official name."""
-    from official_bert import quiet_tensorflow
+    from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.modeling import BertPretrainer
+    from official_bert.model.modeling import BertPretrainer
 
     small = BertConfig(
         vocab_size=1,

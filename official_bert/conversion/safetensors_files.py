@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from official_bert.conversion.tensors import Tensor
-from official_bert.whole_files import start_writing_out
+from official_bert.system.whole_files import start_writing_out
 
 DTYPES = {
     "F64": np.dtype("<f8"),

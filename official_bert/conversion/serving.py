@@ -5,11 +5,12 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
-from official_bert import fused, tokenization
 from official_bert.conversion import bundles
 from official_bert.conversion.tensors import Tensor
 from official_bert.conversion.text_graph import TextToIds
-from official_bert.modeling import BertPretrainer
+from official_bert.data import tokenization
+from official_bert.model import fused
+from official_bert.model.modeling import BertPretrainer
 
 
 def save(folder, source):

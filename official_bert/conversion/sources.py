@@ -9,8 +9,6 @@ import json
 import pathlib
 import shlex
 
-from official_bert import local_paths, tokenization
-from official_bert.config import BertConfig
 from official_bert.conversion import (
     hugging_face,
     keras_files,
@@ -19,6 +17,9 @@ from official_bert.conversion import (
     tokenizer_files,
 )
 from official_bert.conversion.tensors import Tensor
+from official_bert.data import tokenization
+from official_bert.model.config import BertConfig
+from official_bert.system import local_paths
 
 # Released folders hold both, and by "gelu" these mean two functions: each dialect has its own.
 CONFIG_NAMES = {
@@ -272,7 +273,7 @@ def _beside(file, candidates, given):
 
 
 def _read_bundle(prefix, config):
-    from official_bert import quiet_tensorflow
+    from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import bundles

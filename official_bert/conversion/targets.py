@@ -98,7 +98,7 @@ def _write_hugging_face(folder, source):
 
 
 def _write_tf1(folder, source):
-    from official_bert import quiet_tensorflow
+    from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import bundles
@@ -113,7 +113,7 @@ def _write_keras(folder, source):
 
 
 def _write_savedmodel(folder, source):
-    from official_bert import quiet_tensorflow
+    from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import serving

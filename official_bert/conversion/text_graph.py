@@ -8,7 +8,7 @@ of code points; the longest-match search of WordPiece is a loop over lookups.
 import numpy as np
 import tensorflow as tf
 
-from official_bert import tokenization
+from official_bert.data import tokenization
 
 _TABLE_END = 0x32400  # from here on no character is changed or set apart, but for
 _TAGS = range(0xE0000, 0xE1000)  # these, and

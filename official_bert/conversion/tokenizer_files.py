@@ -9,7 +9,7 @@ import shutil
 
 from tokenizers import processors
 
-from official_bert import tokenization
+from official_bert.data import tokenization
 
 SETTINGS = "tokenizer_config.json"
 _CLASSES = ("BertTokenizer", "BertTokenizerFast")

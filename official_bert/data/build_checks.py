@@ -5,15 +5,9 @@ import os
 import shutil
 import tempfile
 
-from official_bert import (
-    corpus,
-    local_paths,
-    manifest,
-    memory_space,
-    shard_sets,
-    tokenization,
-)
-from official_bert.build_worker import Recipe
+from official_bert.data import corpus, manifest, shard_sets, tokenization
+from official_bert.data.build_worker import Recipe
+from official_bert.system import local_paths, memory_space
 
 MOSTLY_UNKNOWN = 0.3
 # Bytes of memory a byte of English text where one random stream holds all of it: once, and for each

@@ -2,7 +2,7 @@
 
 import time
 
-from official_bert import corpus, dropped_text
+from official_bert.data import corpus, dropped_text
 
 
 def describe(summary: dict, max_seq_length: int) -> str:

@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert import corpus, records, tokenization
-from official_bert.instances import (
+from official_bert.data import corpus, records, tokenization
+from official_bert.data.instances import (
     InstanceMaker,
     Sentences,
     Settings,
     cut_long_sentences,
     sequences,
 )
-from official_bert.whole_files import write_whole
+from official_bert.system.whole_files import write_whole
 
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 

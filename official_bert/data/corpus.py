@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import sentencex
 
-from official_bert import local_paths, text_files, text_forms
+from official_bert.data import text_files, text_forms
+from official_bert.system import local_paths
 
 FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20

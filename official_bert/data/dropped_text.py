@@ -1,6 +1,6 @@
 """How much of the text goes into no record, why, and when that is worth a word or a refusal."""
 
-from official_bert.build_worker import Recipe
+from official_bert.data.build_worker import Recipe
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
 PARAGRAPHS = (

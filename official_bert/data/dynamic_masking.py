@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert.example_parsing import Sequences
+from official_bert.data.example_parsing import Sequences
 
 
 class Draws:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from official_bert.records import V2_NAMES
+from official_bert.data.records import V2_NAMES
 
 STATIC_TYPES = {
     "input_ids": np.int32,

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert import manifest
-from official_bert.dynamic_masking import Draws, DynamicMasking, Rows, permutation
-from official_bert.example_parsing import DynamicParser, StaticParser
-from official_bert.record_files import RecordFiles, Run
-from official_bert.record_pools import Pool, PoolReader
+from official_bert.data import manifest
+from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, permutation
+from official_bert.data.example_parsing import DynamicParser, StaticParser
+from official_bert.data.record_files import RecordFiles, Run
+from official_bert.data.record_pools import Pool, PoolReader
 
 WINDOW_RECORDS = 65536
 MOST_LANES = 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from official_bert import masking, tokenization
+from official_bert.data import masking, tokenization
 
 Sentences = list[list[int]]
 LONGEST = 1 << 16  # tokens of a sequence

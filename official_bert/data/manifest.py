@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from official_bert.whole_files import write_whole
+from official_bert.system.whole_files import write_whole
 
 FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"

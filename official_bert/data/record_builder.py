@@ -27,9 +27,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 import official_bert
-from official_bert import corpus, manifest, shard_sets
-from official_bert.build_worker import Part, Recipe, Shard
-from official_bert.whole_files import write_whole
+from official_bert.data import corpus, manifest, shard_sets
+from official_bert.data.build_worker import Part, Recipe, Shard
+from official_bert.system.whole_files import write_whole
 
 # Parts that another version left are of no use where it cut or counted in another way.
 PART_FORMAT = b"parts 3"
@@ -300,7 +300,7 @@ class Workers:
             "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TOKENIZERS_PARALLELISM": "false",  # the parallelism is here
         }
-        command = "from official_bert import build_worker; build_worker.main()"
+        command = "from official_bert.data import build_worker; build_worker.main()"
         process = subprocess.Popen(
             [sys.executable, "-c", command],
             stdin=subprocess.PIPE,

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert import manifest, shard_sets
-from official_bert.records import (
+from official_bert.data import manifest, shard_sets
+from official_bert.data.records import (
     FOOTER_BYTES,
     HEADER_BYTES,
     RECORDS_PER_BLOCK,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from official_bert.example_parsing import DynamicParser, Sequences, StaticParser
-from official_bert.record_files import RecordFiles, Run
+from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
+from official_bert.data.record_files import RecordFiles, Run
 
 # The columns of static records, or the sequences of dynamic ones.
 Pool = dict[str, np.ndarray] | Sequences

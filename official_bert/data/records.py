@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import google_crc32c
 
-from official_bert.instances import Instance
+from official_bert.data.instances import Instance
 
 V2_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
 

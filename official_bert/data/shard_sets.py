@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from official_bert import manifest
+from official_bert.data import manifest
 
 _NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
 

@@ -9,7 +9,7 @@ import csv
 import re
 from collections.abc import Iterable
 
-from official_bert import languages, records, text_files
+from official_bert.data import languages, records, text_files
 
 FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
 

@@ -11,8 +11,8 @@ from itertools import chain
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
-from official_bert import basic_tokenizer
-from official_bert.whole_files import write_whole
+from official_bert.data import basic_tokenizer
+from official_bert.system.whole_files import write_whole
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

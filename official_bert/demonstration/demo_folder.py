@@ -8,7 +8,7 @@ import pathlib
 import time
 from typing import NamedTuple
 
-from official_bert import whole_files
+from official_bert.system import whole_files
 
 
 class DemoFolder(NamedTuple):

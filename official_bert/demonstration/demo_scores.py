@@ -6,7 +6,10 @@ there.
 
 import json
 
-from official_bert import held_out_blanks, neighbour_baseline, plots, tokenization, whole_files
+from official_bert import plots
+from official_bert.data import tokenization
+from official_bert.demonstration import held_out_blanks, neighbour_baseline
+from official_bert.system import whole_files
 
 NUM_BLANKS = 20
 MORE_BLANKS = 300  # chosen alike, for a share that is less a matter of luck
@@ -40,7 +43,7 @@ def documents(text_file, tokenizer):
 
 def held_out_batches(layout, stage, eval_batch_size):
     """The batches that the run was evaluated on in a stage, its masks included."""
-    from official_bert import input_pipeline
+    from official_bert.data import input_pipeline
 
     run = json.loads((layout.model / "run.json").read_text())
     return input_pipeline.Batches(

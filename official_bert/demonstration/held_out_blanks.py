@@ -11,7 +11,7 @@ import random
 import re
 from typing import NamedTuple
 
-from official_bert import tokenization
+from official_bert.data import tokenization
 
 SEED = 12345
 FEWEST_WORDS, MOST_WORDS = 8, 24  # of a sentence

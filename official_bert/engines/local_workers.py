@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from official_bert.child_commands import end_with_parent
+from official_bert.system.child_commands import end_with_parent
 
 GRACE_SECONDS = 30  # for the others to notice by themselves that one is gone
 LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it

@@ -14,9 +14,9 @@ import dataclasses
 import keras
 from keras import ops
 
-from official_bert import fused
-from official_bert.config import BertConfig
-from official_bert.initial_values import truncated_normal, unset
+from official_bert.model import fused
+from official_bert.model.config import BertConfig
+from official_bert.model.initial_values import truncated_normal, unset
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf

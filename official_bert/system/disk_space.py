@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 
-from official_bert import flops
+from official_bert.model import flops
 
 BYTES_OF_NUMBER = 4  # weights and moments are float32
 # What a run writes into its directory, and replaces there.

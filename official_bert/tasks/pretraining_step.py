@@ -12,8 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import telemetry
-from official_bert import distribution, fused, stacking
-from official_bert.modeling import BertPretrainer, pretraining_sums
+from official_bert import stacking
+from official_bert.engines import distribution
+from official_bert.model import fused
+from official_bert.model.modeling import BertPretrainer, pretraining_sums
 from official_bert.stages import DTYPE_POLICIES
 
 # What a step sums up over the global batch, in this order; see `modeling.pretraining_sums`.

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import backends
-from official_bert import quiet_tensorflow
+from official_bert.system import quiet_tensorflow
 
 
 @dataclasses.dataclass(frozen=True)

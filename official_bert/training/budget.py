@@ -9,13 +9,14 @@ import dataclasses
 import pathlib
 import time
 
-from official_bert import distribution, evaluation, model_directory
-from official_bert.pretraining_step import (
+from official_bert.engines import distribution
+from official_bert.tasks.pretraining_step import (
     first_state,
     make_model_and_optimizer,
     make_training_loop,
 )
-from official_bert.run_records import RunRecords
+from official_bert.training import evaluation, model_directory
+from official_bert.training.run_records import RunRecords
 
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
 FEWEST_UPDATES = 8

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from official_bert.whole_files import write_text
+from official_bert.system.whole_files import write_text
 
 _PARTS = (".data-00000-of-00001", ".index")
 _NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)")

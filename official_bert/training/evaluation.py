@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from official_bert import distribution
-from official_bert.pretraining_step import SUMS, make_evaluation_step, metrics_from_sums
+from official_bert.engines import distribution
+from official_bert.tasks.pretraining_step import SUMS, make_evaluation_step, metrics_from_sums
 
 
 class Evaluator:

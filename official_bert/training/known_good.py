@@ -12,8 +12,8 @@ In a healthy run that is the last checkpoint but one.
 
 import math
 
-from official_bert import checkpoints
-from official_bert.pretraining_step import metrics_from_sums
+from official_bert.tasks.pretraining_step import metrics_from_sums
+from official_bert.training import checkpoints
 
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as

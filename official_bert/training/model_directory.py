@@ -12,8 +12,8 @@ import fcntl
 import json
 import re
 
-from official_bert import checkpoints
-from official_bert.whole_files import write_text
+from official_bert.system.whole_files import write_text
+from official_bert.training import checkpoints
 
 CONFIG = "bert_config.json"
 # What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved

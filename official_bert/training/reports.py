@@ -8,9 +8,11 @@ import time
 import tensorflow as tf
 
 from lamb_tf import telemetry
-from official_bert import distribution, evaluation, flops
-from official_bert.pretraining_step import SUMS, metrics_from_sums
-from official_bert.training_log import TrainingLog, progress_line
+from official_bert.engines import distribution
+from official_bert.model import flops
+from official_bert.tasks.pretraining_step import SUMS, metrics_from_sums
+from official_bert.training import evaluation
+from official_bert.training.training_log import TrainingLog, progress_line
 
 
 class Reports:

@@ -1,6 +1,7 @@
 """The batches of a run: each stage's training records and held-out records, opened and checked."""
 
-from official_bert import distribution, input_pipeline
+from official_bert.data import input_pipeline
+from official_bert.engines import distribution
 
 
 class RunRecords:

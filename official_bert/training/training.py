@@ -15,19 +15,12 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from official_bert import (
-    checkpoints,
-    disk_space,
-    distribution,
-    evaluation,
-    flops,
-    known_good,
-    model_directory,
-    model_state,
-    run_checks,
-    stacking,
-)
-from official_bert.pretraining_step import (
+from official_bert import stacking
+from official_bert.engines import distribution
+from official_bert.model import flops
+from official_bert.system import disk_space
+from official_bert.system.whole_files import write_text
+from official_bert.tasks.pretraining_step import (
     first_state,
     loss_scale_before_skip,
     make_model_and_optimizer,
@@ -37,10 +30,17 @@ from official_bert.pretraining_step import (
     new_window,
     non_finite,
 )
-from official_bert.reports import Pace, Profiler, Reports
-from official_bert.run_records import RunRecords
-from official_bert.training_log import StopRequest
-from official_bert.whole_files import write_text
+from official_bert.training import (
+    checkpoints,
+    evaluation,
+    known_good,
+    model_directory,
+    model_state,
+    run_checks,
+)
+from official_bert.training.reports import Pace, Profiler, Reports
+from official_bert.training.run_records import RunRecords
+from official_bert.training.training_log import StopRequest
 
 
 class Diverged(Exception):

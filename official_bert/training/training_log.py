@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import signal
 
-from official_bert.whole_files import write_text
+from official_bert.system.whole_files import write_text
 
 
 class TrainingLog:

@@ -1,0 +1,1 @@
+"""The parts of `official_bert.demo`: its text, its folder, its baselines, its scores."""

@@ -1,0 +1,1 @@
+"""A run: stages in order, checkpoints, evaluation, reports and the model directory."""
