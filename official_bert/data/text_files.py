@@ -60,6 +60,22 @@ def lines(
         advance(raw.tell() - position)
 
 
+def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file as they stand, ends and blanks included, numbered from 1.
+
+    For tables, where a blank at an end may be an empty cell. Lines end with LF alone: a CR or
+    U+2028 within a line is text. A byte-order mark is left out.
+
+    Raises:
+        ValueError: bytes that are not UTF-8, a broken archive; the message names file and line.
+    """
+    with _opened(path) as (_, file, place):
+        for line in file:
+            place.line += 1
+            text = line.decode("utf-8")
+            yield place.line, text.removeprefix("\ufeff") if place.line == 1 else text
+
+
 def cut(text: str) -> Iterator[str]:
     """A line as `lines` gives it: in pieces, if it is longer than `LONGEST_LINE`."""
     line = text.encode("utf-8")

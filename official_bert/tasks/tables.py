@@ -1,0 +1,253 @@
+"""Tables with named columns, as fine-tuning reads them: TSV, CSV and JSON lines.
+
+What quotation marks mean differs: in TSV, as GLUE writes it, they are text like any other; in CSV
+they enclose fields (RFC 4180), which may then hold commas and line breaks. In JSON lines every line
+is an object whose names are the columns. Cells come as text, exactly as they stand.
+"""
+
+import csv
+import dataclasses
+import json
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from official_bert.data import text_files
+
+FORMS = ("tsv", "csv", "jsonl")
+
+_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
+_ENDINGS = {
+    ".tsv": "tsv",
+    ".txt": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+}
+_MEND_WIDTH = {
+    "tsv": "in TSV a tab always separates and quotation marks are text, so write texts with tabs "
+    "or line breaks as CSV or JSON lines",
+    "csv": "in CSV a text with commas or line breaks stands in quotation marks",
+}
+# Stands for a CR within a line while `csv`, which would refuse it, splits the line. Text decoded
+# from UTF-8 cannot hold this code point.
+_HIDDEN_CR = "\udc0d"
+_LONE_CR = re.compile(r"\r(?!\n)")
+_Row = tuple[int, Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Some columns of a file.
+
+    Attributes:
+        path: the file.
+        columns: cells by the name of the column, in the order of the rows.
+        lines: the line on which each row begins, counted from 1.
+        skipped: the lines of the rows that were left out.
+    """
+
+    path: str
+    columns: dict[str, list[str]]
+    lines: list[int]
+    skipped: list[int]
+
+
+def form_of(path: str) -> str:
+    """One of `FORMS`, told by the ending of the name; `.gz`, `.bz2`, `.xz`, `.zst` may follow it.
+
+    Raises:
+        ValueError: the ending says nothing.
+    """
+    ending = os.path.splitext(_COMPRESSED.sub("", path))[1].lower()
+    if ending not in _ENDINGS:
+        raise ValueError(
+            f"{path}: the form of this table is not told by its name; expected a name that ends in "
+            f"{', '.join(_ENDINGS)}."
+        )
+    return _ENDINGS[ending]
+
+
+def read(
+    path: str,
+    columns: Iterable[str],
+    *,
+    header: Sequence[str] | None = None,
+    skip_broken: bool = False,
+) -> Table:
+    """Reads some columns of a table, whose form its name tells (`form_of`).
+
+    Lines without any character are left out. Only in a table of one column are they rows, with an
+    empty cell, unless they are the last lines.
+
+    Args:
+        path: a `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not.
+        columns: the names of the columns to read.
+        header: the names of all columns of a file that has no line with names.
+        skip_broken: leave out rows with too few or too many columns instead of refusing them.
+
+    Raises:
+        ValueError: the file is missing, unreadable or without a row, lacks a column or holds it
+            twice, or a row is broken. The message names the file, the line and what to do.
+
+    Example:
+        >>> read("reviews.csv", ["text", "stars"]).columns["stars"]
+        ['5', '1', '4']
+    """
+    form, columns = form_of(path), list(columns)
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: there is no such file.")
+    skipped = []
+    if form == "jsonl":
+        rows = _select_fields(path, columns)
+    else:
+        rows = _select_cells(path, form, columns, header, skipped.append if skip_broken else None)
+    lines, cells = [], []
+    for line, row in rows:
+        lines.append(line)
+        cells.append(row)
+    if not lines:
+        raise ValueError(f"{path}: this table has no rows; expected at least one.")
+    read_columns = {name: [row[at] for row in cells] for at, name in enumerate(columns)}
+    return Table(path, read_columns, lines, skipped)
+
+
+def _select_cells(
+    path: str,
+    form: str,
+    columns: list[str],
+    header: Sequence[str] | None,
+    skip: Callable[[int], None] | None,
+) -> Iterator[_Row]:
+    """The cells of `columns` in each row of a TSV or CSV file."""
+    rows = _tsv_rows(path) if form == "tsv" else _csv_rows(path)
+    if header is None:
+        header = _read_header(path, rows)
+    cells = _cells(path, columns, header)
+    for line, row in _without_blank_lines(rows, len(header)):
+        if len(row) == len(header):
+            yield line, cells(row)
+        elif skip:
+            skip(line)
+        else:
+            raise ValueError(
+                f"{path}, line {line}: this row has {len(row)} columns, expected {len(header)} "
+                f"({_listed(header)}); {_MEND_WIDTH[form]}."
+            )
+
+
+def _tsv_rows(path: str) -> Iterator[_Row]:
+    """Lines split at tabs; a line without any character is a row without cells."""
+    for number, line in text_files.numbered_lines(path):
+        line = line.removesuffix("\n").removesuffix("\r")
+        yield number, line.split("\t") if line else []
+
+
+def _csv_rows(path: str) -> Iterator[_Row]:
+    """Records of RFC 4180; a line without any character is a row without cells."""
+    lines = (_LONE_CR.sub(_HIDDEN_CR, line) for _, line in text_files.numbered_lines(path))
+    reader, first_line = csv.reader(lines, strict=True), 1
+    try:
+        for row in reader:
+            yield first_line, [cell.replace(_HIDDEN_CR, "\r") for cell in row]
+            first_line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {first_line}: this is not CSV ({error}); a text with quotation marks "
+            f"stands in quotation marks, and each within it is doubled: "
+            f'"He said ""yes""." If quotation marks are text, write the table as TSV.'
+        ) from None
+
+
+def _read_header(path: str, rows: Iterator[_Row]) -> list[str]:
+    header = next((row for _, row in rows if row), None)
+    if header is None:
+        raise ValueError(f"{path}: this file is empty; expected names of columns and rows.")
+    if any("\r" in name for name in header):
+        raise ValueError(
+            f"{path}: the names of the columns hold a carriage return; expected lines that end "
+            f"with LF or CR LF: convert the file with `tr '\\r' '\\n'`."
+        )
+    return [name.strip() for name in header]
+
+
+def _cells(path: str, columns: list[str], header: Sequence[str]) -> Callable[[list[str]], tuple]:
+    """A function from a row to the cells of `columns`."""
+    for name in columns:
+        if header.count(name) != 1:
+            found = "no" if name not in header else "more than one"
+            raise ValueError(
+                f"{path}: this table has {found} column {name!r}; its first line names "
+                f"{_listed(header)}."
+            )
+    found = list(map(header.index, columns))
+    if len(found) == 1:
+        return lambda row: (row[found[0]],)
+    return operator.itemgetter(*found)
+
+
+def _without_blank_lines(rows: Iterator[_Row], width: int) -> Iterator[_Row]:
+    blank = []
+    for line, row in rows:
+        if not row:
+            blank.append(line)
+            continue
+        if width == 1:
+            yield from ((number, [""]) for number in blank)
+        blank.clear()
+        yield line, row
+
+
+def _select_fields(path: str, columns: list[str]) -> Iterator[_Row]:
+    """The values of `columns` in each object of a file of JSON lines, as text."""
+    for number, line in text_files.numbered_lines(path):
+        if line.strip():
+            place = f"{path}, line {number}"
+            fields = _parse_object(place, line)
+            yield number, tuple(_field(place, fields, name) for name in columns)
+
+
+def _parse_object(place: str, line: str) -> dict:
+    try:
+        fields = json.loads(line, object_pairs_hook=_Pairs)
+    except ValueError as error:
+        raise ValueError(
+            f"{place}: this is not JSON ({error}); expected one object per line, as `jq -c .` "
+            f"writes it."
+        ) from None
+    if not isinstance(fields, _Pairs):
+        raise ValueError(f"{place}: this is JSON, but not an object; expected one per line.")
+    return fields
+
+
+class _Pairs(dict):
+    """An object of JSON that knows which of its names came twice."""
+
+    def __init__(self, pairs: list[tuple]):
+        super().__init__(pairs)
+        names = [name for name, _ in pairs]
+        self.twice = {name for name in names if len(self) < len(names) and names.count(name) > 1}
+
+
+def _field(place: str, fields: _Pairs, name: str) -> str:
+    if name not in fields or name in fields.twice:
+        found = "more than one" if name in fields.twice else "no"
+        raise ValueError(f"{place}: this object has {found} {name!r}; it names {_listed(fields)}.")
+    value = fields[name]
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: {name!r} is {json.dumps(value)[:40]}; expected text.")
+    if not _is_unicode(value):
+        raise ValueError(f"{place}: {name!r} holds half of a character (a lone surrogate, \\ud…).")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not re.search("[\ud800-\udfff]", text)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:40]) for name in list(names)[:20]) or "nothing"

@@ -1,0 +1,85 @@
+"""Labels of sentence classification: found, encoded, decoded, saved, and refused."""
+
+import numpy as np
+import pytest
+
+from official_bert.tasks import labels
+from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.sentence_examples import Examples
+
+
+def examples(texts, path="dev.tsv"):
+    count = len(texts or [""])
+    lines = range(2, 2 + count)
+    return Examples(path, lines, ["x"] * count, None, texts, [str(line) for line in lines])
+
+
+def test_classes_are_found_in_an_order_that_does_not_depend_on_the_rows():
+    assert labels.find_classes(examples(["b", "a", " b", "c"])).names == ("a", "b", "c")
+    assert labels.find_classes(examples(["10", "9", "-1"])).names == ("-1", "9", "10")
+    assert labels.find_classes(examples(["10", "9", "x"])).names == ("10", "9", "x")
+    assert labels.find_classes(examples(["猫", "犬"])).names == ("犬", "猫")
+
+
+def test_classes_become_their_numbers_and_back():
+    classes = Classes(("no", "yes"))
+    encoded = classes.encode(examples(["yes", "no", "yes "]))
+    assert encoded.dtype == np.int32
+    assert encoded.tolist() == [1, 0, 1]
+    assert classes.decode(encoded) == ["yes", "no", "yes"]
+
+
+def test_numbers_are_float32_and_predictions_are_clipped_to_the_scale():
+    encoded = Numbers(0, 5).encode(examples(["0", "2.75", " 5.000"]))
+    assert encoded.dtype == np.float32
+    assert encoded.tolist() == [0, 2.75, 5]
+    assert Numbers(0, 5).decode(np.float32([-1, 2.75, 5.2])) == ["0.000", "2.750", "5.000"]
+    assert Numbers().decode(np.array([-1e9])) == ["-1000000000.000"]
+
+
+def test_labels_that_training_did_not_have_are_named_with_the_first_line():
+    with pytest.raises(ValueError, match=r"dev.tsv, line 3: .* 'maybe', 'never'; expected 'no'"):
+        Classes(("no", "yes")).encode(examples(["yes", "maybe", "never", "maybe"]))
+
+
+@pytest.mark.parametrize("text", ["6", "-0.1", "five", "nan", "inf", "1e39"])
+def test_a_label_that_is_no_number_of_the_scale_is_refused(text):
+    with pytest.raises(ValueError, match=r"dev.tsv, line 3: .* expected a number from 0 to 5"):
+        Numbers(0, 5).encode(examples(["1", text]))
+    if text not in ("6", "-0.1"):
+        with pytest.raises(ValueError, match=r"dev.tsv, line 2: .* expected a number\."):
+            Numbers().encode(examples([text]))
+
+
+@pytest.mark.parametrize("encode", [Classes(("a", "b")).encode, Numbers().encode])
+def test_empty_labels_and_sets_without_labels_are_refused(encode):
+    with pytest.raises(ValueError, match=r"line 2: the label is empty"):
+        encode(examples([" "]))
+    with pytest.raises(ValueError, match="read without labels"):
+        encode(examples(None))
+
+
+def test_one_class_is_none():
+    with pytest.raises(ValueError, match="all rows have the label 'a'"):
+        labels.find_classes(examples(["a", "a"]))
+    for names in (("a",), ("a", "a")):
+        with pytest.raises(ValueError, match="expected two different ones or more"):
+            Classes(names)
+
+
+@pytest.mark.parametrize(
+    "saved", [Classes(("nein", "ja", "猫")), Numbers(), Numbers(0.0, 5.0), Numbers(low=-1.5)]
+)
+def test_saved_labels_are_loaded_as_they_were(tmp_path, saved):
+    path = str(tmp_path / "labels.json")
+    labels.save(saved, path)
+    assert labels.load(path) == saved
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"classes": 3}', '{"number": [1]}'])
+def test_another_file_is_not_taken_for_labels(tmp_path, content):
+    path = tmp_path / "labels.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match="labels.json: not a file of labels"):
+        labels.load(str(path))

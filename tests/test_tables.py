@@ -1,0 +1,201 @@
+"""Tables with named columns: what is read from TSV, CSV and JSON lines, and what is refused."""
+
+import csv
+import gzip
+import json
+import lzma
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from official_bert.tasks import sentence_examples, tables
+
+# Characters at which `str.splitlines` would break a line that is none.
+ODD_BREAKS = "a\rb\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j"
+NOT_LATIN = "Ünïcödé 漢字かな Ελληνικά עברית हिन्दी \U0001f600"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write
+
+
+def columns_of(path, *names, **options):
+    return list(tables.read(path, names, **options).columns.values())
+
+
+def test_a_quotation_mark_in_tsv_is_text_and_swallows_no_lines(write):
+    path = write("t.tsv", 'a\tb\n"open\tx\n1\t"whole"\n""\t"\n')
+    assert columns_of(path, "a", "b") == [['"open', "1", '""'], ["x", '"whole"', '"']]
+
+
+def test_quotation_marks_in_csv_enclose_commas_line_breaks_and_doubled_marks(write):
+    path = write("t.csv", 'a,b\n"x, y","He said ""yes"""\n"two\r\nlines\nmore",5" pipe\n"",\n')
+    assert columns_of(path, "a", "b") == [
+        ["x, y", "two\r\nlines\nmore", ""],
+        ['He said "yes"', '5" pipe', ""],
+    ]
+    assert tables.read(path, ["a"]).lines == [2, 3, 6]
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
+def test_what_pythons_csv_writes_is_read_as_it_was(tmp_path_factory, rows):
+    path = str(tmp_path_factory.getbasetemp() / "written.csv")
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["a", "b"], *rows])
+    assert columns_of(path, "a", "b") == [list(column) for column in zip(*rows)]
+
+
+@given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
+def test_what_pythons_json_writes_is_read_as_it_was(tmp_path_factory, rows):
+    path = str(tmp_path_factory.getbasetemp() / "written.jsonl")
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        for a, b in rows:
+            file.write(json.dumps({"b": b, "a": a}, ensure_ascii=False) + "\n")
+    assert columns_of(path, "a", "b") == [list(column) for column in zip(*rows)]
+
+
+@pytest.mark.parametrize("text", [ODD_BREAKS, NOT_LATIN])
+def test_only_ends_of_lines_end_lines(write, text):
+    tsv = write("t.tsv", f"a\tb\n{text}\t1\n{text}\t2\n")
+    assert columns_of(tsv, "a", "b") == [[text, text], ["1", "2"]]
+    plain = write("t.csv", f'a,b\n{text},1\n"{text}",2\n')
+    assert columns_of(plain, "a", "b") == [[text, text], ["1", "2"]]
+    raw = text.replace("\r", "\\r")
+    for control in "\x0b\x0c\x1c\x1d\x1e":
+        raw = raw.replace(control, f"\\u{ord(control):04x}")
+    assert columns_of(write("t.jsonl", f'{{"a": "{raw}"}}\n'), "a") == [[text]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.tsv", "\ufeffa\tb\r\nx\t1\r\n y \t\r\n"),
+        ("t.csv", "\ufeffa,b\r\nx,1\r\n y ,\r\n"),
+        ("t.csv", '\ufeff"a","b"\r\n"x","1"\r\n" y ",""'),
+        ("t.jsonl", '\ufeff{"a": "x", "b": 1}\r\n{"a": " y ", "b": ""}\r\n'),
+        ("t.tsv", "a\tb\nx\t1\n y \t"),
+    ],
+)
+def test_a_byte_order_mark_windows_line_ends_and_no_last_line_end_are_no_text(write, name, text):
+    assert columns_of(write(name, text), "a", "b") == [["x", " y "], ["1", ""]]
+
+
+def test_columns_are_found_by_name_in_any_order_and_others_are_left(write):
+    path = write("t.tsv", "c\t a \tb\n3\t1\t2\n")
+    assert columns_of(path, "a", "c") == [["1"], ["3"]]
+
+
+def test_a_file_without_header_is_read_with_the_names_given(write):
+    path = write("t.tsv", "gj04\t1\t\tA sentence.\n")
+    names = ("source", "label", "mark", "sentence")
+    assert columns_of(path, "sentence", "mark", header=names) == [["A sentence."], [""]]
+
+
+def test_compressed_tables_are_read(tmp_path):
+    content = b"a\tb\nx\t1\n"
+    for name, pack in (("t.tsv.xz", lzma.compress), ("t.TSV.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(content))
+        assert columns_of(str(tmp_path / name), "a") == [["x"]]
+
+
+def test_blank_lines_are_no_rows(write):
+    assert columns_of(write("t.tsv", "\na\tb\n\nx\t1\n\n\ny\t2\n\n"), "a") == [["x", "y"]]
+    assert columns_of(write("t.csv", "a,b\r\n\r\nx,1\r\n\r\n"), "a") == [["x"]]
+    assert columns_of(write("t.jsonl", '\n{"a": "x"}\n\n'), "a") == [["x"]]
+
+
+def test_in_a_single_column_a_blank_line_between_others_is_an_empty_sentence(write):
+    table = tables.read(write("t.tsv", "a\n\nx\n\ny\n\n\n"), ["a"])
+    assert table.columns == {"a": ["", "x", "", "y"]}
+    assert table.lines == [2, 3, 4, 5]
+    assert columns_of(write("t.csv", 'a\nx\n""\n'), "a") == [["x", ""]]
+
+
+def test_numbers_of_json_are_read_as_text(write):
+    path = write("t.jsonl", '{"a": 1}\n{"a": 2.5}\n{"a": true}\n{"a": "1"}\n')
+    assert columns_of(path, "a") == [["1", "2.5", "true", "1"]]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv"])
+def test_a_row_that_is_too_short_or_too_long_is_refused_with_its_line(write, ending):
+    separator = "\t" if ending == "tsv" else ","
+    for row in (["x"], ["x", "1", "2"]):
+        rows = [["a", "b"], ["x", "1"], row]
+        path = write(f"t.{ending}", "\n".join(map(separator.join, rows)))
+        message = f"t.{ending}, line 3: this row has {len(row)} columns, expected 2 \\('a', 'b'\\)"
+        with pytest.raises(ValueError, match=message):
+            tables.read(path, ["a"])
+
+
+def test_broken_rows_can_be_skipped_and_are_told(write):
+    path = write("t.tsv", "a\tb\nx\t1\nhalf a\n question\t1\t2\ny\t2\n")
+    table = tables.read(path, ["a"], skip_broken=True)
+    assert table.columns["a"] == ["x", "y"]
+    assert (table.lines, table.skipped) == ([2, 5], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.tsv", "", "t.tsv: this file is empty"),
+        ("t.csv", "\n\n", "t.csv: this file is empty"),
+        ("t.tsv", "a\tb\n", "t.tsv: this table has no rows"),
+        ("t.jsonl", "\n", "t.jsonl: this table has no rows"),
+        ("t.tsv", "b\tc\nx\t1\n", "t.tsv: this table has no column 'a'; .* names 'b', 'c'"),
+        ("t.csv", "a;b\nx;1\n", "no column 'a'; its first line names 'a;b'"),
+        ("t.tsv", "a\tb\ta\nx\t1\t2\n", "more than one column 'a'"),
+        ("t.tsv", "a\tb\rx\t1\r", "carriage return; .* `tr "),
+        ("t.csv", 'a,b\nx,1\n"open,2\ny,3\n', "t.csv, line 3: this is not CSV"),
+        ("t.csv", 'a,b\nx,1\n"x" y,2\n', "t.csv, line 3: this is not CSV"),
+        ("t.tsv", b"a\tb\nx\t1\n\xe9\t2\n", "t.tsv, line 3: not UTF-8"),
+        ("t.tsv", "a\tb\nx\t1\n".encode("utf-16"), "t.tsv, line 1: not UTF-8"),
+        ("t.tsv.gz", b"a\tb\n", "t.tsv.gz, after line 0: cannot be read"),
+        ("t.jsonl", '{"a": "x"}\n{"b": 1}\n', "t.jsonl, line 2: this object has no 'a'"),
+        ("t.jsonl", '{"a": "x", "a": 1}\n', "line 1: this object has more than one 'a'"),
+        ("t.jsonl", '{"a": null}\n', "line 1: 'a' is null; expected text"),
+        ("t.jsonl", '{"a": ["x"]}\n', "line 1: 'a' is ..x..; expected text"),
+        ("t.jsonl", '{"a": "\\ud83d"}\n', "line 1: 'a' holds half of a character"),
+        ("t.jsonl", '{\n"a": "x"}\n', "t.jsonl, line 1: this is not JSON"),
+        ("t.jsonl", '[{"a": "x"}]\n', "line 1: this is JSON, but not an object"),
+        ("t.xlsx", "PK", "t.xlsx: the form of this table is not told by its name"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        tables.read(write(name, content), ["a"])
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="none.tsv: there is no such file"):
+        tables.read(str(tmp_path / "none.tsv"), ["a"])
+
+
+def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
+    path = write("t.csv", "id,text,reply,stars\nr7,Good,Thanks,5\nr9,,No,1\n")
+    pair = sentence_examples.Columns("text", "reply", "stars", "id")
+    examples = sentence_examples.read(path, pair)
+    assert len(examples) == 2
+    assert examples.sentences1 == ["Good", ""]
+    assert examples.sentences2 == ["Thanks", "No"]
+    assert examples.labels == ["5", "1"]
+    assert examples.index == ["r7", "r9"]
+    single = sentence_examples.Columns("text", label="absent")
+    examples = sentence_examples.read(path, single, labelled=False)
+    assert examples.sentences2 is None
+    assert examples.labels is None
+    assert examples.index == ["0", "1"]
+
+
+def test_two_parts_of_an_example_cannot_be_one_column():
+    with pytest.raises(ValueError, match="both name the column 'text'"):
+        sentence_examples.Columns("text", label="text")
