@@ -1,0 +1,112 @@
+"""What the model reads of one sentence or two: ids, mask and segments of a whole set as arrays.
+
+    [CLS] sentence1 [SEP] [PAD] …
+    [CLS] sentence1 [SEP] sentence2 [SEP] [PAD] …
+
+Segment 0 is the first sentence with its [CLS] and [SEP], segment 1 the second with its [SEP]; where
+there is only padding, ids, mask and segments are 0.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from official_bert.data import tokenization
+
+_ROWS_AT_ONCE = 4096  # lists of Python take ten times the memory of arrays
+
+
+def make_features(
+    sentences1: Sequence[str],
+    sentences2: Sequence[str] | None,
+    tokenizer: Tokenizer,
+    max_seq_length: int = 128,
+) -> dict[str, np.ndarray]:
+    """The arrays of all examples, S = `max_seq_length`.
+
+    A sentence that is too long is cut at its end; of a pair, pieces are taken from the end of the
+    longer sentence, from the second where both are equally long, as in the official script.
+
+    Args:
+        sentences1: N sentences; an empty one has no pieces.
+        sentences2: N second sentences of pairs; None for single sentences.
+        tokenizer: of `tokenization.load`.
+        max_seq_length: number of pieces per example, with [CLS], [SEP] and padding.
+
+    Returns:
+        `input_ids`, `input_mask` and `segment_ids`, int32 of shape (N, S).
+
+    Raises:
+        ValueError: `max_seq_length` leaves no piece for a sentence.
+
+    Example:
+        >>> features = make_features(["Hello."], ["Who are you?"], tokenizer, 8)
+        >>> features["input_mask"]
+        array([[1, 1, 1, 1, 1, 1, 1, 1]], dtype=int32)
+    """
+    fewest = 3 if sentences2 is None else 5
+    if max_seq_length < fewest:
+        raise ValueError(
+            f"max_seq_length: got {max_seq_length}, expected at least {fewest}: [CLS], and a piece "
+            f"and [SEP] per sentence."
+        )
+    encode = tokenization.SentenceEncoder(tokenizer)
+    special = tokenizer.token_to_id(tokenization.CLS), tokenizer.token_to_id(tokenization.SEP)
+    shape = len(sentences1), max_seq_length
+    features = {
+        name: np.zeros(shape, np.int32) for name in ("input_ids", "input_mask", "segment_ids")
+    }
+    for start in range(0, len(sentences1), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        pieces1 = encode(sentences1[rows])
+        pieces2 = None if sentences2 is None else encode(sentences2[rows])
+        _fill({name: array[rows] for name, array in features.items()}, pieces1, pieces2, special)
+    return features
+
+
+def kept_lengths(
+    lengths1: np.ndarray, lengths2: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many pieces of each sentence of a pair remain.
+
+    Taking pieces one by one from the longer sentence, from the second where both are equally long,
+    until they fit ends here: a sentence that is no longer than half the room stays whole, the
+    other has what it leaves; else each has a half, and the first the odd piece.
+
+    Args:
+        lengths1: pieces of the first sentences, shape (N,).
+        lengths2: pieces of the second sentences, shape (N,).
+        room: how many pieces both may have together.
+    """
+    fits = lengths1 + lengths2 <= room
+    kept1 = np.minimum(lengths1, np.maximum((room + 1) // 2, room - lengths2))
+    return np.where(fits, lengths1, kept1), np.where(fits, lengths2, room - kept1)
+
+
+def _fill(
+    features: dict[str, np.ndarray],
+    pieces1: list[list[int]],
+    pieces2: list[list[int]] | None,
+    special: tuple[int, int],
+) -> None:
+    """Writes some rows of the arrays in place."""
+    (cls, sep), length = special, features["input_ids"].shape[1]
+    lengths1 = np.fromiter(map(len, pieces1), np.int64, len(pieces1))
+    if pieces2 is None:
+        first = np.minimum(lengths1, length - 2)
+        total = first + 2
+        rows = ([cls, *a[:m], sep] for a, m in zip(pieces1, first.tolist()))
+    else:
+        lengths2 = np.fromiter(map(len, pieces2), np.int64, len(pieces2))
+        first, second = kept_lengths(lengths1, lengths2, length - 3)
+        total = first + second + 3
+        kept = zip(pieces1, first.tolist(), pieces2, second.tolist())
+        rows = ([cls, *a[:m], sep, *b[:n], sep] for a, m, b, n in kept)
+    places = np.arange(length)
+    is_used = places < total[:, None]
+    pieces = chain.from_iterable(rows)
+    features["input_ids"][is_used] = np.fromiter(pieces, np.int32, int(total.sum()))
+    features["input_mask"][:] = is_used
+    features["segment_ids"][:] = is_used & (places >= first[:, None] + 2)

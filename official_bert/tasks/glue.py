@@ -1,0 +1,174 @@
+"""The GLUE benchmark: where each task's examples lie, what is predicted, and how it is measured.
+
+Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
+Understanding", ICLR 2019 (arXiv:1804.07461). The files are those of the benchmark's download.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from official_bert.system.whole_files import write_text
+from official_bert.tasks import sentence_examples
+from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.sentence_examples import Columns, Examples
+
+_SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
+_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTask:
+    """One of GLUE's tasks.
+
+    Attributes:
+        name: the benchmark's name of it, and of its folder.
+        columns: the names of its columns; `index` stands in the test sets only.
+        labels: the classes in the order of the official script, or the bounds of a number.
+        metrics: names in `classification_metrics.METRICS`.
+        dev_splits: the labelled sets to evaluate on, each `SPLIT.tsv`.
+        test_splits: the sets without labels, each `SPLIT.tsv`.
+        header: the columns of the labelled files, where these do not name them.
+        has_broken_rows: the published files hold rows with too few or too many columns.
+    """
+
+    name: str
+    columns: Columns
+    labels: Classes | Numbers
+    metrics: tuple[str, ...]
+    dev_splits: tuple[str, ...] = ("dev",)
+    test_splits: tuple[str, ...] = ("test",)
+    header: tuple[str, ...] | None = None
+    has_broken_rows: bool = False
+
+    def submission(self, split: str) -> str:
+        """The name of the file that the leaderboard takes predictions of a test set in."""
+        return f"{self.name}{_SUFFIXES[split]}.tsv"
+
+
+_BINARY = Classes(("0", "1"))
+_ENTAILMENT = Classes(("entailment", "not_entailment"))
+
+TASKS = (
+    GlueTask(
+        "CoLA",
+        Columns("sentence", None, "label", "index"),
+        _BINARY,
+        ("matthews_correlation",),
+        header=("source", "label", "original_label", "sentence"),
+    ),
+    GlueTask("SST-2", Columns("sentence", None, "label", "index"), _BINARY, ("accuracy",)),
+    GlueTask(
+        "MRPC",
+        Columns("#1 String", "#2 String", "Quality", "index"),
+        _BINARY,
+        ("accuracy", "f1"),
+    ),
+    GlueTask(
+        "STS-B",
+        Columns("sentence1", "sentence2", "score", "index"),
+        Numbers(0.0, 5.0),
+        ("pearson", "spearman"),
+    ),
+    GlueTask(
+        "QQP",
+        Columns("question1", "question2", "is_duplicate", "id"),
+        _BINARY,
+        ("accuracy", "f1"),
+        has_broken_rows=True,  # questions with a line break, which end in the middle
+    ),
+    GlueTask(
+        "MNLI",
+        Columns("sentence1", "sentence2", "gold_label", "index"),
+        Classes(("contradiction", "entailment", "neutral")),
+        ("accuracy",),
+        dev_splits=("dev_matched", "dev_mismatched"),
+        test_splits=("test_matched", "test_mismatched"),
+    ),
+    GlueTask("QNLI", Columns("question", "sentence", "label", "index"), _ENTAILMENT, ("accuracy",)),
+    GlueTask(
+        "RTE", Columns("sentence1", "sentence2", "label", "index"), _ENTAILMENT, ("accuracy",)
+    ),
+    GlueTask("WNLI", Columns("sentence1", "sentence2", "label", "index"), _BINARY, ("accuracy",)),
+)
+
+
+def task(name: str) -> GlueTask:
+    """The task of this name, in any case and with or without its hyphen.
+
+    Raises:
+        ValueError: there is none; the message names all.
+
+    Example:
+        >>> task("sst2").name
+        'SST-2'
+    """
+    for one in TASKS:
+        if name.lower().replace("-", "") == one.name.lower().replace("-", ""):
+            return one
+    names = ", ".join(one.name for one in TASKS)
+    raise ValueError(f"task_name: got {name!r}, expected one of {names}.")
+
+
+def read(one: GlueTask, data_dir: str, split: str) -> Examples:
+    """Reads one set of a task.
+
+    Args:
+        one: the task.
+        data_dir: the task's own folder, such as `glue_data/MRPC`.
+        split: `train`, one of `one.dev_splits`, or of `one.test_splits`, which come without labels.
+
+    Raises:
+        ValueError: there is no such set or file, or the file is broken (`tables.read`).
+    """
+    is_test = split in one.test_splits
+    if not is_test and split not in ("train", *one.dev_splits):
+        known = ", ".join(("train", *one.dev_splits, *one.test_splits))
+        raise ValueError(f"{one.name} has no set {split!r}; expected one of {known}.")
+    columns = one.columns if is_test else dataclasses.replace(one.columns, index=None)
+    return sentence_examples.read(
+        _find_file(one, data_dir, split),
+        columns,
+        labelled=not is_test,
+        header=None if is_test else one.header,
+        skip_broken=one.has_broken_rows and not is_test,  # the leaderboard wants every row
+    )
+
+
+def write_predictions(path: str, index: Sequence[str], predictions: Sequence[str]) -> None:
+    """Writes a TSV file with the columns `index` and `prediction`, as the leaderboard takes it.
+
+    Args:
+        path: for the leaderboard, named by `GlueTask.submission`.
+        index: what names each example (`Examples.index`).
+        predictions: what the model says of each (`Classes.decode`, `Numbers.decode`).
+
+    Raises:
+        ValueError: not one prediction per example, or text that a TSV file cannot hold.
+    """
+    if len(index) != len(predictions):
+        raise ValueError(
+            f"{path}: got {len(predictions)} predictions for {len(index)} examples; expected one "
+            f"per example."
+        )
+    for text in (*index, *predictions):
+        if any(character in text for character in "\t\r\n"):
+            raise ValueError(
+                f"{path}: {text[:40]!r} holds a tab or a line break, which a TSV file cannot hold; "
+                f"change the labels or the index of the data."
+            )
+    rows = (f"{number}\t{text}\n" for number, text in zip(index, predictions))
+    write_text(path, "".join(("index\tprediction\n", *rows)))
+
+
+def _find_file(one: GlueTask, data_dir: str, split: str) -> str:
+    name = os.path.join(data_dir, f"{split}.tsv")
+    for ending in _COMPRESSED:
+        if os.path.isfile(name + ending):
+            return name + ending
+    inner = os.path.join(data_dir, one.name)
+    mend = f"did you mean {inner!r}?" if os.path.isdir(inner) else "download the whole folder."
+    raise ValueError(
+        f"data_dir: {data_dir!r} holds no {split}.tsv (nor {split}.tsv.gz, .bz2, .xz, .zst); "
+        f"expected the folder of {one.name} in GLUE's download: {mend}"
+    )
