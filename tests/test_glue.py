@@ -177,9 +177,9 @@ def test_predictions_are_written_as_the_leaderboard_takes_them(tmp_path):
     numbers = glue.task("STS-B").labels.decode(np.array([5.3, -0.2, 2.5]))
     glue.write_predictions(str(path), ["0", "1", "2"], numbers)
     assert tables.read(str(path), ["prediction"]).columns["prediction"] == [
-        "5.000",
-        "0.000",
-        "2.500",
+        "5.0",
+        "0.0",
+        "2.5",
     ]
 
 

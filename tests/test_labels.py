@@ -33,8 +33,20 @@ def test_numbers_are_float32_and_predictions_are_clipped_to_the_scale():
     encoded = Numbers(0, 5).encode(examples(["0", "2.75", " 5.000"]))
     assert encoded.dtype == np.float32
     assert encoded.tolist() == [0, 2.75, 5]
-    assert Numbers(0, 5).decode(np.float32([-1, 2.75, 5.2])) == ["0.000", "2.750", "5.000"]
-    assert Numbers().decode(np.array([-1e9])) == ["-1000000000.000"]
+    assert Numbers(0, 5).decode(np.float32([-1, 2.75, 5.2])) == ["0.0", "2.75", "5.0"]
+
+
+def test_predicted_numbers_keep_every_digit_without_an_exponent():
+    values = np.float32([0.1, -1e9, 2e-7, 1 / 3, 16777216])
+    texts = Numbers().decode(values)
+    assert np.float32(texts).tolist() == values.tolist()
+    assert not any("e" in text for text in texts)
+    assert texts[:2] == ["0.1", "-1000000000.0"]
+
+
+def test_predicted_numbers_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="2 of 3 are not finite, such as nan; .* diverged"):
+        Numbers(0, 5).decode(np.array([1.0, np.nan, np.inf]))
 
 
 def test_labels_that_training_did_not_have_are_named_with_the_first_line():

@@ -14,8 +14,35 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
+from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.sentence_examples import Examples
 
 _ROWS_AT_ONCE = 4096  # lists of Python take ten times the memory of arrays
+
+
+def make_arrays(
+    examples: Examples, labels: Classes | Numbers, tokenizer: Tokenizer, max_seq_length: int = 128
+) -> dict[str, np.ndarray]:
+    """What the model reads and is to say of each of N examples.
+
+    Args:
+        examples: of `glue.read` or `sentence_examples.read`.
+        labels: how their labels are encoded.
+        tokenizer: of `tokenization.load`.
+        max_seq_length: number of pieces per example, with [CLS], [SEP] and padding.
+
+    Returns:
+        The arrays of `make_features` and, unless the set has no labels, `labels` of shape (N,):
+        int32 class numbers, or float32.
+
+    Raises:
+        ValueError: as `make_features` and `labels.encode`.
+    """
+    sentences = examples.sentences1, examples.sentences2
+    arrays = make_features(*sentences, tokenizer, max_seq_length)
+    if examples.labels is not None:
+        arrays["labels"] = labels.encode(examples)
+    return arrays
 
 
 def make_features(

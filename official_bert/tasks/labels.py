@@ -82,9 +82,20 @@ class Numbers:
         return np.asarray(values, np.float32)
 
     def decode(self, predictions: np.ndarray) -> list[str]:
-        """Numbers as text, clipped to the bounds, with three digits behind the point."""
-        clipped = np.clip(np.asarray(predictions, np.float64), self.low, self.high)
-        return [f"{value:.3f}" for value in clipped.tolist()]
+        """Numbers as text, clipped to the bounds, with as many digits as tell float32 apart.
+
+        Raises:
+            ValueError: a prediction is not finite.
+        """
+        predictions = np.asarray(predictions, np.float32)
+        if not np.isfinite(predictions).all():
+            bad = predictions[~np.isfinite(predictions)]
+            raise ValueError(
+                f"predictions: {bad.size} of {predictions.size} are not finite, such as {bad[0]}; "
+                f"expected numbers. Has the model diverged?"
+            )
+        clipped = np.clip(predictions, np.float32(self.low), np.float32(self.high))
+        return [np.format_float_positional(value, trim="0") for value in clipped]
 
 
 def find_classes(examples: Examples) -> Classes:

@@ -218,7 +218,10 @@ def _parse_object(place: str, line: str) -> dict:
             f"writes it."
         ) from None
     if not isinstance(fields, _Pairs):
-        raise ValueError(f"{place}: this is JSON, but not an object; expected one per line.")
+        raise ValueError(
+            f"{place}: this is JSON, but not an object; expected one object per line, as "
+            f"`jq -c '.[]'` writes those of an array."
+        )
     return fields
 
 
