@@ -310,12 +310,8 @@ def _lower_case(vocab_file, given, config):
             f"{config.vocab_size:,}; is it another model's?"
         )
     chosen = tokenizer_files.do_lower_case(vocab_file.parent) if given is None else given
-    upper = next((t for t in vocabulary if t != t.lower() and not t.startswith("[")), None)
     if chosen is None:
-        return upper is None
-    if chosen and upper:
-        raise ValueError(
-            f"do_lower_case is on, but {vocab_file} is a cased vocabulary (it holds {upper!r}): "
-            "those words would never be found. Give --do_lower_case=false."
-        )
+        return tokenization.upper_case_token(vocabulary) is None
+    if chosen:
+        tokenization.require_uncased(vocabulary, vocab_file)
     return chosen

@@ -51,6 +51,25 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
     return vocabulary
 
 
+def upper_case_token(vocabulary: dict[str, int]) -> str | None:
+    """A token with an upper-case letter, which no uncased vocabulary has; None if there is none."""
+    return next((t for t in vocabulary if t != t.lower() and not t.startswith("[")), None)
+
+
+def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
+    """Refuses a cased vocabulary where text is lower-cased.
+
+    Raises:
+        ValueError: naming the file and one of its tokens that would never be found.
+    """
+    upper = upper_case_token(vocabulary)
+    if upper:
+        raise ValueError(
+            f"do_lower_case is on, but {vocab_file} is a cased vocabulary (it holds {upper!r}): "
+            "those words would never be found. Give --do_lower_case=false."
+        )
+
+
 def digest(vocabulary: dict[str, int]) -> str:
     """A fingerprint of the tokens and their order, as the manifest stores it."""
     ordered = sorted(vocabulary, key=vocabulary.get)

@@ -1,0 +1,185 @@
+"""Questions about paragraphs: reads SQuAD's JSON files, versions 1.1 and 2.0.
+
+file → `read` → questions → (`for_training`) → `squad_features` → … → `squad_decoding`
+                     └──────────────────────────────────────────→ `squad_evaluation`
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from official_bert.data import text_files
+
+
+class Answer(NamedTuple):
+    """A piece of a context, and the number of its first character there; None if not given."""
+
+    text: str
+    start: int | None
+
+
+class Question(NamedTuple):
+    """A question, the text that it is about, and the answers that annotators gave."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]
+    is_impossible: bool  # the context does not answer it; always False in version 1.1
+
+
+class Dataset(NamedTuple):
+    """The questions of a file in its order; `version_2` if it marks unanswerable ones."""
+
+    questions: list[Question]
+    version_2: bool
+
+
+class Counts(NamedTuple):
+    """What `for_training` did with the questions of a file."""
+
+    kept: int
+    moved: int  # of those kept: the answer stood elsewhere than the file says
+    left_out: int  # no answer is found in the context
+
+
+def read(path: str) -> Dataset:
+    """Reads a file of questions; `.gz`, `.bz2`, `.xz` and `.zst` are unpacked.
+
+    Args:
+        path: JSON in the form of SQuAD 1.1 or 2.0, with or without a byte order mark.
+
+    Raises:
+        ValueError: the file cannot be read, is not of that form, holds no question, or holds two
+            with the same id; the message names the place.
+    """
+    questions, places, version_2 = [], {}, False
+    for place, context, record in _records(path, read_json(path)):
+        question = _question(place, context, record)
+        if question.id in places:
+            raise ValueError(
+                f"{place}: the id {question.id!r} is also that of {places[question.id]}; "
+                f"predictions are told apart by their ids: rename or remove one."
+            )
+        places[question.id] = place.removeprefix(f"{path}: ")
+        questions.append(question)
+        version_2 = version_2 or "is_impossible" in record
+    if not questions:
+        raise ValueError(f"{path}: holds no question; expected SQuAD's JSON.")
+    return Dataset(questions, version_2)
+
+
+def read_json(path: str) -> Any:
+    """The contents of a JSON file, compressed or not, with or without a byte order mark.
+
+    Raises:
+        ValueError: the file cannot be read or is not JSON.
+    """
+    text = "\n".join(text_files.lines(path, whole=True))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}).") from None
+
+
+def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]:
+    """The questions that can be trained on, with one answer each at the place where it stands.
+
+    The answer is the first that `locate` finds. Answerable questions without such an answer are
+    left out; unanswerable ones are kept, without answers.
+    """
+    kept, moved = [], 0
+    for question in questions:
+        answer = locate(question)
+        if answer:
+            moved += answer not in question.answers
+            kept.append(question._replace(answers=(answer,)))
+        elif question.is_impossible:
+            kept.append(question._replace(answers=()))
+    return kept, Counts(len(kept), moved, len(questions) - len(kept))
+
+
+def locate(question: Question) -> Answer | None:
+    """The first of a question's answers that stands in the context, as it stands there.
+
+    An answer that is not where the file says (offsets counted in bytes, or in another version of
+    the text) is looked for: the occurrence nearest to that place is taken, and any white space
+    matches any other.
+    """
+    if question.is_impossible:
+        return None
+    found = (_found(answer, question.context) for answer in question.answers)
+    return next(filter(None, found), None)
+
+
+def _found(answer: Answer, context: str) -> Answer | None:
+    text, start = answer
+    if text.strip() and start is not None and start >= 0 and context.startswith(text, start):
+        return answer
+    words = map(re.escape, text.split())
+    matches = re.finditer(r"\s+".join(words), context) if text.strip() else ()
+    nearest = min(matches, key=lambda match: abs(match.start() - (start or 0)), default=None)
+    return Answer(nearest.group(), nearest.start()) if nearest else None
+
+
+def _records(path: str, data: Any) -> Iterator[tuple[str, str, dict]]:
+    """The place, the context and the JSON object of every question."""
+    for i, article in enumerate(_field(path, data, "data", list)):
+        in_article = f"{path}: data[{i}]"
+        for j, paragraph in enumerate(_field(in_article, article, "paragraphs", list)):
+            in_paragraph = f"{in_article}.paragraphs[{j}]"
+            context = _text(in_paragraph, paragraph, "context")
+            for k, record in enumerate(_field(in_paragraph, paragraph, "qas", list)):
+                yield f"{in_paragraph}.qas[{k}]", context, record
+
+
+def _question(place: str, context: str, record: dict) -> Question:
+    return Question(
+        id=_text(place, record, "id"),
+        text=_text(place, record, "question"),
+        context=context,
+        answers=tuple(
+            _answer(f"{place}.answers[{number}]", answer)
+            for number, answer in enumerate(_field(place, record, "answers", list, []))
+        ),
+        is_impossible=_field(place, record, "is_impossible", bool, False),
+    )
+
+
+def _answer(place: str, record: dict) -> Answer:
+    start = _field(place, record, "answer_start", int, None)
+    return Answer(_text(place, record, "text"), start)
+
+
+_KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a whole number"}
+_REQUIRED = object()
+
+
+def _field(place: str, record: Any, name: str, kind: type, default: Any = _REQUIRED) -> Any:
+    """A value of a JSON object, checked."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: got {_short(record)}, expected an object with {name!r}.")
+    if name not in record and default is not _REQUIRED:
+        return default
+    value = record.get(name)
+    if type(value) is not kind:
+        got = f"is {_short(value)}" if name in record else "is missing"
+        raise ValueError(f"{place}: {name!r} {got}; expected {_KINDS[kind]}.")
+    return value
+
+
+def _text(place: str, record: Any, name: str) -> str:
+    text = _field(place, record, name, str)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place}: {name!r} holds half of a character at {error.start} "
+            f"({text[error.start]!r}), which no text can; remove it."
+        ) from None
+    return text
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:40]

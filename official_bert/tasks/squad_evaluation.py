@@ -1,0 +1,179 @@
+"""Scores answers to SQuAD's questions as the official scripts of versions 1.1 and 2.0 do.
+
+Exact match and F1 compare normalized texts: lower case, no ASCII punctuation, no articles, single
+blanks. A question's score is the best over its answers. The two versions differ where nothing is
+left of a text: two such texts have F1 = 0 in version 1.1 and 1 in version 2.0, where the right
+answer to an unanswerable question is the empty text.
+"""
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from official_bert.tasks.squad_data import Dataset, Question
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+class Score(NamedTuple):
+    """Exact match and F1 of one prediction, both in [0, 1]."""
+
+    exact_match: float
+    f1: float
+
+
+def normalize(text: str) -> str:
+    """Lower case, without ASCII punctuation and English articles, single blanks between words."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def score(prediction: str, question: Question, version_2: bool) -> Score:
+    """The best score of a prediction over a question's answers.
+
+    Args:
+        version_2: whether an empty text is an answer, the right one where there is no other.
+    """
+    answers = [normalize(answer.text) for answer in question.answers]
+    if version_2:
+        answers = list(filter(None, answers)) or [""]
+    given = normalize(prediction)
+    return Score(
+        max(float(given == answer) for answer in answers),
+        max(_f1(given.split(), answer.split(), float(version_2)) for answer in answers),
+    )
+
+
+def _f1(given: list[str], answer: list[str], both_empty: float) -> float:
+    """2 PR / (P + R), with precision and recall counted in words."""
+    if not given and not answer:
+        return both_empty
+    common = (Counter(given) & Counter(answer)).total()
+    return 2 * common / (len(given) + len(answer))
+
+
+def evaluate(
+    dataset: Dataset,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """The official scores of predictions, in percent.
+
+    Args:
+        dataset: What `squad_data.read` returned; every question must have its answers.
+        predictions: Question id → answer; `""` says that there is none. They are scored as they
+            are, whatever `null_odds` are.
+        null_odds: Question id → how far the model prefers no answer to the best answer, as
+            `squad_decoding` has it (or a probability); version 2.0 alone.
+
+    Returns:
+        `exact_match`, `f1`, `total` (number of questions) and `unanswered` (of those, how many the
+        predictions lack; they score 0). For version 2.0 also `HasAns_…` and `NoAns_…` over the
+        questions with and without answers; with `null_odds` the scores at the best threshold,
+        `best_exact` and `best_f1`, and the threshold, `best_exact_thresh` and `best_f1_thresh`:
+        questions with larger odds are left unanswered.
+
+    Raises:
+        ValueError: a question has no answer to compare with, no question has a prediction, or
+            odds are missing, not finite, or given for version 1.1.
+    """
+    _check(dataset, predictions, null_odds)
+    scores = {
+        question.id: score(predictions[question.id], question, dataset.version_2)
+        if question.id in predictions
+        else Score(0.0, 0.0)
+        for question in dataset.questions
+    }
+    total = len(scores)
+    result = {**_means(scores.values()), "total": total}
+    result["unanswered"] = total - len(scores.keys() & predictions.keys())
+    if dataset.version_2:
+        for name, wanted in (("HasAns", True), ("NoAns", False)):
+            part = [scores[q.id] for q in dataset.questions if bool(q.answers) is wanted]
+            means = {**_means(part), "total": len(part)} if part else {}
+            result |= {f"{name}_{key}": value for key, value in means.items()}
+    if null_odds is not None:
+        result |= _best(dataset, scores, null_odds)
+    return result
+
+
+def _means(scores) -> dict[str, float]:
+    exact_match, f1 = (100.0 * math.fsum(column) / len(column) for column in zip(*scores))
+    return {"exact_match": exact_match, "f1": f1}
+
+
+def _best(dataset: Dataset, scores: dict[str, Score], null_odds) -> dict[str, float]:
+    unanswerable = {q.id: float(not q.answers) for q in dataset.questions}
+    result = {}
+    for name, column in (("exact", 0), ("f1", 1)):
+        gains = [(null_odds[i], scores[i][column] - unanswerable[i]) for i in scores]
+        gain, threshold = best_threshold(gains)
+        best = math.fsum(unanswerable.values()) + gain
+        result |= {f"best_{name}": 100.0 * best / len(scores), f"best_{name}_thresh": threshold}
+    return result
+
+
+def best_threshold(gains: list[tuple[float, float]]) -> tuple[float, float]:
+    """The threshold for null odds that gains most over answering nothing.
+
+    The official script may stop between questions with equal odds, at a score that no threshold
+    has; here they are answered together or not at all. Where answering nothing is best, its
+    threshold is always 0, which is right for probabilities alone; here no odds are below it.
+
+    Args:
+        gains: per question its null odds and the score that answering it adds.
+
+    Returns:
+        The gain and the lowest threshold that has it; questions whose odds are at most the
+        threshold are answered.
+    """
+    ordered = sorted(gains)
+    best, threshold = 0.0, min(0.0, math.nextafter(ordered[0][0], -math.inf))
+    gain = 0.0
+    for number, (odds, more) in enumerate(ordered, 1):
+        gain += more
+        last_of_equals = number == len(ordered) or ordered[number][0] > odds
+        if last_of_equals and gain > best:
+            best, threshold = gain, odds
+    return best, threshold
+
+
+def _check(dataset: Dataset, predictions, null_odds) -> None:
+    for question in dataset.questions:
+        _check_answers(question, dataset.version_2)
+    ids = {question.id for question in dataset.questions}
+    if not ids & predictions.keys():
+        raise ValueError(
+            f"predictions: none of the {len(predictions)} is for one of the {len(ids)} questions; "
+            f"are they of another file?"
+        )
+    if null_odds is not None:
+        _check_odds(ids, null_odds, dataset.version_2)
+
+
+def _check_answers(question: Question, version_2: bool) -> None:
+    if not question.answers and not question.is_impossible:
+        also = ", and is not marked is_impossible" if version_2 else ""
+        raise ValueError(
+            f"question {question.id!r} has no answer to compare with{also}; a test set without "
+            f"answers cannot be scored."
+        )
+    if question.answers and question.is_impossible:
+        raise ValueError(
+            f"question {question.id!r} is marked is_impossible and has an answer, "
+            f"{question.answers[0].text[:40]!r}; remove one of the two."
+        )
+
+
+def _check_odds(ids: set[str], null_odds, version_2: bool) -> None:
+    if not version_2:
+        raise ValueError("null odds: the questions are of version 1.1, where each has an answer.")
+    missing = sorted(ids - null_odds.keys())
+    if missing:
+        raise ValueError(f"null odds: {len(missing)} questions have none, such as {missing[0]!r}.")
+    bad = next((i for i in ids if not math.isfinite(null_odds[i])), None)
+    if bad:
+        raise ValueError(f"null odds: those of {bad!r} are {null_odds[bad]}, not a finite number.")

@@ -1,0 +1,229 @@
+"""Questions → windows of word pieces that a model reads, which know their place in the text.
+
+Every context is tokenized once; a window is a question, a first piece and a length. Padded arrays
+are made batch by batch, so all of SQuAD's training set takes some tens of megabytes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from official_bert.data import character_spans, tokenization
+from official_bert.data.character_spans import Pieces
+from official_bert.tasks import squad_data, squad_windows
+from official_bert.tasks.squad_data import Question
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How windows are cut, in word pieces; names and defaults are the official flags'.
+
+    Raises:
+        ValueError: a setting is too small, or the longest question leaves no room for a context.
+    """
+
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+
+    def __post_init__(self):
+        for name, least in (("doc_stride", 1), ("max_query_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected {least} or more.")
+        if self.max_seq_length < self.max_query_length + 4:
+            raise ValueError(
+                f"max_seq_length: got {self.max_seq_length}, expected {self.max_query_length + 4} "
+                f"or more: max_query_length ({self.max_query_length}), [CLS], two [SEP] and a "
+                f"piece of the context; or lower max_query_length."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Windows over the contexts of questions, in the questions' order; made by `make_features`.
+
+    A row of `batch` is [CLS] question [SEP] window [SEP] [PAD] …
+    """
+
+    questions: Sequence[Question]
+    settings: Settings
+    special_ids: dict[str, int]
+    contexts: Pieces
+    context_of: np.ndarray  # (questions,): number of the context in `contexts`
+    queries: Pieces  # one for each question, cut to max_query_length
+    question_of: np.ndarray  # (windows,): number of the question
+    first_of: np.ndarray  # (questions + 1,): number of the first window
+    windows: np.ndarray  # (windows, 2): first piece in its context, number of pieces
+    positions: np.ndarray  # (windows, 2): first and last position of the answer, or (0, 0)
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return len(self.windows)
+
+    def batch(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Padded arrays of some windows.
+
+        Args:
+            rows: Numbers of the windows.
+
+        Returns:
+            `input_ids`, `input_mask`, `segment_ids`: int32 of shape (rows, max_seq_length);
+            `start_positions`, `end_positions`: int32 of shape (rows,), the answer's first and last
+            piece as positions in the row, or 0 ([CLS]) where the window does not hold all of it.
+        """
+        shape = (len(rows), self.settings.max_seq_length)
+        ids = np.full(shape, self.special_ids[tokenization.PAD], np.int32)
+        mask, segments = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for index, row in enumerate(rows):
+            pieces = self._ids(row)
+            ids[index, : len(pieces)] = pieces
+            mask[index, : len(pieces)] = 1
+            segments[index, self.context_position(row) : len(pieces)] = 1
+        positions = self.positions[np.asarray(rows, np.intp)].reshape(-1, 2)
+        return {
+            "input_ids": ids,
+            "input_mask": mask,
+            "segment_ids": segments,
+            "start_positions": positions[:, 0].copy(),
+            "end_positions": positions[:, 1].copy(),
+        }
+
+    def _ids(self, row: int) -> np.ndarray:
+        separator = [self.special_ids[tokenization.SEP]]
+        first, last = self._pieces(row)
+        question = self.question_of[row]
+        query = self.queries.ids[slice(*self.queries.bounds[question : question + 2])]
+        start = [self.special_ids[tokenization.CLS]]
+        return np.concatenate([start, query, separator, self.contexts.ids[first:last], separator])
+
+    def _pieces(self, rows):
+        """Where the pieces of windows begin and end in `contexts`."""
+        firsts = self.contexts.bounds[self.context_of[self.question_of[rows]]]
+        starts, lengths = self.windows[rows].T
+        return firsts + starts, firsts + starts + lengths
+
+    def context_position(self, rows):
+        """Position of the first piece of the context in a row, or in each of several rows."""
+        questions = self.question_of[rows]
+        return self.queries.bounds[questions + 1] - self.queries.bounds[questions] + 2
+
+    def character_spans(self, row: int) -> np.ndarray:
+        """The characters of the context that each piece of a window covers.
+
+        Returns:
+            int32 of shape (pieces of the window, 2): the first character and one past the last.
+            Piece n stands at position `context_position(row) + n` of the row.
+        """
+        return self.contexts.spans[slice(*self._pieces(row))]
+
+    def characters(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """The characters of the context that spans of word pieces cover.
+
+        Args:
+            rows: Numbers of windows, shape (spans,).
+            starts: Positions in these rows of the first piece, in the context.
+            ends: Likewise of the last piece.
+
+        Returns:
+            int32 of shape (spans, 2): the first character and one past the last.
+        """
+        shift = self._pieces(rows)[0] - self.context_position(rows)
+        spans = self.contexts.spans
+        return np.stack([spans[shift + starts, 0], spans[shift + ends, 1]], axis=1)
+
+    def sees_best(self, row: int) -> np.ndarray:
+        """Which pieces of a window are answered from this window and from no other.
+
+        Returns:
+            bool of shape (pieces of the window,); see `squad_windows.sees_best`.
+        """
+        first, last = self.first_of[self.question_of[row] + np.arange(2)]
+        if last - first == 1:
+            return np.ones(self.windows[row, 1], bool)
+        return squad_windows.sees_best(self.windows[first:last], row - first)
+
+
+def make_features(
+    questions: Sequence[Question],
+    vocab_file: str,
+    do_lower_case: bool = True,
+    settings: Settings = Settings(),
+) -> Features:
+    """Tokenizes questions and contexts, and cuts windows.
+
+    The windows of a question depend on it alone: parts of the questions may be given to several
+    processes. Only the first `max_query_length` pieces of a question are used.
+
+    Args:
+        questions: From `squad_data.read`; to train on, from `squad_data.for_training`.
+        vocab_file: The model's vocabulary.
+        do_lower_case: Whether it is an uncased one.
+        settings: How windows are cut.
+
+    Raises:
+        ValueError: the vocabulary cannot be read, or is a cased one and `do_lower_case` is on.
+    """
+    vocabulary = tokenization.read_vocabulary(vocab_file)
+    if do_lower_case:
+        tokenization.require_uncased(vocabulary, vocab_file)
+    tokenizer = tokenization.load(vocab_file, do_lower_case)
+    texts = {text: n for n, text in enumerate(dict.fromkeys(q.context for q in questions))}
+    contexts = character_spans.encode(tokenizer, texts)
+    context_of = np.array([texts[question.context] for question in questions], np.int64)
+    queries = _queries(questions, tokenizer, settings.max_query_length)
+    cuts = _cuts(np.diff(contexts.bounds)[context_of], np.diff(queries.bounds), settings)
+    features = Features(
+        questions=questions,
+        settings=settings,
+        special_ids={token: vocabulary[token] for token in tokenization.SPECIAL_TOKENS},
+        contexts=contexts,
+        context_of=context_of,
+        queries=queries,
+        question_of=np.repeat(np.arange(len(cuts)), [len(windows) for windows in cuts]),
+        first_of=np.cumsum([0, *map(len, cuts)]),
+        windows=np.concatenate([np.zeros((0, 2), np.int64), *cuts]),
+        positions=np.zeros((0, 2), np.int32),
+    )
+    return dataclasses.replace(features, positions=_positions(features))
+
+
+def _queries(questions: Sequence[Question], tokenizer, longest: int) -> Pieces:
+    pieces = character_spans.encode(tokenizer, (question.text for question in questions))
+    lengths = np.diff(pieces.bounds)
+    place = np.arange(len(pieces.ids)) - np.repeat(pieces.bounds[:-1], lengths)
+    bounds = np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))])
+    return Pieces(pieces.ids[place < longest], pieces.spans[place < longest], bounds)
+
+
+def _cuts(contexts: np.ndarray, queries: np.ndarray, settings: Settings) -> list[np.ndarray]:
+    """The windows of every question, from the numbers of pieces."""
+    rooms = settings.max_seq_length - queries - 3
+    return [
+        squad_windows.cut(pieces, room, settings.doc_stride)
+        for pieces, room in zip(contexts.tolist(), rooms.tolist(), strict=True)
+    ]
+
+
+def _positions(features: Features) -> np.ndarray:
+    """The answer's first and last position in each window that holds all of it."""
+    answers = np.array([_answer(features, n) for n in range(len(features.questions))], np.int64)
+    answers = answers.reshape(-1, 2)[features.question_of]  # (windows, 2)
+    starts, lengths = features.windows.T
+    inside = (answers[:, 0] >= starts) & (answers[:, 1] < starts + lengths)
+    query = np.diff(features.queries.bounds)[features.question_of]
+    positions = answers - starts[:, None] + query[:, None] + 2
+    return np.where(inside[:, None], positions, 0).astype(np.int32)
+
+
+def _answer(features: Features, question: int) -> tuple[int, int]:
+    """The first and last piece of the context that hold some of the answer; (-1, -1) if none."""
+    answer = squad_data.locate(features.questions[question])
+    if answer is None:
+        return -1, -1
+    context = features.context_of[question]
+    spans = features.contexts.spans[slice(*features.contexts.bounds[context : context + 2])]
+    first = np.searchsorted(spans[:, 1], answer.start, side="right")
+    last = np.searchsorted(spans[:, 0], answer.start + len(answer.text)) - 1
+    return (first, last) if first <= last else (-1, -1)

@@ -1,0 +1,275 @@
+"""From logits to answers, against all spans of all windows written out one by one."""
+
+import itertools
+import json
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_squad import WORDS, question, write_vocabulary
+
+from official_bert.tasks import squad_decoding, squad_evaluation
+from official_bert.tasks.squad_data import Dataset
+from official_bert.tasks.squad_decoding import Candidate, decode
+from official_bert.tasks.squad_features import Settings, make_features
+
+SMALL = Settings(max_seq_length=10, doc_stride=2, max_query_length=3)
+CONTEXT = "the  river runs\tpast an old mill and under the old bridges"
+
+
+@pytest.fixture(scope="module")
+def vocab_file(tmp_path_factory) -> str:
+    return write_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+def windows_of(asked, cut):
+    """Windows as lists of (first, past last) characters, each of a word, and where they stand.
+
+    Every word is one piece, so that words need no tokenizer.
+    """
+    words = [match.span() for match in re.finditer(r"\S+", asked.context)]
+    query = asked.text.split()[: cut.max_query_length]
+    room = cut.max_seq_length - len(query) - 3
+    windows, start = [], 0
+    while not windows or windows[-1][-1] < len(words) - 1:
+        windows.append(list(range(start, min(start + room, len(words)))) or [-1])
+        start += min(room, cut.doc_stride)
+        if not words:
+            break
+    return words, windows, len(query) + 2
+
+
+def owner(windows, word):
+    """The window that sees most around a word."""
+
+    def score(number):
+        window = windows[number]
+        margin = min(word - window[0], window[-1] - word)
+        return margin + 0.01 * len(window), -number
+
+    return max((n for n in range(len(windows)) if word in windows[n]), key=score)
+
+
+def every_span(asked, cut, starts, ends, chosen):
+    """All spans of a question: lists, for each window, of (-score, order, text, logits)."""
+    words, windows, first = windows_of(asked, cut)
+    for row, window in enumerate(windows):
+        spans = []
+        for i, j in itertools.combinations_with_replacement(range(len(window)), 2):
+            if words and j - i < chosen.max_answer_length and owner(windows, window[i]) == row:
+                text = asked.context[words[window[i]][0] : words[window[j]][1]]
+                logits = float(starts[row][first + i]), float(ends[row][first + j])
+                spans.append((-sum(logits), row, i, j, text, logits))
+        yield sorted(spans)
+
+
+def expected(asked, cut, starts, ends, chosen):
+    """The prediction by the definition."""
+    found = every_span(asked, cut, starts, ends, chosen)
+    texts = {}
+    for *_, text, logits in sorted(s for spans in found for s in spans[: chosen.n_best_size]):
+        texts.setdefault(text, logits)
+    best = list(texts.items())[: chosen.n_best_size]
+    if not chosen.version_2_with_negative:
+        return best[0][0] if best else "", best or [("", (0.0, 0.0))], None
+    null = min(((float(s[0]), float(e[0])) for s, e in zip(starts, ends)), key=sum)
+    odds = sum(null) - (sum(best[0][1]) if best else 0.0)
+    text = best[0][0] if best and odds <= chosen.null_score_diff_threshold else ""
+    ranked = sorted([*best, ("", null)], key=lambda pair: -sum(pair[1]))
+    kept = ranked[: chosen.n_best_size]
+    return text, kept if ("", null) in kept else [*kept, ("", null)], odds
+
+
+QUESTION = st.builds(
+    lambda words, gap, query: question(gap.join(words), text=" ".join(query)),
+    st.lists(st.sampled_from(WORDS), max_size=18),
+    st.sampled_from([" ", "  ", "\n"]),
+    st.lists(st.sampled_from(WORDS), max_size=4),
+)
+CHOSEN = st.builds(
+    squad_decoding.Settings,
+    version_2_with_negative=st.booleans(),
+    n_best_size=st.integers(1, 6),
+    max_answer_length=st.sampled_from([1, 2, 3, 20]),
+    null_score_diff_threshold=st.sampled_from([-2.0, 0.0, 1.5]),
+)
+
+
+@settings(deadline=None)
+@given(
+    questions=st.lists(QUESTION, max_size=4),
+    chosen=CHOSEN,
+    seed=st.integers(0, 10_000),
+    levels=st.sampled_from([1, 3, 1000]),  # few levels make many equal scores
+)
+def test_answers_are_the_best_of_all_spans(vocab_file, questions, chosen, seed, levels):
+    questions = [q._replace(id=str(n)) for n, q in enumerate(questions)]
+    features = make_features(questions, vocab_file, settings=SMALL)
+    draw = np.random.default_rng(seed)
+    starts, ends = draw.integers(0, levels, (2, len(features), 10)).astype(np.float32) / 8
+    predictions = decode(features, starts, ends, chosen)
+    assert [p.id for p in predictions] == [q.id for q in questions]
+    for number, (asked, prediction) in enumerate(zip(questions, predictions)):
+        rows = slice(*features.first_of[number : number + 2])
+        text, candidates, odds = expected(asked, SMALL, starts[rows], ends[rows], chosen)
+        assert prediction.text == text
+        assert [(c.text, (c.start_logit, c.end_logit)) for c in prediction.candidates] == candidates
+        assert prediction.null_odds == odds
+        weights = [math.exp(sum(logits)) for _, logits in candidates]
+        shares = [weight / math.fsum(weights) for weight in weights]
+        assert prediction.probabilities == pytest.approx(shares)
+        for candidate in prediction.candidates:
+            assert asked.context[candidate.start : candidate.stop] == candidate.text
+
+
+def logits(features, *best, null=(0.0, 0.0)):
+    """Zeros but for (row, first piece, last piece, logit of both) and [CLS]."""
+    starts, ends = np.zeros((2, len(features), features.settings.max_seq_length), np.float32)
+    starts[:, 0], ends[:, 0] = null
+    for row, first, last, value in best:
+        position = features.context_position(row)
+        starts[row, position + first] = ends[row, position + last] = value
+    return starts, ends
+
+
+def test_text_is_cut_from_the_context_with_its_case_and_white_space(vocab_file):
+    asked = question("The  RIVER\truns, fast")
+    features = make_features([asked], vocab_file)
+    (prediction,) = decode(features, *logits(features, (0, 0, 2, 9.0)))
+    assert prediction.text == "The  RIVER\truns"
+    assert prediction.candidates[0] == Candidate(prediction.text, 9.0, 9.0, 0, 15)
+
+
+def test_the_question_and_the_padding_are_never_an_answer(vocab_file):
+    """The best starts and ends of the official script may all lie there, and nothing is left."""
+    features = make_features([question("the mill")], vocab_file)
+    starts, ends = logits(features)
+    for values in (starts, ends):
+        values[:] = 50.0
+        values[0, 5:7] = -50.0
+        values[0, 8:] = np.nan  # nothing is known of what a model makes of padding
+    for version_2 in (False, True):
+        chosen = squad_decoding.Settings(version_2_with_negative=version_2)
+        (prediction,) = decode(features, starts, ends, chosen)
+        spans = [c for c in prediction.candidates if c.text]
+        assert sorted(c.text for c in spans) == ["mill", "the", "the mill"]
+        assert prediction.text == ("" if version_2 else spans[0].text)
+
+
+def test_a_start_counts_in_the_window_that_sees_most_around_it(vocab_file):
+    asked = question(CONTEXT)  # windows of 4 pieces, 2 apart
+    features = make_features([asked], vocab_file, settings=SMALL)
+    starts, ends = logits(features, (1, 2, 2, 7.0))
+    starts[0, features.context_position(0) + 3] = 90.0
+    (prediction,) = decode(features, starts, ends)
+    assert features.sees_best(0).tolist() == [True, True, True, False]
+    assert features.sees_best(1).tolist() == [False, True, True, False]
+    assert prediction.text == "an"  # piece 4 of the context, in window 1
+
+
+def test_the_null_score_is_the_smallest_over_the_windows(vocab_file):
+    features = make_features([question(CONTEXT)], vocab_file, settings=SMALL)
+    starts, ends = logits(features, (0, 0, 1, 3.0), null=(6.0, 6.0))
+    starts[2, 0] = -2.0
+    chosen = squad_decoding.Settings(version_2_with_negative=True)
+    (prediction,) = decode(features, starts, ends, chosen)
+    assert prediction.null_odds == 4.0 - 6.0
+    assert prediction.text == "the  river"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "text"), [(-2.5, ""), (-2.0, "the  river"), (0, "the  river")]
+)
+def test_odds_above_the_threshold_leave_the_question_unanswered(vocab_file, threshold, text):
+    features = make_features([question(CONTEXT)], vocab_file, settings=SMALL)
+    chosen = squad_decoding.Settings(True, null_score_diff_threshold=threshold)
+    (prediction,) = decode(features, *logits(features, (0, 0, 1, 3.0), null=(2.0, 2.0)), chosen)
+    assert (prediction.text, prediction.null_odds) == (text, -2.0)
+
+
+def test_the_best_threshold_of_the_odds_gives_the_best_score_when_decoding(vocab_file):
+    """What the evaluation recommends is what --null_score_diff_threshold does."""
+    draw = np.random.default_rng(5)
+    questions = [
+        question("old mill", *([("old mill", 0)] if n % 2 else []), is_impossible=not n % 2)
+        for n in range(40)
+    ]
+    questions = [q._replace(id=str(n)) for n, q in enumerate(questions)]
+    features = make_features(questions, vocab_file, settings=SMALL)
+    starts, ends = draw.normal(size=(2, len(features), 10))
+    data = Dataset(questions, True)
+
+    def scores(threshold):
+        chosen = squad_decoding.Settings(True, null_score_diff_threshold=threshold)
+        predictions = decode(features, starts, ends, chosen)
+        odds = {p.id: p.null_odds for p in predictions}
+        return squad_evaluation.evaluate(data, {p.id: p.text for p in predictions}, odds)
+
+    everything = scores(1e9)
+    chosen = scores(everything["best_f1_thresh"])
+    assert chosen["f1"] == pytest.approx(everything["best_f1"])
+    assert chosen["f1"] > everything["f1"]
+
+
+@pytest.mark.parametrize("context", ["", " \u200b"])
+def test_a_context_without_pieces_has_the_empty_answer(vocab_file, context):
+    features = make_features([question(context)], vocab_file)
+    (first,) = decode(features, *logits(features, null=(1.0, 2.0)))
+    assert (first.text, first.candidates, first.probabilities) == ("", [Candidate("", 0, 0)], [1])
+    chosen = squad_decoding.Settings(version_2_with_negative=True, null_score_diff_threshold=99.0)
+    (second,) = decode(features, *logits(features, null=(1.0, 2.0)), chosen)
+    assert (second.text, second.candidates, second.null_odds) == ("", [Candidate("", 1, 2)], 3.0)
+
+
+def test_logits_that_are_not_finite_or_of_another_shape_are_refused(vocab_file):
+    features = make_features([question("the mill", id="x"), question(CONTEXT, id="y")], vocab_file)
+    starts, ends = logits(features)
+    with pytest.raises(ValueError, match=r"got shape \(2, 9\), expected \(2, 384\)"):
+        decode(features, starts[:, :9], ends)
+    for bad in (np.nan, np.inf):
+        ends[1, 6] = bad
+        with pytest.raises(ValueError, match=f"question 'y' .window 1. hold {bad}"):
+            decode(features, starts, ends)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"n_best_size": 0}, "n_best_size: got 0, expected 1 or more"),
+        ({"max_answer_length": -1}, "max_answer_length: got -1, expected 1 or more"),
+        ({"null_score_diff_threshold": math.nan}, "got nan, expected a finite number"),
+    ],
+)
+def test_settings_out_of_range_are_refused(chosen, message):
+    with pytest.raises(ValueError, match=message):
+        squad_decoding.Settings(**chosen)
+
+
+@pytest.mark.parametrize("version_2", [False, True])
+def test_the_files_are_those_of_the_official_script(vocab_file, tmp_path, version_2):
+    features = make_features([question("the «mill»", id="x")], vocab_file)
+    chosen = squad_decoding.Settings(version_2, n_best_size=2)
+    predictions = decode(features, *logits(features, (0, 0, 0, 3.0)), chosen)
+    squad_decoding.write(predictions, tmp_path)
+    files = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert files.pop("predictions.json") == {"x": "the"}
+    candidates = files.pop("nbest_predictions.json")["x"]
+    assert candidates[0]["text"] == "the"
+    assert ("" in [c["text"] for c in candidates]) is version_2
+    for candidate in candidates:
+        assert list(candidate) == ["text", "probability", "start_logit", "end_logit"]
+    assert files == ({"null_odds.json": {"x": -6.0}} if version_2 else {})
+
+
+def test_a_thousand_windows_take_seconds(vocab_file):
+    """All of SQuAD's dev set, 12 times as much, may take a minute."""
+    questions = [question(" ".join(WORDS * 30), id=str(n)) for n in range(1000)]
+    features = make_features(questions, vocab_file)
+    starts, ends = np.random.default_rng(0).normal(size=(2, len(features), 384))
+    began = time.process_time()
+    decode(features, starts, ends)
+    assert time.process_time() - began < 5
