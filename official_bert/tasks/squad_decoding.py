@@ -145,7 +145,8 @@ def _forbid(features: Features, row: int, starts: np.ndarray, ends: np.ndarray) 
 
 def _best_of_block(starts: np.ndarray, ends: np.ndarray, settings: Settings):
     """Rows, starts and ends of the best spans of some windows, sorted by row and score."""
-    longest, rows = settings.max_answer_length, np.arange(len(starts))[:, None]
+    longest = min(settings.max_answer_length, starts.shape[1])
+    rows = np.arange(len(starts))[:, None]
     ends = np.pad(ends, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
     ends = sliding_window_view(ends, longest, axis=1)  # (rows, starts, lengths)
     # The n best spans begin at the n starts whose own best spans are best.
