@@ -74,14 +74,15 @@ def work(records):
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.engines import distribution
+    from official_bert.engines import strategies
+    from official_bert.engines.tf_distribute import TfDistribute
 
     index, count = int(os.environ["INDEX"]), int(os.environ["COUNT"])
     if count == 1:
-        strategy = distribution.make_strategy("off")
+        strategy = strategies.make_strategy("off")
     else:
         hosts = os.environ["HOSTS"]
-        strategy = distribution.make_strategy("multi_worker_mirrored", 0, "", hosts, index)
+        strategy = strategies.make_strategy("multi_worker_mirrored", 0, "", hosts, index)
     cells = {
         name: make_cell(settings, strategy, index, count, records)
         for name, settings in variants(count).items()
@@ -90,7 +91,7 @@ def work(records):
     for _ in sys.stdin:
         seconds = {}
         for name, cell in cells.items():
-            distribution.from_all_workers(strategy, [0])
+            TfDistribute(strategy).from_all_workers([0])
             started = time.perf_counter()
             cell()
             seconds[name] = time.perf_counter() - started
@@ -109,10 +110,10 @@ def make_cell(settings, strategy, index, count, records):
     import lamb_tf
     from official_bert import stages
     from official_bert.data import input_pipeline
-    from official_bert.engines import distribution
-    from official_bert.model import modeling
+    from official_bert.engines import loop_state, tf_update
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.model import pretrainer
     from official_bert.model.config import BertConfig
-    from official_bert.tasks import pretraining_step
 
     class PlainLAMB(lamb_tf.LAMB):
         """The same equations, an operation at a time."""
@@ -170,17 +171,16 @@ def make_cell(settings, strategy, index, count, records):
         return tf.data.Dataset.from_generator(generate, output_signature=signature)
 
     with strategy.scope():
-        model = modeling.BertPretrainer(config, dtype=stages.DTYPE_POLICIES[run.dtype])
+        model = pretrainer.BertPretrainer(config, dtype=stages.DTYPE_POLICIES[run.dtype])
         kind = lamb_tf.LAMB if settings["fused update"] else PlainLAMB
         optimizer = kind(0.0, weight_decay=0.01, global_clipnorm=1.0)
         optimizer.build(model.trainable_variables)
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
     if settings["input sharding and prefetch"]:
-        dataset = distribution.distribute(strategy, open_batches, range(stage.steps))
+        iterator = TfDistribute(strategy).feed(open_batches, range(stage.steps))
     else:
-        dataset = strategy.distribute_datasets_from_function(whole_batches)
-    iterator = iter(dataset)
-    state = pretraining_step.first_state(run)
+        iterator = iter(strategy.distribute_datasets_from_function(whole_batches))
+    state = loop_state.first_state(run)
     updates = SEQUENCES // (MICRO_BATCH * parts)
 
     def cell():

@@ -28,12 +28,13 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import tokenization
 from official_bert.data.instances import Settings
 from official_bert.demonstration import stdlib_text
-from official_bert.engines import distribution
+from official_bert.engines import loop_state
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
+from official_bert.model.pretrainer import pretraining_sums
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.system import freed_memory
-from official_bert.tasks import pretraining_step
-from official_bert.training import training
+from official_bert.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 7, "Pairs of measurements a model.")
@@ -97,12 +98,12 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
         input_files=(records,),
         dtype=dtype,
     )
-    strategy = tf.distribute.get_strategy()
+    engine = TfDistribute(tf.distribute.get_strategy())
     reporting = Reporting(log_steps=updates, tensorboard=True)
-    trainer = training.Trainer(run, reporting, strategy, model_dir)
-    loop = pretraining_step.make_training_loop(run, trainer.model, trainer.optimizer, strategy)
+    trainer = Trainer(run, reporting, engine, model_dir)
+    loop = engine.training_loop(run, trainer.model, trainer.optimizer)
     batches = trainer._records.training(stage)
-    iterator = iter(distribution.distribute(strategy, lambda *_: batches, range(stage.steps)))
+    iterator = engine.feed(lambda *_: batches, range(stage.steps))
 
     def by_loop():
         for _ in range(updates):
@@ -114,7 +115,7 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
             trainer._reports.train(
                 trainer.step, 0, trainer._state, trainer.optimizer, trainer._pace
             )
-        trainer._state |= pretraining_step.new_window()
+        trainer._state |= loop_state.new_window(run)
         trainer._pace.restart()
 
     batch = {name: tf.constant(value) for name, value in batches[0].items()}
@@ -124,7 +125,7 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
     def update(batch, seed):
         with tf.GradientTape() as tape:
             outputs = trainer.model(batch, training=True, dropout_seed=seed)
-            sums = pretraining_step.pretraining_sums(outputs, batch)
+            sums = pretraining_sums(outputs, batch)
             loss = sum(
                 sums[f"{t}_loss"] / sums[f"{t}_weight"] for t in ("masked_lm", "next_sentence")
             )

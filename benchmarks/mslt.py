@@ -23,9 +23,9 @@ import tensorflow as tf
 from absl import app, flags
 
 from official_bert import stacking, stages
-from official_bert.model import flops, modeling
+from official_bert.engines import loop_state, tf_update
+from official_bert.model import flops, pretrainer
 from official_bert.model.config import BertConfig
-from official_bert.tasks import pretraining_step
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("depths", ["3", "6", "9", "12"], "Encoder layers of the partial phases.")
@@ -88,7 +88,7 @@ def make_update(config, stage):
         dtype=FLAGS.dtype,
         enable_xla=FLAGS.enable_xla,
     )
-    model = modeling.BertPretrainer(
+    model = pretrainer.BertPretrainer(
         dataclasses.replace(config, num_hidden_layers=stage.depth),
         dtype=stages.DTYPE_POLICIES[FLAGS.dtype],
     )
@@ -96,9 +96,9 @@ def make_update(config, stage):
         variable.trainable = stacking.trained(variable.path, stage)
     optimizer = run.optimizer.make()
     optimizer.build(model.trainable_variables)
-    loop = pretraining_step.make_training_loop(run, model, optimizer, tf.distribute.get_strategy())
+    loop = tf_update.make_training_loop(run, model, optimizer, tf.distribute.get_strategy())
     iterator = iter(tf.data.Dataset.from_tensors(random_batch(config, stage)).repeat())
-    state = pretraining_step.first_state(run)
+    state = loop_state.first_state(run)
     return lambda: loop(iterator, 1, 1, state)
 
 

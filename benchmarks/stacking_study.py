@@ -27,6 +27,7 @@ from official_bert.model import flops
 from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.system import child_commands, quiet_tensorflow
+from official_bert.tasks.pretraining import Pretraining
 
 METHODS = ("scratch", "mslt", "mslt_long", "doubling")  # long: the first and the last stage
 
@@ -252,8 +253,9 @@ def train(folder, model_dir, settings, trial, updates, every):
     """The child: one run, which leaves its log."""
     folder = pathlib.Path(folder)
     quiet_tensorflow.import_tensorflow()
-    from official_bert.engines import distribution
-    from official_bert.training import training
+    from official_bert.engines.strategies import make_strategy
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.training.trainer import Trainer
 
     evaluates = trial["kind"] == "whole"
     run = Run(
@@ -262,8 +264,7 @@ def train(folder, model_dir, settings, trial, updates, every):
         optimizer=Optimizer(beta_2=settings["beta_2"]),
         input_files=(str(folder / "train.tfrecord"),),
         seed=trial["seed"],
-        use_next_sentence_label=False,
-        masked_lm_prob=settings["masked_lm_prob"],
+        task=Pretraining(use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]),
     )
     reporting = Reporting(
         log_steps=every,
@@ -274,7 +275,7 @@ def train(folder, model_dir, settings, trial, updates, every):
         steps_per_loop=every,
         tensorboard=False,
     )
-    training.Trainer(run, reporting, distribution.make_strategy("off"), model_dir).train()
+    Trainer(run, reporting, TfDistribute(make_strategy("off")), model_dir).train()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class BlankFiller:
         quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
         from official_bert.data import tokenization
         from official_bert.model.config import BertConfig
-        from official_bert.model.modeling import BertPretrainer
+        from official_bert.model.pretrainer import BertPretrainer
         from official_bert.training import model_state
         from official_bert.training.checkpoints import CheckpointStore
 

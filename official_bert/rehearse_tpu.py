@@ -254,13 +254,14 @@ def _lower(run, stage, num_cores):
     """The update of one replica as StableHLO."""
     import tensorflow as tf
 
-    from official_bert.tasks import pretraining_step
+    from official_bert.engines.tf_update import make_replica_update
     from official_bert.tpu import tpu_compiler
+    from official_bert.training.stage_model import make_model_and_optimizer
 
     strategy = tpu_compiler.ReplicaStrategy(num_cores)
     with strategy.scope():
-        model, optimizer = pretraining_step.make_model_and_optimizer(run, stage)
-    replica_update = pretraining_step.make_replica_update(run, model, optimizer)
+        model, optimizer = make_model_and_optimizer(run, stage)
+    replica_update = make_replica_update(run, model, optimizer)
 
     def update(batch, step, loss_scale, asked_to_stop):
         return strategy.run(replica_update, args=(batch, step, loss_scale, asked_to_stop))

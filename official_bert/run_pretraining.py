@@ -49,7 +49,7 @@ def _run_local_workers(values):
 
 
 def _train(trainer, model_dir):
-    from official_bert.training.training import Diverged
+    from official_bert.training.trainer import Diverged
     from official_bert.training.training_log import Stopped
 
     try:
@@ -87,11 +87,12 @@ def _check_paths(values):
 
 
 def _trainer(values):
-    from official_bert.engines import distribution
-    from official_bert.training import budget, training
+    from official_bert.engines.strategies import make_strategy
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.training import budget, trainer
 
     run = run_from_flags(values)
-    strategy = distribution.make_strategy(
+    strategy = make_strategy(
         values.distribution_strategy,
         num_gpus=values.num_gpus,
         tpu=values.tpu,
@@ -99,18 +100,20 @@ def _trainer(values):
         task_index=values.task_index,
         all_reduce_alg=values.all_reduce_alg,
     )
-    on_accelerator = distribution.runs_on_accelerator(strategy)
-    enable_xla = on_accelerator if values.enable_xla is None else values.enable_xla
+    engine, enable_xla = TfDistribute(strategy), values.enable_xla
+    if enable_xla is None:
+        enable_xla = engine.runs_on_accelerator()
     run = dataclasses.replace(run, enable_xla=enable_xla)
     reporting = _reporting(values)
     if run.minutes:
-        run = budget.fix(run, reporting, strategy, values.model_dir)
-    return training.Trainer(run, reporting, strategy, values.model_dir, values.resume_from)
+        run = budget.fix(run, reporting, engine, values.model_dir)
+    return trainer.Trainer(run, reporting, engine, values.model_dir, values.resume_from)
 
 
 def run_from_flags(values):
     """The `stages.Run` of the flags, but for `enable_xla`, whose default needs the devices."""
     from official_bert.stages import Run
+    from official_bert.tasks.pretraining import Pretraining
 
     recipe = _recipe(values)
     return Run(
@@ -124,11 +127,13 @@ def run_from_flags(values):
         dtype=values.dtype,
         reduce_dtype=values.reduce_dtype,
         loss_scale=values.loss_scale,
-        use_next_sentence_label=recipe.use_next_sentence_label,
+        task=Pretraining(
+            use_next_sentence_label=recipe.use_next_sentence_label,
+            masked_lm_prob=values.masked_lm_prob,
+            do_whole_word_mask=values.do_whole_word_mask,
+            max_ngram_size=values.max_ngram_size,
+        ),
         gradient_accumulation_steps=values.gradient_accumulation_steps,
-        masked_lm_prob=values.masked_lm_prob,
-        do_whole_word_mask=values.do_whole_word_mask,
-        max_ngram_size=values.max_ngram_size,
         minutes=recipe.minutes,
     )
 
@@ -198,9 +203,9 @@ def _reporting(values):
 
 
 def _fail_without_worker(error):
-    from official_bert.engines import distribution
+    from official_bert.engines.strategies import lost_worker
 
-    reason = distribution.lost_worker(error)
+    reason = lost_worker(error)
     if reason is None:
         raise error
     return _fail(reason, code=4)

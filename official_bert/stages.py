@@ -11,6 +11,7 @@ import math
 import lamb_tf
 from lamb_tf import schedules
 from official_bert.model.config import BertConfig
+from official_bert.tasks.pretraining import Pretraining
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
@@ -24,7 +25,8 @@ class Stage:
         steps: Updates in this stage.
         batch_size: Global batch size in sequences, summed over all replicas and micro-batches.
         max_seq_length: Sequence length in tokens; must be that of the records.
-        max_predictions_per_seq: Masked positions a sequence; must equal the records'.
+        max_predictions_per_seq: Masked positions per sequence; must equal the records'. 0 for a
+            task that masks nothing.
         learning_rate: Rate at the end of warm-up.
         warmup_steps: Updates of linear warm-up from zero. If more than `steps`, as by the
             official script's defaults, the stage ends while the rate still rises.
@@ -48,7 +50,7 @@ class Stage:
     steps: int
     batch_size: int
     max_seq_length: int
-    max_predictions_per_seq: int
+    max_predictions_per_seq: int = 0
     learning_rate: float
     warmup_steps: int = 0
     end_learning_rate: float = 0.0
@@ -62,7 +64,7 @@ class Stage:
     carry_moments: bool = True
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "max_seq_length", "max_predictions_per_seq"):
+        for name in ("steps", "batch_size", "max_seq_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         _require_finite(self)
@@ -72,9 +74,9 @@ class Stage:
                 f"{self.warmup_steps}."
             )
         self.schedule()  # checks the rest
-        if self.max_predictions_per_seq > self.max_seq_length:
+        if not 0 <= self.max_predictions_per_seq <= self.max_seq_length:
             raise ValueError(
-                f"max_predictions_per_seq must not exceed max_seq_length; got "
+                f"max_predictions_per_seq must be at least 0 and not exceed max_seq_length; got "
                 f"{self.max_predictions_per_seq} and {self.max_seq_length}."
             )
 
@@ -161,10 +163,8 @@ class Run:
         reduce_dtype: In what gradients are summed over replicas: as `dtype`, but `"fp16"` only with
             that dtype, whose loss scale keeps small gradients in its range.
         loss_scale: For fp16: `"dynamic"`, the default, or a number.
-        use_next_sentence_label: Whether the next-sentence loss is trained.
-        gradient_accumulation_steps: Micro-batches an update.
-        masked_lm_prob, do_whole_word_mask, max_ngram_size: How records made for dynamic masking
-            are masked; `None`, as they were made to be. Not for records that hold their masks.
+        task: What is learned: a task of `official_bert.tasks`.
+        gradient_accumulation_steps: Micro-batches per update.
         minutes: The wall-clock budget, if any, for which the updates of the stages were fixed
             (`budget.py`).
     """
@@ -180,14 +180,13 @@ class Run:
     dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     loss_scale: str | None = None
-    use_next_sentence_label: bool = True
+    task: Pretraining = dataclasses.field(default_factory=Pretraining)
     gradient_accumulation_steps: int = 1
-    masked_lm_prob: float | None = None
-    do_whole_word_mask: bool | None = None
-    max_ngram_size: int | None = None
     minutes: float | None = None
 
     def __post_init__(self):
+        for stage in self.stages:
+            self.task.check(stage)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit in 64 bits; got {self.seed}.")
         if self.init_moments and not self.init_checkpoint:
@@ -235,7 +234,9 @@ class Run:
 
     def describe(self):
         """The run as JSON values; runs with equal descriptions end with equal weights."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        values = dataclasses.asdict(self)
+        del values["task"]
+        return json.loads(json.dumps(values | self.task.describe()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from official_bert.conversion import names, safetensors_files, sources
 from official_bert.conversion.tensors import Tensor
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
 
 WORDS = "the cat sat on a mat un ##aff ##able , . ! ' s ##s 中 é e ##x 1 ##2 naive"

@@ -5,9 +5,10 @@ import json
 
 import tensorflow as tf
 
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.training import checkpoints
-from official_bert.training.training import Trainer
+from official_bert.training.trainer import Trainer
 
 SHORT = Stage(
     steps=8,
@@ -34,7 +35,8 @@ def without_dropout(config):
 
 
 def train(run, model_dir, reporting=QUIET, strategy=None):
-    trainer = Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir)
+    engine = TfDistribute(strategy or tf.distribute.get_strategy())
+    trainer = Trainer(run, reporting, engine, model_dir)
     trainer.train()
     return trainer
 

@@ -18,7 +18,7 @@ from bert_checkpoints import (
 from official_bert import convert_checkpoint
 from official_bert.conversion import names, safetensors_files, sources
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
 
 

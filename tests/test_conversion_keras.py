@@ -22,7 +22,7 @@ from bert_checkpoints import (
 
 from official_bert import convert_checkpoint
 from official_bert.conversion import keras_files, sources
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 
 
 def model_of(arrays, config, dtype="float32"):

@@ -12,7 +12,9 @@ import tensorflow as tf
 import worker_processes
 from two_replicas import two_replicas
 
-from official_bert.engines import distribution
+from official_bert.data.input_pipeline import ArraySpec
+from official_bert.engines import strategies, tf_update
+from official_bert.engines.tf_distribute import TfDistribute
 
 
 class CountedBatches:
@@ -21,6 +23,7 @@ class CountedBatches:
     def __init__(self, shard_index, num_shards, batch_size=8):
         rows = batch_size // num_shards
         self._rows = np.arange(shard_index * rows, (shard_index + 1) * rows)
+        self.element_spec = {"input_ids": ArraySpec((rows, 1), np.int32)}
 
     def __getitem__(self, step):
         return {"input_ids": (100 * step + self._rows)[:, None].astype("int32")}
@@ -29,7 +32,7 @@ class CountedBatches:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_every_replica_gets_its_rows_of_each_global_batch_in_order(replicas):
     strategy = two_replicas() if replicas == 2 else tf.distribute.MirroredStrategy(["CPU:0"])
-    dataset = distribution.distribute(strategy, CountedBatches, range(3, 6))
+    dataset = TfDistribute(strategy).feed(CountedBatches, range(3, 6))
     for step, batch in zip(range(3, 6), dataset):
         parts = strategy.experimental_local_results(batch["input_ids"])
         assert len(parts) == replicas
@@ -38,14 +41,14 @@ def test_every_replica_gets_its_rows_of_each_global_batch_in_order(replicas):
 
 
 def test_each_name_gives_its_strategy():
-    assert isinstance(distribution.make_strategy("mirrored", 0), tf.distribute.MirroredStrategy)
-    assert isinstance(distribution.make_strategy("one_device", 0), tf.distribute.OneDeviceStrategy)
-    assert distribution.make_strategy("off") is tf.distribute.get_strategy()
+    assert isinstance(strategies.make_strategy("mirrored", 0), tf.distribute.MirroredStrategy)
+    assert isinstance(strategies.make_strategy("one_device", 0), tf.distribute.OneDeviceStrategy)
+    assert strategies.make_strategy("off") is tf.distribute.get_strategy()
     for name in ("off", "one_device", "mirrored"):
-        strategy = distribution.make_strategy(name)
-        assert distribution.is_chief(strategy)
-        assert not distribution.runs_on_accelerator(strategy)
-        assert distribution.peak_flops(strategy, "bf16") is None
+        engine = TfDistribute(strategies.make_strategy(name))
+        assert engine.is_chief
+        assert not engine.runs_on_accelerator()
+        assert engine.peak_flops("bf16") is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_each_name_gives_its_strategy():
 )
 def test_what_does_not_fit_together_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        distribution.make_strategy(**arguments)
+        strategies.make_strategy(**arguments)
 
 
 def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
@@ -83,16 +86,17 @@ def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
         task = {"type": "worker", "index": 0}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
         with pytest.raises(ValueError, match="TF_CONFIG names 2 workers, but .*'off'"):
-            distribution.make_strategy("off")
+            strategies.make_strategy("off")
     for one in ('{"cluster": {"worker": ["a:1"]}}', "{}", "not for us"):
         monkeypatch.setenv("TF_CONFIG", one)
-        assert distribution.make_strategy("off") is tf.distribute.get_strategy()
+        assert strategies.make_strategy("off") is tf.distribute.get_strategy()
 
 
 def test_ctrl_c_ends_a_worker_that_waits_for_others():
     script = """
-from official_bert.engines import distribution
-distribution.make_strategy(
+from official_bert.data.input_pipeline import ArraySpec
+from official_bert.engines import strategies
+strategies.make_strategy(
     "multi_worker_mirrored", worker_hosts="127.0.0.1:{},127.0.0.1:{}", task_index=0
 )
 """.format(*worker_processes.free_ports(2))
@@ -112,19 +116,20 @@ distribution.make_strategy(
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_one_process_hears_itself_only_and_reads_everything(replicas):
     strategy = two_replicas() if replicas == 2 else tf.distribute.MirroredStrategy(["CPU:0"])
-    assert distribution.shard(strategy) == (0, 1)
-    np.testing.assert_array_equal(distribution.from_all_workers(strategy, [7, 8]), [[7, 8]])
+    engine = TfDistribute(strategy)
+    assert engine.shard == (0, 1)
+    np.testing.assert_array_equal(engine.from_all_workers([7, 8]), [[7, 8]])
 
 
 def test_errors_of_a_lost_worker_are_told_from_others():
     lost = tf.errors.UnavailableError(
         None, None, "Collective ops is aborted by: … target /job:worker/replica:0/task:3: reset"
     )
-    assert "TensorFlow names worker 3" in distribution.lost_worker(lost)
+    assert "TensorFlow names worker 3" in strategies.lost_worker(lost)
     heartbeat = tf.errors.InternalError(None, None, "Collective ops is aborted by: Deadline")
-    assert "Another worker has ended" in distribution.lost_worker(heartbeat)
+    assert "Another worker has ended" in strategies.lost_worker(heartbeat)
     for other in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("worker")):
-        assert distribution.lost_worker(other) is None
+        assert strategies.lost_worker(other) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_gradients_are_rounded_on_the_way_only_and_come_back_in_float32(dtype, g
         def on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             gradient = tf.gather(tf.constant(gradients)[:, None], replica)
-            return distribution.sum_over_replicas([gradient], dtype)
+            return tf_update.sum_over_replicas([gradient], dtype)
 
         return strategy.experimental_local_results(strategy.run(on_replica)[0])
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert.model import fused, modeling
+from official_bert.engines import tf_update
+from official_bert.model import fused
 from official_bert.model.config import BertConfig
+from official_bert.model.dropout import Dropout
 from official_bert.stages import Optimizer, Run, Stage
-from official_bert.tasks import pretraining_step
 
 SHAPES = {  # (rows, width) of a micro-batch
     "after a sub-layer, 64 × 128 tokens": (64 * 128, 768),
@@ -31,9 +32,9 @@ RUN = Run(
 @tf.function(autograph=False)
 def seeds_of_part(step, part):
     """The seeds, (DRAWS, 2), of what one micro-batch on one replica drops."""
-    key = pretraining_step.seed_of_part(RUN, step, part)
-    dropout = modeling._Dropout(True, None, key)
-    return tf.stack([dropout._seed() for _ in range(DRAWS)])
+    key = tf_update.seed_of_part(RUN, step, part)
+    dropped = Dropout(True, None, key)
+    return tf.stack([dropped._seed() for _ in range(DRAWS)])
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,6 @@ def test_keys_that_follow_each_other_share_no_seed():
     """As those of a caller of the model who counts steps in one of the two words."""
     found = set()
     for key in [(7, count) for count in range(20)] + [(count, 7) for count in range(20)]:
-        dropout = modeling._Dropout(True, None, tf.constant(key))
-        found |= {tuple(dropout._seed().numpy()) for _ in range(DRAWS)}
+        dropped = Dropout(True, None, tf.constant(key))
+        found |= {tuple(dropped._seed().numpy()) for _ in range(DRAWS)}
     assert len(found) == 39 * DRAWS  # (7, 7) came twice

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from official_bert import fill_blanks
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "list", "is", "empty", "##s", "."]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from official_bert import stacking
 from official_bert.model import flops
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer, pretraining_sums
+from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
 
 BASE = BertConfig()

@@ -9,12 +9,12 @@ import pytest
 from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, SHORT, make_run, train
 
+from official_bert.engines import loop_state
 from official_bert.stages import Optimizer
-from official_bert.tasks import pretraining_step
-from official_bert.tasks.pretraining_step import SUMS
+from official_bert.tasks.pretraining import Pretraining
 from official_bert.training import checkpoints
 from official_bert.training.known_good import KnownGood
-from official_bert.training.training import Diverged
+from official_bert.training.trainer import Diverged
 
 EVERY_STEP = dataclasses.replace(QUIET, steps_per_loop=1, save_checkpoints_steps=1)
 
@@ -22,7 +22,7 @@ EVERY_STEP = dataclasses.replace(QUIET, steps_per_loop=1, save_checkpoints_steps
 def sums(loss):
     """Sums of one update with this loss."""
     values = {"masked_lm_loss": loss, "masked_lm_weight": 1.0, "next_sentence_weight": 1.0}
-    return [values.get(name, 0.0) for name in SUMS]
+    return [values.get(name, 0.0) for name in Pretraining.sums]
 
 
 GOOD = {"kernel": np.full(3, 0.1, np.float32), "optimizer/iterations": np.int64(10**9)}
@@ -36,7 +36,7 @@ def saves(small_corpus, tmp_path):
     steps = iter(range(1, 100))
 
     def save(loss, tensors=GOOD):
-        exploded = good.judge(sums(loss) if loss is not None else [0.0] * len(SUMS))
+        exploded = good.judge(sums(loss) if loss is not None else [0.0] * len(Pretraining.sums))
         state = good.state(tensors)
         prefix = store.save(tensors, next(steps), {"loop": {}, "seconds": 0.0, **state})
         good.saved(checkpoints.os.path.basename(prefix), state["suspect"])
@@ -118,8 +118,8 @@ def test_a_run_whose_weights_are_ruined_keeps_a_checkpoint_from_before(
 def test_no_checkpoint_is_written_amid_skipped_updates_but_for_the_last(
     small_corpus, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pretraining_step, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(pretraining_step, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
     for steps, folder in ((40, tmp_path / "long"), (4, tmp_path / "short")):
         stage = dataclasses.replace(SHORT, steps=steps, warmup_steps=0)
         reporting = dataclasses.replace(

@@ -11,9 +11,10 @@ from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, SHORT, final_tensors, log_lines, make_run, train
 
 from official_bert.data.record_files import RecordFiles
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints, model_directory, model_state
-from official_bert.training.training import Trainer
+from official_bert.training.trainer import Trainer
 
 CONFIG = BertConfig(vocab_size=300, hidden_size=16, num_attention_heads=2)
 DESCRIPTION = {"stages": [{"steps": 8, "warmup_steps": 2}], "seed": 1, "records": ["0a"]}
@@ -35,7 +36,7 @@ def folder(whole, tmp_path):
 
 
 def make(run, model_dir, resume_from=None):
-    return Trainer(run, QUIET, tf.distribute.get_strategy(), model_dir, resume_from)
+    return Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), model_dir, resume_from)
 
 
 def changes(model_dir):

@@ -13,9 +13,9 @@ import peers
 import pytest
 import tensorflow as tf
 
-from official_bert.model import initial_values, modeling
+from official_bert.model import initial_values
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer, pretraining_sums
+from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 
 CONFIG = BertConfig(
     vocab_size=97,
@@ -120,16 +120,17 @@ def test_logits_equal_those_of_hugging_face(activation):
 def test_rows_that_are_asked_for_are_those_of_the_whole_sequence_and_so_are_the_gradients():
     model, batch = make_model(), make_batch()
     positions = np.array([[0, 3, 3], [15, 0, 2], [1, 4, 9]], "int32")
-    no_dropout = modeling._Dropout(False, model.seed_generator, None)
-    upstream = np.random.default_rng(6).standard_normal((9, CONFIG.hidden_size)).astype("float32")
+    no_dropout = model.encoder.dropout(training=False)
+    upstream = (
+        np.random.default_rng(6).standard_normal((3, 3, CONFIG.hidden_size)).astype("float32")
+    )
     variables = [v.value for v in model.trainable_variables if v.path.startswith("bert/e")]
     rows, gradients = [], []
     for asked in (positions, None):
         with tf.GradientTape() as tape:
-            x, _ = model.embeddings(batch["input_ids"], batch["segment_ids"], dropout=no_dropout)
-            encoded = model.encode(x, batch["input_mask"], no_dropout, asked)
+            encoded, _ = model.encoder.encode(batch, no_dropout, asked)
             if asked is None:
-                encoded = tf.gather(encoded, (positions + 16 * np.arange(3)[:, None]).reshape(-1))
+                encoded = tf.gather(encoded, positions, batch_dims=1)
         rows.append(encoded)
         gradients.append(tape.gradient(encoded, variables, upstream))
     np.testing.assert_allclose(*rows, rtol=1e-4, atol=1e-5)
@@ -220,7 +221,7 @@ import json
 import keras
 import numpy as np
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer, pretraining_sums
+from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 assert keras.backend.backend() == {backend!r}
 batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
 model = BertPretrainer({CONFIG!r})
@@ -254,17 +255,17 @@ def test_the_gradient_of_a_frequent_word_is_summed_up_in_float32_in_bfloat16_too
     gradients = []
     for dtype in ("float32", "mixed_bfloat16"):
         model = BertPretrainer(config, dtype=dtype)
-        no_dropout = modeling._Dropout(False, model.seed_generator, None)
+        no_dropout = model.encoder.dropout(training=False)
         with tf.GradientTape() as tape:
-            x, _ = model.embeddings(ids, tf.zeros_like(ids), dropout=no_dropout)
+            x, _ = model.encoder.embeddings(ids, tf.zeros_like(ids), dropout=no_dropout)
             loss = tf.reduce_sum(tf.cast(x, tf.float32) * upstream)
-        gradients.append(tape.gradient(loss, model.embeddings.word_embeddings.value)[1])
+        gradients.append(tape.gradient(loss, model.encoder.embeddings.word_embeddings.value)[1])
     wanted, found = map(np.asarray, gradients)
     assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
 
 
 def test_bias_gradients_in_bfloat16_are_summed_up_in_float32():
-    dense = make_model(dtype="mixed_bfloat16").encoder_layers[0].query
+    dense = make_model(dtype="mixed_bfloat16").encoder.encoder_layers[0].query
     rng = np.random.default_rng(0)
     x = tf.constant(rng.standard_normal((16_384, CONFIG.hidden_size)), tf.bfloat16)
     upstream = tf.constant(rng.uniform(0, 1, (16_384, CONFIG.hidden_size)), tf.bfloat16)

@@ -79,7 +79,7 @@ def test_the_plateau_ends_at_the_first_line_that_word_frequencies_do_not_explain
 
 def test_every_adapted_kernel_has_its_place_in_the_trust_ratio_picture():
     from official_bert.model.config import BertConfig
-    from official_bert.model.modeling import BertPretrainer
+    from official_bert.model.pretrainer import BertPretrainer
 
     model = BertPretrainer(
         BertConfig(

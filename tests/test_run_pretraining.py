@@ -296,9 +296,9 @@ def test_a_recipe_says_whether_pairs_are_trained_unless_the_flag_does(
         "    return dataclasses.replace(recipes.bert_base(), use_next_sentence_label=False)\n"
     )
     values = parse(*as_flags(files), f"--recipe={recipe}:alone", *flags)
-    assert run_pretraining.run_from_flags(values).use_next_sentence_label is trained
+    assert run_pretraining.run_from_flags(values).task.use_next_sentence_label is trained
     values = parse(*as_flags(files), "--recipe=bert_base")
-    assert run_pretraining.run_from_flags(values).use_next_sentence_label
+    assert run_pretraining.run_from_flags(values).task.use_next_sentence_label
 
 
 def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_corpus, tmp_path):

@@ -15,9 +15,10 @@ import tensorflow as tf
 from small_corpus import small_corpus as small_corpus
 
 from official_bert.data import input_pipeline
-from official_bert.engines import distribution
+from official_bert.engines import loop_state, tf_update
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import Optimizer, Run, Stage
-from official_bert.tasks import pretraining_step
+from official_bert.training import stage_model
 
 UPDATES, WARMUP = 100, 20
 STAGE = Stage(
@@ -67,14 +68,14 @@ def train_ours(run):
     """Weights before, the loss of every update, weights after, and the batches."""
     stage, strategy = run.stages[0], tf.distribute.get_strategy()
     batches = input_pipeline.Batches(stage.resolve(run.input_files), 16, 32, 5, seed=1)
-    model, optimizer = pretraining_step.make_model_and_optimizer(run, stage)
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
-    iterator = iter(distribution.distribute(strategy, lambda *_: batches, range(UPDATES)))
+    model, optimizer = stage_model.make_model_and_optimizer(run, stage)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
+    iterator = TfDistribute(strategy).feed(lambda *_: batches, range(UPDATES))
     before = {v.path: v.numpy() for v in model.weights}
-    losses, state = [], pretraining_step.first_state(run)
+    losses, state = [], loop_state.first_state(run)
     for step in range(UPDATES):
-        state = loop(iterator, step, 1, state | pretraining_step.new_window())
-        losses.append(pretraining_step.metrics_from_sums(state["sums"])["loss"])
+        state = loop(iterator, step, 1, state | loop_state.new_window(run))
+        losses.append(run.task.metrics(state["sums"])["loss"])
     return before, losses, {v.path: v.numpy() for v in model.weights}, batches
 
 

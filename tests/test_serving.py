@@ -21,7 +21,7 @@ from bert_checkpoints import (
 
 from official_bert import convert_checkpoint
 from official_bert.data import tokenization
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from small_corpus import small_corpus as small_corpus
 
 from official_bert import stacking
 from official_bert.data import input_pipeline
-from official_bert.engines import distribution
+from official_bert.engines import loop_state, tf_update
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import flops
 from official_bert.model.config import BertConfig
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 from official_bert.stages import Optimizer, Reporting, Run, Stage
-from official_bert.tasks import pretraining_step
 from official_bert.training import checkpoints
-from official_bert.training.training import Trainer
+from official_bert.training.trainer import Trainer
 
 CONFIG = BertConfig(
     vocab_size=61,
@@ -52,12 +52,12 @@ def make_batch(batch=3, length=10):
 
 def logits_through(model, batch, layers):
     """The outputs of `model`'s embeddings and heads around the given layers, one by one."""
-    whole = list(model.encoder_layers)
+    whole = list(model.encoder.encoder_layers)
     try:
-        model.encoder_layers = [whole[i] for i in layers]
+        model.encoder.encoder_layers = [whole[i] for i in layers]
         return model(batch)
     finally:
-        model.encoder_layers = whole
+        model.encoder.encoder_layers = whole
 
 
 def stage_of(**fields):
@@ -193,7 +193,8 @@ def make_run(corpus, stages):
 def train(run, model_dir, strategy=None):
     """Trains; returns the tensors at the end of each stage."""
     reporting = Reporting(keep_checkpoint_max=0, save_checkpoints_steps=0, steps_per_loop=25)
-    Trainer(run, reporting, strategy or tf.distribute.get_strategy(), model_dir).train()
+    engine = TfDistribute(strategy or tf.distribute.get_strategy())
+    Trainer(run, reporting, engine, model_dir).train()
     ends = itertools.accumulate(stage.steps for stage in run.stages)
     return [
         checkpoints.read_tensors(model_dir / f"ctl_step_{end}.ckpt-{count}")
@@ -311,9 +312,9 @@ def test_replicas_reduce_the_bytes_of_what_trains(small_corpus, index):
         return type(cross_device).batch_reduce(cross_device, reduce_op, pairs, *args, **kwargs)
 
     cross_device.batch_reduce = count
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
     batches = input_pipeline.Batches(stage.resolve(run.input_files), 8, 32, 5, seed=1)
-    iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
-    loop(iterator, 0, 1, pretraining_step.first_state(run))
+    iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(2))
+    loop(iterator, 0, 1, loop_state.first_state(run))
     two_weights = 8  # bytes: the sums that the losses are divided by
     assert sum(reduced) == flops.reduced_bytes(run.config, stage) + two_weights

@@ -25,13 +25,13 @@ from two_replicas import two_replicas
 from official_bert import convert_checkpoint, plots
 from official_bert.data import input_pipeline, record_pools
 from official_bert.data.record_files import RecordFiles
-from official_bert.engines import distribution
-from official_bert.model import modeling
+from official_bert.engines import loop_state, tf_update
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model import pretrainer
 from official_bert.stages import Optimizer, Reporting
 from official_bert.system import disk_space
-from official_bert.tasks import pretraining_step
-from official_bert.training import checkpoints, evaluation, model_state, training
-from official_bert.training.training import Diverged, Trainer
+from official_bert.training import checkpoints, evaluation, model_state, stage_model, trainer
+from official_bert.training.trainer import Diverged, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +160,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
 def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
     other = make_run(small_corpus, [dataclasses.replace(SHORT, learning_rate=1.0), LONG])
     with pytest.raises(ValueError, match=r"stages\[0\].learning_rate was 0.005 and is 1.0"):
-        Trainer(other, QUIET, tf.distribute.get_strategy(), whole)
+        Trainer(other, QUIET, TfDistribute(tf.distribute.get_strategy()), whole)
 
 
 def test_foreign_checkpoints_are_refused(small_corpus, tmp_path):
     checkpoints.write_bundle(tmp_path / "model.ckpt-5", {"x": np.ones(3)})
     with pytest.raises(ValueError, match=r"no run\.json"):
-        Trainer(make_run(small_corpus), QUIET, tf.distribute.get_strategy(), tmp_path)
+        Trainer(make_run(small_corpus), QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_stages_that_do_not_fit_are_refused_before_any_work(small_corpus, tmp_pa
         small_corpus, [dataclasses.replace(SHORT, **stage)], gradient_accumulation_steps=2
     )
     with pytest.raises(ValueError, match=message):
-        Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path)
+        Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,7 +200,7 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: usage)
         try:
-            Trainer(run, reporting, tf.distribute.get_strategy(), model_dir)
+            Trainer(run, reporting, TfDistribute(tf.distribute.get_strategy()), model_dir)
         except OSError as error:
             return str(error)
         return None
@@ -224,7 +224,7 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
 def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_path, capsys):
     prefix = str(whole / "pretrained" / "bert_model.ckpt-1")
     run = make_run(small_corpus, [LONG], init_checkpoint=prefix)
-    started = Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path)
+    started = Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path)
     wanted = final_tensors(whole)
     for variable in started.model.weights:
         np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
@@ -244,16 +244,16 @@ def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
         vocab_file=small_corpus.vocab_file,
     )
     run = make_run(small_corpus, [LONG], init_checkpoint=str(tmp_path / "hf"))
-    started = Trainer(run, QUIET, tf.distribute.get_strategy(), tmp_path / "a")
+    started = Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "a")
     wanted = final_tensors(whole)
     for variable in started.model.weights:
         np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
     assert "(Hugging Face): weights: carried" in capsys.readouterr().out
     moments = dataclasses.replace(run, init_moments=True)
     with pytest.raises(ValueError, match="lacks what --init_moments asks for: .*adam_m"):
-        Trainer(moments, QUIET, tf.distribute.get_strategy(), tmp_path / "b")
+        Trainer(moments, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "b")
     moments = dataclasses.replace(moments, init_checkpoint=str(whole))
-    started = Trainer(moments, QUIET, tf.distribute.get_strategy(), tmp_path / "c")
+    started = Trainer(moments, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "c")
     for variable in started.model.trainable_variables:
         for name, slot in started.optimizer.slots(variable).items():
             np.testing.assert_array_equal(slot.numpy(), wanted[f"{variable.path}/adam_{name}"])
@@ -262,7 +262,7 @@ def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
 
 def test_weights_that_meant_something_else_are_refused(small_corpus, whole, tmp_path):
     for name, value in ("num_attention_heads", 4), ("hidden_act", "gelu_erf"):
-        model = modeling.BertPretrainer(dataclasses.replace(small_corpus.config, **{name: value}))
+        model = pretrainer.BertPretrainer(dataclasses.replace(small_corpus.config, **{name: value}))
         with pytest.raises(ValueError, match=f"were trained with {name}="):
             model_state.load_weights(model, whole)
 
@@ -277,7 +277,7 @@ def test_weights_that_meant_something_else_are_refused(small_corpus, whole, tmp_
 def test_an_init_checkpoint_that_would_spoil_the_run_is_refused(
     small_corpus, tmp_path, changed, message
 ):
-    model = modeling.BertPretrainer(small_corpus.config)
+    model = pretrainer.BertPretrainer(small_corpus.config)
     weights = {variable.path: variable.numpy() for variable in model.weights}
     changed = {name: np.float32(values) for name, values in changed.items()}
     checkpoints.write_bundle(tmp_path / "bert_model.ckpt", weights | changed)
@@ -299,8 +299,8 @@ def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path, dtype
 def test_the_loss_scale_halves_at_an_overflow_and_the_update_is_skipped(
     small_corpus, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pretraining_step, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(pretraining_step, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
     train(run, tmp_path, dataclasses.replace(QUIET, max_skipped_updates=100))
     tensors = final_tensors(tmp_path)
@@ -344,9 +344,9 @@ def test_the_first_bad_row_is_found_by_asking_of_equally_many_rows_every_time():
         asked.append(len(rows))
         return bool({5, 29} & {*rows})
 
-    assert training._first_row(np.arange(1, 41, 4), is_bad) == 5
+    assert trainer._first_row(np.arange(1, 41, 4), is_bad) == 5
     assert {*asked} == {10}
-    assert training._first_row(np.arange(7), lambda rows: len({*rows}) > 3) is None
+    assert trainer._first_row(np.arange(7), lambda rows: len({*rows}) > 3) is None
 
 
 def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
@@ -354,33 +354,33 @@ def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=4)
     strategy = two_replicas()
     with strategy.scope():
-        model, optimizer = pretraining_step.make_model_and_optimizer(run, SHORT)
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+        model, optimizer = stage_model.make_model_and_optimizer(run, SHORT)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
     batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
-    parts = list(pretraining_step.micro_batches(run, 16, 2))
+    parts = list(tf_update.micro_batches(run, 16, 2))
     assert sorted(np.concatenate(parts)) == list(range(16))
     sums = sum(
-        pretraining_step.sums_and_gradients(run, model, batches[0], rows, 0, part, 1.0)[0]
+        tf_update.sums_and_gradients(run, model, batches[0], rows, 0, part, 1.0)[0]
         for part, rows in enumerate(parts)
     )
-    iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(1)))
-    state = loop(iterator, 0, 1, pretraining_step.first_state(run))
+    iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(1))
+    state = loop(iterator, 0, 1, loop_state.first_state(run))
     np.testing.assert_allclose(sums, state["sums"], rtol=1e-5)
 
 
 def test_the_loss_scale_of_a_skipped_step_is_known_after_it(small_corpus):
     adapting = make_run(small_corpus, dtype="fp16")
     fixed = make_run(small_corpus, dtype="fp16", loss_scale="64")
-    assert pretraining_step.loss_scale_before_skip(adapting, 64.0) == 128.0
-    assert pretraining_step.loss_scale_before_skip(adapting, 1.0) == 1.0
-    assert pretraining_step.loss_scale_before_skip(fixed, 64.0) == 64.0
+    assert loop_state.loss_scale_before_skip(adapting, 64.0) == 128.0
+    assert loop_state.loss_scale_before_skip(adapting, 1.0) == 1.0
+    assert loop_state.loss_scale_before_skip(fixed, 64.0) == 64.0
 
 
 def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_the_line(
     small_corpus, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(pretraining_step, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(pretraining_step, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
     train(run, tmp_path, Reporting(log_steps=2, max_skipped_updates=100, tensorboard=True))
 
@@ -431,9 +431,10 @@ def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tm
         labels += [token for token, weight in zip(ids, weights, strict=True) if weight]
     for strategy, size in ((tf.distribute.get_strategy(), 32), (two_replicas(), 10)):
         with strategy.scope():
-            model = modeling.BertPretrainer(run.config)
+            model = pretrainer.BertPretrainer(run.config)
         batches = input_pipeline.Batches([files], size, 32, 5, shuffle=False)
-        metrics = evaluation.Evaluator(model, strategy)(lambda *_, batches=batches: batches)
+        evaluator = evaluation.Evaluator(run.task, model, TfDistribute(strategy))
+        metrics = evaluator(lambda *_, batches=batches: batches)
         share = max(np.bincount(labels)) / len(labels)
         assert metrics["most_frequent_token_accuracy"] == pytest.approx(share)
 
@@ -444,8 +445,8 @@ def test_on_several_input_pipelines_every_held_out_record_counts_once(small_corp
     files = small_corpus.held_out.format(max_seq_length=32)
     strategy = two_replicas()
     with strategy.scope():
-        model = modeling.BertPretrainer(run.config)
-    evaluator = evaluation.Evaluator(model, strategy)
+        model = pretrainer.BertPretrainer(run.config)
+    evaluator = evaluation.Evaluator(run.task, model, TfDistribute(strategy))
 
     def open_batches(shard_index, num_shards):
         shard = {"shard_index": shard_index, "num_shards": num_shards}
@@ -524,7 +525,7 @@ def _gradient_reductions(small_corpus, micro_batches):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], devices)
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=micro_batches)
     with strategy.scope():
-        model = modeling.BertPretrainer(run.config)
+        model = pretrainer.BertPretrainer(run.config)
         optimizer = run.optimizer.make()
         optimizer.build(model.trainable_variables)
     calls = []
@@ -535,17 +536,18 @@ def _gradient_reductions(small_corpus, micro_batches):
         return reduce(reduce_op, pairs, *args, **kwargs)
 
     strategy.extended._cross_device_ops.batch_reduce = counted
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
     batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
-    iterator = iter(distribution.distribute(strategy, lambda *shard: batches, range(2)))
-    loop(iterator, 0, 2, pretraining_step.first_state(run))
+    iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(2))
+    loop(iterator, 0, 2, loop_state.first_state(run))
     return sum(calls)
 
 
 class LateBatches:
     """One batch, handed out again and again; from step 4 on as soon as it may be."""
 
-    def __init__(self, batch):
+    def __init__(self, batch, element_spec):
+        self.element_spec = element_spec
         self._batch, self.asked, self.may = batch, threading.Event(), threading.Event()
 
     def __getitem__(self, step):
@@ -558,14 +560,14 @@ class LateBatches:
 def test_the_log_says_how_long_steps_waited_for_their_batches(small_corpus):
     run = make_run(small_corpus, [SHORT])
     strategy = tf.distribute.get_strategy()
-    model = modeling.BertPretrainer(run.config)
+    model = pretrainer.BertPretrainer(run.config)
     optimizer = run.optimizer.make()
     optimizer.build(model.trainable_variables)
-    loop = pretraining_step.make_training_loop(run, model, optimizer, strategy)
-    batch = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)[0]
-    batches = LateBatches(batch)
-    iterator = iter(distribution.distribute(strategy, lambda *_: batches, range(5)))
-    state = loop(iterator, 0, 3, pretraining_step.first_state(run))  # traces
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
+    real = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
+    batches = LateBatches(real[0], real.element_spec)
+    iterator = TfDistribute(strategy).feed(lambda *_: batches, range(5))
+    state = loop(iterator, 0, 3, loop_state.first_state(run))  # traces
     batches.asked.wait()  # so that batch 3 is there
     began = time.monotonic()
     state = loop(iterator, 3, 1, state | {"input_wait": 0.0})

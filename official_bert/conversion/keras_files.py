@@ -142,7 +142,7 @@ def _save_small(file, num_hidden_layers):
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.model.modeling import BertPretrainer
+    from official_bert.model.pretrainer import BertPretrainer
 
     small = BertConfig(
         vocab_size=1,

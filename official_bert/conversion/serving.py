@@ -10,7 +10,7 @@ from official_bert.conversion.tensors import Tensor
 from official_bert.conversion.text_graph import TextToIds
 from official_bert.data import tokenization
 from official_bert.model import fused
-from official_bert.model.modeling import BertPretrainer
+from official_bert.model.pretrainer import BertPretrainer
 
 
 def save(folder, source):

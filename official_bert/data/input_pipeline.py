@@ -36,6 +36,13 @@ class Window(NamedTuple):
     orders: np.ndarray  # (sections, records in a section)
 
 
+class ArraySpec(NamedTuple):
+    """What an array of a batch looks like."""
+
+    shape: tuple[int, ...]
+    dtype: type
+
+
 class Batches:
     """The batches of a training run, by their step.
 
@@ -69,6 +76,7 @@ class Batches:
     | `example_weights` | float32 | (b,), 1, or 0 for the rows that fill up the last batch |
 
     Attributes:
+        element_spec: {key: ArraySpec} of such a dictionary.
         num_examples: records in the files.
         num_batches: ceil(num_examples / batch_size): batches of one pass without shuffling.
 
@@ -114,8 +122,8 @@ class Batches:
             "do_whole_word_mask": do_whole_word_mask,
             "max_ngram_size": max_ngram_size,
         }
-        lengths = (max_seq_length, max_predictions_per_seq)
-        parse, self._masking = _parser(self._files, lengths, use_next_sentence, asked)
+        self._lengths = (max_seq_length, max_predictions_per_seq)
+        parse, self._masking = _parser(self._files, self._lengths, use_next_sentence, asked)
         self._read = PoolReader(self._files, parse, vocab_size, max_seq_length)
         self._sizes = self._files.blocks[:, 2]
         self._orders: dict[int, np.ndarray] = {}
@@ -150,6 +158,20 @@ class Batches:
 
     def __len__(self) -> int:
         return self.num_batches
+
+    @property
+    def element_spec(self) -> dict[str, ArraySpec]:
+        """What `batches[step]` holds, without reading it."""
+        rows = len(self._rows)
+        length, predictions = self._lengths
+        tokens, masked = (ArraySpec((rows, width), np.int32) for width in (length, predictions))
+        return {
+            **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), tokens),
+            **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), masked),
+            "masked_lm_weights": ArraySpec(masked.shape, np.float32),
+            "next_sentence_labels": ArraySpec((rows,), np.int32),
+            "example_weights": ArraySpec((rows,), np.float32),
+        }
 
     def fingerprint(self) -> str:
         """A digest of the records; see `RecordFiles.fingerprint`."""

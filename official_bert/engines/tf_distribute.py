@@ -1,337 +1,138 @@
-"""The `tf.distribute` strategy from flags; nothing else knows the topology."""
+"""`tf.distribute` as an engine: where a model lives, and how N updates of it are made."""
 
 import functools
-import math
-import os
-import re
-import signal
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from official_bert.engines import cluster
-
-STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
-
-_ON_ONE_HOST = {
-    None: None,
-    "nccl": tf.distribute.NcclAllReduce,
-    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
-}
-_BETWEEN_HOSTS = {
-    None: tf.distribute.experimental.CommunicationImplementation.AUTO,
-    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-}
-
-# Gradients travel in buckets of this size: the first can leave while later ones are computed, and
-# what a reduction needs in memory besides is little.
-BYTES_PER_BUCKET = 16 * 2**20
+from official_bert.engines import tf_update
 
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
 _GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
 
 
-def make_strategy(
-    name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1, all_reduce_alg=None
-):
-    """The strategy that the flags of the official script ask for.
+class TfDistribute:
+    """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
 
     Args:
-        name: One of `STRATEGIES`.
-        num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with
-            `"multi_worker_mirrored"`, all there are.
-        tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
-        worker_hosts: Comma-separated `host:port` list of all workers, for
-            `"multi_worker_mirrored"`; without, the environment says who they are (`cluster.find`).
-        task_index: This worker's place in `worker_hosts`.
-        all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
-            `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
+        strategy: A `tf.distribute.Strategy`; `strategies.make_strategy` makes one from flags.
 
-    Raises:
-        ValueError: if the arguments contradict each other or the devices are not there.
-    """
-    if name not in STRATEGIES:
-        hint = (
-            " Asynchronous parameter servers change what a large batch means, so this script "
-            "does not offer them; use multi_worker_mirrored."
-            if name == "parameter_server"
-            else ""
-        )
-        raise ValueError(
-            f"distribution_strategy must be one of {', '.join(STRATEGIES)}; got {name!r}.{hint}"
-        )
-    if tpu and name != "tpu":
-        raise ValueError(
-            f"A TPU is asked for (tpu={tpu!r}) together with distribution_strategy={name!r}, which "
-            "would train without it; pass distribution_strategy=tpu."
-        )
-    if (worker_hosts or task_index != -1) and name != "multi_worker_mirrored":
-        given = "worker_hosts" if worker_hosts else "task_index"
-        raise ValueError(
-            f"{given} is for distribution_strategy=multi_worker_mirrored; got {name!r}."
-        )
-    if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
-        raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
-    if num_gpus is not None and name in ("off", "tpu"):
-        raise ValueError(
-            f"num_gpus={num_gpus} has no effect with distribution_strategy={name!r}, "
-            + (
-                "which takes the first GPU where there is one; pass one_device."
-                if name == "off"
-                else "which trains on the TPU's cores."
-            )
-        )
-    if name == "one_device" and (num_gpus or 0) > 1:
-        raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
-    if name == "tpu":
-        return _tpu_strategy(tpu)
-    if name == "multi_worker_mirrored":
-        found = cluster.find(worker_hosts, task_index, os.environ)
-        if num_gpus is not None:
-            _check_gpus(num_gpus, len(tf.config.list_physical_devices("GPU")))
-            tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[:num_gpus], "GPU")
-        tf.get_logger().setLevel("WARNING")  # else each worker lists every collective operation
-        os.environ["TF_CONFIG"] = found.tf_config()  # which TensorFlow reads
-        print(
-            f"worker {found.index} of {len(found.hosts)}, {found.hosts[found.index]} (by "
-            f"{found.source}): waiting for the others …",
-            flush=True,
-        )
-        options = tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=BYTES_PER_BUCKET,
-            implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
-        )
-        return _ended_by_ctrl_c(
-            lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        )
-    _check_that_no_workers_are_meant(name)
-    if name == "off":
-        return tf.distribute.get_strategy()
-    devices = _local_devices(num_gpus)
-    if name == "one_device":
-        return tf.distribute.OneDeviceStrategy(devices[0])
-    reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
-    if reduction and len(devices) == 1:
-        raise ValueError(
-            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has {devices[0]} "
-            "alone. Pass num_gpus, or leave it out."
-        )
-    return tf.distribute.MirroredStrategy(devices, reduction and reduction())
-
-
-def _tpu_strategy(tpu):
-    if not tpu:
-        raise ValueError(
-            "distribution_strategy=tpu needs --tpu: the name or address of a Cloud TPU, or local."
-        )
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"No TPU could be reached as --tpu={tpu!r}: {reason} On a TPU VM, install the extra "
-            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu tells what a run would do."
-        ) from error
-    return tf.distribute.TPUStrategy(resolver)
-
-
-def _check_that_no_workers_are_meant(name):
-    """Refuses to train alone what a `TF_CONFIG` of several workers was set for."""
-    found = cluster.configured(os.environ)
-    if found and len(found.hosts) > 1:
-        raise ValueError(
-            f"TF_CONFIG names {len(found.hosts)} workers, but distribution_strategy={name!r} "
-            "trains on this host alone, each worker for itself. Pass "
-            "distribution_strategy=multi_worker_mirrored, or unset TF_CONFIG."
-        )
-
-
-def _ended_by_ctrl_c(function):
-    """What `function` returns; meanwhile SIGINT ends the process at once.
-
-    There is nothing to save yet, and while TensorFlow waits no handler of Python could run.
-    (SIGTERM it takes for itself, to no effect until all workers are there.)
-    """
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        return function()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def runs_on_accelerator(strategy):
-    """Whether the replicas are on GPUs or TPUs."""
-    try:
-        device = strategy.extended.worker_devices[0]
-    except RuntimeError:  # the default strategy has no list: it takes a GPU where there is one
-        return bool(tf.config.list_logical_devices("GPU"))
-    return tf.DeviceSpec.from_string(device).device_type != "CPU"
-
-
-def distribute(strategy, open_batches, steps):
-    """The batches of `steps`, each host reading its shard only and each replica its rows of that.
-
-    Args:
-        strategy: A `tf.distribute.Strategy`.
-        open_batches: Function of (shard index, number of shards) that returns an
-            `input_pipeline.Batches` of that shard.
-        steps: Range of steps.
-
-    Returns:
-        A distributed dataset; one element of it is one global batch.
+    Attributes:
+        num_replicas: How many share a global batch.
+        shard: Which part of each batch this process reads, and of how many: (0, 1) for one process.
+        is_chief: Whether this process writes checkpoints and logs.
+        input_errors: What reading batches raised so far. TensorFlow, which calls for them, passes
+            on the text of an error alone.
     """
 
-    def for_host(context):
-        batches = open_batches(context.input_pipeline_id, context.num_input_pipelines)
-        replicas = context.num_replicas_in_sync // context.num_input_pipelines
+    def __init__(self, strategy):
+        self._strategy = strategy
+        self.num_replicas = strategy.num_replicas_in_sync
+        self.shard = _shard(strategy)
+        self.is_chief = self.shard[0] == 0
+        self.input_errors = []
 
-        def replica_batches():
-            for step in steps:
-                batch = batches[step]
-                for replica in range(replicas):
-                    yield {name: np.split(rows, replicas)[replica] for name, rows in batch.items()}
+    def scope(self):
+        """The context in which models and optimizers of this engine are made."""
+        return self._strategy.scope()
 
-        signature = {
-            name: tf.TensorSpec((len(rows) // replicas, *rows.shape[1:]), rows.dtype)
-            for name, rows in batches[steps.start].items()
-        }
-        dataset = tf.data.Dataset.from_generator(replica_batches, output_signature=signature)
-        return dataset.prefetch(2 * replicas)
+    def training_loop(self, run, model, optimizer):
+        """Several updates of a run in one call: a `tf_update.TrainingLoop`."""
+        return tf_update.make_training_loop(run, model, optimizer, self._strategy)
 
-    return strategy.distribute_datasets_from_function(for_host)
+    def evaluation_step(self, task, model):
+        """A function that returns the task's sums over the next batch of what `feed` returned."""
+        return tf_update.make_evaluation_step(task, model, self._strategy)
+
+    def non_finite(self, run, model, batch, rows, step, part, loss_scale):
+        """What is not finite in a micro-batch; see `tf_update.non_finite`."""
+        return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)
+
+    def feed(self, open_batches, steps):
+        """The batches of `steps`, each host reading its shard only and each replica its rows of it.
+
+        Args:
+            open_batches: Function of (shard index, number of shards) that returns a task's batches
+                of that shard.
+            steps: Range of steps.
+
+        Returns:
+            An iterator for the training loop or the evaluation step: an element is a global batch.
+        """
+
+        def for_host(context):
+            batches = open_batches(context.input_pipeline_id, context.num_input_pipelines)
+            replicas = context.num_replicas_in_sync // context.num_input_pipelines
+
+            def replica_batches():
+                for step in steps:
+                    batch = self._read(batches, step)
+                    for replica in range(replicas):
+                        yield {
+                            name: np.split(rows, replicas)[replica] for name, rows in batch.items()
+                        }
+
+            signature = {
+                name: tf.TensorSpec((spec.shape[0] // replicas, *spec.shape[1:]), spec.dtype)
+                for name, spec in batches.element_spec.items()
+            }
+            dataset = tf.data.Dataset.from_generator(replica_batches, output_signature=signature)
+            return dataset.prefetch(2 * replicas)
+
+        return iter(self._strategy.distribute_datasets_from_function(for_host))
+
+    def _read(self, batches, step):
+        try:
+            return batches[step]
+        except Exception as error:
+            self.input_errors.append(error)
+            raise
+
+    def from_all_workers(self, numbers):
+        """What each worker says: the numbers of all of them, one row per worker. Waits for all.
+
+        Args:
+            numbers: A list of numbers, the same count on every worker.
+        """
+        workers = self.shard[1]
+        if workers == 1:
+            return np.array([numbers], np.float64)
+        rows = self._gather(tf.constant([numbers], tf.float64)).numpy()
+        return rows[:: len(rows) // workers]  # one replica of each
+
+    @functools.cached_property
+    def _gather(self):
+        def on_replica(mine):
+            mine = tf.identity(mine)  # on the replica's device
+            return tf.distribute.get_replica_context().all_gather(mine, axis=0)
+
+        @tf.function(autograph=False)
+        def gather(mine):
+            gathered = self._strategy.run(on_replica, args=(mine,))
+            return self._strategy.experimental_local_results(gathered)[0]
+
+        return gather
+
+    def runs_on_accelerator(self):
+        """Whether the replicas are on GPUs or TPUs."""
+        try:
+            device = self._strategy.extended.worker_devices[0]
+        except RuntimeError:  # the default strategy has no list: it takes a GPU where there is one
+            return bool(tf.config.list_logical_devices("GPU"))
+        return tf.DeviceSpec.from_string(device).device_type != "CPU"
+
+    def peak_flops(self, dtype):
+        """FLOP/s of all replicas at their best in dense 16-bit products, or `None` if not known."""
+        gpus = tf.config.list_physical_devices("GPU")
+        if dtype == "fp32" or not gpus or not self.runs_on_accelerator():
+            return None
+        device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
+        peaks = [peak for name, peak in _GPU_PEAKS.items() if name in device]
+        return self.num_replicas * peaks[0] if peaks else None
 
 
-def peak_flops(strategy, dtype):
-    """FLOP/s of all replicas at their best in dense 16-bit products, or `None` if not known."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if dtype == "fp32" or not gpus or not runs_on_accelerator(strategy):
-        return None
-    device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
-    peaks = [peak for name, peak in _GPU_PEAKS.items() if name in device]
-    return strategy.num_replicas_in_sync * peaks[0] if peaks else None
-
-
-def has_clock(strategy):
-    """Whether `tf.timestamp` works beside a step: a TPU has no such operation."""
-    return not isinstance(strategy, tf.distribute.TPUStrategy)
-
-
-def is_chief(strategy):
-    """Whether this process writes checkpoints and logs."""
-    return shard(strategy)[0] == 0
-
-
-def shard(strategy):
-    """Which part of each batch this process reads, and of how many: (0, 1) for one process."""
-    resolver = strategy.cluster_resolver
+def _shard(strategy):
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
+    resolver = strategy.cluster_resolver
     return resolver.task_id, resolver.cluster_spec().num_tasks("worker")
-
-
-def sum_over_replicas(gradients, dtype):
-    """The gradients summed over all replicas, in float32; call it in `strategy.run`.
-
-    Args:
-        gradients: This replica's, dense, in float32.
-        dtype: What they are rounded to on the way: `tf.float32`, or a type of 16 bits, which halves
-            the bytes that travel and in which the sum is formed, too.
-    """
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return gradients
-    sums = context.all_reduce("SUM", [tf.cast(gradient, dtype) for gradient in gradients])
-    return [tf.cast(total, tf.float32) for total in sums]
-
-
-class Reductions(NamedTuple):
-    """What one update sums over all workers: the number of reductions, and the bytes in them."""
-
-    count: int
-    bytes: int
-
-
-def reductions(concrete_function):
-    """The reductions between workers in a traced function, those in a loop's body counted once."""
-    definition = concrete_function.graph.as_graph_def(add_shapes=True)
-    nodes = [node for function in definition.library.function for node in function.node_def]
-    found = [n for n in [*definition.node, *nodes] if n.op.startswith("CollectiveReduce")]
-    sizes = [
-        math.prod(dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim)
-        * tf.as_dtype(node.attr["T"].type).size
-        for node in found
-    ]
-    return Reductions(len(sizes), sum(sizes))
-
-
-def from_all_workers(strategy, numbers):
-    """What each worker says: the numbers of all of them, a row a worker. Waits for all.
-
-    Args:
-        strategy: A `tf.distribute.Strategy`.
-        numbers: A list of numbers, the same count on every worker.
-    """
-    _, workers = shard(strategy)
-    if workers == 1:
-        return np.array([numbers], np.float64)
-    rows = _gathers(strategy)(tf.constant([numbers], tf.float64)).numpy()
-    return rows[:: len(rows) // workers]  # one replica of each
-
-
-@functools.cache
-def _gathers(strategy):
-    def on_replica(mine):
-        mine = tf.identity(mine)  # on the replica's device
-        return tf.distribute.get_replica_context().all_gather(mine, axis=0)
-
-    @tf.function(autograph=False)
-    def gather(mine):
-        return strategy.experimental_local_results(strategy.run(on_replica, args=(mine,)))[0]
-
-    return gather
-
-
-def lost_worker(error):
-    """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
-
-    A worker that ends, closes its connections; that of a machine that is gone, or a process that
-    hangs, shows by its missing heartbeats, within 20 s.
-    """
-    text = str(error)
-    if "Collective ops is aborted" not in text and not isinstance(
-        error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
-    ):
-        return None
-    named = re.findall(r"/job:worker/(?:replica:0/)?task:(\d+)", text)
-    who = f" TensorFlow names worker {named[-1]}." if named else ""
-    return (
-        f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
-        "Its own output says why, unless it was killed. Start all workers again with the same "
-        "commands: they go on from the last checkpoint."
-    )
-
-
-def _local_devices(num_gpus):
-    present = len(tf.config.list_logical_devices("GPU"))
-    wanted = min(1, present) if num_gpus is None else num_gpus
-    _check_gpus(wanted, present)
-    return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
-
-
-def _check_gpus(wanted, present):
-    if not 0 <= wanted <= present:
-        raise ValueError(
-            f"num_gpus={wanted}, but this host shows {present} GPUs; pass num_gpus=0 to train on "
-            "the CPU."
-        )
-
-
-def _chosen(all_reduce_alg, choices):
-    if all_reduce_alg not in choices:
-        names = " or ".join(name for name in choices if name)
-        raise ValueError(f"all_reduce_alg must be {names} here; got {all_reduce_alg!r}.")
-    return choices[all_reduce_alg]

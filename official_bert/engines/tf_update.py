@@ -1,109 +1,21 @@
-"""One update of pre-training as a graph, and the sums that its losses and accuracies come from.
+"""One update under tf.distribute as a graph, for any task.
 
 Every replica runs forward and backward over its micro-batches and adds the gradients up; they are
-summed over the replicas, and the optimizer checks, clips and applies them. The losses are divided
+summed over the replicas, and the optimizer checks, clips and applies them. The loss is divided
 by weights summed over the whole global batch, so the result depends neither on the number of
 replicas nor on that of micro-batches.
 """
 
-import dataclasses
+import math
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from lamb_tf import telemetry
-from official_bert import stacking
-from official_bert.engines import distribution
+from official_bert.engines import loop_state
 from official_bert.model import fused
-from official_bert.model.modeling import BertPretrainer, pretraining_sums
-from official_bert.stages import DTYPE_POLICIES
 
-# What a step sums up over the global batch, in this order; see `modeling.pretraining_sums`.
-SUMS = (
-    "masked_lm_loss",
-    "masked_lm_correct",
-    "masked_lm_weight",
-    "next_sentence_loss",
-    "next_sentence_correct",
-    "next_sentence_weight",
-    "tokens",
-)
-_WEIGHTS = ("masked_lm_weights", "example_weights")  # what the two losses are divided by
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
-# Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
-FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
-
-
-def first_state(run):
-    """The loop's own state before the first step, as JSON values.
-
-    `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
-    last line of the log, `sums_since_saved` those since the last checkpoint. `stop_requests` is 1
-    if this process was asked to stop; the loop gives back the sum over all replicas, so that all
-    workers stop after the same update. The others drive the loss scale and the decision to give up.
-    """
-    return {
-        **new_window(),
-        **new_interval(),
-        "stop_requests": 0.0,
-        "loss_scale": run.fixed_loss_scale or (FIRST_LOSS_SCALE if _scales(run) else 1.0),
-        "good_updates": 0,
-        "skipped_in_a_row": 0,
-    }
-
-
-def new_window():
-    """The part of the state that begins anew after every line of the log."""
-    return {"sums": [0.0] * len(SUMS), "input_wait": 0.0}
-
-
-def new_interval():
-    """The part of the state that begins anew with every checkpoint."""
-    return {"sums_since_saved": [0.0] * len(SUMS)}
-
-
-def metrics_from_sums(sums, use_next_sentence_label=True):
-    """Means by name from a vector of `SUMS`: losses in nats, accuracies in [0, 1].
-
-    NaN where nothing was summed up, as where every update of a window was skipped.
-    """
-    values = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
-    tasks = ("masked_lm", "next_sentence") if use_next_sentence_label else ("masked_lm",)
-    metrics = {}
-    for task in tasks:
-        weight = values[f"{task}_weight"] or np.nan
-        metrics[f"{task}_loss"] = values[f"{task}_loss"] / weight
-        metrics[f"{task}_accuracy"] = values[f"{task}_correct"] / weight
-    metrics["loss"] = sum(metrics[f"{task}_loss"] for task in tasks)
-    return metrics
-
-
-def make_model_and_optimizer(run, stage):
-    """The model of a stage and the optimizer of what trains in it, with their first values.
-
-    Args:
-        run: A `stages.Run`.
-        stage: One of its stages.
-
-    Returns:
-        A `BertPretrainer` and a `lamb_tf.LAMB`, built. Make them in the strategy's scope.
-    """
-    depth = stage.depth or run.config.num_hidden_layers
-    config = dataclasses.replace(run.config, num_hidden_layers=depth)
-    model = BertPretrainer(config, seed=run.seed, dtype=DTYPE_POLICIES[run.dtype])
-    for variable in model.weights:
-        variable.trainable = _trains(variable.path, run, stage)
-    optimizer = run.optimizer.make()
-    telemetry.record(optimizer)
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
-
-
-def _trains(path, run, stage):
-    next_sentence_only = path.startswith(("bert/pooler/", "cls/seq_relationship/"))
-    if next_sentence_only and not run.use_next_sentence_label:
-        return False
-    return stacking.trained(path, stage)
 
 
 def make_training_loop(run, model, optimizer, strategy):
@@ -111,7 +23,7 @@ def make_training_loop(run, model, optimizer, strategy):
 
     Args:
         run: A `stages.Run`.
-        model: The `BertPretrainer`, made in the strategy's scope.
+        model: The task's model, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
         strategy: A `tf.distribute.Strategy`.
 
@@ -120,7 +32,7 @@ def make_training_loop(run, model, optimizer, strategy):
     """
     replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
-    clock = tf.timestamp if distribution.has_clock(strategy) else lambda: tf.zeros((), tf.float64)
+    clock = _clock_beside(strategy)
 
     @tf.autograph.experimental.do_not_convert
     def update(batch, step, state, asked_to_stop):
@@ -131,8 +43,7 @@ def make_training_loop(run, model, optimizer, strategy):
         state |= {"stop_requests": sums[-1]}
         sums = tf.cast(sums[:-1], tf.float64)
         skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
-        adapts = _scales(run) and run.fixed_loss_scale is None
-        return _next_state(state, sums, skipped, adapts)
+        return _next_state(state, sums, skipped, loop_state.adapts_loss_scale(run))
 
     @tf.function
     def loop(iterator, first_step, steps, state):
@@ -166,15 +77,15 @@ class TrainingLoop:
     def __call__(self, iterator, first_step, steps, state):
         """Does `steps` updates on batches of a distributed iterator.
 
-        Takes and returns the state that `first_state` describes.
+        Takes and returns the state that `loop_state.first_state` describes.
         """
         state = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
         return {name: value.numpy().tolist() for name, value in state.items()}
 
     def reductions(self, iterator, state):
-        """The `distribution.Reductions` of one update, read off its graph."""
+        """The `Reductions` of one update, read off its graph."""
         arguments = (iterator, tf.constant(0), tf.constant(0), _tensors(state))
-        return distribution.reductions(self._loop.get_concrete_function(*arguments))
+        return reductions(self._loop.get_concrete_function(*arguments))
 
 
 def _tensors(state):
@@ -194,13 +105,13 @@ def make_replica_update(run, model, optimizer):
 
     Args:
         run: A `stages.Run`.
-        model: The `BertPretrainer`, made in the strategy's scope.
+        model: The task's model, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
 
     Returns:
         A function `replica_update(batch, step, loss_scale, asked_to_stop)` of this replica's rows
-        of the batch that makes the update and returns the rows' `SUMS`, followed by
-        `asked_to_stop`, a number.
+        of the batch that makes the update and returns the task's sums of these rows, followed
+        by `asked_to_stop`, a number.
     """
     forward_backward = _make_forward_backward(run, model)
     if run.enable_xla:
@@ -208,22 +119,23 @@ def make_replica_update(run, model, optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def replica_update(batch, step, loss_scale, asked_to_stop):
-        weights = _global_weights(batch)
+        weights = _global_weights(run.task, batch)
         gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
-        gradients = distribution.sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
-        gradients = [gradient / loss_scale for gradient in gradients] if _scales(run) else gradients
+        gradients = sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
+        if loop_state.scales_loss(run):
+            gradients = [gradient / loss_scale for gradient in gradients]
         optimizer.apply(gradients, model.trainable_variables, skip_gradients_aggregation=True)
         return tf.concat([sums, [asked_to_stop]], 0)
 
     return replica_update
 
 
-def make_evaluation_step(model, strategy):
-    """A function that returns the `SUMS` of the next batch of a distributed iterator."""
+def make_evaluation_step(task, model, strategy):
+    """A function that returns the task's sums of the next batch of a distributed iterator."""
 
     @tf.autograph.experimental.do_not_convert
     def replica_sums(batch):
-        return _stack_sums(model(batch, training=False), batch)
+        return _stacked(task, task.batch_sums(model(batch, training=False), batch))
 
     @tf.function
     def evaluation_step(iterator):
@@ -252,24 +164,26 @@ def non_finite(run, model, batch, rows, step, part, loss_scale):
     The arguments are those of `sums_and_gradients`.
     """
     sums, gradients = sums_and_gradients(run, model, batch, rows, step, part, loss_scale)
-    losses = [name for name, value in zip(SUMS, sums) if not np.isfinite(value)]
+    losses = [
+        name for name, value in zip(run.task.sums, sums, strict=True) if not np.isfinite(value)
+    ]
     pairs = zip(model.trainable_variables, gradients, strict=True)
     return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
 
 
 def sums_and_gradients(run, model, batch, rows, step, part, loss_scale):
-    """The `SUMS` of a micro-batch, and the gradients of its share of the loss, computed once more.
+    """A micro-batch's sums and the gradients of its share of the loss, computed once more.
 
     Args:
         run: A `stages.Run`.
-        model: The `BertPretrainer`.
+        model: The task's model.
         batch: The step's global batch, as a dictionary of arrays.
         rows: Numbers of the micro-batch's rows, or of some of them; see `micro_batches`.
         step: The step.
         part: Number of the micro-batch, counted over all replicas.
         loss_scale: The loss scale at that step.
     """
-    weights = np.array([batch[name].sum() for name in _WEIGHTS])
+    weights = np.array([batch[name].sum() for name in run.task.weights])
     weights[~np.isfinite(weights)] = 1.0  # or every row would seem to be to blame
     chosen = {name: tf.constant(values[rows]) for name, values in batch.items()}
     seed = seed_of_part(run, step, part)
@@ -277,48 +191,34 @@ def sums_and_gradients(run, model, batch, rows, step, part, loss_scale):
     return sums.numpy(), gradients
 
 
-def loss_scale_before_skip(run, loss_scale):
-    """The loss scale at a step whose update was skipped, from that after it."""
-    adapts = _scales(run) and run.fixed_loss_scale is None
-    return min(2 * loss_scale, MOST_LOSS_SCALE) if adapts and loss_scale > 1 else loss_scale
-
-
-def _scales(run):
-    return run.dtype == "fp16"
-
-
 def _make_forward_backward(run, model):
-    variables = model.trainable_variables
+    task, variables = run.task, model.trainable_variables
 
     def forward_backward(batch, weights, dropout_seed, loss_scale):
         """Gradients of this micro-batch's share of the loss, times its scale; and its sums."""
         with tf.GradientTape() as tape:
             outputs = model(batch, training=True, dropout_seed=dropout_seed)
-            sums = pretraining_sums(outputs, batch)
-            loss = tf.math.divide_no_nan(sums["masked_lm_loss"], weights[0])
-            if run.use_next_sentence_label:
-                loss += tf.math.divide_no_nan(sums["next_sentence_loss"], weights[1])
-            if _scales(run):
+            sums = task.batch_sums(outputs, batch)
+            loss = task.loss(sums, weights)
+            if loop_state.scales_loss(run):
                 loss *= loss_scale
         gradients = tape.gradient(loss, variables)
         dense = [  # of known shape, without which they cannot be put into buckets
             tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        return dense, _stack_sums(outputs, batch, sums)
+        return dense, _stacked(task, sums)
 
     return forward_backward
 
 
-def _stack_sums(outputs, batch, sums=None):
-    sums = dict(sums or pretraining_sums(outputs, batch))
-    sums["tokens"] = tf.cast(tf.reduce_sum(batch["input_mask"]), tf.float32)
-    return tf.stack([sums[name] for name in SUMS])
+def _stacked(task, sums):
+    return tf.stack([sums[name] for name in task.sums])
 
 
-def _global_weights(batch):
-    """Σ of the masked-LM and of the example weights over the global batch: shape (2,)."""
-    local = [tf.reduce_sum(batch[name]) for name in _WEIGHTS]
+def _global_weights(task, batch):
+    """What the loss is divided by: Σ over the global batch of each of the task's weights."""
+    local = [tf.reduce_sum(batch[name]) for name in task.weights]
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
@@ -366,9 +266,9 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
     good = tf.where(skipped, 0, state["good_updates"] + 1)
     scale = state["loss_scale"]
     if adapts_loss_scale:
-        doubles = good == GOOD_UPDATES_TO_DOUBLE
+        doubles = good == loop_state.GOOD_UPDATES_TO_DOUBLE
         scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
-        scale = tf.clip_by_value(scale, 1.0, MOST_LOSS_SCALE)
+        scale = tf.clip_by_value(scale, 1.0, loop_state.MOST_LOSS_SCALE)
         good = tf.where(doubles, 0, good)
     sums = tf.where(skipped, tf.zeros_like(sums), sums)
     return {
@@ -380,3 +280,44 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
         "input_wait": state["input_wait"],
         "stop_requests": state["stop_requests"],
     }
+
+
+def _clock_beside(strategy):
+    """`tf.timestamp`; beside a step on a TPU, which has no such operation, a clock that stands."""
+    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    return (lambda: tf.zeros((), tf.float64)) if on_tpu else tf.timestamp
+
+
+def sum_over_replicas(gradients, dtype):
+    """The gradients summed over all replicas, in float32; call it in `strategy.run`.
+
+    Args:
+        gradients: This replica's, dense, in float32.
+        dtype: What they are rounded to on the way: `tf.float32`, or a type of 16 bits, which halves
+            the bytes that travel and in which the sum is formed, too.
+    """
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return gradients
+    sums = context.all_reduce("SUM", [tf.cast(gradient, dtype) for gradient in gradients])
+    return [tf.cast(total, tf.float32) for total in sums]
+
+
+class Reductions(NamedTuple):
+    """What one update sums over all workers: the number of reductions, and the bytes in them."""
+
+    count: int
+    bytes: int
+
+
+def reductions(concrete_function):
+    """The reductions between workers in a traced function, those in a loop's body counted once."""
+    definition = concrete_function.graph.as_graph_def(add_shapes=True)
+    nodes = [node for function in definition.library.function for node in function.node_def]
+    found = [n for n in [*definition.node, *nodes] if n.op.startswith("CollectiveReduce")]
+    sizes = [
+        math.prod(dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim)
+        * tf.as_dtype(node.attr["T"].type).size
+        for node in found
+    ]
+    return Reductions(len(sizes), sum(sizes))

@@ -1,4 +1,4 @@
-"""The element-wise parts of the encoder, each as one compiled kernel; `modeling.py` calls them.
+"""The element-wise parts of the encoder, each as one compiled kernel; the layers call them.
 
 Run operation by operation they would read and write the activations many times over, at the speed
 of memory. On TensorFlow XLA compiles each of them, forward and backward; the backward kernel

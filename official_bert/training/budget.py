@@ -9,20 +9,16 @@ import dataclasses
 import pathlib
 import time
 
-from official_bert.engines import distribution
-from official_bert.tasks.pretraining_step import (
-    first_state,
-    make_model_and_optimizer,
-    make_training_loop,
-)
+from official_bert.engines.loop_state import first_state
 from official_bert.training import evaluation, model_directory
 from official_bert.training.run_records import RunRecords
+from official_bert.training.stage_model import make_model_and_optimizer
 
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
 FEWEST_UPDATES = 8
 
 
-def fix(run, reporting, strategy, model_dir, say=print):
+def fix(run, reporting, engine, model_dir, say=print):
     """The run with as many updates as fit into its `minutes`.
 
     A run that has begun in `model_dir` keeps its number of updates. A new one is measured: some
@@ -32,7 +28,7 @@ def fix(run, reporting, strategy, model_dir, say=print):
     Args:
         run: A `stages.Run` with `minutes`; the updates of its stages are proportions.
         reporting: A `stages.Reporting`.
-        strategy: A `tf.distribute.Strategy`.
+        engine: Where the model will live.
         model_dir: The run's model directory.
         say: Takes a line about what was found.
 
@@ -44,14 +40,14 @@ def fix(run, reporting, strategy, model_dir, say=print):
     begun = model_directory.describes(pathlib.Path(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
-    costs = [_costs(run, reporting, strategy, stage) for stage in run.stages]
+    costs = [_costs(run, reporting, engine, stage) for stage in run.stages]
     # One number on all workers: the slowest says how long an update takes.
     each = [seconds for cost in costs for seconds in cost]
-    slowest = distribution.from_all_workers(strategy, [time.monotonic() - started, *each])
+    slowest = engine.from_all_workers([time.monotonic() - started, *each])
     spent, *each = slowest.max(axis=0).tolist()
     updates, ends = each[::2], each[1::2]
     stages = fitted(run.stages, updates, 60 * run.minutes - spent - sum(ends))
-    if distribution.is_chief(strategy):
+    if engine.is_chief:
         counts = ", ".join(
             f"{stage.steps} of {1000 * seconds:.0f} ms"
             for stage, seconds in zip(stages, updates, strict=True)
@@ -102,28 +98,26 @@ def _with_updates_of(run, described):
     return dataclasses.replace(run, stages=tuple(fixed))
 
 
-def _costs(run, reporting, strategy, stage):
+def _costs(run, reporting, engine, stage):
     """Seconds an update of a stage, with its share of the evaluations; and at the stage's end."""
-    records = RunRecords(run, reporting, strategy)
-    with strategy.scope():
+    records = RunRecords(run, reporting, engine.shard)
+    with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
-    loop = make_training_loop(run, model, optimizer, strategy)
+    loop = engine.training_loop(run, model, optimizer)
     steps = reporting.steps_per_loop
-    batches = distribution.distribute(
-        strategy, lambda *shard: records.training(stage, *shard), range(10**9)
-    )
-    iterator, state = iter(batches), first_state(run)
+    batches = engine.feed(lambda *shard: records.training(stage, *shard), range(10**9))
+    state = first_state(run)
     first = time.monotonic()
-    state = loop(iterator, 0, steps, state)  # traces and compiles, as the run itself will
+    state = loop(batches, 0, steps, state)  # traces and compiles, as the run itself will
     started, done = time.monotonic(), 0
     seconds = min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE)
     while done < FEWEST_UPDATES or time.monotonic() - started < seconds:
-        state = loop(iterator, steps + done, steps, state)
+        state = loop(batches, steps + done, steps, state)
         done += steps
     an_update = (time.monotonic() - started) / done
     at_the_end = max(0.0, started - first - steps * an_update)
     if reporting.eval_files:
-        evaluate = evaluation.Evaluator(model, strategy, run.use_next_sentence_label)
+        evaluate = evaluation.Evaluator(run.task, model, engine)
         started = time.monotonic()
         evaluate(lambda *shard: records.held_out(stage, *shard))
         seconds = time.monotonic() - started

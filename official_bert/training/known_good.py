@@ -12,12 +12,11 @@ In a healthy run that is the last checkpoint but one.
 
 import math
 
-from official_bert.tasks.pretraining_step import metrics_from_sums
 from official_bert.training import checkpoints
 
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
-# the loss of guessing every word and label with equal probability.
+# the loss of guessing every label with equal probability.
 TOLERATED_NATS = 1.0
 
 
@@ -31,9 +30,8 @@ class KnownGood:
 
     def __init__(self, run, store):
         self._store = store
-        self._use_next_sentence_label = run.use_next_sentence_label
-        labels = 2 if run.use_next_sentence_label else 1
-        self._guessing = math.log(run.config.vocab_size * labels)
+        self._task = run.task
+        self._guessing = run.task.guessing_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
         self._candidate = None  # name of the checkpoint that the updates since then followed
 
@@ -50,12 +48,12 @@ class KnownGood:
         """Confirms the last checkpoint by the updates that followed it, if they went well.
 
         Args:
-            sums: The `SUMS` of these updates.
+            sums: The task's sums of these updates.
 
         Returns:
             The mean loss, if it has exploded, else `None`.
         """
-        loss = metrics_from_sums(sums, self._use_next_sentence_label)["loss"]
+        loss = self._task.metrics(sums)["loss"]
         if not any(sums):
             return None  # every update was skipped, so nothing was learned
         if not loss <= self._lowest + TOLERATED_NATS:

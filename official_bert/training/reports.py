@@ -8,10 +8,7 @@ import time
 import tensorflow as tf
 
 from lamb_tf import telemetry
-from official_bert.engines import distribution
 from official_bert.model import flops
-from official_bert.tasks.pretraining_step import SUMS, metrics_from_sums
-from official_bert.training import evaluation
 from official_bert.training.training_log import TrainingLog, progress_line
 
 
@@ -24,21 +21,21 @@ class Reports:
     Args:
         run: A `stages.Run`.
         reporting: A `stages.Reporting`.
-        strategy: A `tf.distribute.Strategy`.
+        engine: Where the model lives.
         model_dir: Where log and summaries go.
     """
 
-    def __init__(self, run, reporting, strategy, model_dir):
+    def __init__(self, run, reporting, engine, model_dir):
         self._run = run
-        self._speaks = distribution.is_chief(strategy)
-        self._peak = distribution.peak_flops(strategy, run.dtype)
+        self._speaks = engine.is_chief
+        self._peak = engine.peak_flops(run.dtype)
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
         self._tensorboard = None
         if reporting.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
             self._tensorboard = model_dir / "summaries"
         self._writers = {}
-        self._workers = distribution.shard(strategy)[1]
+        self._workers = engine.shard[1]
         self._communication = {}
         self._last = None  # step and skipped updates in the last line of the log
 
@@ -75,7 +72,7 @@ class Reports:
         )
 
     def communication(self, reductions):
-        """Reports what an update of this stage sums over the workers: `distribution.Reductions`."""
+        """Reports what an update of this stage sums over the workers: `tf_update.Reductions`."""
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
         self.say(
@@ -89,12 +86,12 @@ class Reports:
         Args:
             step: Updates done.
             stage_index: The stage's place in the run.
-            state: The loop's state; see `pretraining_step.first_state`.
+            state: The loop's state; see `loop_state.first_state`.
             optimizer: The optimizer, which has recorded telemetry.
             pace: A `Pace` that has watched these updates.
         """
         run, stage = self._run, self._run.stages[stage_index]
-        metrics = metrics_from_sums(state["sums"], run.use_next_sentence_label)
+        metrics = run.task.metrics(state["sums"])
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm = telemetry.gradient_norm(optimizer)
         layers = telemetry.read(optimizer)
@@ -121,6 +118,7 @@ class Reports:
                 step=step,
                 total_steps=run.total_steps,
                 stage=stage_index,
+                numbers={"loss": "loss {:.3f}"} | run.task.progress,
                 metrics=metrics,
                 skipped=skipped - self._last["skipped_updates"],
                 learning_rate=learning_rate,
@@ -133,11 +131,11 @@ class Reports:
     def evaluation(self, step, stage_index, metrics):
         self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
         self._summarise("eval", step, metrics)
-        self.say(f"held out: {evaluation.describe(metrics)}")
+        self.say(f"held out: {self._run.task.held_out_line(metrics)}")
 
     def _timing(self, stage, state, pace, updates):
         per_second = pace.steps_per_second * flops.step_flops(self._run.config, stage)
-        tokens = state["sums"][SUMS.index("tokens")] / updates  # without padding
+        tokens = state["sums"][self._run.task.sums.index("tokens")] / updates  # without padding
         timing = {
             "seconds": pace.seconds,
             "examples_per_second": pace.steps_per_second * stage.batch_size,

@@ -1,8 +1,5 @@
 """The batches of a run: each stage's training records and held-out records, opened and checked."""
 
-from official_bert.data import input_pipeline
-from official_bert.engines import distribution
-
 
 class RunRecords:
     """Opens the records of a run.
@@ -10,18 +7,12 @@ class RunRecords:
     Args:
         run: A `stages.Run`.
         reporting: A `stages.Reporting`.
-        strategy: A `tf.distribute.Strategy`.
-
-    Attributes:
-        errors: What reading batches raised so far. TensorFlow, which calls for them, passes on the
-            text of an error alone.
+        shard: Which part of each batch this process reads, and of how many.
     """
 
-    def __init__(self, run, reporting, strategy):
-        self._run, self._reporting = run, reporting
-        self._shard = distribution.shard(strategy)
+    def __init__(self, run, reporting, shard):
+        self._run, self._reporting, self._shard = run, reporting, shard
         self._held_out = {}
-        self.errors = []
 
     def check(self):
         """Reads some of every stage's, so that what is wrong shows before the work.
@@ -43,22 +34,14 @@ class RunRecords:
         return fingerprints[::-1]
 
     def training(self, stage, shard_index=0, num_shards=1):
-        """The training batches of a stage, from step 0 of the run: `input_pipeline.Batches`."""
-        run = self._run
-        return self._open(
-            stage,
-            stage.input_files or run.input_files,
-            stage.batch_size,
-            (shard_index, num_shards),
-            masked_lm_prob=run.masked_lm_prob,
-            do_whole_word_mask=run.do_whole_word_mask,
-            max_ngram_size=run.max_ngram_size,
-        )
+        """The training batches of a stage, from step 0 of the run."""
+        files = stage.input_files or self._run.input_files
+        return self._open(files, stage, stage.batch_size, (shard_index, num_shards))
 
     def held_out(self, stage, shard_index=0, num_shards=1):
-        """The held-out batches, in order: `input_pipeline.Batches`.
+        """The held-out batches, in order.
 
-        They stay open until another length is asked for: the records are parsed once, not at every
+        They stay open until another length is needed: the records are parsed once, not at every
         evaluation.
         """
         lengths = stage.max_seq_length, stage.max_predictions_per_seq
@@ -68,35 +51,16 @@ class RunRecords:
         opened = self._held_out[lengths]
         if shard not in opened:
             files, size = self._reporting.eval_files, self._reporting.eval_batch_size
-            opened[shard] = self._open(stage, files, size, shard, shuffle=False)
+            opened[shard] = self._open(files, stage, size, shard, held_out=True)
         return opened[shard]
 
-    def _open(self, stage, files, batch_size, shard, **options):
-        batches = input_pipeline.Batches(
+    def _open(self, files, stage, batch_size, shard, held_out=False):
+        return self._run.task.batches(
             stage.resolve(files),
+            stage,
             batch_size,
-            stage.max_seq_length,
-            stage.max_predictions_per_seq,
+            self._run.config,
             seed=self._run.seed,
-            vocab_size=self._run.config.vocab_size,
-            shard_index=shard[0],
-            num_shards=shard[1],
-            use_next_sentence=self._run.use_next_sentence_label,
-            **options,
+            shard=shard,
+            held_out=held_out,
         )
-        return _Watched(batches, self.errors)
-
-
-class _Watched:
-    """Batches that note down the errors of reading them."""
-
-    def __init__(self, batches, errors):
-        self._batches, self._errors = batches, errors
-        self.num_batches, self.fingerprint = batches.num_batches, batches.fingerprint
-
-    def __getitem__(self, step):
-        try:
-            return self._batches[step]
-        except Exception as error:
-            self._errors.append(error)
-            raise

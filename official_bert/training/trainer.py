@@ -16,20 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from official_bert import stacking
-from official_bert.engines import distribution
+from official_bert.engines import loop_state
+from official_bert.engines.tf_update import micro_batches
 from official_bert.model import flops
 from official_bert.system import disk_space
 from official_bert.system.whole_files import write_text
-from official_bert.tasks.pretraining_step import (
-    first_state,
-    loss_scale_before_skip,
-    make_model_and_optimizer,
-    make_training_loop,
-    micro_batches,
-    new_interval,
-    new_window,
-    non_finite,
-)
 from official_bert.training import (
     checkpoints,
     evaluation,
@@ -40,6 +31,7 @@ from official_bert.training import (
 )
 from official_bert.training.reports import Pace, Profiler, Reports
 from official_bert.training.run_records import RunRecords
+from official_bert.training.stage_model import make_model_and_optimizer
 from official_bert.training.training_log import StopRequest
 
 
@@ -60,7 +52,7 @@ class Trainer:
     Args:
         run: A `stages.Run`: what to train.
         reporting: A `stages.Reporting`: what to show and keep.
-        strategy: A `tf.distribute.Strategy`.
+        engine: Where the model lives, for example a `tf_distribute.TfDistribute`.
         model_dir: Where checkpoints and logs are; a run found there is resumed.
         resume_from: Step of the checkpoint to resume instead of the newest. The learning rate and
             other settings may then differ from those that the run began with.
@@ -71,18 +63,17 @@ class Trainer:
         OSError: if the checkpoints do not fit on the disk.
     """
 
-    def __init__(self, run, reporting, strategy, model_dir, resume_from=None):
-        self.run, self.reporting, self.strategy = run, reporting, strategy
+    def __init__(self, run, reporting, engine, model_dir, resume_from=None):
+        self.run, self.reporting, self.engine = run, reporting, engine
         self.model_dir = pathlib.Path(model_dir)
         self.step = 0  # updates done, those that were skipped included
-        self._is_chief = distribution.is_chief(strategy)
         self._pace = Pace(seconds=0.0)
-        self._state = first_state(run)
+        self._state = loop_state.first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
-        self._reports = Reports(run, reporting, strategy, self.model_dir)
+        self._reports = Reports(run, reporting, engine, self.model_dir)
         self._profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
-        self._records = RunRecords(run, reporting, strategy)
-        run_checks.check(run, reporting, strategy.num_replicas_in_sync)
+        self._records = RunRecords(run, reporting, engine.shard)
+        run_checks.check(run, reporting, engine.num_replicas)
         self._description = run.describe() | {"records": self._records.check()}
         self._claim = model_directory.check(
             self.model_dir, run.config, self._description, resume_from
@@ -111,14 +102,14 @@ class Trainer:
             InputFailed: when a batch cannot be read.
             ValueError: if another process trains in the model directory, or the workers differ.
         """
-        chief = self._is_chief
+        chief = self.engine.is_chief
         with model_directory.alone_in(self.model_dir) if chief else contextlib.nullcontext():
             self._train()
 
     def _train(self):
         self._restore()
         for warning in run_checks.warnings(
-            self.run, self.reporting, self.strategy.num_replicas_in_sync, self.step
+            self.run, self.reporting, self.engine.num_replicas, self.step
         ):
             self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
@@ -133,13 +124,13 @@ class Trainer:
         except (tf.errors.OpError, ValueError, OSError) as error:
             self._raise_input_error(error)
             raise
-        if self._is_chief:
+        if self.engine.is_chief:
             self._export()
-        distribution.from_all_workers(self.strategy, [self.step])  # no one leaves before the chief
+        self.engine.from_all_workers([self.step])  # no one leaves before the chief
 
     def _raise_input_error(self, error):
         """Raises what reading a batch raised, if that is behind `error`."""
-        errors = self._records.errors
+        errors = self.engine.input_errors
         if errors and (isinstance(error, tf.errors.OpError) or error is errors[0]):
             raise InputFailed(
                 f"{errors[0]} The run ended after update {self.step}; the last checkpoint in "
@@ -154,22 +145,18 @@ class Trainer:
             self._good.begin_stage()
         described = flops.describe(self.run.config, stage)
         self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
-        iterator = iter(
-            distribution.distribute(
-                self.strategy,
-                lambda *shard: self._records.training(stage, *shard),
-                range(self.step, end),
-            )
+        batches = self.engine.feed(
+            lambda *shard: self._records.training(stage, *shard), range(self.step, end)
         )
-        if distribution.shard(self.strategy)[1] > 1:
-            self._reports.communication(self._loop.reductions(iterator, self._state))
+        if self.engine.shard[1] > 1:
+            self._reports.communication(self._loop.reductions(batches, self._state))
         self._pace.cool()
         while self.step < end:
             steps = self._steps_to_boundary(end)
             self._state["stop_requests"] = float(stop.requested)
             self._profiler.at(self.step)
             self._state = self._pace.measure(
-                lambda steps=steps: self._loop(iterator, self.step, steps, self._state), steps
+                lambda steps=steps: self._loop(batches, self.step, steps, self._state), steps
             )
             self.step += steps
             self._profiler.at(self.step)
@@ -177,7 +164,7 @@ class Trainer:
                 raise Diverged(self._diagnosis(index))
             if self._is_due(reporting.log_steps, end):
                 self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
-                self._state |= new_window()
+                self._state |= loop_state.new_window(self.run)
                 self._pace.restart()
             if reporting.eval_files and self._is_due(reporting.eval_steps, end):
                 self._evaluate(index)
@@ -198,7 +185,7 @@ class Trainer:
 
     def _must_stop(self, stop):
         """Whether this process was asked to, or, of several workers, any one before this call."""
-        if distribution.shard(self.strategy)[1] == 1:
+        if self.engine.shard[1] == 1:
             return stop.requested
         return self._state["stop_requests"] > 0
 
@@ -223,12 +210,10 @@ class Trainer:
 
         The graphs that train and evaluate them go with them: stages that share a model share these.
         """
-        with self.strategy.scope():
+        with self.engine.scope():
             self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
-        self._loop = make_training_loop(self.run, self.model, self.optimizer, self.strategy)
-        self._evaluator = evaluation.Evaluator(
-            self.model, self.strategy, self.run.use_next_sentence_label
-        )
+        self._loop = self.engine.training_loop(self.run, self.model, self.optimizer)
+        self._evaluator = evaluation.Evaluator(self.run.task, self.model, self.engine)
 
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
@@ -247,24 +232,24 @@ class Trainer:
         stage = self.run.stages[index]
         metrics = self._evaluator(lambda *shard: self._records.held_out(stage, *shard))
         self._reports.evaluation(self.step, index, metrics)
-        if self._is_chief:
+        if self.engine.is_chief:
             record = {"step": self.step, "max_seq_length": stage.max_seq_length, **metrics}
             checkpoints.save_best(self.model_dir / "best", self._weights, record)
 
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
         stage, step = self.run.stages[index], self.step - 1
-        if self._is_chief:
+        if self.engine.is_chief:
             self._good.judge(self._state["sums_since_saved"])
         batch = self._records.training(stage)[step]
-        scale = loss_scale_before_skip(self.run, self._state["loss_scale"])
+        scale = loop_state.loss_scale_before_skip(self.run, self._state["loss_scale"])
 
         def found(part, rows):
-            return non_finite(self.run, self.model, batch, rows, step, part, scale)
+            return self.engine.non_finite(self.run, self.model, batch, rows, step, part, scale)
 
-        replicas = self.strategy.num_replicas_in_sync
         losses, variables, where = [], [], None
-        for part, rows in enumerate(micro_batches(self.run, stage.batch_size, replicas)):
+        parts = micro_batches(self.run, stage.batch_size, self.engine.num_replicas)
+        for part, rows in enumerate(parts):
             losses, variables = found(part, rows)
             if losses or variables:
                 where = _first_row(rows, lambda some, part=part: any(found(part, some)))
@@ -282,10 +267,12 @@ class Trainer:
     # Files
 
     def _save(self):
-        exploded = self._good.judge(self._state["sums_since_saved"]) if self._is_chief else None
-        self._state |= new_interval()
+        exploded = (
+            self._good.judge(self._state["sums_since_saved"]) if self.engine.is_chief else None
+        )
+        self._state |= loop_state.new_interval(self.run)
         self._owes_checkpoint = False
-        if self._is_chief:
+        if self.engine.is_chief:
             tensors = model_state.gather(self.model, self.optimizer)
             tensors["global_step"] = np.int64(self.step)
             state = {"loop": self._state, "seconds": self._pace.seconds}
@@ -293,7 +280,7 @@ class Trainer:
             prefix = self._store.save(tensors, self.step, state)
             self._good.saved(pathlib.Path(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
-        distribution.from_all_workers(self.strategy, [self.step])  # it is there for all now
+        self.engine.from_all_workers([self.step])  # it is there for all now
 
     def _find_checkpoint(self):
         """The whole checkpoint to resume, or `None` at the start of a run."""
@@ -326,7 +313,7 @@ class Trainer:
             self._store.abandoned = self._claim.abandoned()
         if change and "instead_of" in change:
             self._reports.log.keep_copy(change["instead_of"])
-        if self._is_chief:
+        if self.engine.is_chief:
             self._claim.write(self.model_dir, self.run.config)
             self._store.settle()
         self._reports.log.rewind(self.step)
@@ -338,7 +325,7 @@ class Trainer:
     def _check_that_workers_agree(self):
         description = json.dumps(self._description, sort_keys=True).encode()
         mine = [self.step, zlib.crc32(description)]
-        steps, runs = distribution.from_all_workers(self.strategy, mine).astype(int).T.tolist()
+        steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
             raise ValueError(
                 f"The workers were not given the same run: worker {_odd_one(runs)} differs from "

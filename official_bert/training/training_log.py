@@ -97,17 +97,15 @@ class StopRequest:
 
 
 def progress_line(
-    step, total_steps, stage, metrics, skipped, learning_rate, examples_per_second, seconds
+    step, total_steps, stage, numbers, metrics, skipped, learning_rate, examples_per_second, seconds
 ):
-    """One line a person reads while the run goes on: of updates of which some were `skipped`."""
-    words = {
-        "loss": "loss {:.3f}",
-        "masked_lm_accuracy": "masked LM {:.1%}",
-        "next_sentence_accuracy": "next sentence {:.1%}",
-    }
+    """One line a person reads while the run goes on: of updates of which some were `skipped`.
+
+    `numbers` are those of the metrics to show, {name: format}.
+    """
     numbers = [
         text.format(metrics[name])
-        for name, text in words.items()
+        for name, text in numbers.items()
         if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
     ]
     if skipped:

@@ -1,0 +1,52 @@
+"""The state of the training loop beside weights and moments, as JSON values, for any engine."""
+
+# Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
+FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
+
+
+def first_state(run):
+    """The loop's own state before the first step, as JSON values.
+
+    `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
+    last line of the log, `sums_since_saved` those since the last checkpoint. `stop_requests` is 1
+    if this process was asked to stop; the loop gives back the sum over all replicas, so that all
+    workers stop after the same update. The others drive the loss scale and the decision to give up.
+    """
+    first_scale = FIRST_LOSS_SCALE if scales_loss(run) else 1.0
+    return {
+        **new_window(run),
+        **new_interval(run),
+        "stop_requests": 0.0,
+        "loss_scale": run.fixed_loss_scale or first_scale,
+        "good_updates": 0,
+        "skipped_in_a_row": 0,
+    }
+
+
+def new_window(run):
+    """The part of the state that begins anew after every line of the log."""
+    return {"sums": [0.0] * len(run.task.sums), "input_wait": 0.0}
+
+
+def new_interval(run):
+    """The part of the state that begins anew with every checkpoint."""
+    return {"sums_since_saved": [0.0] * len(run.task.sums)}
+
+
+def scales_loss(run):
+    """Whether the loss is scaled: the range of float16 needs it."""
+    return run.dtype == "fp16"
+
+
+def adapts_loss_scale(run):
+    """Whether the scale follows the overflows."""
+    return scales_loss(run) and run.fixed_loss_scale is None
+
+
+def loss_scale_before_skip(run, loss_scale):
+    """The loss scale at a step whose update was skipped, from that after it."""
+    return (
+        min(2 * loss_scale, MOST_LOSS_SCALE)
+        if adapts_loss_scale(run) and loss_scale > 1
+        else loss_scale
+    )

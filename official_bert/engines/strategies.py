@@ -1,0 +1,198 @@
+"""The `tf.distribute` strategy that the flags ask for, and what its errors mean."""
+
+import os
+import re
+import signal
+
+import tensorflow as tf
+
+from official_bert.engines import cluster
+
+STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
+
+_ON_ONE_HOST = {
+    None: None,
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+}
+_BETWEEN_HOSTS = {
+    None: tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
+
+# Gradients travel in buckets of this size: the first can leave while later ones are computed, and
+# what a reduction needs in memory besides is little.
+BYTES_PER_BUCKET = 16 * 2**20
+
+
+def make_strategy(
+    name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1, all_reduce_alg=None
+):
+    """The strategy that the flags of the official script ask for.
+
+    Args:
+        name: One of `STRATEGIES`.
+        num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with
+            `"multi_worker_mirrored"`, all there are.
+        tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
+        worker_hosts: Comma-separated `host:port` list of all workers, for
+            `"multi_worker_mirrored"`; without, the environment says who they are (`cluster.find`).
+        task_index: This worker's place in `worker_hosts`.
+        all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
+            `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
+
+    Raises:
+        ValueError: if the arguments contradict each other or the devices are not there.
+    """
+    if name not in STRATEGIES:
+        hint = (
+            " Asynchronous parameter servers change what a large batch means, so this script "
+            "does not offer them; use multi_worker_mirrored."
+            if name == "parameter_server"
+            else ""
+        )
+        raise ValueError(
+            f"distribution_strategy must be one of {', '.join(STRATEGIES)}; got {name!r}.{hint}"
+        )
+    if tpu and name != "tpu":
+        raise ValueError(
+            f"A TPU is asked for (tpu={tpu!r}) together with distribution_strategy={name!r}, which "
+            "would train without it; pass distribution_strategy=tpu."
+        )
+    if (worker_hosts or task_index != -1) and name != "multi_worker_mirrored":
+        given = "worker_hosts" if worker_hosts else "task_index"
+        raise ValueError(
+            f"{given} is for distribution_strategy=multi_worker_mirrored; got {name!r}."
+        )
+    if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
+        raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
+    if num_gpus is not None and name in ("off", "tpu"):
+        raise ValueError(
+            f"num_gpus={num_gpus} has no effect with distribution_strategy={name!r}, "
+            + (
+                "which takes the first GPU where there is one; pass one_device."
+                if name == "off"
+                else "which trains on the TPU's cores."
+            )
+        )
+    if name == "one_device" and (num_gpus or 0) > 1:
+        raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
+    if name == "tpu":
+        return _tpu_strategy(tpu)
+    if name == "multi_worker_mirrored":
+        found = cluster.find(worker_hosts, task_index, os.environ)
+        if num_gpus is not None:
+            _check_gpus(num_gpus, len(tf.config.list_physical_devices("GPU")))
+            tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[:num_gpus], "GPU")
+        tf.get_logger().setLevel("WARNING")  # else each worker lists every collective operation
+        os.environ["TF_CONFIG"] = found.tf_config()  # which TensorFlow reads
+        print(
+            f"worker {found.index} of {len(found.hosts)}, {found.hosts[found.index]} (by "
+            f"{found.source}): waiting for the others …",
+            flush=True,
+        )
+        options = tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=BYTES_PER_BUCKET,
+            implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
+        )
+        return _ended_by_ctrl_c(
+            lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        )
+    _check_that_no_workers_are_meant(name)
+    if name == "off":
+        return tf.distribute.get_strategy()
+    devices = _local_devices(num_gpus)
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
+    if reduction and len(devices) == 1:
+        raise ValueError(
+            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has {devices[0]} "
+            "alone. Pass num_gpus, or leave it out."
+        )
+    return tf.distribute.MirroredStrategy(devices, reduction and reduction())
+
+
+def _tpu_strategy(tpu):
+    if not tpu:
+        raise ValueError(
+            "distribution_strategy=tpu needs --tpu: the name or address of a Cloud TPU, or local."
+        )
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"No TPU could be reached as --tpu={tpu!r}: {reason} On a TPU VM, install the extra "
+            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu tells what a run would do."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_that_no_workers_are_meant(name):
+    """Refuses to train alone what a `TF_CONFIG` of several workers was set for."""
+    found = cluster.configured(os.environ)
+    if found and len(found.hosts) > 1:
+        raise ValueError(
+            f"TF_CONFIG names {len(found.hosts)} workers, but distribution_strategy={name!r} "
+            "trains on this host alone, each worker for itself. Pass "
+            "distribution_strategy=multi_worker_mirrored, or unset TF_CONFIG."
+        )
+
+
+def _ended_by_ctrl_c(function):
+    """What `function` returns; meanwhile SIGINT ends the process at once.
+
+    There is nothing to save yet, and while TensorFlow waits no handler of Python could run.
+    (SIGTERM it takes for itself, to no effect until all workers are there.)
+    """
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return function()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def lost_worker(error):
+    """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
+
+    A worker that ends, closes its connections; that of a machine that is gone, or a process that
+    hangs, shows by its missing heartbeats, within 20 s.
+    """
+    text = str(error)
+    if "Collective ops is aborted" not in text and not isinstance(
+        error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+    ):
+        return None
+    named = re.findall(r"/job:worker/(?:replica:0/)?task:(\d+)", text)
+    who = f" TensorFlow names worker {named[-1]}." if named else ""
+    return (
+        f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
+        "Its own output says why, unless it was killed. Start all workers again with the same "
+        "commands: they go on from the last checkpoint."
+    )
+
+
+def _local_devices(num_gpus):
+    present = len(tf.config.list_logical_devices("GPU"))
+    wanted = min(1, present) if num_gpus is None else num_gpus
+    _check_gpus(wanted, present)
+    return [f"GPU:{i}" for i in range(wanted)] or ["CPU:0"]
+
+
+def _check_gpus(wanted, present):
+    if not 0 <= wanted <= present:
+        raise ValueError(
+            f"num_gpus={wanted}, but this host shows {present} GPUs; pass num_gpus=0 to train on "
+            "the CPU."
+        )
+
+
+def _chosen(all_reduce_alg, choices):
+    if all_reduce_alg not in choices:
+        names = " or ".join(name for name in choices if name)
+        raise ValueError(f"all_reduce_alg must be {names} here; got {all_reduce_alg!r}.")
+    return choices[all_reduce_alg]

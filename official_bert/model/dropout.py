@@ -1,0 +1,45 @@
+"""Dropout of one call of a model: a function of a seed, or drawn from the model's generator."""
+
+from keras import ops
+
+from official_bert.model import fused
+
+
+class Dropout:
+    """Dropout of one call of the model.
+
+    With a key, its seeds follow from that: Keras' own generator counts calls in a variable, which
+    can neither start at any step nor differ between replicas.
+    """
+
+    def __init__(self, training, seed_generator, key):
+        self._training, self._seed_generator = training, seed_generator
+        self._key, self._drawn = None, 0
+        if key is not None:  # shuffled, so that neighbouring keys do not count the same seeds
+            key = ops.cast(key, "int32")
+            self._key = ops.stack(fused.shuffled(key[0], key[1]))
+
+    def __call__(self, x, rate):
+        return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x
+
+    def add_and_norm(self, x, bias, residual, layer, rate):
+        """`layer`'s norm of the residual and of x and its bias, which are dropped."""
+        rate, seed = self._rate_and_seed(rate)
+        return fused.add_and_norm(
+            x, bias, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
+        )
+
+    def attention_weights(self, scores, mask_bias, scale, rate):
+        """The softmax of scaled scores and the mask, dropped."""
+        rate, seed = self._rate_and_seed(rate)
+        return fused.attention_weights(scores, mask_bias, seed, scale=scale, rate=rate)
+
+    def _rate_and_seed(self, rate):
+        rate = rate if self._training else 0.0
+        return rate, self._seed() if rate else ops.zeros(2, "int32")
+
+    def _seed(self):
+        if self._key is None:
+            return ops.cast(self._seed_generator.next(), "int32")
+        self._drawn += 1
+        return self._key + ops.convert_to_tensor([0, self._drawn], "int32")

@@ -1,0 +1,97 @@
+"""The layers that encoder and heads are made of, built with their place in the checkpoints.
+
+Every variable's `path` is its name in the official TensorFlow 1 checkpoints, for example
+`bert/encoder/layer_0/attention/output/LayerNorm/gamma`: one language for exclusions, telemetry,
+checkpoints and conversion. The configuration says all shapes, so a layer is built when it is made.
+"""
+
+import keras
+from keras import ops
+
+from official_bert.model import fused
+from official_bert.model.initial_values import truncated_normal, unset
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+LAYER_NORM_EPSILON = 1e-12
+
+
+class Parts:
+    """Makes built sub-layers with the model's dtype and initial values, at a path.
+
+    Args:
+        config: A `BertConfig`.
+        dtype: A Keras dtype policy.
+        seed: Integer from which, with its path, each variable's initial value follows; `None`
+            leaves them unset.
+    """
+
+    def __init__(self, config, dtype, seed):
+        self.config, self.dtype, self._seed = config, dtype, seed
+
+    def scope(self, path):
+        """The context in which a layer's own variables get paths under `path`."""
+        parent, _, name = path.rpartition("/")
+        return keras.name_scope(name, override_parent=parent)
+
+    def initializer(self, path):
+        """The Keras initializer of the variable at a path."""
+        if self._seed is None:
+            return unset
+        return truncated_normal(self.config.initializer_range, self._seed, path)
+
+    def layer_norm(self, path):
+        """A built LayerNorm over hidden vectors."""
+        parent, _, name = path.rpartition("/")
+        layer = keras.layers.LayerNormalization(
+            epsilon=LAYER_NORM_EPSILON, dtype=self.dtype, name=name
+        )
+        with self.scope(parent):
+            layer.build((None, self.config.hidden_size))
+        return layer
+
+
+class Dense(keras.Layer):
+    """A dense layer, x · kernel + bias; or its weights, for a fused kernel that adds the bias.
+
+    The bias is float32 whatever the type of the arithmetic.
+    """
+
+    def __init__(self, parts, path, units, inputs=None):
+        parent, _, name = path.rpartition("/")
+        super().__init__(name=name, dtype=parts.dtype)
+        with parts.scope(parent):
+            self.kernel = self.add_weight(
+                (inputs or parts.config.hidden_size, units),
+                initializer=parts.initializer(f"{path}/kernel"),
+                name="kernel",
+            )
+            self.bias = self.add_weight((units,), initializer="zeros", autocast=False, name="bias")
+        self.built = True
+
+    def call(self, x):
+        # Not `ops.add`: TensorFlow would sum up the bias gradient of bfloat16 in bfloat16.
+        return product(x, self) + ops.cast(self.bias, x.dtype)
+
+
+def activated(x, dense, activation):
+    """The activation of `dense(x)`, bias and activation in one kernel."""
+    return fused.activated(product(x, dense), dense.bias, activation=activation)
+
+
+def norm(x, layer):
+    """`layer(x)`, a LayerNorm, in one kernel."""
+    return fused.layer_norm(x, layer.gamma, layer.beta, epsilon=layer.epsilon)
+
+
+def product(x, dense):
+    """`dense(x)` without its bias, for a kernel that adds it."""
+    return ops.matmul(x, dense.kernel)
+
+
+def matmul_transposed(x, y):
+    """x · yᵀ, the last two axes of y transposed. Through Keras a gradient would be, too."""
+    if keras.backend.backend() == "tensorflow":
+        return tf.linalg.matmul(x, y, transpose_b=True)
+    return ops.matmul(x, ops.swapaxes(y, -1, -2))

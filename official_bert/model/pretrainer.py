@@ -1,0 +1,151 @@
+"""BERT with its two pre-training heads, and the sums that their losses come from."""
+
+import keras
+from keras import ops
+
+from official_bert.model.config import BertConfig
+from official_bert.model.encoder import BertEncoder
+from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="official_bert")
+class BertPretrainer(keras.Model):
+    """BERT with its masked-LM and next-sentence heads (arXiv 1810.04805).
+
+    The masked-LM head reads the masked positions only and is tied to the word embeddings.
+
+    Args:
+        config, seed, dtype: As of `BertEncoder`.
+
+    Call arguments:
+        inputs: Dictionary of integer tensors: `input_ids`, `input_mask`, `segment_ids` of shape
+            (B, S) and `masked_lm_positions` of shape (B, P). Other entries are ignored.
+        training, dropout_seed: As of `BertEncoder`.
+
+    Returns:
+        Dictionary of float32 logits: `masked_lm_logits` (B, P, V) and `next_sentence_logits`
+        (B, 2).
+
+    Example:
+
+    >>> config = BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=1,
+    ...                     num_attention_heads=2, intermediate_size=64)
+    >>> model = BertPretrainer(config)
+    >>> model.variables[0].path
+    'bert/embeddings/word_embeddings'
+    """
+
+    def __init__(self, config, seed=0, dtype=None, name="bert_pretrainer"):
+        super().__init__(name=name, dtype=dtype)
+        self.config, self.seed = config, seed
+        self.encoder = BertEncoder(config, seed, self.dtype_policy)
+        parts = Parts(config, self.dtype_policy, seed)
+        self.masked_lm_head = MaskedLMHead(parts)
+        self.next_sentence_head = NextSentenceHead(parts)
+        self.built = True
+
+    def call(self, inputs, training=False, dropout_seed=None):
+        masked = inputs["masked_lm_positions"]
+        read = ops.pad(masked, ((0, 0), (1, 0)))  # what the heads read: [CLS] is at position 0
+        dropout = self.encoder.dropout(training, dropout_seed)
+        sequence, word_embeddings = self.encoder.encode(inputs, dropout, read)  # (B, 1 + P, H)
+        return {
+            "masked_lm_logits": self.masked_lm_head(sequence[:, 1:], word_embeddings),
+            "next_sentence_logits": self.next_sentence_head(self.encoder.pool(sequence[:, 0])),
+        }
+
+    def get_config(self):
+        """The arguments, from which Keras makes the model again when it loads a file."""
+        return self.encoder.get_config() | {"name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        """The model that `get_config` described."""
+        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
+
+
+class MaskedLMHead(keras.Layer):
+    """Scores of every word piece at the masked positions: (B, P, H) → (B, P, V), float32."""
+
+    def __init__(self, parts):
+        super().__init__(name="predictions", dtype=parts.dtype)
+        config = parts.config
+        self.activation = config.hidden_act
+        self.transform = Dense(parts, "cls/predictions/transform/dense", config.hidden_size)
+        self.layer_norm = parts.layer_norm("cls/predictions/transform/LayerNorm")
+        with parts.scope("cls"):
+            self.output_bias = self.add_weight(
+                (config.vocab_size,), initializer="zeros", name="output_bias"
+            )
+        self.built = True
+
+    def call(self, masked, word_embeddings):
+        predictions, width = ops.shape(masked)[1:]
+        x = activated(ops.reshape(masked, (-1, width)), self.transform, self.activation)
+        x = norm(x, self.layer_norm)  # (B·P, H)
+        scores = matmul_transposed(x, word_embeddings) + self.output_bias
+        return ops.cast(
+            ops.reshape(scores, (-1, predictions, self.output_bias.shape[0])), "float32"
+        )
+
+
+class NextSentenceHead(keras.Layer):
+    """Is the second segment the first one's continuation? (B, H) → (B, 2), float32; 0 = yes."""
+
+    def __init__(self, parts):
+        super().__init__(name="seq_relationship", dtype=parts.dtype)
+        width = parts.config.hidden_size
+        with parts.scope("cls"):
+            self.output_weights = self.add_weight(  # (2, H), as in the official checkpoints
+                (2, width),
+                initializer=parts.initializer("cls/seq_relationship/output_weights"),
+                name="output_weights",
+            )
+            self.output_bias = self.add_weight((2,), initializer="zeros", name="output_bias")
+        self.built = True
+
+    def call(self, pooled):
+        scores = ops.matmul(pooled, ops.transpose(self.output_weights)) + self.output_bias
+        return ops.cast(scores, "float32")
+
+
+def pretraining_sums(outputs, batch):
+    """Sums over a batch from which losses and accuracies follow by division; float32 scalars.
+
+    Sums rather than means, so that micro-batches, replicas and steps simply add up.
+
+    Args:
+        outputs: What `BertPretrainer` returned.
+        batch: The batch, with `masked_lm_ids` (B, P), `masked_lm_weights` (B, P),
+            `next_sentence_labels` (B,) and `example_weights` (B,).
+
+    Returns:
+        Dictionary with `masked_lm_loss` (Σ w · cross-entropy, in nats), `masked_lm_correct`,
+        `masked_lm_weight` (Σ w), and the same three of `next_sentence_`.
+    """
+    sums = {}
+    tasks = {
+        "masked_lm": ("masked_lm_ids", "masked_lm_weights"),
+        "next_sentence": ("next_sentence_labels", "example_weights"),
+    }
+    for task, (labels, weights) in tasks.items():
+        logits, labels, weights = outputs[f"{task}_logits"], batch[labels], batch[weights]
+        loss = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        hit = ops.cast(ops.equal(_argmax(logits), ops.cast(labels, "int32")), "float32")
+        sums[f"{task}_loss"] = ops.sum(ops.multiply(weights, loss))
+        sums[f"{task}_correct"] = ops.sum(ops.multiply(weights, hit))
+        sums[f"{task}_weight"] = ops.sum(weights)
+    return sums
+
+
+def _argmax(x):
+    """Where each row is largest.
+
+    Keras' own passes over x several times on TensorFlow, to tell −0 from 0.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return tf.argmax(x, axis=-1, output_type="int32")
+    return ops.argmax(x, axis=-1)

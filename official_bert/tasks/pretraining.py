@@ -1,0 +1,164 @@
+"""Pre-training as a task: masked words and, where it is trained, the next sentence."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+from keras import ops
+
+from official_bert.data.input_pipeline import Batches
+from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
+
+_OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """What the training loop must not know of BERT's pre-training (arXiv 1810.04805).
+
+    `official_bert.tasks` says what a task has to offer.
+
+    Args:
+        use_next_sentence_label: Whether the next-sentence loss is trained.
+        masked_lm_prob, do_whole_word_mask, max_ngram_size: How training records made for dynamic
+            masking are masked; `None`, as they were made to be. Not for records that hold their
+            masks.
+    """
+
+    use_next_sentence_label: bool = True
+    masked_lm_prob: float | None = None
+    do_whole_word_mask: bool | None = None
+    max_ngram_size: int | None = None
+
+    sums: ClassVar[tuple[str, ...]] = (
+        "masked_lm_loss",
+        "masked_lm_correct",
+        "masked_lm_weight",
+        "next_sentence_loss",
+        "next_sentence_correct",
+        "next_sentence_weight",
+        "tokens",
+    )
+    weights: ClassVar[tuple[str, ...]] = ("masked_lm_weights", "example_weights")
+    progress: ClassVar[dict[str, str]] = {
+        "masked_lm_accuracy": "masked LM {:.1%}",
+        "next_sentence_accuracy": "next sentence {:.1%}",
+    }
+
+    def describe(self):
+        """The entries of `run.json`: they stand beside the run's own, as in version 0.1.0."""
+        return dataclasses.asdict(self)
+
+    def check(self, stage):
+        """Refuses a stage without predictions."""
+        if stage.max_predictions_per_seq < 1:
+            raise ValueError(
+                f"max_predictions_per_seq must be at least 1; got {stage.max_predictions_per_seq}."
+            )
+
+    # Model and batches
+
+    def make_model(self, config, seed, dtype):
+        """A built `BertPretrainer`."""
+        return BertPretrainer(config, seed=seed, dtype=dtype)
+
+    def trains(self, path):
+        """Whether a variable is of use: the pooler is to the next sentence alone."""
+        return self.use_next_sentence_label or not path.startswith(_OF_NEXT_SENTENCE)
+
+    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+        """An `input_pipeline.Batches` of a stage's shapes: training's, or those held out in order.
+
+        Training follows `masked_lm_prob` and its like; held-out records are masked as they were
+        made to be.
+        """
+        masking = {
+            "masked_lm_prob": self.masked_lm_prob,
+            "do_whole_word_mask": self.do_whole_word_mask,
+            "max_ngram_size": self.max_ngram_size,
+        }
+        return Batches(
+            files,
+            batch_size,
+            stage.max_seq_length,
+            stage.max_predictions_per_seq,
+            seed=seed,
+            vocab_size=config.vocab_size,
+            shard_index=shard[0],
+            num_shards=shard[1],
+            use_next_sentence=self.use_next_sentence_label,
+            shuffle=not held_out,
+            **({} if held_out else masking),
+        )
+
+    # Losses and metrics
+
+    def batch_sums(self, outputs, batch):
+        """The `sums` of rows of a batch by name; float32 scalars."""
+        tokens = ops.cast(ops.sum(batch["input_mask"]), "float32")
+        return {**pretraining_sums(outputs, batch), "tokens": tokens}
+
+    def loss(self, sums, weights):
+        """The rows' share of the global batch's loss, in nats.
+
+        Args:
+            sums: Of these rows, by name.
+            weights: Of the global batch: the totals of what `self.weights` names, in its order.
+        """
+        loss = ops.divide_no_nan(sums["masked_lm_loss"], weights[0])
+        if self.use_next_sentence_label:
+            loss = loss + ops.divide_no_nan(sums["next_sentence_loss"], weights[1])
+        return loss
+
+    def metrics(self, sums):
+        """Means from a vector of `sums`: losses in nats, accuracies in [0, 1], and `loss`.
+
+        NaN where nothing was summed up, as where every update of a window was skipped.
+        """
+        values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
+        parts = ("masked_lm", "next_sentence") if self.use_next_sentence_label else ("masked_lm",)
+        metrics = {}
+        for part in parts:
+            weight = values[f"{part}_weight"] or np.nan
+            metrics[f"{part}_loss"] = values[f"{part}_loss"] / weight
+            metrics[f"{part}_accuracy"] = values[f"{part}_correct"] / weight
+        metrics["loss"] = sum(metrics[f"{part}_loss"] for part in parts)
+        return metrics
+
+    def label_counts(self, batch, config):
+        """How often each word piece is a label of a batch: a vector."""
+        ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
+        return np.bincount(ids, weights, minlength=config.vocab_size)
+
+    def held_out_metrics(self, sums, counts):
+        """`metrics`, and beside them what guessing would get.
+
+        Args:
+            sums: Vector of `sums` over all held-out examples.
+            counts: The `label_counts` over all of them.
+
+        Returns:
+            `metrics`, `most_frequent_token_accuracy`: what always guessing the commonest of the
+            held-out labels would get, and `examples`: how many were counted.
+        """
+        return {
+            **self.metrics(sums),
+            "most_frequent_token_accuracy": float(counts.max() / max(counts.sum(), 1.0)),
+            "examples": int(sums[self.sums.index("next_sentence_weight")]),
+        }
+
+    def guessing_loss(self, config):
+        """The loss, in nats, of guessing every word and label with equal probability."""
+        return math.log(config.vocab_size * (2 if self.use_next_sentence_label else 1))
+
+    def held_out_line(self, metrics):
+        """Held-out metrics as one line of text."""
+        text = (
+            f"masked LM loss {metrics['masked_lm_loss']:.3f}, accuracy "
+            f"{metrics['masked_lm_accuracy']:.1%} (most frequent token: "
+            f"{metrics['most_frequent_token_accuracy']:.1%})"
+        )
+        if "next_sentence_accuracy" in metrics:
+            text += f"; next sentence {metrics['next_sentence_accuracy']:.1%}"
+        return text
