@@ -9,12 +9,11 @@ scripts, object checkpoints of tf-models, checkpoints of `run_pretraining`, Hugg
 """
 
 import dataclasses
-import sys
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from official_bert.conversion import names, sources, targets
-from official_bert.system import child_commands, local_paths
+from official_bert.system import child_commands, commands, local_paths
 
 FLAGS = flags.FLAGS
 
@@ -118,26 +117,15 @@ def _about_vocabulary(source):
     return f"{source.vocab_file}, {'lower-casing' if source.do_lower_case else 'cased'}"
 
 
-def main(arguments):
-    if len(arguments) > 1:
-        return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
+def main():
     chosen = {name: FLAGS[name].value for name in _OPTIONS}
     try:
         logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each step of a SavedModel
         child_commands.raise_on_signals()
         lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
-    except (ValueError, OSError) as error:
-        return _fail(error)
     except child_commands.Interrupted:
-        print("convert_checkpoint: interrupted; nothing was written", file=sys.stderr)
-        return 130
+        raise commands.Failed("interrupted; nothing was written.", 130) from None
     print("\n".join(lines))
-    return 0
-
-
-def _fail(reason):
-    print(f"convert_checkpoint: error: {' '.join(str(reason).split())}", file=sys.stderr)
-    return 2
 
 
 _OPTIONS = (
@@ -195,4 +183,4 @@ def _define_flags():
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main)

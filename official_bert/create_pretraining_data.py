@@ -16,7 +16,7 @@ import sys
 import time
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from official_bert.data import (
     build_checks,
@@ -32,7 +32,7 @@ from official_bert.data import (
 from official_bert.data.build_worker import Recipe
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
-from official_bert.system import local_paths
+from official_bert.system import commands, local_paths
 
 WORKERS_PER_CORE = 4  # more would only take memory
 
@@ -264,32 +264,27 @@ def _define_flags() -> None:
     flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
 
 
-def main(arguments) -> int:
+def main() -> None:
     names = [field.name for field in dataclasses.fields(Settings)]
     values = {name: flags.FLAGS[name].value for name in names}
     others = inspect.signature(create_pretraining_data).parameters.keys() - {"settings", "report"}
     try:
-        if len(arguments) > 1:
-            raise ValueError(
-                f"unexpected argument {arguments[1]!r}; flags begin with --, globs stand in quotes."
-            )
         settings = Settings(**values | {"max_ngram_size": values["max_ngram_size"] or 1})
         create_pretraining_data(
             **{name: flags.FLAGS[name].value for name in others},
             settings=settings,
             report=lambda text: print(text, file=sys.stderr, flush=True),
         )
-    except (ValueError, OSError) as error:
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        mend = "; what is finished stays: free some space and start again" if full else ""
-        print(f"create_pretraining_data: {error}{mend}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise commands.Failed(
+            f"{error}; what is finished stays: free some space and start again."
+        ) from error
     except KeyboardInterrupt:
-        print("create_pretraining_data: interrupted; start it again to go on", file=sys.stderr)
-        return 130
-    return 0
+        raise commands.Failed("interrupted; the same command resumes.", 130) from None
 
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main)

@@ -11,15 +11,20 @@ larger run would use. An interrupted demo resumes: a step that has finished is n
 import importlib.util
 import json
 import pathlib
-import sys
 
-from absl import app, flags
+from absl import flags
 
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock, whole_file
 from official_bert.model.config import BertConfig
-from official_bert.system import child_commands, local_paths, quiet_tensorflow, whole_files
+from official_bert.system import (
+    child_commands,
+    commands,
+    local_paths,
+    quiet_tensorflow,
+    whole_files,
+)
 
 FLAGS = flags.FLAGS
 
@@ -31,9 +36,7 @@ MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write
 EVAL_BATCH_SIZE = 128
 
 
-def main(arguments):
-    if len(arguments) > 1:
-        return _fail(f"unexpected argument {arguments[1]!r}; flags begin with --")
+def main():
     child_commands.raise_on_signals()
     folder = pathlib.Path(FLAGS.output_dir)
     try:
@@ -43,8 +46,11 @@ def main(arguments):
         return 130
     except child_commands.ChildFailed as failed:
         return failed.code
-    except (ValueError, OSError) as error:
-        return _fail(error)
+    except ValueError as error:
+        # What reads text speaks of the flags of the commands that have more of them.
+        reason = str(error).replace("--input_format", "--corpus_format")
+        reason = reason.replace("--json_field names another field", "the demo reads no other field")
+        raise commands.Failed(reason) from error
     return 0
 
 
@@ -236,14 +242,6 @@ def _step(number, title, function, *arguments):
         print(f"      {outcome}", flush=True)
 
 
-def _fail(reason):
-    # What reads text speaks of the flags of the commands that have more of them.
-    reason = str(reason).replace("--input_format", "--corpus_format")
-    reason = reason.replace("--json_field names another field", "the demo reads no other field")
-    print(f"demo: error: {reason}", file=sys.stderr)
-    return 2
-
-
 def _define_flags():
     flags.DEFINE_string("output_dir", "demo_output", "Where everything is left.")
     flags.DEFINE_list(
@@ -255,4 +253,4 @@ def _define_flags():
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main)

@@ -6,12 +6,11 @@ r"""Asks a pre-trained model for the words behind [MASK]: the quickest way to se
 
 import json
 import pathlib
-import sys
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 
-from official_bert.system import local_paths, quiet_tensorflow
+from official_bert.system import commands, local_paths, quiet_tensorflow
 
 FLAGS = flags.FLAGS
 
@@ -138,21 +137,14 @@ def describe(sentence, guesses):
     return "\n".join(lines)
 
 
-def main(arguments):
-    if len(arguments) < 2:
-        return _fail('give at least one sentence with a blank: "Return the [MASK] of the list."')
-    try:
-        filler = BlankFiller(FLAGS.model_dir, FLAGS.vocab_file, FLAGS.do_lower_case)
-        for sentence in arguments[1:]:
-            print(describe(sentence, filler.guesses(sentence)))
-    except (ValueError, OSError) as error:
-        return _fail(error)
-    return 0
-
-
-def _fail(reason):
-    print(f"fill_blanks: error: {reason}", file=sys.stderr)
-    return 2
+def main(sentences):
+    if not sentences:
+        raise ValueError(
+            'give at least one sentence with a blank: "Return the [MASK] of the list."'
+        )
+    filler = BlankFiller(FLAGS.model_dir, FLAGS.vocab_file, FLAGS.do_lower_case)
+    for sentence in sentences:
+        print(describe(sentence, filler.guesses(sentence)))
 
 
 def _define_flags():
@@ -163,4 +155,4 @@ def _define_flags():
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main, arguments=True)

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from absl import app, flags
+from absl import flags
 
 from official_bert.data import corpus, text_forms, tokenization
-from official_bert.system import local_paths
+from official_bert.system import commands, local_paths
 
 
 def learn_vocabulary(
@@ -82,7 +82,7 @@ class _Text:
                 return
 
 
-def main(arguments) -> int:
+def main() -> None:
     names = (
         "vocab_file",
         "vocab_size",
@@ -92,19 +92,10 @@ def main(arguments) -> int:
         "input_format",
         "json_field",
     )
-    try:
-        if len(arguments) > 1:
-            raise ValueError(
-                f"unexpected argument {arguments[1]!r}; flags begin with --, globs stand in quotes."
-            )
-        size = learn_vocabulary(
-            flags.FLAGS.input_file, **{name: flags.FLAGS[name].value for name in names}
-        )
-    except (ValueError, OSError) as error:
-        print(f"learn_vocabulary: {error}", file=sys.stderr)
-        return 2
+    size = learn_vocabulary(
+        flags.FLAGS.input_file, **{name: flags.FLAGS[name].value for name in names}
+    )
     print(f"{flags.FLAGS.vocab_file}: {size:,} word pieces", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
@@ -119,4 +110,4 @@ if __name__ == "__main__":
     flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
     flags.DEFINE_string("json_field", None, "JSON lines: the field of the text. Default: text.")
     flags.mark_flags_as_required(["input_file", "vocab_file"])
-    app.run(main)
+    commands.run(main)

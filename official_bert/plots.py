@@ -9,11 +9,10 @@ import itertools
 import json
 import pathlib
 import re
-import sys
 
-from absl import app, flags
+from absl import flags
 
-from official_bert.system import local_paths
+from official_bert.system import commands, local_paths
 
 FLAGS = flags.FLAGS
 
@@ -267,16 +266,9 @@ def _save(figure, path):
     return path
 
 
-def main(arguments):
-    try:
-        if len(arguments) > 1:
-            raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-        for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
-            print(path)
-    except (ValueError, OSError) as error:
-        print(f"plots: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main():
+    for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
+        print(path)
 
 
 def _define_flags():
@@ -288,4 +280,4 @@ def _define_flags():
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main)

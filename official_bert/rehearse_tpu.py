@@ -18,13 +18,12 @@ import json
 import math
 import multiprocessing
 import os
-import sys
 import time
 
-from absl import app, flags
+from absl import flags
 
 from official_bert import pretraining_flags
-from official_bert.system import local_paths, quiet_tensorflow, whole_files
+from official_bert.system import commands, local_paths, quiet_tensorflow, whole_files
 
 FLAGS = flags.FLAGS
 
@@ -45,24 +44,24 @@ def define_flags():
     flags.DEFINE_string("report_file", None, "Where the report goes as JSON.")
 
 
-def main(arguments):
+def main():
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
-    try:
-        pretraining_flags.check(FLAGS)
-        if len(arguments) > 1:
-            raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-        _check_report_file()
-        quiet_tensorflow.import_tensorflow()
-        from official_bert import run_pretraining
-        from official_bert.tpu import tpu_compiler
+    pretraining_flags.check(FLAGS)
+    _check_report_file()
+    quiet_tensorflow.import_tensorflow()
+    from official_bert import run_pretraining
+    from official_bert.tpu import tpu_compiler
 
+    try:
         run = run_pretraining.run_from_flags(FLAGS)
         topology = tpu_compiler.Topology(FLAGS.topology)
         report = rehearse(run, topology, FLAGS.price_per_chip_hour)
     except concurrent.futures.process.BrokenProcessPool:
-        return _fail("the process of the compiler was killed, probably because memory ran out.")
-    except (ValueError, OSError, ImportError) as error:
-        return _fail(error)
+        raise commands.Failed(
+            "the process of the compiler was killed, probably because memory ran out."
+        ) from None
+    except ImportError as error:
+        raise commands.Failed(error) from error
     if FLAGS.report_file:
         whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
     return 0 if report["fits"] else 1
@@ -82,11 +81,6 @@ def _check_report_file():
     folder = os.path.dirname(FLAGS.report_file) or "."
     if not os.access(folder, os.W_OK):
         raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
-
-
-def _fail(reason):
-    print(f"rehearse_tpu: error: {reason}", file=sys.stderr)
-    return 2
 
 
 def rehearse(run, topology, price_per_chip_hour=None, say=print):
@@ -320,4 +314,4 @@ def _duration(hours):
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    commands.run(main)

@@ -7,39 +7,39 @@ r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official
 Run again with the same flags, it resumes from the last checkpoint in --model_dir.
 """
 
+import contextlib
 import dataclasses
 import os
-import sys
 
-from absl import app, flags
+from absl import flags
 
 from official_bert import pretraining_flags
 from official_bert.engines import local_workers
-from official_bert.system import freed_memory, local_paths, quiet_tensorflow
+from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+
+DIVERGED, WORKER_LOST = 3, 4  # exit codes
 
 
-def main(arguments, values=flags.FLAGS):
+def main(values=flags.FLAGS):
     """Trains what the flags say; returns the exit code."""
     try:
-        return _main(arguments, values)
+        return _main(values)
     except KeyboardInterrupt:  # before the first update, or for the second time
         print("Stopped at once. The same command resumes the last checkpoint, if any.")
         return 130
 
 
-def _main(arguments, values):
-    try:
-        _check_arguments(arguments, values)
-        if values.local_workers:
-            return _run_local_workers(values)
-        freed_memory.keep()
-        quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
+def _main(values):
+    values.distribution_strategy = values.distribution_strategy.lower()
+    pretraining_flags.check(values)
+    _check_paths(values)
+    if values.local_workers:
+        return _run_local_workers(values)
+    freed_memory.keep()
+    quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
+    with _lost_workers_named():
         trainer = _trainer(values)
-    except (ValueError, OSError) as error:
-        return _fail(error)
-    except Exception as error:
-        return _fail_without_worker(error)
-    return _train(trainer, values.model_dir)
+        return _train(trainer, values.model_dir)
 
 
 def _run_local_workers(values):
@@ -58,23 +58,13 @@ def _train(trainer, model_dir):
         print(stopped)
         return stopped.code
     except Diverged as error:
-        return _fail(error, code=3)
-    except ValueError as error:  # a record, or checkpoints that are all damaged
-        return _fail(error)
+        raise commands.Failed(error, DIVERGED) from error
     except OSError as error:  # the disk, in the middle of the run
         reason = str(error).rstrip(".")
-        return _fail(f"{reason}. The checkpoints already written in {model_dir} are intact.")
-    except Exception as error:
-        return _fail_without_worker(error)
+        raise commands.Failed(
+            f"{reason}. The checkpoints already written in {model_dir} are intact."
+        ) from error
     return 0
-
-
-def _check_arguments(arguments, values):
-    values.distribution_strategy = values.distribution_strategy.lower()
-    pretraining_flags.check(values)
-    if len(arguments) > 1:
-        raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-    _check_paths(values)
 
 
 def _check_paths(values):
@@ -202,13 +192,20 @@ def _reporting(values):
     )
 
 
-def _fail_without_worker(error):
+@contextlib.contextmanager
+def _lost_workers_named():
+    """Says which worker is lost, where that is what an error of TensorFlow means."""
     from official_bert.engines.strategies import lost_worker
 
-    reason = lost_worker(error)
-    if reason is None:
-        raise error
-    return _fail(reason, code=4)
+    try:
+        yield
+    except (ValueError, OSError, commands.Failed):
+        raise
+    except Exception as error:
+        reason = lost_worker(error)
+        if reason is None:
+            raise
+        raise commands.Failed(reason, WORKER_LOST) from error
 
 
 def _pair(text):
@@ -223,11 +220,6 @@ def _pair(text):
     return first, last
 
 
-def _fail(reason, code=2):
-    print(f"run_pretraining: error: {reason}", file=sys.stderr)
-    return code
-
-
 if __name__ == "__main__":
     pretraining_flags.define_flags()
-    app.run(main)
+    commands.run(main)

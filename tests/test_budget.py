@@ -15,6 +15,7 @@ from small_corpus import small_corpus as small_corpus
 
 from official_bert import pretraining_flags, recipes, run_pretraining
 from official_bert.stages import Reporting, Run, Stage
+from official_bert.system import commands
 from official_bert.training import budget, model_directory
 
 FIRST = Stage(
@@ -104,11 +105,15 @@ def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(
     pretraining_flags.define_flags(values)
     recipe = f"--recipe={write_recipe(tmp_path, minutes=60)}:timed"
     values(["run_pretraining", *arguments, recipe, f"--model_dir={model_dir}"])
-    assert run_pretraining.main(["run_pretraining"], values) == 2
+    assert ended(values) == 2
     error = capsys.readouterr().err
     assert "minutes was 30 and is 60" in error
     assert "stages" not in error  # the updates, which it has from the run, do not differ
     assert (model_dir / "run.json").read_text() == before
+
+
+def ended(values):
+    return commands.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
 
 
 def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):
@@ -122,7 +127,7 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
         pretraining_flags.define_flags(values)
         recipe = [f"--recipe=budget({text})", f"--model_dir={tmp_path / 'model'}"]
         values(["run_pretraining", *arguments, *recipe])
-        assert run_pretraining.main(["run_pretraining"], values) == 2
+        assert ended(values) == 2
         assert message in capsys.readouterr().err
 
 

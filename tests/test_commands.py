@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "official_bert"
 COMMANDS = sorted(
-    path.stem for path in PACKAGE.glob("*.py") if "\n    app.run(main)\n" in path.read_text()
+    path.stem for path in PACKAGE.glob("*.py") if "\n    commands.run(main" in path.read_text()
 )
 
 
@@ -27,3 +27,17 @@ def test_help_shows_a_command_line_that_can_be_pasted(command):
     for argument in given:
         if argument.startswith("--"):
             assert argument[2:].partition("=")[0] in flags
+    assert done.returncode == 0
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_flag_is_one_line_with_the_name_of_the_command(command):
+    done = subprocess.run(
+        [sys.executable, "-m", f"official_bert.{command}", "--no_such_flag=1"],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(f"{command}: error: .*'no_such_flag'.*\n", done.stderr)

@@ -100,7 +100,7 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
 def test_a_mistake_ends_with_one_clear_line_and_an_exit_code(small_text, tmp_path, wrong, message):
     made = run(*flags(small_text, tmp_path, **wrong))
     assert made.returncode == 2
-    assert made.stderr.startswith(f"create_pretraining_data: {message}"), made.stderr
+    assert made.stderr.startswith(f"create_pretraining_data: error: {message}"), made.stderr
     assert made.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -112,7 +112,7 @@ def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp
     ]:
         made = run(*arguments, "b.txt", "c.txt", module=module)
         assert made.returncode == 2
-        assert made.stderr.startswith(f"{module}: unexpected argument 'b.txt'; flags begin")
+        assert made.stderr.startswith(f"{module}: error: unexpected argument 'b.txt'; flags begin")
         assert made.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, records
 from official_bert.data.instances import Settings
+from official_bert.system import commands
 from official_bert.training import checkpoints
 
 OFFICIAL_DEFAULTS = {
@@ -49,7 +50,8 @@ def parse(*arguments):
 
 
 def call(*arguments):
-    return run_pretraining.main(["run_pretraining"], parse(*arguments))
+    values = parse(*arguments)
+    return commands.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
 
 
 @pytest.fixture

@@ -1,0 +1,62 @@
+"""How every command of this package begins and ends.
+
+Exit codes: 0 done; 2 usage or input; 3 the run diverged; 4 a worker is lost; 130 and 143 stopped by
+Ctrl-C or SIGTERM. Errors are one line on stderr: `COMMAND: error: REASON`.
+"""
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+
+USAGE = 2
+
+
+class Failed(Exception):
+    """An end with a reason for the user and an exit code."""
+
+    def __init__(self, reason: object, code: int = USAGE):
+        super().__init__(str(reason))
+        self.code = code
+
+
+def run(main: Callable[..., int | None], arguments: bool = False) -> None:
+    """Parses the flags, calls `main`, and ends this process with an exit code.
+
+    Args:
+        main: The command; returns an exit code, `None` for 0. A ValueError, an OSError or a
+            `Failed` that it raises is printed.
+        arguments: Whether `main` takes a list of arguments that are no flags. Without, any are
+            refused.
+    """
+    command = pathlib.Path(sys.argv[0]).stem
+    app.define_help_flags()
+    try:
+        given = flags.FLAGS(sys.argv)[1:]
+    except flags.Error as error:
+        sys.exit(report(command, error))
+    except SystemExit:  # after --help, which absl ends with 1
+        sys.exit(0)
+    sys.exit(exit_code(command, main, given, arguments))
+
+
+def exit_code(
+    command: str, main: Callable[..., int | None], given: list[str], arguments: bool = False
+) -> int:
+    """Calls a command's `main` and prints its error, if any; the exit code."""
+    if given and not arguments:
+        reason = f"unexpected argument {given[0]!r}; flags begin with --, globs stand in quotes."
+        return report(command, reason)
+    try:
+        return (main(given) if arguments else main()) or 0
+    except Failed as failed:
+        return report(command, failed, failed.code)
+    except (ValueError, OSError) as error:
+        return report(command, error)
+
+
+def report(command: str, reason: object, code: int = USAGE) -> int:
+    """Prints an error; returns its exit code."""
+    print(f"{command}: error: {' '.join(str(reason).split())}", file=sys.stderr)
+    return code
