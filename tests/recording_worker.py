@@ -6,10 +6,9 @@ The notes are lines of "first stop", numbers of records over all files, in `$NOT
 import os
 import pathlib
 
-from absl import app
-
 from official_bert import pretraining_flags, run_pretraining
 from official_bert.data import input_pipeline, record_files
+from official_bert.system import commands
 
 input_pipeline.Batches.__init__.__kwdefaults__["window_records"] = 2048
 read = record_files.RecordFiles.read
@@ -25,4 +24,4 @@ def noted_read(files, block, start=0, stop=None):
 
 record_files.RecordFiles.read = noted_read
 pretraining_flags.define_flags()
-app.run(run_pretraining.main)
+commands.run(run_pretraining.main)

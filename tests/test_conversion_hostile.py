@@ -61,7 +61,7 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
     make_hugging_face(tmp_path / "in")
     program = (
         "import os, sys\n"
-        "from absl import app\n"
+        "from official_bert.system import commands\n"
         "from official_bert import convert_checkpoint\n"
         "from official_bert.conversion import safetensors_files\n"
         "def write(path, tensors):\n"
@@ -70,7 +70,7 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
         "safetensors_files.write = write\n"
         "number = int(sys.argv.pop())\n"
         "convert_checkpoint._define_flags()\n"
-        "app.run(convert_checkpoint.main)\n"
+        "commands.run(convert_checkpoint.main)\n"
     )
     flags = [f"--input={tmp_path}/in", f"--output={tmp_path}/out", "--output_format=huggingface"]
     command = [sys.executable, "-c", program, *flags, str(int(number))]

@@ -341,7 +341,7 @@ from official_bert.data import record_builder
 ask = record_builder._ask
 record_builder._ask = lambda *task: (ask(*task), time.sleep(2))[0]
 create_pretraining_data._define_flags()
-create_pretraining_data.app.run(create_pretraining_data.main)
+create_pretraining_data.commands.run(create_pretraining_data.main)
 """
 
 
@@ -365,7 +365,7 @@ def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path
     _, said = process.communicate()
     assert process.returncode == 130
     *progress, last = said.splitlines()
-    assert last == "create_pretraining_data: interrupted; start it again to go on"
+    assert last == "create_pretraining_data: error: interrupted; the same command resumes."
     assert all(line.endswith(" left") for line in progress)
     assert run(*arguments).returncode == 0
     assert not building.exists()

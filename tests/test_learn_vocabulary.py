@@ -69,5 +69,7 @@ def test_the_command_ends_with_one_clear_line():
         cwd=Path(__file__).parents[1],
     )
     assert made.returncode == 2
-    assert made.stderr.startswith("learn_vocabulary: error: input_file: nothing matches 'nowhere.txt'")
+    assert made.stderr.startswith(
+        "learn_vocabulary: error: input_file: nothing matches 'nowhere.txt'"
+    )
     assert made.stderr.count("\n") == 1

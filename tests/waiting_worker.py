@@ -7,10 +7,9 @@ import os
 import pathlib
 import time
 
-from absl import app
-
 from official_bert import pretraining_flags, run_pretraining
 from official_bert.data import input_pipeline
+from official_bert.system import commands
 
 read = input_pipeline.Batches.__getitem__
 
@@ -23,4 +22,4 @@ def read_when_told(batches, step):
 
 input_pipeline.Batches.__getitem__ = read_when_told
 pretraining_flags.define_flags()
-app.run(run_pretraining.main)
+commands.run(run_pretraining.main)

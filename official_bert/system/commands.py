@@ -30,7 +30,7 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
         arguments: Whether `main` takes a list of arguments that are no flags. Without, any are
             refused.
     """
-    command = pathlib.Path(sys.argv[0]).stem
+    command = _name(main)
     app.define_help_flags()
     try:
         given = flags.FLAGS(sys.argv)[1:]
@@ -39,6 +39,11 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
     except SystemExit:  # after --help, which absl ends with 1
         sys.exit(0)
     sys.exit(exit_code(command, main, given, arguments))
+
+
+def _name(main):
+    module = main.__module__.rpartition(".")[2]
+    return pathlib.Path(sys.argv[0]).stem if module == "__main__" else module
 
 
 def exit_code(
