@@ -83,7 +83,7 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
         assert left.pop().startswith(".writing-out-")
     else:
         assert done.returncode == 130
-        assert done.stderr == "convert_checkpoint: interrupted; nothing was written\n"
+        assert done.stderr == "convert_checkpoint: interrupted; nothing was written.\n"
         assert not left
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert {p.name for p in tmp_path.iterdir()} == {"in", "out"}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from absl import app, flags
 
 USAGE = 2
+STOPPED = (130, 143)
 
 
 class Failed(Exception):
@@ -62,6 +63,7 @@ def exit_code(
 
 
 def report(command: str, reason: object, code: int = USAGE) -> int:
-    """Prints an error; returns its exit code."""
-    print(f"{command}: error: {' '.join(str(reason).split())}", file=sys.stderr)
+    """Prints why a command ends; returns its exit code."""
+    kind = "" if code in STOPPED else "error: "
+    print(f"{command}: {kind}{' '.join(str(reason).split())}", file=sys.stderr)
     return code
