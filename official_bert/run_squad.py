@@ -7,11 +7,10 @@ It prints the official scores, in percent, as one line of JSON.
 """
 
 import json
-import sys
 
-from absl import app, flags
+from absl import flags
 
-from official_bert.system import local_paths
+from official_bert.system import commands, local_paths
 from official_bert.tasks import squad_data, squad_evaluation
 
 FLAGS = flags.FLAGS
@@ -59,22 +58,14 @@ def _read_values(path, kind, expected):
     return values
 
 
-def main(arguments):
+def main():
+    if not FLAGS.evaluate:
+        raise ValueError("nothing to do; --evaluate scores --predictions_file.")
     try:
-        if len(arguments) > 1:
-            raise ValueError(f"unexpected argument {arguments[1]!r}; flags begin with --")
-        if not FLAGS.evaluate:
-            raise ValueError("nothing to do; --evaluate scores --predictions_file.")
         scores = evaluate(FLAGS.predict_file, FLAGS.predictions_file, FLAGS.null_odds_file)
-    except (ValueError, OverflowError, OSError) as error:
-        return _fail(error)
+    except OverflowError as error:
+        raise commands.Failed(error) from error
     print(json.dumps(scores))
-    return 0
-
-
-def _fail(reason):
-    print(f"run_squad: error: {' '.join(str(reason).split())}", file=sys.stderr)
-    return 2
 
 
 def _define_flags():
@@ -91,4 +82,4 @@ def _define_flags():
 
 if __name__ == "__main__":
     _define_flags()
-    app.run(main)
+    commands.run(main)
