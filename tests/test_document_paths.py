@@ -1,0 +1,33 @@
+"""The files that the documents name, and those that their links lead to, exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN_BY_BENCHMARKS = {"docs/evidence/stacking.md", "docs/evidence/learning_curves.md"}
+# A full stop may end the sentence, so a path ends in a letter; placeholders in <> are no paths.
+PATH = re.compile(
+    r"(?<![\w/.])(?:official_bert|lamb_tf|docs|benchmarks|tests)/[\w/.-]*\.[a-z]+\b(?![\w<])"
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_path_that_a_document_names_exists(document):
+    named = set(PATH.findall(document.read_text()))
+    missing = {path for path in named - WRITTEN_BY_BENCHMARKS if not (ROOT / path).exists()}
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_of_a_document_leads_to_a_file(document):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+    relative = {link for link in links if "://" not in link}
+    assert {link for link in relative if not (document.parent / link).exists()} == set()
+
+
+def test_the_paths_of_this_test_are_found_in_text():
+    text = "See `lamb_tf/lamb.py`, [x](../docs/tpu.md), benchmarks/results/a_b.md. tests/test_<x>.py"
+    assert PATH.findall(text) == ["lamb_tf/lamb.py", "benchmarks/results/a_b.md"]
