@@ -1,1 +1,1 @@
-"""From text to batches: corpora, word pieces, instances, records and the order they are read in."""
+"""From text to batches: corpora, word pieces, instances, records and their order in training."""

@@ -9,18 +9,18 @@ from official_bert.data.input_pipeline import ArraySpec
 
 
 class ArrayBatches:
-    """The batches of examples that fit in memory, by their step; for tasks of fine-tuning.
+    """The batches of examples that fit in memory, by step; for fine-tuning tasks.
 
     Args:
         arrays: {name: array}; the first axis of each counts the examples.
         batch_size: Examples in a batch on all hosts together.
         seed: Of the order.
-        shard: Which of the equal parts of each batch this host wants, and of how many.
-        shuffle: Every example comes once per epoch, in an order of its own; batches are without
-            end. False gives the examples in order, the last batch padded.
+        shard: Which of the equal parts of each batch this host reads, and the number of parts.
+        shuffle: Every example comes once per epoch, in a new order for each epoch; the batches do
+            not end. False gives the examples in order, with the last batch padded.
 
     `batches[step]` is a dictionary of this host's rows, with `example_weights`: float32, 1, or 0
-    for the rows that fill up the last batch.
+    for rows that pad the last batch.
 
     Attributes:
         element_spec: {name: ArraySpec} of such a dictionary.
@@ -59,7 +59,7 @@ class ArrayBatches:
             name: ArraySpec((rows, *array.shape[1:]), array.dtype.type)
             for name, array in arrays.items()
         } | {"example_weights": ArraySpec((rows,), np.float32)}
-        self._epoch = None, None  # number and order of the one that is read
+        self._epoch = None, None  # number and order of the current epoch
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""
@@ -82,7 +82,7 @@ class ArrayBatches:
         return self._epoch[1][place]
 
     def fingerprint(self) -> str:
-        """A digest of the examples, by which others are noticed."""
+        """A digest that detects other examples."""
         digest = hashlib.sha256()
         for name in sorted(self._arrays):
             array = np.ascontiguousarray(self._arrays[name])

@@ -1,10 +1,10 @@
 """Google's basic tokenizer for BERT as steps of the `tokenizers` library: text → words and signs.
 
 The library has these steps ready-made, but with tables of an old Unicode version, without the Greek
-final sigma, and dropping private-use characters. Here the classes of characters are those of the
-running Python, where Google's tokenizer takes them from. Two things remain the library's: letters
-that Unicode added after the version of the running Python may be lower-cased, and the canonical
-decompositions that Unicode added after version 12 are not known to it.
+final sigma, and dropping private-use characters. Here the classes of characters come from the
+running Python, as in Google's tokenizer. Two differences of the library remain: it may lower-case
+letters that Unicode added after the version of the running Python, and it does not know the
+canonical decompositions that Unicode added after version 12.
 """
 
 import functools
@@ -22,12 +22,12 @@ _IDEOGRAPHS = (
     (0x2B740, 0x2CEAF),
     (0x2F800, 0x2FA1F),
 )
-# Σ behind a letter and before none, looking past accents, apostrophes and their like, becomes ς.
+# Σ after a letter and not before one becomes ς; accents, apostrophes and similar are skipped.
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
 
 
 def normalizer(do_lower_case: bool) -> normalizers.Normalizer:
-    """Drops control characters; lower-cases and strips accents if asked."""
+    """Drops control characters; lower-cases and strips accents if `do_lower_case`."""
     drop = normalizers.Replace(Regex(f"[{_classes()['dropped']}]+"), "")
     if not do_lower_case:
         return drop
@@ -55,9 +55,9 @@ def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 @functools.cache
 def _classes() -> dict[str, str]:
-    """Insides of bracket expressions, built from Python's Unicode database."""
+    """Contents of bracket expressions, built from Python's Unicode database."""
     ranges = {"dropped": [], "accents": [], "spaces": [], "alone": [*map(list, _IDEOGRAPHS)]}
-    # Of the planes beyond the first two only 14 holds any of these categories.
+    # Beyond the first two planes, only plane 14 holds any of these categories.
     for code in (*range(0x20000), *range(0xE0000, 0xE1000)):
         name = _class_of(code, unicodedata.category(chr(code)))
         if name and ranges[name] and ranges[name][-1][1] == code - 1:
@@ -77,6 +77,6 @@ def _class_of(code: int, category: str) -> str | None:
         return "dropped"
     if category == "Mn":
         return "accents"
-    # Signs such as $ and ^ count as punctuation where they are ASCII.
+    # ASCII signs such as $ and ^ count as punctuation.
     ascii_sign = 0x21 <= code <= 0x7E and not chr(code).isalnum()
     return "alone" if ascii_sign or category.startswith("P") else None

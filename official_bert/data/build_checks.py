@@ -1,4 +1,4 @@
-"""What is checked before a build: an hour of work that comes to nothing is worse than a refusal."""
+"""Checks before a build, so that a bad setting is refused at once and not after an hour of work."""
 
 import glob
 import os
@@ -10,11 +10,11 @@ from official_bert.data.build_worker import Recipe
 from official_bert.system import local_paths, memory_space
 
 MOSTLY_UNKNOWN = 0.3
-# Bytes of memory a byte of English text where one random stream holds all of it: once, and for each
-# pass over it. Of Chinese it is twice as much.
+# Bytes of memory per byte of English text if one random stream holds all of it: once, and for each
+# pass over it. For Chinese it is twice as much.
 MEMORY_OF_TEXT, MEMORY_OF_RECORDS = 8.0, 1.4
 MOST_SHARDS = 99_999  # their names have five digits
-# What compressed text becomes, times its size.
+# Size of the text divided by its compressed size.
 _UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
 
 
@@ -40,7 +40,7 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
 
 
 def check_apart(shards: list[str], input_file, paths: list[str], vocab_file: str) -> None:
-    """Refuses outputs that are inputs, or would be when the command is given again to resume."""
+    """Refuses outputs that are inputs, or would be when the command resumes."""
     vocabulary = {"vocab_file": [vocab_file]}
     outputs = {
         "output_file": [*shards, manifest.path_for(shards), manifest.building_folder(shards)]
@@ -51,7 +51,7 @@ def check_apart(shards: list[str], input_file, paths: list[str], vocab_file: str
 
 
 def make_folder(folder: str) -> None:
-    """Makes the folder of the output, and tries whether it can be written into."""
+    """Makes the folder of the output, and checks that it is writable."""
     try:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -94,8 +94,8 @@ def check_sample(
             f"{recipe.vocab_file} does not fit this text (another language, or another casing than "
             f"--do_lower_case={recipe.do_lower_case}?)."
         )
-    # A record takes a sentence at least, or as many tokens as it has room for. Twice as many are
-    # allowed for: the rest of the text may be of another kind.
+    # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
+    # rest of the text may be of another kind.
     passes = 1 if recipe.dynamic else recipe.settings.dupe_factor
     times = passes * max(1.0, _text_bytes(source.paths) / sum(len(s.encode()) for s in sample))
     most = 2 * times * (len(sample) + len(ids) / (recipe.settings.max_seq_length - 3))
@@ -109,11 +109,11 @@ def check_sample(
 def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
     """Refuses a disk that has no room for even a low estimate of the records."""
     text = _text_bytes(paths)
-    # Bytes of records a byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
+    # Bytes of records per byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
     # 0.6 stored once. Less is assumed here.
     each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
-    # What an interrupted run left is used again, what another run made is replaced.
+    # Files of an interrupted run are used again; files of another run are replaced.
     there = {*shards, *shard_sets.of_last_build(shards)}
     there.update(glob.glob(f"{glob.escape(manifest.building_folder(shards))}/*"))
     free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
@@ -127,7 +127,7 @@ def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
 def check_memory(paths: list[str], recipe: Recipe) -> None:
     """Refuses a corpus of one random stream that will not fit into the memory.
 
-    In blocks, the memory is bounded whatever the corpus.
+    In blocks, the memory is bounded for any corpus.
     """
     if not recipe.one_stream:
         return
@@ -143,7 +143,7 @@ def check_memory(paths: list[str], recipe: Recipe) -> None:
 
 
 def _text_bytes(paths: list[str]) -> float:
-    """Bytes of text in some files, estimated where they are compressed."""
+    """Bytes of text in some files, estimated if they are compressed."""
     return sum(
         os.path.getsize(path) * _UNPACKED.get(os.path.splitext(path)[1], 1.0) for path in paths
     )

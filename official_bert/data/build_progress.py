@@ -1,4 +1,4 @@
-"""What a build says while it runs, and at its end."""
+"""The messages of a build while it runs, and at its end."""
 
 import time
 
@@ -38,7 +38,7 @@ class Progress:
             return
         self._last = now
         seconds = now - self._started
-        # What is read but still with the workers is not done yet.
+        # Text that the workers still process does not count as done.
         done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
         left = round(max(0.0, seconds * (1 - done) / max(done, 1e-9)))
         self._report(

@@ -1,8 +1,8 @@
 """The work that builder processes do: a block of documents → a part, and a run of parts → a shard.
 
-Started by `record_builder`, one process a worker. Pickled tasks come in on the standard input and
-pickled answers go out on the standard output; the end of the input ends the process.
-(multiprocessing would import the caller's main module, and with it TensorFlow, into every worker.)
+Started by `record_builder`, one process per worker. It reads pickled tasks from standard input and
+writes pickled answers to standard output. The end of the input ends the process. (multiprocessing
+would import the caller's main module, and with it TensorFlow, into every worker.)
 """
 
 import ctypes
@@ -66,7 +66,7 @@ class Shard(NamedTuple):
 
 
 class Worker:
-    """Answers tasks; holds what is costly to make, such as the tokenizer."""
+    """Answers tasks; holds objects that are costly to make, such as the tokenizer."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -88,7 +88,7 @@ class Worker:
             )
 
     def part(self, task: Part) -> dict:
-        """Writes the records of one block; a `.json` appears last and says that they are whole."""
+        """Writes the records of one block; a `.json`, written last, marks them as complete."""
         self._paragraph_tokens = 0
         documents = [
             (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
@@ -134,7 +134,7 @@ class Worker:
     ) -> Iterator[tuple[int, bytes]]:
         settings = self._recipe.settings
         texts = [sentences for _, sentences in documents]
-        documents.clear()  # under one_stream they are the whole corpus
+        documents.clear()  # with one_stream they are the whole corpus
         if not self._recipe.one_stream:
             texts = [cut_long_sentences(sentences, settings) for sentences in texts]
         for instance in self._make(texts, rng):
@@ -162,7 +162,7 @@ class Worker:
         }
 
     def shard(self, task: Shard) -> dict:
-        """Writes one shard and says where each of its blocks of records begins."""
+        """Writes one shard; returns the offset of each of its blocks of records."""
         lengths = np.concatenate(
             [np.load(f"{p}.lengths.npy", mmap_mode="r")[a:b] for p, a, b in task.pieces]
         )
@@ -200,7 +200,7 @@ def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterato
 def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> Iterator[bytes]:
     """One GZIP member; each block of records can be unpacked on its own (full flushes).
 
-    Where the blocks begin is added to `offsets`.
+    The offsets of the blocks are added to `offsets`.
     """
     compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
     yield GZIP_HEADER
@@ -221,7 +221,7 @@ def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> It
 
 
 def _follow_parent() -> None:
-    """Ctrl-C is the parent's to handle; when it dies, however it dies, so does this process."""
+    """Leaves Ctrl-C to the parent process; if the parent dies in any way, this process dies too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG

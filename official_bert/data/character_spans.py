@@ -1,7 +1,7 @@
 """Word pieces together with the characters that they stand for.
 
-A piece that the tokenizer lower-cased, stripped of accents or replaced by [UNK] still knows where
-it comes from, so text can be cut from the original instead of being put together from pieces.
+A piece that the tokenizer lower-cased, stripped of accents or replaced by [UNK] still has its place
+in the text. So text can be cut from the original instead of being put together from pieces.
 """
 
 import unicodedata
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-_AT_ONCE = 1 << 18  # characters; what the library returns takes some 200 bytes a piece
+_AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
 
 
 class Pieces(NamedTuple):
-    """The word pieces of several texts, one text behind the other; text n has bounds[n : n + 2]."""
+    """The word pieces of several texts, concatenated; text n has bounds[n : n + 2]."""
 
     ids: np.ndarray  # (pieces,) int32
     spans: np.ndarray  # (pieces, 2) int32: first character in its text, and one past the last
@@ -23,15 +23,15 @@ class Pieces(NamedTuple):
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Pieces:
-    """Word pieces and their spans, in characters (code points) of the text as it was given.
+    """Word pieces and their spans, in characters (code points) of the original text.
 
     Spans ascend. Accents that the tokenizer strips belong to the piece before them, and pieces of
-    one character (the parts of a Korean syllable) share its span. The library uses all cores, and
-    their number changes nothing.
+    one character (the parts of a Korean syllable) share its span. The library uses all cores; their
+    number does not change the result.
 
     Args:
         tokenizer: What `tokenization.load` returned.
-        texts: Gone through once, some at a time: memory is needed for the arrays, not for them.
+        texts: Read once, some at a time, so memory is needed only for the arrays.
     """
     ids, spans, lengths = [], [], [0]
     for batch in _batches(texts):

@@ -1,9 +1,9 @@
 """Text in: from files on disk to documents, and from documents to blocks of bounded size.
 
-The first room of the flow text → records → batches. A document is a list of lines; whether a line
-is one sentence (the official form) or a paragraph that has yet to be split follows from the form of
-its file. A block is a run of whole documents with about `BLOCK_BYTES` of text: the unit that one
-worker turns into records, and what bounds the memory.
+The first room of the flow text → records → batches. A document is a list of lines. The form of its
+file decides whether a line is one sentence (the official form) or a paragraph that is split later.
+A block is a run of whole documents with about `BLOCK_BYTES` of text. One worker turns it into
+records, and its size bounds the memory.
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ from official_bert.system import local_paths
 FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20
 MOST_DOCUMENTS = 10_000  # of a block: each becomes a record at least, in every pass
-LONGEST_SPLIT = 4096  # characters that the library for sentences gets at once
+LONGEST_SPLIT = 4096  # characters per call of the library for sentences
 _WIDE_SPACES = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
@@ -36,18 +36,18 @@ _BLANKS = str.maketrans(dict.fromkeys(_WIDE_SPACES, " "))
 
 
 class Corpus:
-    """The documents of some files, with what is counted on the way.
+    """The documents of some files, and counts of what was read.
 
     Args:
-        whole: do not cut documents and lines, however long they are; see `documents`.
+        whole: do not cut long documents and lines; see `documents`.
 
     Attributes:
         count: documents handed out so far.
-        duplicates: documents whose text came before. Known by 8 bytes of their digest; of more than
-            `_Fingerprints.MOST` documents the later ones are not remembered.
+        duplicates: documents whose text came before, recognised by 8 bytes of their digest. Only
+            the first `_Fingerprints.MOST` documents are remembered.
         text_bytes: size of the documents handed out, in UTF-8.
         dropped_bytes: size of the duplicates that were left out.
-        share_read: how much of the files is read, 0 to 1.
+        share_read: fraction of the files that is read, 0 to 1.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Corpus:
         self.share_read = 0.0
 
     def documents(self) -> Iterator["Document"]:
-        """Iterates over the documents, and counts anew."""
+        """Iterates over the documents, with the counts starting again from 0."""
         self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
         self.share_read = 0.0
         seen = _Fingerprints()
@@ -85,7 +85,7 @@ class Corpus:
 
 
 class _Fingerprints:
-    """A set of 64-bit numbers at 9 bytes each; Python's own takes a hundred."""
+    """A set of 64-bit numbers with 9 bytes per number; Python's own set takes a hundred."""
 
     MOST = 1 << 27
 
@@ -107,8 +107,8 @@ class _Fingerprints:
 class Document(NamedTuple):
     """Lines of one document.
 
-    `split` says that a line is a paragraph of several sentences, `continues` that the lines before
-    these came as a document of their own, because together they would be too long for the memory.
+    `split`: a line is a paragraph of several sentences. `continues`: the lines before these are a
+    separate document, because together they would be too long for the memory.
     """
 
     lines: list[str]
@@ -119,11 +119,11 @@ class Document(NamedTuple):
 def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[str]:
     """The files that `patterns` name: files, globs, folders; sorted, each once.
 
-    Folders are searched to the bottom, through links too; hidden files are passed over.
+    Folders are searched recursively, through links too; hidden files are skipped.
 
     Args:
         patterns: a list, or one string with commas between its members.
-        flag: the name of the flag that gave them, for messages.
+        flag: the name of their flag, for messages.
 
     Raises:
         ValueError: a member matches nothing or is an address (`gs://…`), or a file cannot be read.
@@ -153,18 +153,18 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
             )
         if not os.access(path, os.R_OK):
             raise ValueError(f"{flag}: {path} cannot be read; check its permissions.")
-    unique = {}  # the same file under two names is text twice
+    unique = {}  # the same file under two names would count twice
     for path in found:
         unique.setdefault(os.path.realpath(path), path)
     return list(unique.values())
 
 
 def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterable[str]]) -> None:
-    """Refuses outputs that `find_files` would take for text at the next start.
+    """Refuses outputs that `find_files` would read as text at the next start.
 
     Args:
-        outputs: by the name of the flag: the paths that will be written.
-        inputs: likewise, the patterns of the text.
+        outputs: {name of the flag: the paths that will be written}.
+        inputs: {name of the flag: the patterns of the text}.
 
     Raises:
         ValueError: naming the output and the pattern.
@@ -183,13 +183,13 @@ def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterab
 
 
 def _real(path: str) -> str:
-    """The path with all links to folders followed; its last part may be a glob, or new."""
+    """The path with all links to folders resolved; its last part may be a glob, or new."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(folder), name)
 
 
 def _searched(pattern: str) -> set[str]:
-    """Globs for all that `find_files` takes for this one, links to folders followed."""
+    """Globs for every file that `find_files` finds for this pattern, links to folders resolved."""
     matches = glob.glob(pattern, recursive=True) or [pattern]
     folders = {os.path.realpath(f) for m in matches if os.path.isdir(m) for f, _ in _walk(m)}
     found = {os.path.join(glob.escape(folder), "*") for folder in folders}
@@ -197,17 +197,17 @@ def _searched(pattern: str) -> set[str]:
 
 
 def _inside(folder: str) -> Iterator[str]:
-    """The files in a folder to the bottom, links to folders included, without hidden ones."""
+    """All files below a folder, through links to folders too, without hidden ones."""
     for inner, names in _walk(folder):
         yield from (os.path.join(inner, name) for name in names if not name.startswith("."))
 
 
 def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
-    """The folders to the bottom, links to folders included, with the files in them."""
+    """All folders below a folder, through links to folders too, with their files."""
     seen = set()
     for inner, folders, names in os.walk(folder, followlinks=True):
         if os.path.realpath(inner) in seen:
-            folders.clear()  # links go in circles
+            folders.clear()  # the links form a circle
             continue
         seen.add(os.path.realpath(inner))
         yield inner, names
@@ -225,11 +225,11 @@ def documents(
     advance: Callable[[int], None] = lambda _: None,
     whole: bool = False,
 ) -> Iterator[Document]:
-    """The documents of the files in `paths`, one after the other, without empty ones.
+    """The documents of the files in `paths`, in order, without empty ones.
 
-    A document longer than `BLOCK_BYTES` comes as several, cut at the end of a line, and a line
-    longer than `text_files.LONGEST_LINE` as several lines; a JSON object of more than
-    `text_files.LONGEST_OBJECT` is refused: the memory is bounded whatever comes in.
+    A document longer than `BLOCK_BYTES` is cut into several at the end of a line, and a line longer
+    than `text_files.LONGEST_LINE` into several lines. A JSON object of more than
+    `text_files.LONGEST_OBJECT` is refused. So memory is bounded for any input.
 
     Args:
         form: how the text is laid out.
@@ -240,13 +240,13 @@ def documents(
             `auto`: `jsonl` where the name ends in `.jsonl`, `.json`, `.ndjson` (before any
             compression's ending) or the text begins with `{"`, `wikiextractor` where it begins
             with `<doc `; what looks like markup or a table is refused; `sentences` otherwise.
-        advance: called with numbers of bytes read from the files (before decompression) as the
-            reading goes on.
-        whole: cut nothing, however long it is.
+        advance: called during reading with the number of bytes read from the files since the last
+            call (before decompression).
+        whole: do not cut long documents and lines.
 
     Raises:
-        ValueError: what is not text, or not in such a form; bytes that are not UTF-8, a broken
-            archive or JSON line; the message names file and line.
+        ValueError: a file that is not text or not in such a form, bytes that are not UTF-8, a
+            broken archive or JSON line; the message names file and line.
     """
     for path in paths:
         chosen = text_forms.recognise(path, form)
@@ -268,9 +268,9 @@ def sentences(document: Document, language: str = "en") -> list[str]:
 
 
 def split_paragraph(paragraph: str, language: str = "en") -> list[str]:
-    """The sentences of a paragraph, a long one taken bit by bit.
+    """The sentences of a paragraph; a long one is split piece by piece.
 
-    The library's time grows with the square of the length: of 1 MB of Chinese it would be a minute.
+    The library's time grows with the square of the length: 1 MB of Chinese would take a minute.
     """
     found, start = [], 0
     while len(paragraph) - start > LONGEST_SPLIT:
@@ -286,7 +286,7 @@ def split_paragraph(paragraph: str, language: str = "en") -> list[str]:
 def looks_like_paragraph(line: str, language: str = "en") -> bool:
     """Whether the beginning of a line splits into three sentences or more.
 
-    Two would be too few: what tools take for the end of a sentence differs.
+    Two are too few, because tools differ in where they see the end of a sentence.
     """
     start = line[:LONGEST_SPLIT]
     may_be = len(_SENTENCE_ENDS.findall(start)) >= 3  # much faster than the library
@@ -296,7 +296,7 @@ def looks_like_paragraph(line: str, language: str = "en") -> bool:
 def _segments(text: str, language: str) -> Iterator[str]:
     """The sentences that the library finds, with the blanks between them.
 
-    It is shown blanks for wider spaces: at one between an initial and a full stop it panics.
+    Wider spaces are replaced by blanks for it: it panics at one between an initial and a full stop.
     """
     start = 0
     for sentence in sentencex.segment(language, text.translate(_BLANKS)):
@@ -310,16 +310,16 @@ def text_bytes(document: Document) -> int:
 
 
 def digest(document: Document) -> bytes:
-    """16 bytes that stand for the document's text."""
+    """A digest of 16 bytes of the document's text."""
     return hashlib.blake2b("\n".join(document.lines).encode("utf-8"), digest_size=16).digest()
 
 
 def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Document]]:
     """Runs of documents with `block_bytes` to twice that much text each, or many short documents.
 
-    Where the cuts fall depends on the text and `block_bytes` alone. A last block of less than half
-    the size joins the one before it, so that the draw of random next sentences never faces a
-    handful of documents (unless that is all there is).
+    The cuts depend only on the text and `block_bytes`. A last block of less than half the size
+    joins the block before it. Otherwise random next sentences would be drawn from very few
+    documents.
     """
     pending, block, size = None, [], 0
     for document in found:
@@ -379,7 +379,7 @@ def _json_lines(path: str, lines: Iterator[str], field: str, whole: bool) -> Ite
         try:
             text = json.loads(line)[field]
             if isinstance(text, str):
-                text.encode()  # JSON can hold halves of surrogate pairs, which are no text
+                text.encode()  # JSON can hold halves of surrogate pairs, which are not text
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # UnicodeError is one
             raise ValueError(
                 f"{path}, line {number}: expected a JSON object with the text in {field!r} "

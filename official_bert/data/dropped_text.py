@@ -1,4 +1,4 @@
-"""How much of the text goes into no record, why, and when that is worth a word or a refusal."""
+"""How much of the text is in no record and why; when to warn of it and when to refuse."""
 
 from official_bert.data.build_worker import Recipe
 
@@ -26,7 +26,7 @@ def describe(summary: dict) -> str:
 
 
 def warnings(summary: dict, recipe: Recipe) -> list[str]:
-    """What the user should know of the text's form, with the likely cause."""
+    """Warnings about the form of the text, with the likely cause."""
     found = []
     if _share(summary) > WORTH_A_WARNING:
         found.append(
@@ -50,7 +50,7 @@ def check(counts: dict, recipe: Recipe, allowed: bool) -> None:
     """Refuses records that hold less than half of the text.
 
     Raises:
-        ValueError: they do, and it is not `allowed`; the message names the likely cause.
+        ValueError: they hold less, and it is not `allowed`; the message names the likely cause.
     """
     if _share(counts) > TOO_MUCH and not allowed:
         raise ValueError(
@@ -73,7 +73,7 @@ def _in_paragraphs(counts: dict) -> float:
 
 
 def _likely_cause(counts: dict, recipe: Recipe) -> str:
-    # Elsewhere long sentences are cut into pieces.
+    # In blocks, long sentences are cut into pieces.
     if recipe.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
         likely = _in_paragraphs(counts) > _in_long_sentences(counts) / 2
         return (

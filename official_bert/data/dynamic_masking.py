@@ -1,4 +1,4 @@
-"""Sequences → masked examples while training: fresh pairs and masks at every epoch.
+"""Sequences → masked examples during training, with new pairs and masks in every epoch.
 
 Whole batches at once, in NumPy.
 """
@@ -15,9 +15,9 @@ from official_bert.data.example_parsing import Sequences
 
 
 class Draws:
-    """Random numbers that follow from keys alone, under every version of NumPy (raw Philox).
+    """Random numbers that depend only on keys, in every version of NumPy (raw Philox).
 
-    Each key (16 bytes) serves `rows` rows; what they get does not depend on the other keys.
+    Each key (16 bytes) serves `rows` rows, whose numbers do not depend on the other keys.
     """
 
     def __init__(self, keys: Iterable[bytes], rows: int):
@@ -32,20 +32,20 @@ class Draws:
 
 
 def permutation(key: bytes, count: int) -> np.ndarray:
-    """The numbers below `count` in an order that follows from the key alone."""
+    """The numbers below `count` in an order that depends only on the key."""
     bits = np.random.Philox(key=np.frombuffer(key, np.uint64))
     return np.argsort(bits.random_raw(count), kind="stable")
 
 
 class Rows(NamedTuple):
-    """Records of a pool that make a batch, and where each may take its random second part from."""
+    """Records of a pool that make a batch, and the range of each one's random second part."""
 
     numbers: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
 
-# Tries to fill the room that the runs drawn at first leave over.
+# Number of tries to fill the room that the first runs leave.
 _LATE_DRAWS = 12
 
 
@@ -55,12 +55,11 @@ class DynamicMasking:
 
     Args:
         max_seq_length, max_predictions: S and P, the lengths of the arrays.
-        masked_lm_prob: share of the tokens that is to be guessed.
+        masked_lm_prob: fraction of the tokens to predict.
         whole_words: mask all pieces of a word together.
-        max_ngram_size: with whole words, mask runs of 1 … n of them, a run of k with a weight of
-            1/k.
+        max_ngram_size: n; with whole words, mask runs of 1 … n words, a run of k with weight 1/k.
         next_sentence: make pairs, half of them with a second part from another document.
-        continues_a_word: for every id of the vocabulary whether it starts with `##`.
+        continues_a_word: for each id of the vocabulary, whether its token starts with `##`.
         cls, sep, mask: ids of the special tokens.
     """
 
@@ -109,14 +108,14 @@ class DynamicMasking:
     def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
-        Neither the lengths of the parts nor where the second one begins or ends may tell the label.
-        So both lengths are settled, from the record and the partner that is at hand, before the
-        label is drawn: a real and a random second part have the same length. Both begin at a
-        sentence other than the first of their record, which may be the rest of one that was cut.
-        A record of one sentence is split within it, and its random second part begins within a
-        sentence, too. A record that fills a sequence was cut there and ends anywhere; the real
-        second part of a shorter one is cut at a random place of its last sentence, because random
-        ones end anywhere as well.
+        The label must not follow from the lengths of the parts, nor from where the second part
+        begins or ends. So both lengths are fixed before the label is drawn, from the record and its
+        partner; a real and a random second part have the same length. Both begin at a sentence that
+        is not the first of their record, because the first may be the rest of a sentence that was
+        cut. A record of one sentence is split within it, and its random second part begins within a
+        sentence too. A record that fills a sequence was cut there, so it ends anywhere. Random
+        second parts end anywhere as well. Therefore the real second part of a shorter record is cut
+        at a random place of its last sentence.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
         start, length = pool.token_splits[numbers], pool.lengths_of(numbers)
@@ -135,12 +134,12 @@ class DynamicMasking:
         split = np.maximum(split, start + 1)
         last_piece = np.maximum(split, pool.sentence_starts[pool.sentence_splits[numbers + 1] - 1])
         cut = (draws.uniform() * (stop - last_piece) * (length < room)).astype(np.int64)
-        rest = np.maximum(stop - split - cut, 1)  # a record of one token has none of its own
+        rest = np.maximum(stop - split - cut, 1)  # one token has no second part of its own
 
         partner, earliest = _partners(pool, rows, rest, single, draws)
         partner_stop = pool.token_splits[partner + 1]
         b_length = np.minimum(rest, partner_stop - earliest)
-        latest = partner_stop - b_length  # where enough is left behind it
+        latest = partner_stop - b_length  # the last place with enough tokens after it
         low = np.searchsorted(pool.sentence_starts, earliest, "left")
         high = np.searchsorted(pool.sentence_starts, latest, "right")
         u = draws.uniform()
@@ -155,7 +154,7 @@ class DynamicMasking:
         return (start, split - start), (b_start, b_length), is_random
 
     def _word_start(self, tokens: np.ndarray, at: np.ndarray, latest: np.ndarray) -> np.ndarray:
-        """The places `at`, or where the next word begins soon behind them, up to `latest`."""
+        """The places `at`, or the start of the next word if it is close, up to `latest`."""
         near = np.minimum(at[:, None] + np.arange(8), latest[:, None])
         begins = ~self.continues_a_word[tokens[near]]
         return np.take_along_axis(near, np.argmax(begins, 1)[:, None], 1)[:, 0]
@@ -176,7 +175,7 @@ class DynamicMasking:
         return ids * inside, lengths[:, 0], (place >= second) & inside
 
     def _choose_runs(self, ids, maskable, number, draws: Draws) -> np.ndarray:
-        """Draws runs of words, none of them twice, until `number` tokens are chosen."""
+        """Draws runs of words without repetition until `number` tokens are chosen."""
         words = _Words(maskable, ~self.continues_a_word[ids], self.max_ngram_size)
         first, size = words.draw(self.max_predictions + _LATE_DRAWS, draws)
         cuts = [0, *range(self.max_predictions, first.shape[1] + 1)]
@@ -187,7 +186,7 @@ class DynamicMasking:
         return maskable & words.taken_positions()
 
     def _corrupted(self, ids, positions, weights, draws: Draws) -> np.ndarray:
-        """80 % [MASK], 10 % a random word, 10 % as it was."""
+        """80 % [MASK], 10 % a random word, 10 % unchanged."""
         fate, word = np.moveaxis(draws.uniform(2, self.max_predictions), 1, 0)
         row, slot = np.nonzero(weights)
         fate, word, position = fate[row, slot], word[row, slot], positions[row, slot]
@@ -199,11 +198,11 @@ class DynamicMasking:
 
 
 class _Words:
-    """The words of each row of a batch, and which of them are taken.
+    """The words of each row of a batch, and which of them are chosen.
 
     Args:
-        maskable: (b, S), which positions belong to words at all.
-        starts: (b, S), which positions start a word, wherever they stand.
+        maskable: (b, S), which positions belong to words.
+        starts: (b, S), which positions start a word.
         max_size: words in the longest run.
     """
 
@@ -219,29 +218,29 @@ class _Words:
         flat = (self._row * (length + 1) + self._word + 1)[maskable]
         counts = np.bincount(flat, minlength=count * (length + 1))
         self._ends = np.cumsum(counts.reshape(count, length + 1), 1)
-        # The last column is for what lies outside a run.
+        # The last column is for positions outside a run.
         self._taken = np.zeros((count, length + max_size + 1), bool)
         self._runs = np.arange(max_size)
         weights = np.cumsum(1 / np.arange(1, max_size + 1))
         self._shares = weights / weights[-1]
 
     def draw(self, number: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-        """First words and sizes of `number` runs a row, a run of k words with a weight of 1/k."""
+        """First words and sizes of `number` runs per row; a run of k words has weight 1/k."""
         u, v = np.moveaxis(draws.uniform(2, number), 1, 0)
         size = np.minimum(1 + np.searchsorted(self._shares, u, "right"), self._words)
         return (v * (self._words - size + 1)).astype(np.int64), size
 
     def take_first(self, first: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """Takes runs in their order, as many as have room; returns the room (in tokens) left.
+        """Takes runs in order while there is room; returns the room (in tokens) left.
 
-        Runs that touch what is taken, or a run before them, do not count.
+        Runs that touch words already chosen, or an earlier run, are skipped.
         """
         inside = self._runs < size[:, :, None]  # (b, n, k)
         words = np.where(inside, first[:, :, None] + self._runs, self._taken.shape[1] - 1)
         number = np.arange(first.shape[1])[:, None]  # (n, 1)
         row = self._row[:, :, None]
         earliest = np.full(self._taken.shape, first.shape[1])
-        np.minimum.at(earliest, (row, words), number)  # the first run that holds a word
+        np.minimum.at(earliest, (row, words), number)  # the first run that contains a word
         free = (earliest[row, words] == number) & ~self._taken[row, words]
         free = (free | ~inside).all(2)
         tokens = self._ends[self._row, first + size] - self._ends[self._row, first]
@@ -252,7 +251,7 @@ class _Words:
         return room - np.where(accepted, tokens, 0).sum(1)
 
     def taken_positions(self) -> np.ndarray:
-        """Which positions belong to words that are taken; (b, S)."""
+        """Which positions belong to chosen words; (b, S)."""
         return np.take_along_axis(self._taken, np.maximum(self._word, 0), 1)
 
 
@@ -266,10 +265,10 @@ def _choose_pieces(maskable: np.ndarray, number: np.ndarray, draws: Draws) -> np
 def _partners(
     pool: Sequences, rows: Rows, wanted: np.ndarray, within: np.ndarray, draws: Draws
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the best of ten records, and from which token on a second part may begin there.
+    """For each row the best of ten records, and the first token where a second part may begin.
 
-    It should be of another document, should hold a second sentence (unless the part begins
-    `within` one), and should have the tokens that are `wanted`.
+    It should be of another document, have a second sentence (unless the part begins `within` one),
+    and have the `wanted` number of tokens.
     """
     low, high, within = rows.low[:, None], rows.high[:, None], within[:, None]
     tries = low + (draws.uniform(10) * (high - low)).astype(np.int64)  # (b, 10)
@@ -284,7 +283,7 @@ def _partners(
 
 
 def _positions(chosen: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen positions of each row, ascending and zero-padded, and which are no padding."""
+    """The chosen positions of each row, ascending and zero-padded, and which are not padding."""
     row, position = np.nonzero(chosen)
     counts = chosen.sum(1)
     at = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -20,11 +20,12 @@ _PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 
 
 class StaticParser:
-    """Parses the official schema under either set of names; knows the names from the first record.
+    """Parses the official schema with either set of names; the first record decides which.
 
     Raises:
-        ValueError: at once where the first record has other features or lengths than asked for,
-            later for any other record; the message starts with `name(i)` of the record i.
+        ValueError: a record has other features or lengths than expected. The first record is
+            checked at construction, the others when they are parsed; the message starts with
+            `name(i)` of record i.
     """
 
     def __init__(self, first: bytes, where: str, max_seq_length: int, max_predictions: int):
@@ -90,7 +91,7 @@ class StaticParser:
 
 
 class Sequences(NamedTuple):
-    """Parsed records of the dynamic form, one behind the other.
+    """Parsed records of the dynamic form, concatenated.
 
     Record r holds the tokens `token_splits[r] … token_splits[r+1]` and the sentences
     `sentence_splits[r] … sentence_splits[r+1]`; sentence s begins at token `sentence_starts[s]`.

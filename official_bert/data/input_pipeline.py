@@ -1,15 +1,15 @@
 """Records → the batch of step k: a function of (files, seed, k), the same on any number of hosts.
 
-How the order comes about. Up to `WINDOW_RECORDS` records are all held in memory and shuffled as
-one. Larger data are read in blocks of neighbouring records:
+The order. Up to `WINDOW_RECORDS` records are held in memory and shuffled together. Larger data are
+read in blocks of neighbouring records:
 
     epoch e of N records: the blocks, in an order drawn from (seed, e)
     the endless stream: record g is number g mod N of epoch g // N
     the stream is cut into windows of W records, a window into L sections; each section is shuffled
     a batch of B examples takes the next B / L of every section of its window
 
-So a batch mixes hundreds of blocks, a host that trains a part of each batch reads only the sections
-that feed it, and any step can be had at once. Every record comes exactly once an epoch.
+So a batch mixes hundreds of blocks. A host that trains a part of each batch reads only the sections
+that feed it. Any step can be read directly. Every record comes exactly once per epoch.
 """
 
 import hashlib
@@ -47,23 +47,24 @@ class Batches:
     """The batches of a training run, by their step.
 
     Args:
-        patterns: paths or globs of the record files, official or made for dynamic masking, GZIP or
-            not.
+        patterns: paths or globs of the record files, official or made for dynamic masking, with or
+            without GZIP.
         batch_size: examples in a batch on all hosts together.
         max_seq_length: S; static records must have been made with it.
-        max_predictions_per_seq: P; likewise.
-        seed: of the order, and of pairs and masks where the records are dynamic.
+        max_predictions_per_seq: P; static records must have been made with it.
+        seed: of the order, and of pairs and masks if the records are dynamic.
         vocab_size: of the model; records with larger ids are refused.
-        shard_index: which of the equal parts of each batch this host wants.
-        num_shards: how many there are.
+        shard_index: which of the `num_shards` equal parts of each batch this host reads.
+        num_shards: number of these parts.
         shuffle: False gives the records in the order of the files, the last batch padded with rows
             of weight 0.
-        masked_lm_prob: for dynamic records; None, here and below, means as they were made.
+        masked_lm_prob: for dynamic records; None, here and below, means the value they were made
+            with.
         do_whole_word_mask: for dynamic records.
         max_ngram_size: for dynamic records.
-        use_next_sentence: False makes examples of one part and label 0 of dynamic records; static
-            ones keep their pairs.
-        window_records: W, and how many records at most are held in memory as a whole.
+        use_next_sentence: with False, dynamic records become examples of one part with label 0;
+            static ones keep their pairs.
+        window_records: W; data of at most this number of records are held in memory.
 
     `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
 
@@ -129,7 +130,7 @@ class Batches:
         self._orders: dict[int, np.ndarray] = {}
         self._in_memory = self.num_examples <= window_records
         self._whole: Pool | None = None
-        # Windows and lanes must not depend on num_shards: they make the order.
+        # Windows and lanes must not depend on num_shards, because they decide the order.
         self._lanes = _lanes(batch_size, max(window_records, batch_size))
         self._window_steps = max(1, window_records // batch_size)
         width = batch_size // self._lanes
@@ -178,7 +179,7 @@ class Batches:
         return self._files.fingerprint()
 
     def _draw(self, step: int) -> tuple[Pool, Rows, np.ndarray]:
-        """The rows of this host's lanes: where they are, and the weight of each."""
+        """The rows of this host's lanes: their records, and the weight of each."""
         width = self._batch_size // self._lanes
         first = step * self._batch_size + self._my_lanes.start * width
         numbers = np.arange(first, first + width * len(self._my_lanes))
@@ -238,7 +239,7 @@ class Batches:
         for lane in self._my_lanes:
             start = (window * self._lanes + lane) * size
             stop = start + size
-            while start < stop:  # piece by piece: an epoch may end within the section
+            while start < stop:  # in pieces: an epoch may end within the section
                 epoch, place = divmod(start, self.num_examples)
                 count = min(stop - start, self.num_examples - place)
                 runs += self._epoch_runs(epoch, place, count)
@@ -299,7 +300,7 @@ def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
 
 
 def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, asked: dict):
-    """What turns the records into examples: a parser, and the masking of dynamic ones."""
+    """The parser of the records, and the masking of dynamic ones."""
     made = files.manifest
     if made and made["masking"] == "dynamic":
         return DynamicParser(), _dynamic_masking(files, *lengths, next_sentence, asked)

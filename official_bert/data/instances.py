@@ -1,8 +1,8 @@
 """Documents of word-piece ids → pre-training instances: sentence pairs with masks.
 
 The order of the random draws is that of the original TF1 script: with one `random.Random(seed)`
-over a whole corpus this makes the very instances that it makes. A large corpus is cut into blocks,
-each with a stream of its own.
+over a whole corpus, the instances are exactly the same. A large corpus is cut into blocks, each
+with a random stream of its own.
 """
 
 import bisect
@@ -20,7 +20,7 @@ LONGEST = 1 << 16  # tokens of a sequence
 
 @dataclass(frozen=True)
 class Settings:
-    """What an instance looks like; the names and defaults are the official flags'.
+    """The form of an instance; the names and defaults are the official flags'.
 
     `max_ngram_size` above 1 needs `do_whole_word_mask`.
     """
@@ -60,25 +60,25 @@ class Settings:
 
 
 class Instance(NamedTuple):
-    """One example before padding: ids already masked, and what stood at the masked positions."""
+    """One example before padding: ids already masked, and the ids that the masks replaced."""
 
     input_ids: list[int]  # [CLS] A [SEP] B [SEP]
-    first_segment: int  # how many of them belong to segment 0: [CLS] A [SEP]
+    first_segment: int  # the number of them in segment 0: [CLS] A [SEP]
     masked_positions: list[int]  # ascending
     masked_ids: list[int]
     is_random_next: bool
 
 
 class _Text:
-    """A document's ids in a row, where its sentences start, and which ids were ever used."""
+    """A document's ids, the starts of its sentences, and which ids were used in an instance."""
 
     def __init__(self, sentences: Sentences):
         self.ids = _joined(sentences)
-        self.starts = [0, *itertools.accumulate(map(len, sentences))]  # the end comes last
+        self.starts = [0, *itertools.accumulate(map(len, sentences))]  # the last one is the end
         self.used = bytearray(len(self.ids))
 
     def cut(self, start: int, stop: int) -> list[int]:
-        """Some of the ids; from now on they count as used."""
+        """Returns some of the ids and marks them as used."""
         self.used[start:stop] = b"\1" * (stop - start)
         return self.ids[start:stop]
 
@@ -87,8 +87,8 @@ class InstanceMaker:
     """Makes the instances of a list of documents, for one vocabulary and one set of settings.
 
     Attributes:
-        unused: how many ids of the documents went into no instance: they were cut off every time
-            so that a pair fits.
+        unused: number of ids that are in no instance, because they were cut off every time to make
+            a pair fit.
     """
 
     def __init__(self, settings: Settings, vocabulary: dict[str, int]):
@@ -98,12 +98,12 @@ class InstanceMaker:
         )
         self._words = [
             vocabulary[token] for token in vocabulary
-        ]  # what a random word is drawn from, in file order
+        ]  # the random words are drawn from these, in file order
         self._continues = {index for token, index in vocabulary.items() if token.startswith("##")}
         self.unused = 0
 
     def __call__(self, documents: list[Sentences], rng: Random) -> Iterator[Instance]:
-        """All instances of `documents`, `dupe_factor` times over; uses the list up."""
+        """All instances of `documents`, `dupe_factor` times; empties the list."""
         texts = []
         while documents:
             texts.append(_Text(documents.pop()))
@@ -119,7 +119,7 @@ class InstanceMaker:
         room = settings.max_seq_length - 3  # [CLS], [SEP], [SEP]
 
         def next_target() -> int:
-            # Some sequences are short on purpose, so that fine-tuning on short ones is no surprise.
+            # Some sequences are short on purpose, because fine-tuning uses short ones too.
             return rng.randint(2, room) if rng.random() < settings.short_seq_prob else room
 
         target, begin, end, last = next_target(), 0, 0, len(starts) - 1
@@ -127,14 +127,14 @@ class InstanceMaker:
             end += 1
             if end < last and starts[end] - starts[begin] < target:
                 continue
-            sentences = end - begin  # of which some make the first part
+            sentences = end - begin  # some of them are the first part
             split = begin + (rng.randint(1, sentences - 1) if sentences >= 2 else 1)
             first = starts[begin], starts[split]
             is_random_next = sentences == 1 or rng.random() < 0.5
             if is_random_next:
                 missing = target - (first[1] - first[0])
                 other, second = _random_next(texts, text, missing, rng)
-                end = split  # the sentences that were not used come again
+                end = split  # the unused sentences are used again
             else:
                 other, second = text, (starts[split], starts[end])
             first, second = _truncated(first, second, room, rng)
@@ -164,7 +164,7 @@ class InstanceMaker:
         )
 
     def _candidates(self, ids: list[int], first_sep: int) -> list[list[int]]:
-        """The positions that may be masked, one by one or gathered into words."""
+        """The positions that may be masked, one by one or grouped into words."""
         positions = [*range(1, first_sep), *range(first_sep + 1, len(ids) - 1)]
         if not self._settings.do_whole_word_mask:
             return [[position] for position in positions]
@@ -184,8 +184,8 @@ def _joined(sentences: Sentences) -> list[int]:
 def _random_next(
     texts: list[_Text], text: _Text, missing: int, rng: Random
 ) -> tuple[_Text, tuple[int, int]]:
-    """Sentences of a random text that hold `missing` ids, or what there is of them."""
-    for _ in range(10):  # a few tries: with one document there is no other
+    """Sentences of a random text with `missing` ids, or fewer if it has no more."""
+    for _ in range(10):  # a few tries: there may be only one document
         other = texts[rng.randint(0, len(texts) - 1)]
         if other is not text:
             break
@@ -198,7 +198,7 @@ def _random_next(
 def _truncated(
     first: tuple[int, int], second: tuple[int, int], room: int, rng: Random
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Cuts the longer of two ranges, at its front or its back by chance, until both fit."""
+    """Cuts the longer of two ranges, at its front or back at random, until both fit."""
     (a, b), (c, d) = first, second
     for _ in range(b - a + d - c - room):
         front = rng.random() < 0.5
@@ -212,7 +212,7 @@ def _truncated(
 def cut_long_sentences(document: Sentences, settings: Settings) -> Sentences:
     """The document with every sentence that is longer than a sequence cut into pieces.
 
-    Four pieces fill a sequence: of one long piece half would be cut off again to make room for a
+    Four pieces fill a sequence. Half of one long piece would be cut off again to make room for a
     second part.
     """
     room = settings.max_seq_length - 3
@@ -231,10 +231,10 @@ def cut_long_sentences(document: Sentences, settings: Settings) -> Sentences:
 def sequences(
     document: Sentences, settings: Settings, rng: Random
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """A document as runs of sentences that fill a sequence: what dynamic masking stores.
+    """A document as runs of sentences that fill a sequence, as stored for dynamic masking.
 
-    Yields the ids and the sentences' lengths. A sentence that does not fit is cut; the rest of it
-    begins the next run.
+    Yields the ids and the sentences' lengths. A sentence that does not fit is cut; its rest begins
+    the next run.
     """
     room = settings.max_seq_length - 3
 

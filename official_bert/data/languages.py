@@ -1,4 +1,4 @@
-"""The codes of languages that `--language` takes: ISO 639-1."""
+"""The language codes that `--language` accepts: ISO 639-1."""
 
 CODES = frozenset(
     """

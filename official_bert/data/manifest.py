@@ -1,4 +1,4 @@
-"""The manifest: a JSON file beside the shards that says what they are, written last."""
+"""The manifest: a JSON file beside the shards that describes them, written last."""
 
 import base64
 import json
@@ -11,23 +11,23 @@ from official_bert.system.whole_files import write_whole
 FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"
 BUILDING = ".building"
-# What readers look up.
+# The entries that readers use.
 _CONTENTS = {"masking", "settings", "vocabulary", "records_per_block", "shards"}
 _ENTRY = {"file", "records", "bytes", "block_offsets"}
 
 
 def stem(shard: str) -> str:
-    """What the files of a build have in common: `/d/wiki` for `/d/wiki.tfrecord-00003-of-00010`."""
+    """The common part of a build's file names: `/d/wiki` for `/d/wiki.tfrecord-00003-of-00010`."""
     return re.sub(r"(\.tfrecords?|\.tf_record)?(\.gz)?(-\d{5}-of-\d{5})?$", "", shard)
 
 
 def path_for(shards: list[str]) -> str:
-    """Where the manifest of `shards` lies; a glob like `…tfrecord*` for the shards misses it."""
+    """The path of the manifest of `shards`; a glob for the shards does not match it."""
     return stem(shards[0]) + ENDING
 
 
 def building_folder(shards: list[str]) -> str:
-    """Where what is being built lies until the manifest of `shards` stands."""
+    """The folder of the unfinished build, until the manifest of `shards` is written."""
     return stem(shards[0]) + BUILDING
 
 
@@ -40,7 +40,7 @@ def parse(path: str, text: bytes) -> dict:
     """The contents of a manifest.
 
     Raises:
-        ValueError: the file is something else, damaged, or of a later version.
+        ValueError: the file is not a manifest, is damaged, or has a later version.
     """
     try:
         made = json.loads(text)
@@ -59,7 +59,7 @@ def parse(path: str, text: bytes) -> dict:
 
 
 def pack_flags(flags: np.ndarray) -> str:
-    """Booleans (one a vocabulary entry) as a short string."""
+    """Booleans (one per vocabulary entry) as a short string."""
     return base64.b64encode(np.packbits(flags).tobytes()).decode()
 
 

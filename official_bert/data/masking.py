@@ -1,14 +1,15 @@
-"""Which tokens the model has to guess: single pieces, whole words, or n-grams of words.
+"""Which tokens the model has to predict: single pieces, whole words, or n-grams of words.
 
 Number to predict = min(P, max(1, round(p · length))), the length counting [CLS] and [SEP], which
-are never masked. Of the chosen ones 80 % become [MASK], 10 % a random word, 10 % stay as they are.
+are never masked. Of the chosen ones 80 % become [MASK], 10 % a random word, and 10 % stay
+unchanged.
 """
 
 from random import Random
 
 
 def number_to_predict(length: int, masked_lm_prob: float, max_predictions: int) -> int:
-    """How many tokens of a sequence of `length` (with [CLS] and [SEP]) are to be guessed."""
+    """Number of tokens to predict in a sequence of `length` (with [CLS] and [SEP])."""
     return min(max_predictions, max(1, round(length * masked_lm_prob)))
 
 
@@ -19,8 +20,8 @@ def choose(
 
     Args:
         candidates: the words of the sequence in order; each is the list of its pieces' positions
-            (one position each where whole words do not matter).
-        max_ngram_size: with n > 1, runs of 1 … n words are drawn, a run of k words with a weight of
+            (one position each if whole words are not masked together).
+        max_ngram_size: n; with n > 1, runs of 1 … n words are drawn, a run of k words with weight
             1/k.
     """
     if max_ngram_size > 1:

@@ -1,11 +1,11 @@
-"""From files of text to shards of records: many processes, bounded memory, nothing lost if killed.
+"""From text files to shards of records: many processes, bounded memory, resumable after a kill.
 
     corpus → blocks of documents → (workers) parts → (workers) shards of even size → manifest
 
-A part holds the records of one block and depends on the block, the settings and the block's number
-alone, so the number of workers changes nothing. Parts lie in a folder `NAME.building` beside the
-output until the manifest stands; a run that was killed finds them there and makes only what is
-missing.
+A part holds the records of one block. It depends only on the block, the settings and the block's
+number, so the number of workers changes nothing. Parts are kept in a folder `NAME.building` beside
+the output until the manifest is written. A run that was killed finds them there and makes only the
+missing ones.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from official_bert.data import corpus, manifest, shard_sets
 from official_bert.data.build_worker import Part, Recipe, Shard
 from official_bert.system.whole_files import write_whole
 
-# Parts that another version left are of no use where it cut or counted in another way.
+# Parts of another version cannot be used if it cut or counted differently.
 PART_FORMAT = b"parts 3"
 
 
 class Builder:
-    """One build: what goes in, what comes out, and the folder where its parts lie.
+    """One build: its input, its output, and the folder of its parts.
 
     Args:
         recipe: what the records look like.
-        documents: called for an iterator over the corpus, the same one every time.
+        documents: returns an iterator over the corpus, with the same documents at every call.
         shards: the paths to write.
-        workers: number of processes, at most; no more are started than there is work for.
-        progress: called with (bytes of text done, records made) now and then.
-        check: called with the counts when the parts are made; what it raises ends the build, and
-            the parts stay.
+        workers: maximum number of processes; only as many are started as there are tasks.
+        progress: called now and then with (bytes of text done, records made).
+        check: called with the counts when the parts are made. If it raises an error, the build ends
+            and the parts stay.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Builder:
         self._folder = manifest.building_folder(shards)
 
     def run(self) -> tuple[list[dict], dict]:
-        """Builds parts, then shards; returns the manifest's entries of the shards, and counts."""
+        """Builds parts, then shards; returns the manifest's shard entries, and the counts."""
         os.makedirs(self._folder, exist_ok=True)
         with self._locked():
             self._forget_other_builds()
@@ -88,7 +88,7 @@ class Builder:
             yield
 
     def _forget_other_builds(self) -> None:
-        """Removes parts of other settings, or of a build whose shards were taken away since."""
+        """Removes parts of other settings, or of a build whose shards were removed since."""
         path = os.path.join(self._folder, "build.json")
         build = json.dumps(
             {
@@ -106,9 +106,10 @@ class Builder:
         write_whole(path, [build.encode()])
 
     def _fit_the_shards(self, parts: list[dict]) -> bool:
-        """Whether an earlier run that got as far as the shards made them of the same parts.
+        """Whether the shards of an earlier run, if any, were made of the same parts.
 
-        (Parts that went into whole shards are gone, so a text that was changed since starts anew.)
+        (Parts in complete shards were removed. So after a change of the text the build starts
+        anew.)
         """
         path = os.path.join(self._folder, "parts.json")
         digests = [part["digest"] for part in parts]
@@ -117,9 +118,9 @@ class Builder:
         return earlier in (None, digests)
 
     def _remove_last_build(self, whole: set[str]) -> None:
-        """Makes room for the shards: those of two builds must never lie side by side.
+        """Removes the last build's shards: those of two builds must never be side by side.
 
-        The manifest goes last, since it alone tells that the others may go.
+        The manifest is removed last, because only it shows that the others may be removed.
         """
         old = shard_sets.of_last_build(self._shards).union(self._shards) - whole
         for path in (*old, manifest.path_for(self._shards)):
@@ -129,7 +130,7 @@ class Builder:
     def _clear(self) -> None:
         kept = shard_sets.of_last_build(self._shards)
         for shard in shard_sets.of_unfinished_build(self._shards) - kept:
-            os.remove(shard)  # nothing would tell whose they are
+            os.remove(shard)  # later, nothing would tell which build made them
         for name in os.listdir(self._folder):
             if name not in ("lock", "build.json"):
                 os.remove(os.path.join(self._folder, name))
@@ -185,7 +186,7 @@ class Builder:
 
         def tasks() -> Iterator[tuple[int, Shard]]:
             for number, needed in pieces.items():
-                # Not beside the shards, where a glob for them would find what a kill left.
+                # Not beside the shards, where their glob would match the leftovers of a killed run.
                 temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
                 yield number, Shard(self._shards[number], temporary, needed)
 
@@ -193,7 +194,7 @@ class Builder:
             number, shard = task
             made[number] = ask(shard)
             write_whole(self._made(number), [json.dumps(made[number]).encode()])
-            # A part whose records stand in finished shards is not needed again: the disk holds
+            # A part whose records are in finished shards is removed, so the disk holds the records
             # hardly more than once.
             with counting:
                 waiting.subtract(path for path, _, _ in shard.pieces)
@@ -206,9 +207,9 @@ class Builder:
 
 
 def remove_parts(shards: list[str]) -> None:
-    """Removes the parts of a build whose manifest stands; a process that is building keeps its own.
+    """Removes the parts of a finished build; a process that is building keeps its own.
 
-    A process that was killed between writing the manifest and this leaves parts behind.
+    A process that was killed after writing the manifest and before this step leaves parts behind.
     """
     folder = manifest.building_folder(shards)
     if os.path.isdir(folder):
@@ -219,7 +220,7 @@ def remove_parts(shards: list[str]) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: str) -> Iterator[bool]:
-    """Locks a folder of parts against other processes; yields whether that was possible."""
+    """Locks a folder of parts against other processes; yields whether this succeeded."""
     with open(os.path.join(folder, "lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,11 +231,11 @@ def _lock(folder: str) -> Iterator[bool]:
 
 
 class Workers:
-    """Processes that answer tasks, each driven by a thread of this one and started when needed.
+    """Processes that answer tasks; a thread of this process drives each, and starts it when needed.
 
     Args:
         recipe: what each is told once.
-        count: how many there are at most.
+        count: maximum number of processes.
     """
 
     def __init__(self, recipe: Recipe, count: int):
@@ -243,7 +244,7 @@ class Workers:
         self._idle: list[subprocess.Popen] = []
 
     def __enter__(self):
-        # One pool to the end: a process follows the thread that started it into death.
+        # One thread pool until the end: a process dies with the thread that started it.
         self._threads = ThreadPoolExecutor(self._count)
         return self
 
@@ -252,12 +253,12 @@ class Workers:
             process.kill()
             process.wait()
             process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):  # of a task that it died before reading
+            with contextlib.suppress(BrokenPipeError):  # it died before it read a task
                 process.stdin.close()
         self._threads.shutdown()
 
     def work(self, tasks: Iterator, make: Callable) -> None:
-        """Calls `make(ask, task)` for every task, a thread a process; `ask` asks the process."""
+        """Calls `make(ask, task)` for every task, a thread per process; `ask` asks the process."""
         take = threading.Lock()
         failed = threading.Event()
 
@@ -286,7 +287,7 @@ class Workers:
         try:
             for result in results:
                 result.result()
-        except BaseException:  # Ctrl-C too: the threads finish the task in hand and no more
+        except BaseException:  # Ctrl-C too: the threads finish their current task and no more
             failed.set()
             wait(results)
             raise
@@ -298,7 +299,7 @@ class Workers:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TOKENIZERS_PARALLELISM": "false",  # the parallelism is here
+            "TOKENIZERS_PARALLELISM": "false",  # the parallelism is in these processes
         }
         command = "from official_bert.data import build_worker; build_worker.main()"
         process = subprocess.Popen(
@@ -328,7 +329,7 @@ def _ask(process: subprocess.Popen, task):
 
 
 def _send(process: subprocess.Popen, task) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the missing answer tells it better
+    with contextlib.suppress(BrokenPipeError):  # the missing answer gives a better error
         pickle.dump(task, process.stdin)
         process.stdin.flush()
 
@@ -348,7 +349,7 @@ def _is_whole(shard: str, made: dict | None) -> bool:
 def _overlaps(
     parts: list[dict], ends: np.ndarray, start: int, stop: int
 ) -> list[tuple[str, int, int]]:
-    """Which records of which parts are the records `start` … `stop` of all.
+    """The parts, and the records in each, that are the records `start` … `stop` of all.
 
     Part n holds the records `ends[n]` … `ends[n + 1]`.
     """

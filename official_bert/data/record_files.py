@@ -1,9 +1,9 @@
-"""Reading record files: where their blocks lie, and what is wrong with them.
+"""Reading record files: finding their blocks, and reporting damage.
 
-Files of this project bring a manifest that says where every block of records begins, so that
-opening them reads next to nothing. Files of other tools are walked through once, header by header;
-GZIP ones without a manifest are unpacked into a temporary file first, since they cannot be entered
-in the middle.
+Files of this project have a manifest with the offset of every block of records, so opening them
+reads very little. Files of other tools are read through once, header by header. GZIP files without
+a manifest are first decompressed into a temporary file, because they cannot be read from the
+middle.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ RECORDS_IN_FINGERPRINT = 16
 
 
 class Block(NamedTuple):
-    """A run of neighbouring records in one file: what is read at once."""
+    """A run of neighbouring records in one file, read with one request."""
 
     file: int
     first_record: int
@@ -57,20 +57,19 @@ class RecordFiles:
     """The records of some files, in the order of the files.
 
     Args:
-        patterns: globs or paths, local or with a scheme that TensorFlow's file systems know
-            (`gs://`).
+        patterns: globs or paths, local or with a scheme of TensorFlow's file systems (`gs://`).
 
     Attributes:
         paths: the files.
-        manifest: of the first file that has one; None where another tool made them all.
+        manifest: of the first file that has one; None if another tool made them all.
         blocks: all blocks, as an array with a row (file, first record, records, offset, bytes) for
             each.
         num_records: their number.
 
     Raises:
-        ValueError: a pattern that matches nothing, a truncated or foreign file, files that do not
-            belong together, or are not the set that their manifest lists.
-        OSError: a file that cannot be read, or an address that cannot be reached.
+        ValueError: a pattern matches nothing, a file is truncated or has another format, the files
+            do not belong together or are not the set that their manifest lists.
+        OSError: a file cannot be read, or an address cannot be reached.
     """
 
     def __init__(self, patterns: Iterable[str] | str):
@@ -135,10 +134,10 @@ class RecordFiles:
         return int(self._first[block])
 
     def fingerprint(self) -> str:
-        """A digest by which other records under the same names are noticed.
+        """A digest that detects other records under the same names.
 
-        It covers the place and size of every block, what the manifest says of masks and vocabulary,
-        and some records: however large the files, few of their bytes are read.
+        It covers the offset and size of every block, the manifest's entries on masks and
+        vocabulary, and some records. Few bytes are read, even of large files.
 
         Raises:
             ValueError: one of these records is damaged.
@@ -154,7 +153,7 @@ class RecordFiles:
         return digest.hexdigest()
 
     def name(self, record: int) -> str:
-        """The file and the number in it of one of all records, for messages."""
+        """The file of a record and its number in that file, for messages."""
         block = int(np.searchsorted(self._first, record, "right")) - 1
         file, first, *_ = map(int, self.blocks[block])
         return f"{self.paths[file]}, record {first + record - int(self._first[block])}"
@@ -225,7 +224,7 @@ class RecordFiles:
 
 
 class _Manifests:
-    """Finds the manifest that vouches for a file; looks at each folder once.
+    """Finds the manifest that lists a file; reads each folder once.
 
     Attributes:
         all: the manifests found, by their paths.
@@ -283,7 +282,7 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
 
 
 def _walk(path: str, data: mmap.mmap, size: int) -> tuple[list[int], int]:
-    """Where the blocks of an unknown file begin (and the last ends), and its number of records."""
+    """The offsets of the blocks of an unknown file (and the end), and its number of records."""
     cuts, position, records = [], 0, 0
     while position < size:
         if records % RECORDS_PER_BLOCK == 0:
@@ -318,7 +317,7 @@ def _fetch(path: str):
 
 
 def _temporary_copy(source):
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as its reader)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (stays open as long as its reader)
     try:
         shutil.copyfileobj(source, copy, 1 << 20)
         copy.flush()
@@ -354,7 +353,7 @@ def _size(path: str) -> int:
 
 @contextlib.contextmanager
 def _remote(path: str):
-    """TensorFlow's file systems, which know object stores; what they raise, as an `OSError`."""
+    """TensorFlow's file systems, which support object stores; their errors become `OSError`s."""
     import tensorflow as tf
 
     try:

@@ -1,4 +1,4 @@
-"""Runs of records → pools: parsed, checked, joined, ready to be drawn from."""
+"""Runs of records → pools: parsed, checked and joined, to draw batches from."""
 
 import numpy as np
 
@@ -15,8 +15,8 @@ class PoolReader:
     """Reads runs of records into one pool, in their order.
 
     Raises:
-        ValueError: when called, for a record that cannot be parsed, that holds ids beyond the
-            vocabulary or positions beyond the sequence; the message names file and record.
+        ValueError: when called, if a record cannot be parsed, or has ids beyond the vocabulary or
+            positions beyond the sequence; the message names file and record.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Pre-training records on disk: `tf.train.Example` in TFRecord files, written without TensorFlow.
 
-Worker processes build records by the million; TensorFlow's import alone would cost each of them
-half a gigabyte, and its Python protocol buffers three quarters of the time. The wire format of an
+Worker processes build millions of records. Importing TensorFlow alone would cost each of them half
+a gigabyte, and its Python protocol buffers three quarters of the time. The wire format of an
 Example is simple, so it is written out here.
 
     TFRecord: uint64 length | uint32 masked crc32c of the length | data | uint32 masked crc32c of
@@ -32,7 +32,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def frame(data: bytes) -> bytes:
-    """One record as it stands in a TFRecord file."""
+    """One record as the bytes of a TFRecord file."""
     length = struct.pack("<Q", len(data))
     return b"".join(
         (length, struct.pack("<I", masked_crc(length)), data, struct.pack("<I", masked_crc(data)))
@@ -40,7 +40,7 @@ def frame(data: bytes) -> bytes:
 
 
 def payload_length(header: bytes, position: int = 0) -> int | None:
-    """The length that a record's header announces; None where the header's checksum is wrong."""
+    """The length in a record's header; None if the header's checksum is wrong."""
     length, crc = _HEADER.unpack_from(header, position)
     return length if masked_crc(bytes(header[position : position + 8])) == crc else None
 
@@ -60,7 +60,7 @@ class StaticRecord:
         )
         next_sentence = _IntegerFeature("next_sentence_labels")
         self._next = (next_sentence(b"\0"), next_sentence(b"\1"))
-        # Only the number of ones varies in the weights: max_predictions + 1 possible features.
+        # Weights differ only in their number of ones: max_predictions + 1 possible features.
         self._weights = [_weights_feature(n, max_predictions) for n in range(max_predictions + 1)]
 
     def __call__(self, instance: Instance) -> bytes:
@@ -80,11 +80,11 @@ class StaticRecord:
 
 
 class DynamicRecord:
-    """Sequences that wait for their masks → framed records.
+    """Sequences without masks → framed records.
 
     | key | type | shape |
     |---|---|---|
-    | `input_ids` | int64 | [n], neither padded nor with special tokens |
+    | `input_ids` | int64 | [n], without padding and special tokens |
     | `sentence_lengths` | int64 | [m], their sum is n |
     | `document` | int64 | [1], the document's number in the corpus |
     """

@@ -1,9 +1,9 @@
-"""Which files belong together: the shards of one build, held against its manifest.
+"""Which files belong together: the shards of one build, compared with its manifest.
 
-A glob for the shards of a build finds what an earlier build left under such names, too; training
-would see that text twice as often, or text of other settings. So a build removes what it can prove
-to be an earlier build's and refuses to begin beside anything else, and a reader refuses files that
-are not the set that their manifest lists.
+A glob for the shards of a build also matches the files of an earlier build under similar names.
+Training would then see that text twice as often, or text of other settings. So a build removes the
+files that are provably of an earlier build, and refuses to begin beside any others. And a reader
+refuses files that are not the set that their manifest lists.
 """
 
 import fnmatch
@@ -19,12 +19,12 @@ _NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
 
 
 def require_free(shards: list[str]) -> None:
-    """Refuses names beside which other files lie that a glob for `shards` would find, too.
+    """Refuses names if a glob for `shards` would also match other files.
 
-    An earlier build under the same name but for the number of shards does not stand in the way.
+    An earlier build of the same name with another number of shards is allowed.
 
     Raises:
-        ValueError: naming the files of unknown origin, or the manifest of another build that lists
+        ValueError: names the files of unknown origin, or the manifest of another build that lists
             one of `shards` or would be replaced.
     """
     folder, own = os.path.dirname(shards[0]), manifest.path_for(shards)
@@ -53,12 +53,12 @@ def require_free(shards: list[str]) -> None:
 
 
 def of_last_build(shards: list[str]) -> set[str]:
-    """The files that the manifest of the name of `shards` lists and that are as it lists them."""
+    """The files that the manifest for `shards` lists, if they still have the sizes listed there."""
     return _as_made(shards, _listed(manifest.path_for(shards)))
 
 
 def of_unfinished_build(shards: list[str]) -> set[str]:
-    """The shards that an interrupted build under the name of `shards` had finished."""
+    """The shards that an interrupted build of the same name had finished."""
     made = {}
     for path in glob.glob(f"{glob.escape(manifest.building_folder(shards))}/shard-*.json"):
         with open(path) as file:
@@ -70,16 +70,16 @@ def of_unfinished_build(shards: list[str]) -> set[str]:
 def require_whole(
     patterns: Iterable[str], paths: list[str], manifests: dict[str, dict], building: Iterable[str]
 ) -> None:
-    """Refuses files to read that are not just the sets that their manifests list.
+    """Refuses files to read that are not exactly the sets that their manifests list.
 
     Args:
-        patterns: what named the files.
+        patterns: the patterns that matched the files.
         paths: the files.
-        manifests: the manifests of their folders, by their paths.
+        manifests: the manifests of their folders, by path.
         building: the folders of unfinished builds beside them.
 
     Raises:
-        ValueError: naming the files that are stale or missing.
+        ValueError: names the files that are stale or missing.
     """
     sets = {path: _entries(path, made) for path, made in manifests.items()}
     vouched = set().union(*sets.values())
@@ -107,7 +107,7 @@ def require_whole(
 
 
 def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> list[str]:
-    """Of the files of a set those that a glob should have found."""
+    """The files of a set that a glob should have matched but did not."""
     if listed.isdisjoint(paths):
         return []
     globs = [os.path.split(pattern) for pattern in patterns if glob.has_magic(pattern)]
@@ -119,7 +119,7 @@ def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> lis
 
 
 def _check_one_count(paths: Iterable[str]) -> None:
-    """Refuses `a-00000-of-00004` beside `a-00000-of-00008`, where no manifest tells more."""
+    """Refuses `a-00000-of-00004` beside `a-00000-of-00008` if no manifest lists them."""
     counts = {}
     for path in paths:
         match = _NUMBERED.fullmatch(path)
@@ -137,7 +137,7 @@ def _entries(path: str, made: dict) -> set[str]:
 
 
 def _listed(path: str) -> dict[str, int]:
-    """The names and sizes of the files that a manifest lists; none, if it is no manifest."""
+    """The names and sizes of the files that a manifest lists; none if it is not a manifest."""
     try:
         with open(path, "rb") as file:
             made = manifest.parse(path, file.read())
@@ -153,7 +153,7 @@ def _as_made(shards: list[str], sizes: dict[str, int]) -> set[str]:
 
 
 def _siblings(folder: str, names: set[str]) -> list[str]:
-    """Files in `folder` that a glob for `names` might find."""
+    """Files in `folder` that a glob for `names` might match."""
     whole, stems = set(map(_whole, names)), set(map(manifest.stem, names))
     return [
         name
@@ -164,7 +164,7 @@ def _siblings(folder: str, names: set[str]) -> list[str]:
 
 
 def _whole(name: str) -> str:
-    """The name without the number of a shard."""
+    """The name without the shard number."""
     match = _NUMBERED.fullmatch(name)
     return match[1] if match else name
 

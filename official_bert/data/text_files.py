@@ -7,9 +7,10 @@ import io
 import lzma
 from collections.abc import Callable, Iterator
 
-# A longer line is cut (in bytes): some "lines" are whole files.
+# In bytes. A longer line is cut, because some "lines" are whole files.
 LONGEST_LINE = 1 << 20
-# A longer line of JSON, which cannot be cut, is refused: what it becomes takes many times its size.
+# In bytes. A longer line of JSON, which cannot be cut, is refused: the parsed object takes many
+# times its size.
 LONGEST_OBJECT = 32_000_000
 
 
@@ -32,26 +33,27 @@ def lines(
 ) -> Iterator[str]:
     """The lines of a file, decompressed, decoded and stripped.
 
-    A line longer than `LONGEST_LINE` comes in pieces, cut at a blank where there is one. Lines end
-    with LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
+    A line longer than `LONGEST_LINE` is cut into pieces, at a blank if there is one. Lines end with
+    LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
 
     Args:
-        advance: called with numbers of bytes read from the file (before decompression).
-        whole: do not cut, however long a line is.
+        advance: called with the number of bytes read from the file since the last call (before
+            decompression).
+        whole: do not cut long lines.
         objects: a line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
 
     Raises:
-        ValueError: bytes that are not UTF-8, a broken archive, too long an object; the message
-            names file and line.
+        ValueError: bytes that are not UTF-8, a broken archive, an object that is too long; the
+            message names file and line.
     """
     position = unreported = 0
     cut_at = None if whole or objects else LONGEST_LINE
     with _opened(path) as (raw, file, place):
         for line, is_piece in _pieces(file, place, cut_at, LONGEST_OBJECT if objects else None):
-            text = line.strip().decode("utf-8").strip()  # in this order: no copy of a long one
+            text = line.strip().decode("utf-8").strip()  # in this order: a long line is not copied
             if place.line == 1:
                 text = text.removeprefix("\ufeff").lstrip()
-            if text or not is_piece:  # a blank piece is no blank line
+            if text or not is_piece:  # a blank piece is not a blank line
                 yield text
             unreported += 1 + len(line)
             if unreported > 1 << 16:
@@ -61,10 +63,10 @@ def lines(
 
 
 def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file as they stand, ends and blanks included, numbered from 1.
+    """The unchanged lines of a file, line ends and blanks included, numbered from 1.
 
-    For tables, where a blank at an end may be an empty cell. Lines end with LF alone: a CR or
-    U+2028 within a line is text. A byte-order mark is left out.
+    For tables, where a blank at an end may be an empty cell. Only LF ends a line: a CR or U+2028
+    within a line is text. A byte-order mark is left out.
 
     Raises:
         ValueError: bytes that are not UTF-8, a broken archive; the message names file and line.
@@ -77,7 +79,7 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def cut(text: str) -> Iterator[str]:
-    """A line as `lines` gives it: in pieces, if it is longer than `LONGEST_LINE`."""
+    """A line as in `lines`: in pieces if it is longer than `LONGEST_LINE`."""
     line = text.encode("utf-8")
     while len(line) > LONGEST_LINE:
         at = _where_to_cut(line[:LONGEST_LINE])
@@ -87,18 +89,18 @@ def cut(text: str) -> Iterator[str]:
 
 
 class _TooLong(Exception):
-    """A line has more bytes than may be held in memory."""
+    """A line has more bytes than are allowed in memory."""
 
 
 class _Place:
-    """The number of the line that is being read, counted from 1."""
+    """The number of the current line, counted from 1."""
 
     line = 0
 
 
 @contextlib.contextmanager
 def _opened(path: str):
-    """The file as it lies on the disk, the text in it as bytes, and the place for messages."""
+    """The file on disk, its decompressed bytes, and the current line for messages."""
     place = _Place()
     try:
         with open(path, "rb") as raw, _decompressed(path, raw) as file:
@@ -120,7 +122,7 @@ def _opened(path: str):
         raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
     except (
         Exception
-    ) as error:  # zstandard is imported only where it is needed, so its error has no name here
+    ) as error:  # zstandard is imported only if needed, so its error has no name here
         if type(error).__name__ != "ZstdError":
             raise
         raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
@@ -129,7 +131,7 @@ def _opened(path: str):
 def _pieces(
     file, place: _Place, cut_at: int | None, most: int | None
 ) -> Iterator[tuple[bytes, bool]]:
-    """Lines, or pieces of those longer than `cut_at`; the second value says that it is a piece.
+    """Lines, or pieces of lines longer than `cut_at`; the second value is True for a piece.
 
     Raises:
         _TooLong: a line has more than `most` bytes.
@@ -139,7 +141,7 @@ def _pieces(
         if not rest and not is_piece:
             place.line += 1
         line = rest + chunk
-        if most and len(line) > most + 1:  # the end of the line is one
+        if most and len(line) > most + 1:  # one byte is the end of the line
             raise _TooLong
         while cut_at and len(line) > cut_at:
             at = _where_to_cut(line[:cut_at])
@@ -155,7 +157,7 @@ def _pieces(
 
 
 def _chunks(file, size: int) -> Iterator[tuple[bytes, bool]]:
-    """Bytes up to the next end of a line, or `size` of them; and whether a line ends with them."""
+    """Bytes up to the next line end, or `size` of them; and whether they end a line."""
     chunk = file.readline(size)
     if b"\r" in chunk and not chunk.endswith(b"\n"):
         while chunk:
@@ -169,7 +171,7 @@ def _chunks(file, size: int) -> Iterator[tuple[bytes, bool]]:
 
 
 def _where_to_cut(line: bytes) -> int:
-    """Behind the last blank, or else before the last character."""
+    """After the last blank, or else before the last character."""
     blank = line.rfind(b" ")
     if blank > 0:
         return blank + 1
@@ -193,14 +195,14 @@ def _decompressed(path: str, file):
 
 def _zstandard_reader(path: str, file):
     try:
-        import zstandard  # an extra: Python reads all the others by itself
+        import zstandard  # an extra: Python itself reads all the others
     except ImportError:
         raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
     return io.BufferedReader(_ZstandardFile(file, zstandard.ZstdDecompressor().decompressobj))
 
 
 class _ZstandardFile(io.RawIOBase):
-    """Reads Zstandard frames; the library's own reader takes a truncated file for a whole one."""
+    """Reads Zstandard frames; the library's own reader accepts a truncated file as complete."""
 
     def __init__(self, file, new_frame: Callable):
         self._file, self._new_frame = file, new_frame

@@ -1,8 +1,8 @@
-"""What a file holds, told by its beginning: one of the forms that are read, or what it is instead.
+"""Recognises the form of a file by its beginning: a supported form, or another kind of file.
 
-Nearly anything can be cut into lines and made into records: a dump of Wikipedia with its markup, a
-table, an archive. What is not text, or text in a form that is not read, is refused by its name with
-what to do.
+Nearly any file can be cut into lines and made into records: a dump of Wikipedia with its markup, a
+table, an archive. A file that is not text, or text in an unsupported form, is refused; the message
+names its kind and says what to do.
 """
 
 import csv
@@ -17,7 +17,7 @@ _HEAD_BYTES = 1 << 14
 _UNPACK = "unpack it and give the folder"
 _TAR = "a tar archive", f"{_UNPACK} (`tar -xf`)"
 _CONVERT = "write its text as JSON lines, one object with a field `text` for each document"
-# What begins with these bytes (after decompression), and what to do about it.
+# Kinds of files by their first bytes (after decompression), and what to do about each.
 _BINARY = {
     b"PK\x03\x04": ("a ZIP archive, or a document packed in one (.docx, .xlsx, .epub)", _UNPACK),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
@@ -46,14 +46,14 @@ _TAG = re.compile(r"<[!?/a-z][^<>]*>$", re.I)
 
 
 def recognise(path: str, form: str = "auto") -> str:
-    """The form in which a file is to be read; `corpus.documents` explains the forms.
+    """The form of a file; `corpus.documents` explains the forms.
 
     Args:
-        form: the one that the user names: then the file is only held against it.
+        form: the user's form, or `auto`; a given form is only checked against the file.
 
     Raises:
-        ValueError: the file holds something else, or is not of the form named; the message says
-            what it is and what to do.
+        ValueError: the file has other content, or not the given form; the message says what it is
+            and what to do.
     """
     if form not in FORMS:
         raise ValueError(f"input_format: got {form!r}, expected one of {', '.join(FORMS)}.")
@@ -87,14 +87,14 @@ def recognise(path: str, form: str = "auto") -> str:
 def check(
     paths: Iterable[str], form: str, json_field: str | None = None, language: str | None = None
 ) -> None:
-    """Looks at the beginning of every file, before the work, and at options that need a form.
+    """Checks the beginning of every file before the work, and options that need a certain form.
 
     Args:
-        json_field: the field that the user names; None where he names none.
-        language: likewise, the language.
+        json_field: the user's field, or None.
+        language: the user's language, or None.
 
     Raises:
-        ValueError: as `recognise`; or an option would have no effect, or the language is unknown.
+        ValueError: as `recognise`; an option would have no effect; the language is unknown.
     """
     if language is not None and language not in languages.CODES:
         raise ValueError(
@@ -137,7 +137,7 @@ def _refuse_binary(path: str, start: bytes) -> None:
 
 
 def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:
-    """JSON that begins an array, or an object that its first line does not end."""
+    """Refuses JSON that begins an array, or an object that does not end in its first line."""
     if first.startswith("["):
         _refuse(path, "a JSON array", "write an object a line, for example with `jq -c '.[]'`")
     if first.startswith("{") and is_whole_line and not first.rstrip().endswith("}"):
@@ -161,9 +161,9 @@ def _refuse_markup(path: str, text: str, first: str) -> None:
 
 
 def _is_table(lines: list[str]) -> bool:
-    """Whether different lines have the same number of cells, as sentences hardly do by chance.
+    """Whether different lines have the same number of cells, which is unlikely for sentences.
 
-    Below names of columns 5 lines are enough, else it takes 10, and 3 cells between commas.
+    Below column names 5 lines are enough. Otherwise 10 are needed, and 3 cells between commas.
     """
     if len(lines) < 5 or not all(lines) or len(set(lines)) < len(lines):
         return False

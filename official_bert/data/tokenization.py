@@ -1,6 +1,6 @@
-"""Vocabularies and word pieces: learn, load and check a `vocab.txt`, and turn sentences into ids.
+"""Vocabularies and word pieces: learn, load and check a `vocab.txt`; convert sentences to ids.
 
-The Rust `tokenizers` library does the work, set so that it agrees with Google's tokenizer.
+The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 
 
 def read_vocabulary(vocab_file: str) -> dict[str, int]:
-    """Token → id of a `vocab.txt` (one token a line, the id its line number counted from 0).
+    """Token → id of a `vocab.txt` (one token per line; the id is the line number, from 0).
 
     Raises:
-        ValueError: the file is missing, unreadable, empty, not UTF-8, holds a token twice, or lacks
-            a special token.
+        ValueError: the file is missing, unreadable, empty, not UTF-8, has a token twice, or lacks a
+            special token.
     """
     try:
-        with open(vocab_file, encoding="utf-8-sig") as file:  # editors of Windows put a mark before
+        with open(vocab_file, encoding="utf-8-sig") as file:  # Windows editors write a mark first
             tokens = [line.strip() for line in file.read().rstrip("\n").split("\n")]
     except FileNotFoundError:
         raise ValueError(
@@ -71,7 +71,7 @@ def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
 
 
 def digest(vocabulary: dict[str, int]) -> str:
-    """A fingerprint of the tokens and their order, as the manifest stores it."""
+    """A fingerprint of the tokens and their order, stored in the manifest."""
     ordered = sorted(vocabulary, key=vocabulary.get)
     return hashlib.sha256("\n".join(ordered).encode("utf-8")).hexdigest()
 
@@ -80,7 +80,7 @@ def load(vocab_file: str, do_lower_case: bool = True) -> Tokenizer:
     """A `tokenizers.Tokenizer` that splits as Google's `FullTokenizer` does.
 
     Args:
-        vocab_file: one token a line.
+        vocab_file: one token per line.
         do_lower_case: lower-case and strip accents, as for the uncased vocabularies.
 
     Example:
@@ -99,11 +99,11 @@ def learn(
 ) -> int:
     """Learns a WordPiece vocabulary, writes it to `vocab_file` and returns its size.
 
-    The special tokens come first ([PAD] is 0). The vocabulary is smaller than `vocab_size` where
-    the text yields no more. The same texts give the same vocabulary.
+    The special tokens come first ([PAD] is 0). The vocabulary is smaller than `vocab_size` if the
+    text has too few pieces. The same texts give the same vocabulary.
 
     Args:
-        texts: lines of text; gone through twice, so an iterator is first made a list.
+        texts: lines of text; read twice, so an iterator is first converted to a list.
 
     Raises:
         ValueError: there is no text, or `vocab_size` is too small.
@@ -116,9 +116,9 @@ def learn(
     alphabet = _alphabet(texts, tokenizer, limit=min(1000, vocab_size // 4))
     if not alphabet:
         raise ValueError("learn a vocabulary: the input holds no text.")
-    # The library numbers what it meets in the order of a randomly seeded hash table, and ties
-    # between merges are broken by those numbers. Given all single characters beforehand it has
-    # nothing left to chance.
+    # The library numbers new characters in the order of a randomly seeded hash table, and breaks
+    # ties between merges by these numbers. If it gets all single characters beforehand, nothing is
+    # random.
     continuing = [f"##{c}" for c in alphabet if _joins_words(c, tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -138,16 +138,16 @@ def learn(
 class SentenceEncoder:
     """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
 
-    Google's tokenizer never looks beyond a space, so the pieces of what stands between two spaces
-    can be kept and looked up: natural text repeats nine of ten. What is new is looked up without
-    the punctuation around it, each sign of which is a piece of its own.
+    Google's tokenizer never looks beyond a space, so the pieces of each string between two spaces
+    can be cached: in natural text nine of ten repeat. A new string is looked up without the
+    punctuation around it, because each sign is a piece of its own.
 
-    `limit` bounds the number of entries, about 200 bytes each. Long ones, and such as have many
-    pieces, as the sentences of a script without spaces, hardly come again and are not kept.
+    `limit` bounds the number of entries, about 200 bytes each. Long strings and strings with many
+    pieces, such as sentences of a script without spaces, hardly repeat and are not cached.
     """
 
     _LONGEST_KEPT, _MOST_PIECES_KEPT = 40, 10  # characters, pieces
-    _AT_ONCE = 1 << 18  # characters; what the library returns takes some 200 bytes a piece
+    _AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
         self._tokenizer = tokenizer
@@ -164,7 +164,7 @@ class SentenceEncoder:
         find = self._pieces.__getitem__
         encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
         for word in new:
-            for text in (word, word.strip(string.punctuation)):  # which may be a word, too
+            for text in (word, word.strip(string.punctuation)):  # which may be a word too
                 if len(text) > self._LONGEST_KEPT or self._has_many_pieces(text):
                     self._pieces.pop(text, None)
         return encoded
@@ -186,7 +186,7 @@ class SentenceEncoder:
                 )
 
     def _look_up(self, texts: Iterable[str]) -> None:
-        """Asks the library for the pieces of `texts`, not too many at once."""
+        """Gets the pieces of `texts` from the library, a limited number at once."""
         batch, size = [], 0
         for text in chain(texts, (None,)):
             if batch and (text is None or size + len(text) > self._AT_ONCE):
@@ -218,8 +218,7 @@ def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
 
 
 def _tokenizer(vocabulary: dict[str, int], do_lower_case: bool) -> Tokenizer:
-    # 200 characters is where Google's tokenizer gives up on a word; the library's own default is
-    # 100.
+    # Google's tokenizer accepts words of up to 200 characters; the library's default is 100.
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=200))
     tokenizer.normalizer = basic_tokenizer.normalizer(do_lower_case)
     tokenizer.pre_tokenizer = basic_tokenizer.pre_tokenizer()
