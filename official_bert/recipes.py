@@ -1,4 +1,4 @@
-"""Recipes: functions that return the stages and the optimizer of a run, with what they reach.
+"""Recipes: functions that return the stages and the optimizer of a run, with their results.
 
     python -m official_bert.run_pretraining --recipe=NAME \
         --bert_config_file=bert_config.json --model_dir=model \
@@ -6,11 +6,11 @@
         --eval_files='records/held_out_{max_seq_length}-*'
 
 is every recipe's command, with a NAME of `RECIPES`, or `--recipe=FILE.py:FUNCTION` for one of your
-own. On few devices add `--gradient_accumulation_steps`: a batch is the global one. A recipe fixes
-what decides the result; flags of the optimizer that are given replace the recipe's.
+own. Batches are global: on few devices add `--gradient_accumulation_steps`. A recipe fixes
+everything that decides the result; flags of the optimizer override the recipe's values.
 
-"Reports" in a docstring is what the source of the recipe measured, with its hardware; a figure
-recalled and not looked up says so. "Measured here" is what this project ran itself.
+In a docstring, "Reports" gives the measurements of the recipe's source, with its hardware; numbers
+that were recalled and not looked up are marked. "Measured here" gives what this project ran itself.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ LAMB_WARMUP_STEPS = 3_125
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What decides a run's result beside the model and the records.
+    """Everything that decides a run's result beside the model and the records.
 
     Args:
-        stages: What is trained, in order.
-        optimizer: How.
-        use_next_sentence_label: Whether the next-sentence task is trained, too.
-        minutes: A wall-clock budget. The updates of the stages are then proportions; how many fit
-            into it is measured when the run begins (`budget.py`).
+        stages: The stages of the run, in order.
+        optimizer: The settings of the optimizer.
+        use_next_sentence_label: Whether the next-sentence task is trained too.
+        minutes: A wall-clock budget. The updates of the stages are then proportions; their number
+            is measured when the run begins (`budget.py`).
     """
 
     stages: tuple[Stage, ...]
@@ -48,10 +48,10 @@ class Recipe:
 
 
 def find(name):
-    """The recipe of a name in `RECIPES`, `budget(MINUTES)`, or that of `FILE.py:FUNCTION`.
+    """The recipe for a name in `RECIPES`, `budget(MINUTES)`, or `FILE.py:FUNCTION`.
 
     Raises:
-        ValueError: if there is none, or it does not return a `Recipe`.
+        ValueError: if there is no such recipe, or it does not return a `Recipe`.
         OSError: if the file cannot be read.
     """
     if minutes := re.fullmatch(r"budget\((.*)\)", name):
@@ -75,16 +75,16 @@ def find(name):
 
 
 def bert_base(batch_size=4_096):
-    """BERT-Base by LAMB in two phases, on as many sequences as the original BERT.
+    """BERT-Base by LAMB in two phases, on the same number of sequences as the original BERT.
 
     The rate and the warm-up follow the LAMB paper's rule for its batch table (`bert_large`); the
     62,500 updates of batch 4,096 are the original's 1,000,000 of 256.
 
     Hardware:  any; 8 GPUs of 40 GB hold the batch in 2 to 8 micro-batches.
-    Time:      2.4e19 model FLOPs (`flops.step_flops`): 67 hours of one device that sustains
+    Time:      2.4e19 model FLOPs (`flops.step_flops`): 67 hours on one device that sustains
                100 TFLOP/s.
     Reports:   no published run. The original BERT-Base, by Adam: SQuAD 1.1 F1 88.5 (recalled).
-    Measured here: the seconds of its updates on a CPU, in `benchmarks/mslt.py`; no whole run.
+    Measured here: the seconds per update on a CPU, in `benchmarks/mslt.py`; no complete run.
     """
     return Recipe(stages=_lamb_two_phase(batch_size, BERT_SEQUENCES))
 
@@ -103,11 +103,11 @@ def bert_large(batch_size=32_768):
         16,384       31,250    3.536e-3    91.345         512           200.0 min
         32,768       15,625    5.000e-3    91.475         1,024         101.2 min
 
-    Hardware:  as in the table; other devices by micro-batches.
+    Hardware:  as in the table; other devices with micro-batches.
     Time:      as in the table.
-    Reports:   the table, from arXiv 1904.00962, table 1. That both phases share one schedule, with
-               no second warm-up, is our reading of it; rates and warm-up are recalled.
-    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    Reports:   the table, from arXiv 1904.00962, table 1. We read it so that both phases share one
+               schedule, with no second warm-up; rates and warm-up are recalled.
+    Measured here: no run; tests check the arithmetic and the schedule.
     """
     return Recipe(stages=_lamb_two_phase(batch_size, PAPER_SEQUENCES))
 
@@ -115,13 +115,13 @@ def bert_large(batch_size=32_768):
 def bert_large_mixed_batch():
     """BERT-Large in 8,599 updates: batch 65,536, then 32,768 with a second warm-up.
 
-    In the second phase the rate rises from zero again. The paper does not print this run's rates;
-    these, with their warm-up of 2,000 and 200 updates, are NVIDIA's for the same batches.
+    In the second phase the rate rises from zero again. The paper does not print this run's rates.
+    These, with a warm-up of 2,000 and 200 updates, are NVIDIA's for the same batches.
 
     Hardware:  1,024 TPUv3 chips.
     Time:      76.19 min there.
     Reports:   SQuAD 1.1 F1 90.584 (arXiv 1904.00962, table 1).
-    Measured here: nothing of a run; tests check the arithmetic and the schedule. Both updates
+    Measured here: no run; tests check the arithmetic and the schedule. Both updates
                compile for that pod and fit; estimates are in `docs/tpu.md`.
     """
     first = _stage_128(steps=7_038, batch_size=65_536, learning_rate=6e-3, warmup_steps=2_000)
@@ -132,14 +132,15 @@ def bert_large_mixed_batch():
 def bert_large_nvidia():
     """BERT-Large as NVIDIA's scripts train it: their rates, decay and variant of LAMB.
 
-    Every tensor has a trust ratio, biases and LayerNorms too; after a warm-up of 28.43 % and
-    12.8 % the rate falls as √(1 - t/T), counted from the start of a phase, so that it drops when
-    the warm-up ends; moments are kept between the phases. Sequences of 512 have 80 predictions.
+    Every tensor has a trust ratio, also biases and LayerNorms. The warm-up is 28.43 % and 12.8 % of
+    the phases. After it the rate falls as √(1 - t/T), counted from the start of a phase, so the
+    rate drops when the warm-up ends. Moments are kept between the phases. Sequences of 512 have 80
+    predictions.
 
     Hardware:  256 A100.
     Time:      1.2 h (their PyTorch), 2.02 h (their TensorFlow 2).
     Reports:   SQuAD 1.1 F1 90.96 and 90.94; final pre-training loss about 1.24.
-    Measured here: nothing of a run; tests check the schedule against their formula.
+    Measured here: no run; tests check the schedule against their formula.
     """
     decay = {"decay_power": 0.5, "decay_from": "start"}
     first = _stage_128(
@@ -169,7 +170,7 @@ def bert_base_adamw():
     Hardware:  4 Cloud TPUs (16 chips).
     Time:      4 days there (recalled).
     Reports:   SQuAD 1.1 F1 88.5 (recalled, arXiv 1810.04805).
-    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    Measured here: no run; tests check the arithmetic and the schedule.
     """
     return Recipe(stages=_adamw_two_phase(256), optimizer=Optimizer(type="adamw"))
 
@@ -178,12 +179,12 @@ def bert_large_adamw():
     """BERT-Large by AdamW at batch 512: the baseline of the LAMB paper's table.
 
     The paper does not print its rate; 1e-4 and 10,000 updates of warm-up are the original BERT's.
-    A comparison at larger batches wants AdamW tuned as much as LAMB (arXiv 2102.06356).
+    For a comparison at larger batches, tune AdamW as much as LAMB (arXiv 2102.06356).
 
     Hardware:  16 TPUv3 chips.
     Time:      81.4 h there.
     Reports:   SQuAD 1.1 F1 90.395 (arXiv 1904.00962, table 1).
-    Measured here: nothing of a run; tests check the arithmetic and the schedule.
+    Measured here: no run; tests check the arithmetic and the schedule.
     """
     return Recipe(stages=_adamw_two_phase(512), optimizer=Optimizer(type="adamw"))
 
@@ -192,27 +193,27 @@ def bert_large_adamw():
 
 
 def bert_base_mslt():
-    """BERT-Base by MSLT: 3 + 3 + 3 + 3 layers, then all; `bert_base`'s updates and batches.
+    """BERT-Base by MSLT: 3 + 3 + 3 + 3 layers, then all, with `bert_base`'s updates and batches.
 
     Hardware:  as `bert_base`.
     Time:      1.58× fewer model FLOPs than `bert_base`. Five equal phases of one length cost
-               9 + 12 + 15 + 18 + 36 of 5 · 36 layers, 2.0× fewer; but the tenth of the updates at
+               9 + 12 + 15 + 18 + 36 of 5 · 36 layers, 2.0× fewer. But the tenth of the updates at
                length 512 trains all layers in both runs. The paper reports more than 110 %
                speed-up, communication included.
     Reports:   "no significant degradation" (arXiv 2011.13635), with the authors' own schedule.
     Measured here: five equal phases at length 128 take 1.96× less time than `bert_base`'s updates
-               on four CPU cores, at batch 16 (`benchmarks/mslt.py`); no whole run.
+               on four CPU cores, at batch 16 (`benchmarks/mslt.py`); no complete run.
     """
     return Recipe(stages=stacking.mslt(bert_base().stages, (3, 6, 9, 12)))
 
 
 def bert_large_mslt():
-    """BERT-Large by MSLT: 6 layers a stage, then all; `bert_large`'s updates at batch 4,096.
+    """BERT-Large by MSLT: 6 layers per stage, then all; `bert_large`'s updates at batch 4,096.
 
     Hardware:  as `bert_large`.
     Time:      1.60× fewer model FLOPs than `bert_large_4k`; see `bert_base_mslt`.
     Reports:   as `bert_base_mslt`.
-    Measured here: nothing of a run; tests check the arithmetic.
+    Measured here: no run; tests check the arithmetic.
     """
     return Recipe(stages=stacking.mslt(bert_large(4_096).stages, (6, 12, 18, 24)))
 
@@ -223,7 +224,7 @@ def bert_base_progressive_stacking():
     Hardware:  as `bert_base`.
     Time:      1.15× fewer model FLOPs than `bert_base`.
     Reports:   about 25 % less time to the same quality (recalled; Gong et al., ICML 2019).
-    Measured here: nothing of a run; tests check the arithmetic.
+    Measured here: no run; tests check the arithmetic.
     """
     return Recipe(stages=stacking.doubling(bert_base().stages, (3, 6, 12)))
 
@@ -232,12 +233,13 @@ def bert_base_progressive_stacking():
 
 
 def demo():
-    """Minutes on two CPU cores: a small BERT on the documentation that Python carries.
+    """A small BERT on the documentation that comes with Python: minutes on two CPU cores.
 
-    The short sequences of the first stage are the way off the plateau on which a model knows word
-    frequencies alone (`docs/recipes.md`); the second stage, with a warm-up of its own and a quarter
-    of its tokens masked, teaches the rest. No next sentence: its head stayed within a point of the
-    majority label on this text, and the same updates teach more about words without it.
+    With the short sequences of the first stage, the model leaves the plateau where it knows only
+    word frequencies (`docs/recipes.md`). The second stage teaches the rest, with a warm-up of its
+    own and a quarter of its tokens masked. There is no next-sentence task: on this text its head
+    stayed within a point of the majority label, and the same updates teach more about words
+    without it.
 
     Command: `make demo`.
     """
@@ -265,12 +267,12 @@ def demo():
 def small():
     """A small BERT for a laptop: two phases, 128 → 512, on some 10 million tokens.
 
-    The model has 4 layers of 256, 4 heads, 1,024 inside, 8,192 word pieces, 512 positions;
-    `docs/recipes.md` has the commands from text to records.
+    The model has 4 layers of width 256, 4 heads, feed-forward width 1,024, 8,192 word pieces and
+    512 positions. `docs/recipes.md` has the commands from text to records.
 
     Hardware:  a CPU.
     Time:      57 minutes on one core.
-    Reports:   nothing; it is this project's.
+    Reports:   nothing; the recipe is this project's.
     Measured here: all of it with version 0.1.0, `docs/results/small_wiki.md`: held-out masked-LM
                loss 6.409 nats, accuracy 13.4 % (the most frequent token: 4.3 %), next sentence
                69.6 %. It ends on the plateau (`docs/recipes.md`).
@@ -283,25 +285,26 @@ def small():
 def small_mslt():
     """`small` by MSLT, 1 + 1 + 1 + 1 layers and then all, with a longer first and last stage.
 
-    The paper's equal stages end the first one on the plateau of word frequencies in a run as short
-    as this, and give the last, where most is learned, too few updates (`docs/stacking.md`).
+    In such a short run, the paper's equal stages would end the first stage on the plateau of word
+    frequencies, and give too few updates to the last one, which teaches most (`docs/stacking.md`).
 
     Hardware:  a CPU.
     Time:      1.54× fewer model FLOPs than `small`.
-    Reports:   nothing; it is this project's.
+    Reports:   nothing; the recipe is this project's.
     Measured here: with equal stages, beside `small`: 32 minutes on one core, held-out masked-LM
-               loss 6.456 nats, accuracy 13.4 %, next sentence 65.4 %; with these, no whole run.
+               loss 6.456 nats, accuracy 13.4 %, next sentence 65.4 %; with these stages, no
+               complete run.
     """
     stages = stacking.mslt(small().stages, (1, 2, 3, 4), first_share=0.4, last_share=0.45)
     return Recipe(stages=stages)
 
 
 def budget(minutes):
-    """`small` in `minutes` of wall-clock time on the machine at hand: `--recipe='budget(20)'`.
+    """`small` in `minutes` of wall-clock time on this machine: `--recipe='budget(20)'`.
 
-    The stages keep their proportions. How many updates fit is measured before the first one,
-    written into `run.json`, and from then on fixed: the run ends with the weights of one that was
-    given this number, and a run that is resumed, on a slower machine too, makes as many.
+    The stages keep their proportions. The number of updates is measured before the first one,
+    written into `run.json`, and then fixed. So the run ends with the weights of a run with this
+    number of updates, and a resumed run makes the same number, even on a slower machine.
 
     Hardware:  any.
     Time:      `minutes`, without start-up.
@@ -316,11 +319,11 @@ def _budget_of(text):
         raise ValueError(f"budget(MINUTES) needs a number; got {text!r}.") from None
 
 
-# How they are made
+# How recipes are made
 
 
 def _lamb_two_phase(batch_size, sequences):
-    """Rate ∝ √batch and constant warm-up steps, over as many sequences at any batch size."""
+    """Rate ∝ √batch and constant warm-up steps, for the same number of sequences at any batch."""
     rate = LAMB_RATE_AT_32K * math.sqrt(batch_size / 32_768)
     return _two_phase(batch_size, sequences // batch_size, rate, LAMB_WARMUP_STEPS)
 

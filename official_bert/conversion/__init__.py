@@ -1,1 +1,1 @@
-"""BERT checkpoints of every dialect, in and out; one table of names, `names.py`, drives all."""
+"""Reads and writes BERT checkpoints of every format, with one table of names, `names.py`."""

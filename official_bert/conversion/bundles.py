@@ -1,8 +1,8 @@
 """TensorFlow checkpoints, read and written: TensorFlow 1's and ours by name, tf-models' by object.
 
-An object checkpoint's keys follow the attributes of the objects that were saved and differ from
-class to class; but each variable's own name stands in the object graph beside them, and ends alike
-in all of tf-models' encoders and pretrainers. So variables are found by the ends of their names.
+An object checkpoint's keys follow the attributes of the saved objects, and differ between classes.
+But the object graph also holds each variable's own name, whose end is the same in all of tf-models'
+encoders and pretrainers. So variables are found by the ends of their names.
 """
 
 import math
@@ -23,7 +23,7 @@ _OBJECT_SLOTS = {  # by a part of the key, the form of the full name
     "/_variables/": re.compile(r"[^/]+/(?P<slot>[mv])/(?P<name>.+)"),
     "/.OPTIMIZER_SLOT/": re.compile(r"[^/]+/(?P<name>.+)/(?P<slot>[mv])"),
 }
-_COUNTERS = re.compile(  # what belongs to the training alone
+_COUNTERS = re.compile(  # variables of the training alone
     r"(global_step|save_counter|beta[12]_power|.*/(beta[12]_power|iterations?|iter|skipped_updates)"
     r"|(optimizer|loss_scale|model/optimizer)/.+|(.+_)?loss_scale.*|(.+/)?good_steps)"
 )
@@ -33,13 +33,13 @@ _OTHER_ENDS = {  # names of the same variables in older classes of tf-models
     "predictions/transform/logits/kernel": "next_sentence/logits/kernel",
     "predictions/transform/logits/bias": "next_sentence/logits/bias",
 }
-_PART_BYTES = 128e6  # of a checkpoint; two parts are in memory at once
+_PART_BYTES = 128e6  # per part of a checkpoint; two parts are in memory at once
 
 
 def read(prefix, config):
     """(dialect, tensors and slots by official name, counters, leftovers by their own name).
 
-    Slots are called `<name>/adam_m` and `<name>/adam_v`, whatever the optimizer was.
+    Slots are called `<name>/adam_m` and `<name>/adam_v` for every optimizer.
 
     Raises:
         ValueError: the checkpoint cannot be read.
@@ -58,7 +58,7 @@ def read(prefix, config):
 
 
 def reason(error):
-    """The first line of what TensorFlow says, without where in its graph that was."""
+    """The first line of TensorFlow's error, without the place in its graph."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", first)
 
@@ -79,7 +79,7 @@ def _read_names(tensors, config):
     found, counters, others = {}, {}, {}
     for name, tensor in tensors.items():
         slot = _SLOT.fullmatch(name)
-        # Some optimizers put their own name between that of the variable and that of the slot.
+        # Some optimizers insert their own name between the variable's and the slot's.
         owners = (slot[1], slot[1].rpartition("/")[0]) if slot else ()
         owner = next((owner for owner in owners if owner in official), None)
         if name in official:
@@ -116,7 +116,7 @@ def _read_objects(tensors, config):
             others[key] = tensor
         else:
             found[official] = _official_layout(tensor, row, config)
-    # A head with a dense layer of its own reads that one, and not the encoder's pooler.
+    # A head with a dense layer of its own uses that layer, not the encoder's pooler.
     unread = {
         f"{name} of the encoder, which no head reads": found[name]
         for name in of_heads
@@ -134,7 +134,7 @@ def _name_and_slot(full_name, key):
 
 
 def _row(rows, name):
-    """The row that a full name ends in, and how it ends."""
+    """The row whose name is the end of a full name, and that end."""
     parts = name.split("/")
     for first in range(len(parts)):
         end = "/".join(parts[first:])
@@ -152,7 +152,7 @@ def _official_layout(tensor, row, config):
 
 
 def _with_heads(row, config):
-    """The shape in tf-models' encoders, where attention's heads are an axis."""
+    """The shape in tf-models' encoders, where the attention heads are an axis."""
     shape, heads = names.shape(row, config), (config.num_attention_heads, config.head_size)
     if "/attention/self/" in row.official:
         return (*shape[:-1], *heads)
@@ -165,7 +165,7 @@ def write(prefix, tensors):
     """Writes a checkpoint with plain names, two parts at a time in memory.
 
     Args:
-        prefix: where, in a folder that nobody reads yet.
+        prefix: of the checkpoint, in a folder that is not read yet.
         tensors: `Tensor`s by name.
 
     Raises:
@@ -179,7 +179,7 @@ def write(prefix, tensors):
         parts[-1].append((name, tensor, size))
     prefixes = [f"{prefix}_part_{index}" for index in range(len(parts))]
     try:
-        # Two at a time: while one is on its way to the disk the next is read and transposed.
+        # Two at a time: while one is written to the disk, the next is read and transposed.
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(_write_part, parts, prefixes))
         with tf.device("CPU:0"):

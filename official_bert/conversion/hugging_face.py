@@ -8,7 +8,7 @@ from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
 
 _FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
-_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value our model computes
+_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value that our model supports
     "model_type": "bert",
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
@@ -22,7 +22,7 @@ _ARCHITECTURES = {
     ("encoder", "masked_lm"): "BertForMaskedLM",
     ("encoder", "pooler", "next_sentence"): "BertForNextSentencePrediction",
 }  # of others: BertForPreTraining
-_COPIES = {  # what old files hold twice
+_COPIES = {  # variables that old files contain twice
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
     "bert.embeddings.position_ids": None,
@@ -55,7 +55,7 @@ def read(file, config):
 
 
 def wrote(values):
-    """Whether what a `config.json` holds is in Hugging Face's words, not in the official ones."""
+    """Whether the values of a `config.json` are in Hugging Face's form, not in the official one."""
     keys = "model_type", "architectures", "transformers_version"
     return isinstance(values, dict) and not values.keys().isdisjoint(keys)
 
@@ -64,7 +64,7 @@ def read_config(values, file):
     """The `BertConfig` that a `config.json` describes.
 
     Raises:
-        ValueError: it describes another model than ours.
+        ValueError: it describes a model that ours cannot compute.
     """
     for key, only in _UNLIKE_BERT.items():
         if values.get(key, only) != only:
@@ -78,7 +78,7 @@ def read_config(values, file):
 
 
 def _activation(values):
-    """In Hugging Face's words "gelu" is the exact one; in the official ones, the approximation."""
+    """In Hugging Face's form "gelu" is the exact one; in the official form, the approximation."""
     name = values.get("hidden_act", "gelu")
     return _FROM_HF.get(name, name) if isinstance(name, str) else name
 
@@ -102,7 +102,7 @@ def write_config(source):
 
 
 def _safetensors(file):
-    """The tensors of one file, or of all that an index names."""
+    """The tensors of one file, or of all files in an index."""
     if file.suffix != ".json":
         return safetensors_files.read(file)
     try:
@@ -125,7 +125,7 @@ def _safetensors(file):
 
 
 def _modern(name):
-    """Today's name of a variable that older files, or files without heads, call otherwise."""
+    """Today's name of a variable that has another name in older files or files without heads."""
     for old, new in (
         (".LayerNorm.gamma", ".LayerNorm.weight"),
         (".LayerNorm.beta", ".LayerNorm.bias"),

@@ -1,9 +1,9 @@
 """`.keras` files of a `BertPretrainer`, read and written a tensor at a time, without the model.
 
-Such a file is a ZIP archive of a configuration and an HDF5 file, whose paths Keras makes up from
-the attributes of the layers. Which path is which variable is asked of Keras: it saves a model of as
-many layers in which everything else is as small as can be, and each variable holds its own number.
-Nothing in a file is trusted, and nothing of it is run: Keras itself would make whatever objects it
+Such a file is a ZIP archive of a configuration and an HDF5 file, whose paths Keras derives from the
+attributes of the layers. To find the variable of each path, Keras saves a model with the same
+number of layers and everything else as small as possible, in which each variable holds its own
+number. Nothing in a file is trusted or executed: Keras itself would create any object that a file
 names.
 """
 
@@ -26,14 +26,14 @@ from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
-_MAX_CONFIG = 1_000_000  # bytes of a configuration, of which some 1,000 are usual
+_MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
 
 
 def read_config(file):
-    """The `BertConfig` that a `.keras` file carries.
+    """The `BertConfig` in a `.keras` file.
 
     Raises:
-        ValueError: it is damaged, or holds something else than a `BertPretrainer`.
+        ValueError: it is damaged, or does not hold a `BertPretrainer`.
     """
     with _archive(file) as archive:
         try:
@@ -73,13 +73,13 @@ def write(path, source):
     """
     try:
         _write(path, source)
-    except RuntimeError as error:  # of HDF5, whatever was the matter
+    except RuntimeError as error:  # HDF5 raises it for every problem
         raise OSError(f"Cannot write {path}: {str(error).splitlines()[0]}") from None
 
 
 def _write(path, source):
-    # HDF5 does not write from first byte to last, as an archive is; so it writes a file of holes,
-    # and the values are put in on the way into the archive.
+    # An archive is written from first byte to last, but HDF5 does not write in this order. So HDF5
+    # writes a file with holes, and the values are inserted while it is copied into the archive.
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path, "w") as target:
         small, form = pathlib.Path(folder, "model.keras"), pathlib.Path(folder, "form.h5")
         official = _save_small(small, source.config.num_hidden_layers)
@@ -103,7 +103,7 @@ def _write(path, source):
 
 
 def _write_form(path, small, official, config):
-    """Writes an HDF5 file like the small model's with a hole for each variable's values.
+    """Writes an HDF5 file like the small model's, with a hole for the values of each variable.
 
     Returns:
         (first byte, official name) of each.
@@ -127,7 +127,7 @@ def _write_form(path, small, official, config):
     return places
 
 
-# How Keras calls the variables
+# Keras' names of the variables
 
 
 @functools.lru_cache(maxsize=1)
@@ -138,7 +138,7 @@ def _official_names(num_hidden_layers):
 
 
 def _save_small(file, num_hidden_layers):
-    """Saves a small model with as many layers; returns path → official name."""
+    """Saves a small model with the same number of layers; returns path → official name."""
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
@@ -161,16 +161,16 @@ def _save_small(file, num_hidden_layers):
     return {place: paths[int(tensor.read().flat[0])] for place, tensor in _held(file).items()}
 
 
-# Reading what anyone may have made
+# Reading untrusted files
 
 
 def _held(file):
-    """The variables in a file by path; their values are read when they are asked for."""
+    """The variables in a file by path; their values are read on demand."""
     with _archive(file) as archive:
         try:
             _check_sum(archive)
             window = _Window(file, *_place(archive, file))
-            # Links that lead out of the file are not followed by this walk.
+            # This walk does not follow links that lead out of the file.
             held, hdf5 = {}, h5py.File(window, "r")
             hdf5.visititems(lambda path, item: held.update(_entry(file, path, item)))
         except _DAMAGE as error:
@@ -195,7 +195,7 @@ def _entry(file, path, item):
     return {path: Tensor(item.shape, dtype, read_values)}
 
 
-_DAMAGE = (  # what the two libraries raise for a file that is not what it says
+_DAMAGE = (  # errors of the two libraries for a damaged file
     ValueError,
     KeyError,
     OSError,
@@ -224,7 +224,7 @@ def _archive(file):
 
 
 def _check_sum(archive):
-    """Has `zipfile` compare the sum of the weights, which it does at the end of them."""
+    """Makes `zipfile` compare the checksum of the weights, by reading to their end."""
     with archive.open(_WEIGHTS) as weights:
         while weights.read(1 << 20):
             pass
@@ -235,13 +235,13 @@ def _place(archive, file):
     entry = archive.getinfo(_WEIGHTS)
     with open(file, "rb") as opened:
         opened.seek(entry.header_offset)
-        header = opened.read(30)  # of fixed length; behind it are a name and an extra field
+        header = opened.read(30)  # of fixed length; a name and an extra field follow
     lengths = (int.from_bytes(header[start : start + 2], "little") for start in (26, 28))
     return entry.header_offset + 30 + sum(lengths), entry.file_size
 
 
 class _Window(io.RawIOBase):
-    """A part of a file as a file: `zipfile` reads from the start for each step back."""
+    """A part of a file as a file: `zipfile` would read from the start for each step back."""
 
     def __init__(self, path, start, size):
         super().__init__()

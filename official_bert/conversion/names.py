@@ -1,24 +1,24 @@
-"""What each variable of a BERT is called in each dialect: one row a variable, one column a dialect.
+"""The name of each BERT variable in each format: one row per variable, one column per format.
 
-The official TensorFlow 1 names are the language in between; our own models and checkpoints use
-them as they are. Adding a dialect is adding a column.
+Every conversion goes through the official TensorFlow 1 names; our own models and checkpoints use
+them too. To add a format, add a column.
 """
 
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One variable, or one in each layer where the names hold `{i}`.
+    """One variable, or one per layer if the names contain `{i}`.
 
     Attributes:
-        part: what it belongs to: "encoder", "pooler", "masked_lm" or "next_sentence".
-        shape: its axes in the official layout, by letter: V word pieces, P positions, T segments,
-            H hidden, F feed-forward, 2 as it stands.
+        part: "encoder", "pooler", "masked_lm" or "next_sentence".
+        shape: its axes in the official layout, by letter: V word pieces, P positions, T segments, H
+            hidden, F feed-forward, 2 literally.
         official: its name in TensorFlow 1 checkpoints.
         hugging_face: its name in `model.safetensors`; kernels are transposed there.
-        tf_models: how its name ends in object checkpoints of tf-models, where attention's kernels
+        tf_models: the end of its name in object checkpoints of tf-models, where attention's kernels
             have an axis for the heads.
-        transposed: the dialects whose layout is the transposed one.
+        transposed: the formats whose layout is transposed.
     """
 
     part: str
@@ -157,7 +157,7 @@ PARTS = ("encoder", "pooler", "masked_lm", "next_sentence")
 
 
 def rows(config):
-    """The rows of a model, those of layers written out for each layer, in the model's order."""
+    """The rows of a model in the model's order, with one row per layer for variables of layers."""
     of_layers = [row for row in TABLE if "{i}" in row.official]
     first = TABLE.index(of_layers[0])
     return [
@@ -181,7 +181,7 @@ def shape(row, config):
 
 
 def listed(found):
-    """Some of a list's items and how many there are more."""
+    """Some items of a list and the number of the others."""
     more = len(found) - _MOST_NAMES
     return ", ".join(map(_shown, sorted(found)[:_MOST_NAMES])) + (
         f" and {more} more" if more > 0 else ""
@@ -189,7 +189,7 @@ def listed(found):
 
 
 def _shown(name):
-    """A name that anyone may have chosen, fit for one line of a terminal."""
+    """An untrusted name, made safe for one line of a terminal."""
     name = name if name.isprintable() else ascii(name)[1:-1]
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…{name[-20:]}"
 

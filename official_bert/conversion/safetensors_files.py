@@ -1,8 +1,8 @@
-"""Safetensors files: read a tensor at a time, and written so, in constant memory.
+"""Safetensors files, read and written one tensor at a time, in constant memory.
 
-The format: the length of a header as 8 bytes, the header (JSON: name → type, shape and the range
-of bytes behind it), the bytes of all tensors, little-endian, in C order. Nothing in a file is
-trusted: its ranges have to fill it without a gap, so that every byte belongs to one tensor.
+The format: the length of a header as 8 bytes, the header (JSON: name → type, shape and the range of
+bytes after it), the bytes of all tensors, little-endian, in C order. Nothing in a file is trusted:
+its ranges must fill it without a gap, so that every byte belongs to one tensor.
 """
 
 import json
@@ -30,14 +30,14 @@ DTYPES = {
     "BOOL": np.dtype("?"),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MAX_HEADER = 100_000_000  # bytes, as the format has it
+_MAX_HEADER = 100_000_000  # bytes, the limit of the format
 
 
 def read(path: str | os.PathLike) -> dict[str, Tensor]:
-    """The tensors of a file by name; their bytes are read when they are asked for.
+    """The tensors of a file by name; their bytes are read on demand.
 
     Raises:
-        ValueError: it is not such a file, or not a whole one.
+        ValueError: it is not such a file, or it is incomplete.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -64,10 +64,10 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
 
 
 def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Writes tensors in their order, one at a time in memory; marked as PyTorch's layout.
+    """Writes tensors in order, with one at a time in memory; marked as PyTorch's layout.
 
     Raises:
-        ValueError: the format has no such type.
+        ValueError: the format does not have the type of a tensor.
         OSError: it cannot be written.
     """
     tensors = list(tensors)

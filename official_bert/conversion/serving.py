@@ -1,4 +1,4 @@
-"""A model as a SavedModel, to be served without this package."""
+"""Writes a model as a SavedModel, to be served without this package."""
 
 import shutil
 
@@ -19,14 +19,14 @@ def save(folder, source):
     serving_default: `input_ids`, `input_mask`, `segment_ids` (B, S) and `masked_lm_positions`
     (B, P), int32 → `masked_lm_logits` (B, P, V) and `next_sentence_logits` (B, 2).
 
-    text: `sentences` (B,), strings in which `[MASK]` stands for a blank → the same logits, and
-    `input_ids` (B, S) and `masked_lm_positions` (B, P), padded with 0. Only where the source has a
+    text: `sentences` (B,), strings in which `[MASK]` marks a blank → the same logits, and
+    `input_ids` (B, S) and `masked_lm_positions` (B, P), padded with 0. Only if the source has a
     vocabulary.
     """
     model = BertPretrainer(source.config, seed=None, dtype="float32")
     module = tf.Module()
     module.variables_of_model = [variable.value for variable in model.weights]
-    for variable in module.variables_of_model:  # graphs need its shape alone; see `_fill`
+    for variable in module.variables_of_model:  # graphs need only its shape; see `_fill`
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros(()))
     integers = tf.TensorSpec((None, None), tf.int32)
     names = "input_ids", "input_mask", "segment_ids", "masked_lm_positions"
@@ -56,7 +56,7 @@ def save(folder, source):
                 "masked_lm_positions": tf.cast(blanks.to_tensor(), tf.int32),
             }
             shown = {name: inputs[name] for name in ("input_ids", "masked_lm_positions")}
-            return {**of_ids(inputs), **shown}  # the one graph of the model
+            return {**of_ids(inputs), **shown}  # the same graph of the model
 
         signatures["text"] = of_text
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
@@ -69,7 +69,7 @@ def save(folder, source):
 
 
 def _fill(folder, model, source):
-    """Puts the weights in, a part at a time in memory; the model was saved with none."""
+    """Inserts the weights, with one part at a time in memory; the model was saved without them."""
     variables, filled = folder / "variables", folder / "variables_filled"
     reader = tf.train.load_checkpoint(str(variables / "variables"))
     tensors = {
@@ -81,4 +81,4 @@ def _fill(folder, model, source):
     bundles.write(filled / "variables", tensors | {bundles.OBJECT_GRAPH: graph})
     shutil.rmtree(variables)
     filled.rename(variables)
-    (folder / "fingerprint.pb").unlink(missing_ok=True)  # it was that of the other variables
+    (folder / "fingerprint.pb").unlink(missing_ok=True)  # it was of the empty variables

@@ -1,7 +1,7 @@
-"""Opens a checkpoint of any dialect: what it is is seen by looking, and nothing is guessed.
+"""Opens a checkpoint of any format. The format is recognised from the content, never guessed.
 
-What comes out is the same for all: `Tensor`s under the official names and in their layout, the
-configuration, the vocabulary, and all that found no place, by name.
+The result is the same for all formats: `Tensor`s with the official names and layout, the
+configuration, the vocabulary, and the names of all variables that belong to no BERT.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths
 
-# Released folders hold both, and by "gelu" these mean two functions: each dialect has its own.
+# Released folders hold both files. "gelu" means a different function in each, so each format uses
+# its own.
 CONFIG_NAMES = {
     "bundle": ("bert_config.json", "config.json"),
     "keras": ("bert_config.json", "config.json"),
@@ -34,18 +35,18 @@ SAFETENSORS = "model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint that was opened, not yet read.
+    """A checkpoint that is open; its tensors are read later.
 
     Attributes:
         path: the file or prefix.
         dialect: "Hugging Face", "TensorFlow 1", "tf-models" or "Keras".
-        weights: by official name.
-        slots: moments by official name with `/adam_m` or `/adam_v` behind it.
-        counters: names of what belongs to the training alone, such as `global_step`.
-        left_over: by their own names, what belongs to no variable of a BERT.
-        config: its shape.
-        vocab_file: its `vocab.txt`; None where none was found or named.
-        do_lower_case: whether the vocabulary is an uncased one; None without a vocabulary.
+        weights: {official name: tensor}.
+        slots: moments, {official name with the suffix `/adam_m` or `/adam_v`: tensor}.
+        counters: names of variables of the training alone, such as `global_step`.
+        left_over: own names of variables that belong to no BERT.
+        config: the shape of the model.
+        vocab_file: its `vocab.txt`; None if none was found or given.
+        do_lower_case: whether the vocabulary is uncased; None without a vocabulary.
     """
 
     path: str
@@ -60,7 +61,7 @@ class Source:
 
     @property
     def parts(self):
-        """Those of `names.PARTS` that it holds, whole or not."""
+        """Those of `names.PARTS` that it holds, complete or not."""
         rows = names.rows(self.config)
         return tuple(
             part
@@ -70,15 +71,15 @@ class Source:
 
 
 def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_case=None) -> Source:
-    """Opens a checkpoint of any dialect; see `Source`.
+    """Opens a checkpoint of any format; see `Source`.
 
     Args:
         path: a folder, a checkpoint's prefix, or one of its files.
-        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it,
-            for Hugging Face's form the second first.
+        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it.
+            For Hugging Face's format the second is preferred.
         vocab_file: its vocabulary; default: the `vocab.txt` beside it, if there is one.
-        do_lower_case: whether the vocabulary is an uncased one; default: what
-            `tokenizer_config.json` says, or else whether it holds no upper-case letter.
+        do_lower_case: whether the vocabulary is uncased; default: the value in
+            `tokenizer_config.json`, or else True if it has no upper-case letter.
 
     Raises:
         ValueError: there is no checkpoint, it is not a BERT's, or it is damaged.
@@ -104,14 +105,14 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
 
 
 def open_for(config, path) -> Source:
-    """Opens a checkpoint of any dialect, for a model of this configuration to start from.
+    """Opens a checkpoint of any format, as the start of a model with this configuration.
 
-    What of it the model has no variable for is left over. An address such as `gs://bucket/a.ckpt`
-    is that of a TensorFlow checkpoint, which TensorFlow itself reads from there.
+    Variables that the model does not have are left over. An address such as `gs://bucket/a.ckpt`
+    must be of a TensorFlow checkpoint; TensorFlow itself reads it from there.
 
     Raises:
-        ValueError: as `open_checkpoint`; or a configuration beside it says that the same weights
-            meant something else there.
+        ValueError: as `open_checkpoint`; or a configuration beside it gives the same weights
+            another meaning.
         OSError: a file cannot be read.
     """
     if local_paths.is_address(path):
@@ -137,7 +138,7 @@ def _open(kind, file, config):
 
 
 def _check_same_meaning(config, other, file):
-    """Raises ValueError where the shapes would not show that the two models differ."""
+    """Raises ValueError if the two models differ in a way that the shapes do not show."""
     for name in "num_attention_heads", "hidden_act":
         ours, theirs = (_SAME.get(v, v) for v in (getattr(config, name), getattr(other, name)))
         if ours != theirs:
@@ -149,7 +150,7 @@ def _check_same_meaning(config, other, file):
 
 
 def check(source, parts, ignore_left_over=False):
-    """Raises ValueError unless `parts` are there whole, in their shapes, and nothing else is."""
+    """Raises ValueError unless `parts` are complete, in their shapes, and nothing else is there."""
     rows = [row for row in names.rows(source.config) if row.part in parts]
     shapes = {row.official: names.shape(row, source.config) for row in rows}
     missing = [f"{n} {shape}" for n, shape in shapes.items() if n not in source.weights]
@@ -181,11 +182,11 @@ def check(source, parts, ignore_left_over=False):
         )
 
 
-# Which file it is
+# Finding the file
 
 
 def _find(path):
-    """(kind, file): a reader's name and what it is to read."""
+    """(kind, file): a reader's name and the file or prefix for it."""
     path = path.parent / path.name.removesuffix(".index")
     if path.suffix == ".keras" and path.is_file():
         return "keras", path
@@ -233,13 +234,13 @@ def _one_in(folder):
 
 
 def _newest(folder):
-    """What the file `checkpoint` names, which TensorFlow and our training loop leave."""
+    """The checkpoint named in the file `checkpoint`, which TensorFlow and our trainer write."""
     try:
         first = (folder / "checkpoint").read_text(encoding="utf-8").splitlines()[0]
         name = json.loads(first.removeprefix("model_checkpoint_path:"))
     except (OSError, ValueError, IndexError):
         return None
-    file = folder / pathlib.PurePath(str(name)).name  # wherever it was when it was written
+    file = folder / pathlib.PurePath(str(name)).name  # the folder may have been moved
     return file if file.with_name(f"{file.name}.index").is_file() else None
 
 
@@ -262,7 +263,7 @@ _UNPICKLE = (
 
 
 def _beside(file, candidates, given):
-    """The file that was given; or that lies beside the checkpoint, or in the folder above."""
+    """The given file; or the one beside the checkpoint, or in the folder above."""
     if given:
         return pathlib.Path(given)
     places = [folder / name for folder in (file.parent, file.parent.parent) for name in candidates]

@@ -1,6 +1,6 @@
-"""Writes a model in a dialect: a folder with weights, configuration and vocabulary.
+"""Writes a model in a format: a folder with weights, configuration and vocabulary.
 
-A folder is written under another name and renamed when whole.
+A folder is written under a temporary name and renamed when complete.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from official_bert.conversion import (
 
 
 class Target(NamedTuple):
-    """A dialect to write.
+    """A format to write.
 
     Attributes:
-        write: function of (folder, source) that writes all of it.
+        write: function of (folder, source) that writes all files.
         holds_slots: whether moments can be written.
-        needs_heads: whether it holds whole pre-training models only.
-        needs_vocabulary: whether it cannot be used without one.
+        needs_heads: whether it can hold only complete pre-training models.
+        needs_vocabulary: whether it needs a vocabulary.
     """
 
     write: object
@@ -38,10 +38,10 @@ class Target(NamedTuple):
 
 @contextlib.contextmanager
 def whole_folder(folder):
-    """A folder that appears under its name when the work in it is done, or not at all.
+    """A folder that appears under its name only when the work in it is complete.
 
     Raises:
-        ValueError: there is something at its place.
+        ValueError: a file or folder of this name exists.
     """
     folder = pathlib.Path(folder).absolute()
     there = folder.is_symlink() or folder.exists()
@@ -69,7 +69,7 @@ def whole_folder(folder):
 
 
 def _forget_killed(folder):
-    """Removes what conversions to the same folder left that were killed."""
+    """Removes the leftovers of killed conversions to the same folder."""
     for aside in folder.parent.glob(f".writing-{glob.escape(folder.name)}-*"):
         process = aside.name.rpartition("-")[2]
         if process.isdecimal() and not os.path.exists(f"/proc/{process}"):

@@ -1,8 +1,8 @@
 """Raw text to ids inside a TensorFlow graph, for a SavedModel that is served without Python.
 
-TensorFlow alone has no word pieces. What the tokenizer does to each character (clean it, lower-case
-it, take its accents off, set it apart) is asked of the tokenizer itself, once, and kept in tables
-of code points; the longest-match search of WordPiece is a loop over lookups.
+TensorFlow alone has no word pieces. The tokenizer itself tells once what it does to each character
+(clean it, lower-case it, strip its accents, separate it), and the answers are kept in tables of
+code points. The longest-match search of WordPiece is a loop over lookups.
 """
 
 import numpy as np
@@ -10,23 +10,23 @@ import tensorflow as tf
 
 from official_bert.data import tokenization
 
-_TABLE_END = 0x32400  # from here on no character is changed or set apart, but for
+_TABLE_END = 0x32400  # from here on no character is changed or separated, except
 _TAGS = range(0xE0000, 0xE1000)  # these, and
-_PRIVATE = 0xF0000  # from here on all alike
+_PRIVATE = 0xF0000  # from here on all are treated alike
 _LONGEST_WORD = 200  # characters, beyond which a word is unknown
 _LETTER, _SPACE, _SIGN = range(3)
 
 
 class TextToIds(tf.Module):
-    """Sentences to ids, as `tokenization.load` makes them, [CLS] and [SEP] included.
+    """Converts sentences to the ids of `tokenization.load`, with [CLS] and [SEP].
 
     Args:
         vocab_file: the vocabulary.
-        do_lower_case: whether it is an uncased one.
-        max_length: ids of a sentence; what is longer is cut.
+        do_lower_case: whether it is uncased.
+        max_length: maximum ids per sentence; longer ones are cut.
 
     Call arguments:
-        sentences: strings (B,), in which `[MASK]` stands for a blank.
+        sentences: strings (B,), in which `[MASK]` marks a blank.
 
     Returns:
         Ragged ids (B, (S)), int32.
@@ -99,7 +99,7 @@ class TextToIds(tf.Module):
         return tf.RaggedTensor.from_value_rowids(words, rows[starts], nrows=codes.nrows())
 
     def _word_pieces(self, words):
-        """Words (W,) to ragged ids (W, (pieces)): at each place the longest piece that fits."""
+        """Words (W,) to ragged ids (W, (pieces)), with the longest matching piece at each place."""
         lengths = tf.strings.length(words, "UTF8_CHAR")
         widths = tf.range(1, self._longest_piece + 1)
         left = tf.cast(tf.where(lengths <= _LONGEST_WORD)[:, 0], tf.int32)
@@ -107,7 +107,7 @@ class TextToIds(tf.Module):
 
         def find(left, starts, owners, found):
             texts, ends = tf.gather(words, left), tf.gather(lengths, left)
-            shape = tf.size(left), self._longest_piece  # every width from every place
+            shape = tf.size(left), self._longest_piece  # every width at every place
             pieces = tf.strings.substr(
                 texts[:, None],
                 tf.broadcast_to(starts[:, None], shape),
@@ -117,7 +117,7 @@ class TextToIds(tf.Module):
             prefix = tf.where(starts[:, None] > 0, "##", "")
             ids = self._ids.lookup(prefix + pieces)
             ids = tf.where(starts[:, None] + widths <= ends[:, None], ids, -1)
-            width = tf.reduce_max(tf.where(ids >= 0, widths, 0), axis=1)  # 0: none fits
+            width = tf.reduce_max(tf.where(ids >= 0, widths, 0), axis=1)  # 0: none matches
             best = tf.gather(ids, tf.maximum(width - 1, 0), batch_dims=1)
             best = tf.where(width > 0, best, -1)
             goes_on = (width > 0) & (starts + width < ends)
@@ -137,9 +137,9 @@ class TextToIds(tf.Module):
         return self._with_unknown(owners, found, tf.size(words))
 
     def _with_unknown(self, owners, found, count):
-        """Pieces in the order of their words; [UNK] for a word with a part that nothing fits."""
+        """Pieces in the order of their words; [UNK] for a word that pieces do not cover."""
         bad = tf.math.unsorted_segment_min(found, owners, count)
-        bad = (bad < 0) | (bad == tf.int32.max)  # the second: too long to be looked at
+        bad = (bad < 0) | (bad == tf.int32.max)  # the second: too long to be looked up
         good = ~tf.gather(bad, owners)
         unknown = tf.cast(tf.where(bad)[:, 0], tf.int32)
         owners = tf.concat([owners[good], unknown], axis=0)
@@ -153,7 +153,7 @@ class TextToIds(tf.Module):
 
 
 def _index(codes):
-    """Where the tables have a code point."""
+    """The place of a code point in the tables."""
     tag = _TABLE_END + codes - _TAGS.start
     rest = tf.where(codes < _PRIVATE, _TABLE_END + len(_TAGS), _TABLE_END + len(_TAGS) + 1)
     index = tf.where((codes >= _TAGS.start) & (codes < _TAGS.stop), tag, rest)
@@ -161,10 +161,10 @@ def _index(codes):
 
 
 def _characters(tokenizer):
-    """For each place of the tables: what a character becomes (−1: itself), and its class."""
+    """For each place of the tables: the replacement of a character (−1: itself), and its class."""
     codes = [*range(_TABLE_END), *_TAGS, _TAGS.stop, _PRIVATE]
     surrogates = {place for place, code in enumerate(codes) if 0xD800 <= code < 0xE000}
-    # In one text, since a call for each of them takes seconds; a line feed stays as it is.
+    # In one text, because one call per character takes seconds; a line feed stays unchanged.
     characters = ["" if place in surrogates else chr(code) for place, code in enumerate(codes)]
     lines = ["" if character == "\n" else character for character in characters]
     normal = tokenizer.normalizer.normalize_str("\n".join(lines)).split("\n")
@@ -180,5 +180,5 @@ def _characters(tokenizer):
             classes[start // 2 : (start + len(word)) // 2] = _LETTER
         elif start % 2:
             classes[start // 2] = _SIGN
-    classes[list(surrogates)] = 0  # they are no characters
+    classes[list(surrogates)] = 0  # they are not characters
     return results, classes

@@ -1,6 +1,6 @@
-"""A vocabulary as Hugging Face's files have it: `vocab.txt` and two files of settings.
+"""A vocabulary in Hugging Face's files: `vocab.txt` and two files of settings.
 
-One of the two, `tokenizer_config.json`, goes with every dialect: nothing else tells a cased
+`tokenizer_config.json` is written with every format, because nothing else distinguishes a cased
 vocabulary without upper-case letters from an uncased one.
 """
 
@@ -16,10 +16,10 @@ _CLASSES = ("BertTokenizer", "BertTokenizerFast")
 
 
 def do_lower_case(folder):
-    """What the settings in a folder say; None where they say nothing.
+    """The value in the settings of a folder; None if there is none.
 
     Raises:
-        ValueError: they are damaged, or ask for what no tokenizer here does.
+        ValueError: they are damaged, or need a tokenizer that is not supported here.
     """
     file = folder / SETTINGS
     try:

@@ -1,4 +1,4 @@
-"""The folder that a demo leaves behind: what lies where, who works in it, and for how long."""
+"""The folder of a demo: its files, a lock for one process, and the time taken."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ from official_bert.system import whole_files
 
 
 class DemoFolder(NamedTuple):
-    """Where everything is, below the output folder."""
+    """The paths below the output folder."""
 
     folder: pathlib.Path
 
@@ -35,7 +35,7 @@ class DemoFolder(NamedTuple):
 
     @property
     def written(self):
-        """What a demo writes: files, and folders with all that is in them."""
+        """The files and whole folders that a demo writes."""
         names = ("text", "records", "model", "plots")
         folders = [self.folder / name for name in names]
         files = (self.vocab, self.config, self.baselines, self.blanks, self.results, self.settings)
@@ -44,9 +44,9 @@ class DemoFolder(NamedTuple):
 
 @contextlib.contextmanager
 def alone_in(folder):
-    """Waits until no other demo, nor a command that one left behind, works in `folder`."""
+    """Waits until no other demo, nor a command that one started, works in `folder`."""
     with open(folder / ".lock", "w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # children hold it too, for as long as they live
+        os.set_inheritable(lock.fileno(), True)  # children hold it too, until they end
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,7 +91,7 @@ def clock(layout, paths, corpus_format, recipe, vocab_size):
 
 @contextlib.contextmanager
 def whole_file(path):
-    """A file to write text to that appears under its name when all is written, or not at all."""
+    """A text file to write that appears under its name only when it is complete."""
     aside = path.with_name(f".writing-{path.name}")
     try:
         with open(aside, "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""What a demo's model is worth: its held-out scores beside what counting gets, and its blanks.
+"""The quality of a demo's model: its held-out scores beside those of counting, and its blanks.
 
-Each function reads what the steps before it left in the demo's folder and leaves its own figures
-there.
+Each function reads the results of the steps before it from the demo's folder, and writes its own
+results there.
 """
 
 import json
@@ -12,12 +12,12 @@ from official_bert.demonstration import held_out_blanks, neighbour_baseline
 from official_bert.system import whole_files
 
 NUM_BLANKS = 20
-MORE_BLANKS = 300  # chosen alike, for a share that is less a matter of luck
+MORE_BLANKS = 300  # chosen in the same way, for a less random share
 GUESSES = 3
 
 
 def write_baselines(layout, stages, eval_batch_size):
-    """What counting gets at the masked positions of the held-out records, for each stage."""
+    """The scores of counting at the masked positions of the held-out records, for each stage."""
     tokenizer = tokenization.load(str(layout.vocab))
     counts = neighbour_baseline.NeighbourCounts(
         documents(layout.text("train"), tokenizer), tokenizer.get_vocab_size()
@@ -67,7 +67,7 @@ def draw(layout):
 
 
 def fill_blanks(layout):
-    """Asks the model, as it is and as it was before training, for words of the held-out text."""
+    """Lets the model, after and before training, predict words of the held-out text."""
     from official_bert.fill_blanks import BlankFiller
 
     text, vocab = str(layout.text("held_out")), str(layout.vocab)
@@ -97,7 +97,7 @@ def fill_blanks(layout):
 
 
 def results(layout, stages, eval_batch_size):
-    """What `results.json` says, as a dictionary."""
+    """The content of `results.json`, as a dictionary."""
     lines = [json.loads(line) for line in layout.log.read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
     baselines = json.loads(layout.baselines.read_text())
@@ -124,7 +124,7 @@ def results(layout, stages, eval_batch_size):
 
 
 def _most_frequent_label(batches):
-    """The share of the commoner next-sentence label."""
+    """The share of the more frequent next-sentence label."""
     random = count = 0.0
     for batch in _all(batches):
         random += float((batch["next_sentence_labels"] * batch["example_weights"]).sum())
@@ -133,7 +133,7 @@ def _most_frequent_label(batches):
 
 
 def table(results):
-    """The figures of `results.json` for the screen."""
+    """The metrics of `results.json` for the screen."""
     rows = [
         ("masked-LM accuracy", f"{results['masked_lm_accuracy']:.1%}"),
         ("  by counts of the two neighbours", f"{results['neighbours_accuracy']:.1%}"),

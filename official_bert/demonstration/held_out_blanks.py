@@ -1,10 +1,9 @@
-"""Blanks in held-out sentences, chosen by a rule that knows nothing of any model.
+"""Blanks in held-out sentences, chosen by a rule that does not depend on any model.
 
-`choose` takes documents spread evenly over a text, draws a sentence of each (from a capital to a
-full stop, 8 to 24 words), and draws the word to hide among those words of the sentence that are one
-piece of the vocabulary. The draws follow from a fixed seed, so that a text has always the same
-blanks, whatever a model makes of them. As a word is hidden, a model is asked for words: for its
-likeliest ones, with the probabilities that it gives them among all word pieces.
+`choose` takes documents spread evenly over a text and draws a sentence of each (from a capital to a
+full stop, 8 to 24 words). It draws the word to hide among those words of the sentence that are one
+piece of the vocabulary. The seed is fixed, so a text always has the same blanks, for any model. The
+model predicts whole words: its most probable ones, with their probabilities among all word pieces.
 """
 
 import random
@@ -29,18 +28,18 @@ class Blank(NamedTuple):
 
 
 def choose(text_file, vocab_file, count=20):
-    """`count` blanks, or fewer if the text has not so many sentences that will do.
+    """`count` blanks, or fewer if the text does not have enough suitable sentences.
 
     Args:
-        text_file: One sentence a line, blank lines between documents.
+        text_file: One sentence per line, blank lines between documents.
         vocab_file: An uncased vocabulary.
-        count: How many blanks.
+        count: Number of blanks.
 
     Returns:
         A list of `Blank`, in the order of the text.
 
     Raises:
-        ValueError: if no sentence of the text will do.
+        ValueError: if no sentence of the text is suitable.
     """
     vocabulary = tokenization.read_vocabulary(vocab_file)
     with open(text_file, encoding="utf-8") as file:
@@ -56,7 +55,7 @@ def choose(text_file, vocab_file, count=20):
     blanks = []
     for number in range(count):
         sentences = found[number * len(found) // count]
-        if sentences:  # a document that is asked again may have no more
+        if sentences:  # a document that is used again may have no more
             sentence = sentences.pop(int(draws.random() * len(sentences)))
             words = _words(sentence, vocabulary)
             start, stop = words[int(draws.random() * len(words))]
@@ -66,7 +65,7 @@ def choose(text_file, vocab_file, count=20):
 
 
 def _words(sentence, vocabulary):
-    """Where the words are that can be hidden; none if it is no sentence, too short or too long."""
+    """The words that can be hidden; none if it is not a sentence, too short or too long."""
     length = len(sentence.split())
     if not FEWEST_WORDS <= length <= MOST_WORDS or not _SENTENCE.fullmatch(sentence):
         return []
@@ -75,7 +74,7 @@ def _words(sentence, vocabulary):
 
 
 def hits(blanks, answers):
-    """In how many blanks the right word is among the guesses.
+    """The number of blanks with the right word among the guesses.
 
     Args:
         blanks: `Blank`s.
@@ -100,7 +99,7 @@ def table(blanks, before, after):
 
 
 def describe(blanks, before, after):
-    """The same for the screen."""
+    """The same table for the screen."""
     lines = []
     for blank, *answers in zip(blanks, after, before, strict=True):
         now, then = (_listed(blank, guesses).replace("**", "") for guesses in answers)

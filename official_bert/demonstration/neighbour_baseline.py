@@ -1,14 +1,14 @@
-"""What counting alone gets at the masked positions: the baselines beside a model's scores.
+"""Baselines for a model's scores: predictions at the masked positions from counts alone.
 
-Two guesses from the counts of the training text, asked at the very positions at which a model is
-evaluated and given what it is given there:
+Two predictions from the counts of the training text, at exactly the positions where a model is
+evaluated, with the same input:
 
 - *word frequencies*: how often each token occurs, wherever it stands;
 - *neighbours*: how often it follows the token to the left, precedes the token to the right, and
   stands between the two.
 
-Both know how masked tokens are shown (80 % as [MASK], 10 % as a random token, 10 % as they are), so
-that no part of a model's lead over them comes from that.
+Both know how masked tokens are shown (80 % as [MASK], 10 % as a random token, 10 % unchanged). So
+no part of a model's lead over them comes from this knowledge.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _SHOWN_AS_MASK, _SHOWN_AS_RANDOM, _SHOWN_AS_IT_IS = 0.8, 0.1, 0.1
 
 
 class NeighbourCounts:
-    """The counts of a text, and the distributions of a token that follow from them.
+    """The counts of a text, and the distributions of a token derived from them.
 
     With c the counts, x the token, l and r its neighbours:
 
@@ -26,8 +26,9 @@ class NeighbourCounts:
         q(x | l, r) ∝ p(x | l) p(x | r) / p(x)
         p(x | l, r) = (c(l x r) + t(l · r) q(x | l, r)) / (c(l · r) + t(l · r))
 
-    t is the number of different tokens that were seen in a place: where anything may follow, counts
-    are trusted less (Witten and Bell 1991). A place that was never seen has what stands behind it.
+    t is the number of different tokens that were seen in a place: the more different tokens follow,
+    the less the counts are trusted (Witten and Bell 1991). A place that was never seen has the
+    distribution of the fallback.
 
     Args:
         documents: Iterable of documents, each a list of token ids.
@@ -68,18 +69,18 @@ def _runs(document, length):
 
 
 def _mixed(counts, fallback):
-    """Each row of `counts` as a distribution, mixed with `fallback` by the number of its kinds."""
-    kinds = np.maximum((counts > 0).sum(1, keepdims=True), 1)  # an empty row: the fallback alone
+    """Each row of `counts` as a distribution, mixed with `fallback` by the number of kinds."""
+    kinds = np.maximum((counts > 0).sum(1, keepdims=True), 1)  # an empty row is the fallback alone
     return (counts + kinds * fallback) / (counts.sum(1, keepdims=True) + kinds)
 
 
 def evaluate(counts, batches, mask_id):
-    """The scores of both guesses at all masked positions.
+    """The scores of both predictions at all masked positions.
 
     Args:
         counts: `NeighbourCounts`.
-        batches: An iterable of batches: of the held-out records, in order (`shuffle=False`), those,
-            with the same seed and batch size, that the model is evaluated on.
+        batches: An iterable of batches of the held-out records, in order (`shuffle=False`), with
+            the seed and batch size of the model's evaluation.
         mask_id: The id of [MASK].
 
     Returns:
@@ -108,7 +109,7 @@ def evaluate(counts, batches, mask_id):
 
 
 def _given_what_is_shown(guess, shown, mask_id):
-    """The guesses (n, V) by Bayes' rule, when the masked positions show the ids `shown`, (n,)."""
+    """The predictions (n, V) by Bayes' rule, if the masked positions show the ids `shown`, (n,)."""
     size = guess.shape[1]
     likelihood = np.full_like(guess, _SHOWN_AS_RANDOM / size)
     likelihood[np.arange(len(shown)), shown] += _SHOWN_AS_IT_IS

@@ -1,9 +1,9 @@
-"""English text that every machine with Python already has, for a demonstration without downloads.
+"""English text that comes with Python, for a demonstration without downloads.
 
 The sources: the language reference that `help()` shows (`pydoc_data.topics`), and the docstrings
-and comments of the standard library, which is parsed and never imported, so nothing of it runs.
-What is not prose (code, tables, option lists) is left out, and a paragraph that occurs again, in
-whatever document, is kept only the first time: otherwise held-out text could be learned by heart.
+and comments of the standard library. The library is parsed and never imported, so none of it runs.
+Text that is not prose (code, tables, option lists) is left out. A paragraph that occurs in several
+places is kept only the first time: otherwise held-out text could be memorised.
 """
 
 import ast
@@ -13,18 +13,18 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-# Folders of the standard library's tree that hold other people's packages, or tests, whose
-# docstrings are seldom sentences.
+# Folders of the standard library that hold third-party packages, or tests, whose docstrings are
+# rarely sentences.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "ensurepip"}
 
 _MIN_WORDS = 5
-_MIN_LETTER_SHARE = 0.75  # letters and spaces among a paragraph's characters
+_MIN_LETTER_SHARE = 0.75  # of letters and spaces among a paragraph's characters
 
 
 def documents(min_words: int = 60) -> Iterator[tuple[str, list[str]]]:
     """Yields (name, paragraphs) for each topic and each module that has `min_words` of prose.
 
-    The order and the content depend on the Python version alone.
+    The order and the content depend only on the Python version.
     """
     seen: set[str] = set()
     for name, texts in [*_topics(), *_modules()]:
@@ -52,12 +52,12 @@ def _modules() -> Iterator[tuple[str, list[str]]]:
             try:
                 source = path.read_text("utf-8")
                 yield f"module {relative.as_posix()}", docstrings(source) + comments(source)
-            except (SyntaxError, ValueError):  # a few files are wrong, or Latin-1, on purpose
+            except (SyntaxError, ValueError):  # a few files are invalid, or Latin-1, on purpose
                 continue
 
 
 def docstrings(source: str) -> list[str]:
-    """The docstrings of a Python source, in its order."""
+    """The docstrings of a Python source, in order."""
     tree = ast.parse(source)
     owners = [
         node
@@ -69,7 +69,7 @@ def docstrings(source: str) -> list[str]:
 
 
 def comments(source: str) -> list[str]:
-    """The comments of a Python source that stand on lines of their own, adjoining lines as one."""
+    """The comments of a Python source that have their own lines; adjacent lines are joined."""
     blocks = re.findall(r"(?:^[ \t]*#.*\n)+", source, re.MULTILINE)
     return [re.sub(r"^[ \t]*#+ ?", "", block, flags=re.MULTILINE) for block in blocks]
 
@@ -84,7 +84,7 @@ def prose_paragraphs(text: str) -> list[str]:
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         if ">>>" in block:
             continue
-        block = re.sub(r"(\w-)\n\s*", r"\1", block)  # a word that was cut at its hyphen
+        block = re.sub(r"(\w-)\n\s*", r"\1", block)  # a word that was split at its hyphen
         line = _without_markup(" ".join(block.split()))
         if _is_prose(line):
             paragraphs.append(line)
@@ -95,7 +95,7 @@ def _without_markup(line: str) -> str:
     line = re.sub(r":[a-z:]+:`~?([^`<]+?)(?: *<[^`>]*>)?`", r"\1", line)  # :meth:`~str.join`
     line = re.sub(r"[`*]{2}([^`*]+)[`*]{2}|`([^`]+)`", r"\1\2", line)  # ``x``, **x**, `x`
     line = re.sub(r"(?<!\w)\*(\w[^*]*?)\*(?!\w)", r"\1", line)  # *x*
-    line = re.sub(r"([*=\-~^\"])\1{3,}", "", line)  # the underlining of titles
+    line = re.sub(r"([*=\-~^\"])\1{3,}", "", line)  # the underlines of titles
     return re.sub(r"^[*\-•] |::$", "", line).strip()
 
 

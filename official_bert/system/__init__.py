@@ -1,1 +1,1 @@
-"""What the operating system gives: whole files, child processes, memory, disk, quiet imports."""
+"""The operating system's part: whole files, child processes, memory, disk, quiet imports."""

@@ -1,4 +1,4 @@
-"""Runs commands of this package as child processes that end when this one is asked to end."""
+"""Runs commands of this package as child processes that end when this process is stopped."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ class Interrupted(Exception):
 
 
 class ChildFailed(Exception):
-    """A command ended with an error, about which it has said what there is to say."""
+    """A command ended with an error that it has already printed."""
 
     def __init__(self, command, code):
         super().__init__(f"{command} ended with exit code {code}")
@@ -21,7 +21,7 @@ class ChildFailed(Exception):
 
 
 def raise_on_signals():
-    """From now on SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once."""
+    """Makes SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number, frame):
@@ -36,12 +36,12 @@ def raise_on_signals():
 def call(command, *arguments):
     """Runs `python -m official_bert.<command>` to its end.
 
-    It runs in a session of its own, so that a Ctrl-C reaches this process alone, which passes it on
-    as SIGTERM and waits. File descriptors made inheritable here are open there, too.
+    It runs in a session of its own, so that a Ctrl-C reaches only this process, which passes it on
+    as SIGTERM and waits. File descriptors made inheritable here are open there too.
 
     Raises:
         ChildFailed: if the command failed.
-        Interrupted: if this process was asked to stop; the command has ended then.
+        Interrupted: if this process was stopped; the command has then ended.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", f"official_bert.{command}", *arguments],

@@ -1,4 +1,4 @@
-"""How every command of this package begins and ends.
+"""The beginning and end of every command of this package.
 
 Exit codes: 0 done; 2 usage or input; 3 the run diverged; 4 a worker is lost; 130 and 143 stopped by
 Ctrl-C or SIGTERM. Errors are one line on stderr: `COMMAND: error: REASON`.
@@ -15,7 +15,7 @@ STOPPED = (130, 143)
 
 
 class Failed(Exception):
-    """An end with a reason for the user and an exit code."""
+    """The end of a command, with a reason for the user and an exit code."""
 
     def __init__(self, reason: object, code: int = USAGE):
         super().__init__(str(reason))
@@ -28,8 +28,8 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
     Args:
         main: The command; returns an exit code, `None` for 0. A ValueError, an OSError or a
             `Failed` that it raises is printed.
-        arguments: Whether `main` takes a list of arguments that are no flags. Without, any are
-            refused.
+        arguments: Whether `main` takes a list of arguments that are not flags. Otherwise such
+            arguments are refused.
     """
     command = _name(main)
     app.define_help_flags()
@@ -37,7 +37,7 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
         given = flags.FLAGS(sys.argv)[1:]
     except flags.Error as error:
         sys.exit(report(command, error))
-    except SystemExit:  # after --help, which absl ends with 1
+    except SystemExit:  # after --help, where absl's exit code is 1
         sys.exit(0)
     sys.exit(exit_code(command, main, given, arguments))
 

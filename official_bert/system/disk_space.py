@@ -1,4 +1,4 @@
-"""Whether a run's files fit on the disk, asked before the work."""
+"""Checks before the work that a run's files fit on the disk."""
 
 import pathlib
 import shutil
@@ -6,16 +6,16 @@ import shutil
 from official_bert.model import flops
 
 BYTES_OF_NUMBER = 4  # weights and moments are float32
-# What a run writes into its directory, and replaces there.
+# Files that a run writes into its directory, and replaces there.
 _OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
 
 
 def require(model_dir, run, reporting):
-    """Refuses to begin where the checkpoints and the best and final weights do not fit.
+    """Refuses to begin if the checkpoints and the best and final weights do not fit.
 
-    A new checkpoint is written before the oldest goes, and the one known to be good stays, so there
-    are two more than are kept. What the directory already holds of a run's files counts as room
-    for them.
+    A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
+    there are two more checkpoints than `keep_checkpoint_max`. Files of the run that are already in
+    the directory count as free space.
 
     Args:
         model_dir: The model directory; it exists.
@@ -23,7 +23,7 @@ def require(model_dir, run, reporting):
         reporting: A `stages.Reporting`.
 
     Raises:
-        OSError: saying what is needed, what is free, and what to do.
+        OSError: with the needed space, the free space, and what to do.
     """
     count = _checkpoints(run, reporting)
     one = max(checkpoint_bytes(run.config, stage) for stage in run.stages)
@@ -45,7 +45,7 @@ def require(model_dir, run, reporting):
 
 
 def checkpoint_bytes(config, stage):
-    """Size of a checkpoint of this stage: all weights, and two moments of what trains."""
+    """Size of a checkpoint of this stage: all weights, and two moments per trained weight."""
     return weight_bytes(config, stage) + 2 * flops.reduced_bytes(config, stage)
 
 
@@ -60,7 +60,7 @@ def weight_bytes(config, stage):
 
 
 def _checkpoints(run, reporting):
-    """How many there will be at most: one an interval, at the end of each stage, and on a stop."""
+    """Their maximum number: one per interval, at the end of each stage, and on a stop."""
     every = reporting.save_checkpoints_steps or run.total_steps
     written = run.total_steps // every + len(run.stages) + 1
     keep = reporting.keep_checkpoint_max

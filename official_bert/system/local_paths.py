@@ -1,4 +1,4 @@
-"""The paths that a command is given: on this machine, and outputs apart from inputs."""
+"""Checks of a command's paths: they are on this machine, and outputs differ from inputs."""
 
 import os
 import re
@@ -8,19 +8,18 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, fi
 
 
 def is_address(path: str | os.PathLike) -> bool:
-    """Whether this names something on another machine, such as `gs://bucket/a`."""
+    """Whether the path is on another machine, such as `gs://bucket/a`."""
     return bool(_ADDRESS.match(os.fspath(path)))
 
 
 def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
-    """Refuses addresses such as `gs://bucket/a`, which would become folders of that name.
+    """Refuses addresses such as `gs://bucket/a`, which would create folders of that name.
 
     Args:
-        paths: by the name of the flag: a path, several in a list or with commas between them, or
-            None.
+        paths: {name of the flag: a path, several in a list or separated by commas, or None}.
 
     Raises:
-        ValueError: naming the flag, the address and what to do.
+        ValueError: names the flag, the address and what to do.
     """
     for flag, given in paths.items():
         for path in _several(given):
@@ -33,17 +32,17 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
 
 
 def require_apart(outputs: dict[str, Iterable], inputs: dict[str, Iterable]) -> None:
-    """Refuses an output that is an input, under whatever name: writing it would destroy it.
+    """Refuses an output that is also an input, under any name: writing would destroy it.
 
-    Names that lead to one file through symbolic or hard links are one, and a folder among the
-    outputs is all that lies in it.
+    Names that lead to one file through symbolic or hard links count as one name. A folder among the
+    outputs includes everything in it.
 
     Args:
-        outputs: by the name of the flag: the paths that will be written or removed.
-        inputs: likewise, those that will be read.
+        outputs: {name of the flag: the paths that will be written or removed}.
+        inputs: {name of the flag: the paths that will be read}.
 
     Raises:
-        ValueError: naming both flags and both paths.
+        ValueError: names both flags and both paths.
     """
     read = [(flag, path) for flag, paths in inputs.items() for path in paths]
     numbers = {_number(path): (flag, os.fspath(path)) for flag, path in read}
@@ -66,10 +65,10 @@ def require_apart(outputs: dict[str, Iterable], inputs: dict[str, Iterable]) -> 
 
 
 def require_file_name(**paths: str | os.PathLike) -> None:
-    """Refuses a path to write a file to that is empty or a folder.
+    """Refuses an output file's path that is empty or a folder.
 
     Raises:
-        ValueError: naming the flag and the path.
+        ValueError: names the flag and the path.
     """
     for flag, path in paths.items():
         if not os.path.basename(path) or os.path.isdir(path):
@@ -86,7 +85,7 @@ def _several(given: str | os.PathLike | Iterable | None) -> list[str]:
 
 
 def _number(path: str | os.PathLike) -> tuple[int, int] | None:
-    """What all names of one file have in common; None where there is no file."""
+    """The number that all names of one file share; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory there is to take, asked before the work."""
+"""The memory that is available before the work."""
 
 import contextlib
 import pathlib
@@ -8,13 +8,13 @@ _SYSTEM, _GROUP = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
 
 
 def available(system: pathlib.Path = _SYSTEM, group: pathlib.Path = _GROUP) -> int | None:
-    """Bytes that new processes can take before the system kills one; `None` if it does not tell.
+    """Bytes that new processes can take before the system kills one; `None` if unknown.
 
-    That is what Linux calls available, or less where a container may not take as much.
+    This is what Linux reports as available, or the limit of the container if that is less.
 
     Args:
-        system: where Linux describes itself.
-        group: where it describes the control group (version 2) of this container.
+        system: the folder where Linux describes itself.
+        group: the folder where it describes the control group (version 2) of this container.
     """
     found = []
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Imports TensorFlow without what its C++ code says on stderr meanwhile.
+"""Imports TensorFlow without the messages of its C++ code on stderr.
 
-TensorFlow greets with some ten lines about oneDNN and CUDA that no setting turns off, and a user
-who reads them looks for an error.
+TensorFlow prints some ten lines about oneDNN and CUDA that no setting turns off. A user who reads
+them would look for an error.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import tempfile
 def import_tensorflow():
     """Imports TensorFlow in silence.
 
-    Call it before whatever else imports TensorFlow.
+    Call it before any other import of TensorFlow.
     """
     if "tensorflow" in sys.modules:
         return
@@ -21,13 +21,13 @@ def import_tensorflow():
     with silence():
         import tensorflow as tf
 
-        tf.config.list_physical_devices("GPU")  # the first look for a GPU has greetings, too
-        tf.get_logger().setLevel("WARNING")  # below it are names of devices and of operations
+        tf.config.list_physical_devices("GPU")  # the first look for a GPU prints such lines too
+        tf.get_logger().setLevel("WARNING")  # lower levels print names of devices and operations
 
 
 @contextlib.contextmanager
 def silence():
-    """Keeps what is written to stderr, by C++ code too, and shows it only if the work fails."""
+    """Captures stderr, also of C++ code, and shows it only if the work fails."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as said:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that appear only when they are complete."""
 
 import contextlib
 import ctypes
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 
 def write_whole(path: str, chunks: Iterable[bytes], temporary: str | None = None) -> None:
-    """Writes under a temporary name and renames, so that `path` is never seen half written.
+    """Writes under a temporary name and renames, so that `path` is never incomplete.
 
     Args:
-        temporary: the other name, on the same disk; default: `path` with `.tmp` behind it.
+        temporary: the temporary name, on the same disk; default: `path` with `.tmp` appended.
     """
     temporary = temporary or f"{path}.tmp"
     try:
@@ -21,15 +21,15 @@ def write_whole(path: str, chunks: Iterable[bytes], temporary: str | None = None
             os.fsync(file.fileno())
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)  # a full disk has no room for what is of no use
+            os.remove(temporary)  # free the space on a full disk
         raise
     os.replace(temporary, path)
 
 
 def start_writing_out(path: str | os.PathLike) -> None:
-    """Has Linux begin to put on the disk what a file holds so far, without waiting for it.
+    """Makes Linux begin to write a file's data so far to the disk, without waiting for it.
 
-    Then little is left to be waited for when a large file is synced at its end.
+    Then syncing a large file at its end takes little time.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -42,5 +42,5 @@ def start_writing_out(path: str | os.PathLike) -> None:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Replaces a UTF-8 text file by another in one step."""
+    """Replaces a UTF-8 text file in one step."""
     write_whole(os.fspath(path), [text.encode("utf-8")])
