@@ -1,14 +1,14 @@
-"""LAMB and LARS for tf_keras, the Keras 2 that lives on beside Keras 3 (`TF_USE_LEGACY_KERAS=1`).
+"""LAMB and LARS for tf_keras, which is Keras 2 beside Keras 3 (`TF_USE_LEGACY_KERAS=1`).
 
-`LAMB` takes the place of `tfa.optimizers.LAMB`: the same arguments, slots and names of state, so
-that checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training goes
-on as if Addons had gone on. It needs TensorFlow and tf_keras, nothing of Keras 3.
-`docs/migration.md` shows how to move.
+`LAMB` replaces `tfa.optimizers.LAMB`. It has the same arguments, slots and names of state. So
+checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training continues
+as with Addons. It needs TensorFlow and tf_keras, but not Keras 3. `docs/migration.md` shows how to
+move.
 
-What differs from Addons, on purpose: state and arithmetic are float32 (float64 for float64
-variables) whatever the type of the variable; a step in which any gradient is not finite changes
-nothing; `epsilon=0` and `exclude_from_layer_adaptation=[]` mean what they say; patterns see names
-without `:0`, and a list of which none is found is an error.
+These differences from Addons are intended: state and arithmetic are float32 (float64 for float64
+variables); a step in which any gradient is not finite changes nothing; `epsilon=0` means zero, and
+`exclude_from_layer_adaptation=[]` excludes nothing; patterns are matched against names without
+`:0`, and a list that matches no variable is an error.
 """
 
 import math
@@ -42,9 +42,9 @@ _Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
 
 
 class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
-    """An optimizer of tf_keras whose step in a variable is scaled by that variable's ratio.
+    """A tf_keras optimizer that scales the step of each variable by that variable's trust ratio.
 
-    A subclass names its slots and writes its equations in `_step`.
+    A subclass names its slots and has its equations in `_step`.
     """
 
     _slot_order = ()
@@ -66,7 +66,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
                 DeprecationWarning,
                 stacklevel=3,
             )
-        learning_rate = kwargs.get("lr", learning_rate)  # an old name, of which tf_keras warns
+        learning_rate = kwargs.get("lr", learning_rate)  # an old name; tf_keras warns of it
         weight_decay = 0.0 if weight_decay is None else weight_decay
         super().__init__(name, **kwargs)
         self._set_hyper("learning_rate", _schedule(_checked("learning_rate", learning_rate)))
@@ -80,11 +80,12 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         self._is_restored = False  # from a config
 
     def __setattr__(self, name, value):
-        """Refuses, after the first step, what a traced one would not see.
+        """Refuses, after the first step, changes that a traced step would not see.
 
-        It sees a new number for `learning_rate`, `weight_decay` or a β, which are variables.
+        A traced step does see a new number for `learning_rate`, `weight_decay` or a β, because
+        these are variables.
         """
-        name = "learning_rate" if name == "lr" else name  # as the base class has it
+        name = "learning_rate" if name == "lr" else name  # as in the base class
         stepped = vars(self).get("_exclusions_were_checked")
         if stepped and (name in self._settled or (name in self._hyper and callable(value))):
             raise AttributeError(
@@ -100,7 +101,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     @property
     def exclude_from_layer_adaptation(self):
-        """The patterns given; None stands for those of the decay. Read-only likewise."""
+        """The patterns given; None means those of the decay. Read-only too."""
         return self._exclusions[1]
 
     def get_config(self):
@@ -114,7 +115,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """The optimizer of a saved config, also one that older Addons or tf-models wrote."""
+        """The optimizer of a saved config, also of one written by older Addons or tf-models."""
         config = dict(config)
         if "weight_decay_rate" in config:
             config["weight_decay"] = config.pop("weight_decay_rate")
@@ -131,12 +132,12 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
                 exclusions = getattr(self, argument)
                 selection.excluded(var_list, exclusions, argument, self._is_restored)
             self._exclusions_were_checked = True
-        for slot_name in self._slot_order:  # all of one, then all of the next, as Addons saved them
+        for slot_name in self._slot_order:  # all of one slot, then all of the next, as in Addons
             for var in var_list:
                 self.add_slot(var, slot_name)
 
     def add_slot(self, var, slot_name, initializer="zeros", shape=None):
-        """As tf_keras' own, but float32 for float16 and bfloat16 variables."""
+        """As in tf_keras, but float32 for float16 and bfloat16 variables."""
         if getattr(var, "true_dtype", var.dtype) not in (tf.float16, tf.bfloat16):
             return super().add_slot(var, slot_name, initializer, shape)
         slots = self._slots.setdefault(_var_key(var), {})
@@ -164,7 +165,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         }
 
     def _distributed_apply(self, distribution, grads_and_vars, apply_state, name):
-        """The update of all variables, and the count of it; of none if a gradient is not finite."""
+        """Updates all variables and the step count; nothing if a gradient is not finite."""
         update = super()._distributed_apply
         finite = [
             tf.reduce_all(tf.math.is_finite(getattr(local, "values", local)))
@@ -191,7 +192,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     def _resource_apply_sparse(self, grad, var, indices, apply_state=None):
         grad = tf.cast(grad, _precise(var.dtype.base_dtype))
-        # scatter_nd sums repeated indices; moments, norms and decay need every row anyway.
+        # scatter_nd sums repeated indices. Moments, norms and decay need every row in any case.
         dense = tf.scatter_nd(indices[:, tf.newaxis], grad, tf.shape(var, out_type=indices.dtype))
         return self._resource_apply_dense(dense, var, apply_state)
 
@@ -200,7 +201,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
 @_register
 class LAMB(_Layerwise):
-    """LAMB as an optimizer of tf_keras, with slots `m` and `v`.
+    """LAMB as a tf_keras optimizer, with slots `m` and `v`.
 
         m ← β₁ m + (1 - β₁) g         m̂ = m / (1 - β₁ᵗ)
         v ← β₂ v + (1 - β₂) g²        v̂ = v / (1 - β₂ᵗ)
@@ -208,8 +209,8 @@ class LAMB(_Layerwise):
         x ← x - η · ‖x‖/‖u‖ · u       (ratio 1 where a norm is 0 or the variable is excluded)
 
     Gradients may be dense or `tf.IndexedSlices`, whose repeated indices are summed; both give the
-    same result. Under a `tf.distribute` strategy gradients are summed over replicas, then clipped,
-    then applied, as in every optimizer of tf_keras.
+    same result. Under a `tf.distribute` strategy, gradients are summed over replicas, then clipped,
+    then applied, as in every tf_keras optimizer.
 
     Args:
         learning_rate: η: a float, a tensor, a function without arguments, a schedule of tf_keras,
@@ -217,20 +218,21 @@ class LAMB(_Layerwise):
         beta_1: β₁ in [0, 1).
         beta_2: β₂ in [0, 1).
         epsilon: ε ≥ 0, outside the root.
-        weight_decay: λ ≥ 0, inside the direction whose norm is taken: a float, a function without
-            arguments or a schedule. None is 0. (Addons' older name, `weight_decay_rate`, and `lr`
-            for the rate are taken with a warning.)
-        exclude_from_weight_decay: list of regular expressions; λ = 0 for each variable in whose
-            name one of them is found.
-        exclude_from_layer_adaptation: likewise, for a ratio of 1. `None`: those of the decay. `[]`:
-            none.
+        weight_decay: λ ≥ 0, inside the direction u, so that it is part of the norm: a float, a
+            function without arguments or a schedule. None is 0. (The old names `weight_decay_rate`,
+            and `lr` for the rate, are accepted with a warning.)
+        exclude_from_weight_decay: list of regular expressions, searched for in the names of
+            variables; λ = 0 for each variable that matches.
+        exclude_from_layer_adaptation: likewise; the ratio is 1 for each variable that matches.
+            `None`: the patterns of the decay. `[]`: no variable.
         name: prefix of the names of the state.
-        **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as everywhere in tf_keras.
+        **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as in every tf_keras
+            optimizer.
 
     Raises:
-        TypeError: an exclusion that is not a pattern.
-        ValueError: a value out of range; on the first step, exclusions of which none is found (a
-            warning where the optimizer is restored from a config).
+        TypeError: an exclusion is not a pattern.
+        ValueError: a value is out of range; on the first step, if a list of exclusions matches no
+            variable (a warning if the optimizer is restored from a config).
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962.
 
@@ -295,7 +297,7 @@ class LAMB(_Layerwise):
 
 @_register
 class LARS(_Layerwise):
-    """LARS as an optimizer of tf_keras, in the forms of `lamb_tf.LARS`, with the slot `momentum`.
+    """LARS as a tf_keras optimizer, in the forms of `lamb_tf.LARS`, with the slot `momentum`.
 
     `ratio="before_momentum"`, arXiv 1708.03888, with trust coefficient η = 0.001 and rate γ:
 
@@ -303,25 +305,25 @@ class LARS(_Layerwise):
         v ← μ v + γ ratio (g + λ x)
         x ← x - v                             (Nesterov: x ← x - μ v - γ ratio (g + λ x))
 
-    `ratio="decayed_before_momentum"`, as tf-models has it: likewise, but for
+    `ratio="decayed_before_momentum"`, as in tf-models: the same, but with
 
         ratio = η ‖x‖ / (‖g + λ x‖ + ε)
 
-    `ratio="after_momentum"`, arXiv 1904.00962, where momentum averages; η is 1 by default:
+    `ratio="after_momentum"`, arXiv 1904.00962, where the momentum averages; η is 1 by default:
 
         m ← μ m + (1 - μ) (g + λ x)
         u = m                                 (Nesterov: u = μ m + (1 - μ) (g + λ x))
         x ← x - γ η ‖x‖ / (‖u‖ + ε) · u
 
-    The ratio is 1 where a norm is 0 and for variables excluded from layer adaptation. The arguments
-    are those of `lamb_tf.LARS`; rate, decay, exclusions and errors are those of `LAMB` above.
+    The ratio is 1 if a norm is 0, and for variables excluded from layer adaptation. The arguments
+    are those of `lamb_tf.LARS`. Rate, decay, exclusions and errors are those of `LAMB` above.
 
     Args:
         momentum: μ in [0, 1).
         ratio: "before_momentum", "decayed_before_momentum" or "after_momentum".
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε ≥ 0.
-        nesterov: whether the movement looks one step ahead.
+        nesterov: whether to use Nesterov's momentum.
 
     Reference: LARS, https://arxiv.org/abs/1708.03888.
 
@@ -397,17 +399,17 @@ class LARS(_Layerwise):
 
 
 def load_model(path, custom_objects=None):
-    """A tf_keras model saved with `LAMB`, Addons' or this one, ready to go on training.
+    """Loads a tf_keras model saved with Addons' `LAMB` or this one, ready to continue training.
 
-    `tf_keras.models.load_model`, and what it leaves out: it takes `Addons>LAMB` for `LAMB`, whether
-    Addons is installed or not, and it restores the optimizer's slots from a SavedModel too.
+    It is `tf_keras.models.load_model` with two additions. It reads `Addons>LAMB` as this `LAMB`,
+    whether Addons is installed or not. And it restores the optimizer's slots from a SavedModel too.
 
     Args:
         path: an `.h5` file or the directory of a SavedModel.
-        custom_objects: names and classes of whatever else the model holds.
+        custom_objects: names and classes of other custom objects in the model.
 
     Returns:
-        The compiled model, its optimizer with step count and slots.
+        The compiled model, whose optimizer has its step count and slots.
 
     Raises:
         OSError: there is no model at `path`.
@@ -420,21 +422,22 @@ def load_model(path, custom_objects=None):
         )
     registered = tf_keras.utils.get_custom_objects()
     before = dict(registered)
-    registered["Addons>LAMB"] = LAMB  # here, as what is registered goes before custom_objects
+    registered["Addons>LAMB"] = LAMB  # here: it has precedence over custom_objects
     try:
         model = tf_keras.models.load_model(path, custom_objects=custom_objects)
     finally:
         registered.clear()
         registered.update(before)
     if os.path.isdir(path):
-        # A SavedModel holds a checkpoint of the whole model; metrics of the old one may be left.
+        # A SavedModel holds a checkpoint of the whole model; the old model's metrics may be left
+        # over.
         model.load_weights(os.path.join(path, "variables", "variables")).expect_partial()
     return model
 
 
 @_register
 class _Keras3Schedule(_Schedule):
-    """A schedule of Keras 3, such as those of `lamb_tf.schedules`, in the hands of tf_keras."""
+    """A schedule of Keras 3, such as those of `lamb_tf.schedules`, wrapped for tf_keras."""
 
     def __init__(self, schedule):
         self.schedule = schedule
@@ -443,7 +446,7 @@ class _Keras3Schedule(_Schedule):
         return self.schedule(step)
 
     def get_config(self):
-        import keras  # Keras 3: only those who use its schedules need it
+        import keras  # Keras 3: only needed for its schedules
 
         return {"schedule": keras.optimizers.schedules.serialize(self.schedule)}
 
@@ -455,14 +458,14 @@ class _Keras3Schedule(_Schedule):
 
 
 def _schedule(value):
-    """`value`, or where it is a schedule of Keras 3, that schedule wrapped for tf_keras."""
+    """`value`; if it is a schedule of Keras 3, that schedule wrapped for tf_keras."""
     if isinstance(value, _Schedule) or not hasattr(value, "get_config"):
         return value
     return _Keras3Schedule(value)
 
 
 def _restored_schedule(config, custom_objects):
-    # An .h5 file is read by the older of tf_keras' two ways, which knows no registered names.
+    # tf_keras reads an .h5 file with its older loader, which does not know registered names.
     if config["class_name"].endswith(_Keras3Schedule.__name__):
         return _Keras3Schedule.from_config(config["config"])
     return tf_keras.optimizers.schedules.deserialize(config, custom_objects)
@@ -484,7 +487,7 @@ def _trust_ratio(weight_norm, update_norm, trust_coefficient=1.0):
 
 
 def _name(variable):
-    """The name that patterns see: without the output's number, and the same on every replica."""
+    """The name for patterns: without the output's number, and the same on every replica."""
     return re.sub(r"(/replica_\d+)?(:\d+)?$", "", variable.name)
 
 
@@ -506,7 +509,7 @@ def _patterns(argument, value):
 
 
 def _checked(argument, value, below=math.inf):
-    """`value`, whose range is checked where it is a plain number."""
+    """`value`; its range is checked if it is a plain number."""
     is_wrong = value is None or isinstance(value, bool | str)
     if is_wrong or (isinstance(value, numbers.Real) and not 0 <= value < below):
         limits = "≥ 0 and finite" if below == math.inf else f"in [0, {below})"

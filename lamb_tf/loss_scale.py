@@ -1,4 +1,4 @@
-"""Dynamic loss scaling, for float16, that is the same on any number of replicas."""
+"""Dynamic loss scaling for float16, with the same result on any number of replicas."""
 
 import keras
 from keras import ops
@@ -11,29 +11,30 @@ BOUNDS = 1.0, 2.0**24  # of the scale
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """An optimizer around `lamb_tf.LAMB` or `LARS` that finds the scale of the loss.
+    """Wraps `lamb_tf.LAMB` or `LARS` and adapts the scale of the loss.
 
-    The scale is halved after an update that was skipped since a gradient of any replica was not
-    finite, and doubled after `dynamic_growth_steps` good updates in a row. It is that of
-    `keras.optimizers.LossScaleOptimizer` but for two things. That one looks at the gradients of one
-    replica: an overflow on another leaves the weights of LAMB and LARS alone, too, but the scale
-    stays as large as it was. And what it skips, `skipped_updates` does not count. The scale stays
-    within [1, 2²⁴].
+    An update is skipped if a gradient of any replica is not finite; the scale is then halved. It is
+    doubled after `dynamic_growth_steps` good updates in a row. The scale stays within [1, 2²⁴].
+    There are two differences from `keras.optimizers.LossScaleOptimizer`. Keras' looks at the
+    gradients of one replica only: after an overflow on another, the weights of LAMB and LARS stay
+    unchanged too, but the scale is not halved. And `skipped_updates` does not count the updates
+    that Keras' skips.
 
-    `compile` puts Keras' own around an optimizer under the policy `mixed_float16`, unless it is
-    given this one.
+    Under the policy `mixed_float16`, `compile` wraps the optimizer in Keras' `LossScaleOptimizer`,
+    unless the optimizer is already this one.
 
     Args:
         inner_optimizer: a `lamb_tf.LAMB` or `LARS`, without `loss_scale_factor`.
         initial_scale: the first scale.
-        dynamic_growth_steps: good updates after which the scale is doubled.
+        dynamic_growth_steps: number of good updates after which the scale is doubled.
         name: the name of the optimizer.
 
     Raises:
-        TypeError: another optimizer.
-        ValueError: one that has a `loss_scale_factor` of its own; a scale outside of [1, 2²⁴]; a
-            number of steps that is not a whole number of at least 1.
-        AttributeError: one of these two assigned after the optimizer is built.
+        TypeError: `inner_optimizer` is another optimizer.
+        ValueError: `inner_optimizer` has a `loss_scale_factor`; the scale is outside [1, 2²⁴]; the
+            number of steps is not a whole number of at least 1.
+        AttributeError: `initial_scale` or `dynamic_growth_steps` is assigned after the optimizer is
+            built.
 
     Example:
 
@@ -58,7 +59,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
 
     def __setattr__(self, name, value):
-        """Checks the arguments; refuses what a compiled step would not see."""
+        """Checks the arguments; refuses changes that a compiled step would not see."""
         check = {"initial_scale": _scale, "dynamic_growth_steps": hyperparameters.count}.get(name)
         if check:
             value = check(value, name)
@@ -76,16 +77,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 super().build(var_list)
 
     def save_own_variables(self, store):
-        """Writes the scale, which there is once the optimizer is built.
+        """Writes the scale, if the optimizer is built.
 
-        Keras saves the inner optimizer as an object of its own.
+        Keras saves the inner optimizer separately.
         """
         if self.built:
             for name in ("step_counter", "dynamic_scale"):
                 store[name] = backends.to_numpy(getattr(self, name))
 
     def load_own_variables(self, store):
-        """Reads the scale; one that was saved before the first step is that of the arguments."""
+        """Reads the scale; if it was saved before the first step, the arguments' scale is used."""
         if self.built and "dynamic_scale" in store.keys():  # noqa: SIM118, Keras' store has no `in`
             for name in ("step_counter", "dynamic_scale"):
                 getattr(self, name).assign(store[name])
@@ -101,7 +102,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer
         before = inner.iterations + 0, inner.skipped_updates + 0
         variables = trainable_variables or inner.trainable_variables
-        # What overwrites its variable, such as a scale of float8, is not of the loss.
+        # A gradient that overwrites its variable, such as a scale of float8, is not scaled with the
+        # loss.
         as_it_is = [getattr(v, "overwrite_with_gradient", False) for v in variables]
         unscaled = [
             g if g is None or any(as_it_is[i : i + 1]) else ops.divide(g, self.dynamic_scale)
@@ -110,7 +112,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.apply(unscaled, trainable_variables, skip_gradients_aggregation)
         backends.merge_replicas(self._adapt, *before)
 
-    # Keras' own takes the branches of its `apply` apart for JAX; ours has none.
+    # Keras' class separates the branches of its `apply` for JAX; ours has none.
     stateless_apply = keras.optimizers.Optimizer.stateless_apply
 
     def _adapt(self, made_before, skipped_before):

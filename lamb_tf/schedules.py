@@ -1,13 +1,13 @@
 """Learning-rate schedules for large batches: warm-up, decay, re-warm-up, LEGW, scaling rules.
 
-A schedule is a function of the number of updates made so far: the first update asks for step 0.
-Each class here is an ordinary `keras.optimizers.schedules.LearningRateSchedule`, made of
-`keras.ops` only, so it runs on every backend, inside graphs and XLA, and is saved with the
-optimizer that holds it. `step` may also be an array of steps; that is how a schedule is plotted.
+A schedule is a function of the number of updates made so far: the first update uses step 0. Each
+class here is an ordinary `keras.optimizers.schedules.LearningRateSchedule` that only uses
+`keras.ops`. So it runs on every backend, inside graphs and XLA, and is saved with its optimizer.
+`step` may also be an array of steps, for example to plot a schedule.
 
-Steps are subtracted as integers and only their differences become float32, so the rate is right to
-float32 round-off anywhere below 2^31 steps, also close to the end of a long decay, where `1 - step
-/ total_steps` would lose its digits.
+Steps are subtracted as integers, and only their differences become float32. So the rate is correct
+to float32 round-off below 2^31 steps, also near the end of a long decay, where `1 - step /
+total_steps` would lose its digits.
 """
 
 import math
@@ -20,7 +20,7 @@ _register = keras.saving.register_keras_serializable(package="lamb_tf")
 
 
 class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up; what comes after it is the subclass's `_decayed`.
+    """Linear warm-up; the subclass's `_decayed` gives the rate after it.
 
         rate(t) = peak · max(0, t - s) / warmup_steps     for t < s + warmup_steps
 
@@ -102,8 +102,8 @@ class WarmupPolynomialDecay(_WarmupToTotal):
         decay_from="warmup_end":  end + (peak - end) · ((T - t) / (T - W))^p
         decay_from="start":       end + (peak - end) · (1 - t / T)^p
 
-    The first is continuous. The second is that of Google's BERT code: the decay has been running
-    since step 0, so the rate *drops* from the peak to peak · (1 - W/T)^p when the warm-up ends.
+    The first is continuous. The second is Google's BERT code: the decay runs from step 0, so the
+    rate *drops* from the peak to peak · (1 - W/T)^p when the warm-up ends.
 
     Args:
         peak_learning_rate: the rate at which the warm-up ends.
@@ -112,14 +112,14 @@ class WarmupPolynomialDecay(_WarmupToTotal):
         end_learning_rate: the rate at `total_steps`.
         power: the exponent p > 0. 1 is linear (LAMB's paper), 2 is LARS's, 0.5 NVIDIA's.
         decay_from: `"warmup_end"` or `"start"`.
-        start_warmup_step: the step at which the warm-up starts from 0. A positive one delays it,
-            with a rate of 0 before; a negative one makes the first update start part of the way up,
-            as in MLPerf.
+        start_warmup_step: the step at which the warm-up starts from 0. A positive value delays it,
+            with a rate of 0 before. With a negative value the first update starts part of the way
+            up, as in MLPerf.
 
     Raises:
-        TypeError: a step count that is not an integer, a rate that is not a number.
-        ValueError: a negative rate or length, `power` ≤ 0, an unknown `decay_from`, a warm-up that
-            ends after `total_steps`.
+        TypeError: a step count is not an integer, or a rate is not a number.
+        ValueError: a negative rate or length, `power` ≤ 0, an unknown `decay_from`, or a warm-up
+            that ends after `total_steps`.
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962, section 4.
 
@@ -163,8 +163,8 @@ class WarmupCosineDecay(_WarmupToTotal):
 
         rate(t) = end + (peak - end) · ½ (1 + cos(π (t - W) / (T - W)))
 
-    `decay_from="start"` puts 0 in the place of W inside the cosine. The arguments and errors are
-    those of `WarmupPolynomialDecay`, less `power`.
+    With `decay_from="start"`, W inside the cosine is 0. The arguments and errors are those of
+    `WarmupPolynomialDecay`, without `power`.
 
     >>> schedule = WarmupCosineDecay(1.0, total_steps=100, warmup_steps=20)
     >>> [round(float(schedule(step)), 4) for step in (10, 20, 60, 100)]
@@ -190,8 +190,8 @@ class WarmupCosineDecay(_WarmupToTotal):
         )
 
     def _factor(self, remaining):
-        # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which keeps its digits near the end, where 1 + cos
-        # does not.
+        # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which is accurate near the end, where 1 + cos is
+        # not.
         return ops.sin(0.5 * math.pi * remaining) ** 2
 
 
@@ -206,9 +206,9 @@ class WarmupExponentialDecay(_Warmup):
         decay_steps: the number of updates in which the rate falls by the factor `decay_rate`.
         decay_rate: the factor, in (0, 1].
         warmup_steps: length of the linear warm-up, in updates.
-        staircase: round the exponent down, so that the rate falls once every `decay_steps`.
-        decay_from: `"warmup_end"`, or `"start"` for an exponent of t / decay_steps, which drops
-            when the warm-up ends.
+        staircase: round the exponent down, so that the rate falls once per `decay_steps`.
+        decay_from: `"warmup_end"`, or `"start"` for an exponent of t / decay_steps; the rate then
+            drops when the warm-up ends.
         start_warmup_step: as in `WarmupPolynomialDecay`.
 
     Raises:
@@ -240,8 +240,8 @@ class WarmupExponentialDecay(_Warmup):
     def _decayed(self, step):
         first = self.warmup_end if self.decay_from == "warmup_end" else 0
         past = ops.maximum(step - first, 0)
-        # Whole periods are counted in integers: as float32, 3 · 10⁷ steps would already be off by
-        # one.
+        # Complete periods are counted in integers: in float32, 3 · 10⁷ steps would already be wrong
+        # by one.
         periods = ops.cast(past // self.decay_steps, "float32")
         if not self.staircase:
             periods = periods + _share(past % self.decay_steps, self.decay_steps)
@@ -265,14 +265,14 @@ class WarmupMultiStepDecay(_Warmup):
 
     Args:
         peak_learning_rate: the rate at which the warm-up ends.
-        boundaries: the steps, in rising order, from which on the rate is lower; counted from step 0
-            and not from the end of the warm-up.
+        boundaries: the steps at which the rate falls, in increasing order; counted from step 0 and
+            not from the end of the warm-up.
         decay_rate: the factor, in (0, 1].
         warmup_steps: length of the linear warm-up, in updates.
         start_warmup_step: as in `WarmupPolynomialDecay`.
 
     Raises:
-        TypeError, ValueError: as in `WarmupPolynomialDecay`; boundaries that do not rise or lie
+        TypeError, ValueError: as in `WarmupPolynomialDecay`; boundaries that do not increase or are
             inside the warm-up; `decay_rate` outside (0, 1].
 
     >>> schedule = WarmupMultiStepDecay(1.0, boundaries=[30, 60], decay_rate=0.1, warmup_steps=10)
@@ -321,7 +321,7 @@ class WarmupMultiStepDecay(_Warmup):
 
 @_register
 class WarmupConstant(_Warmup):
-    """Linear warm-up, then `peak_learning_rate` for good.
+    """Linear warm-up, then constantly `peak_learning_rate`.
 
     The arguments and errors are those of `WarmupPolynomialDecay` with the same names.
 
@@ -343,15 +343,14 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
 
         rate(t) = schedule_k(t - S_k),   S_k = steps_0 + … + steps_(k-1),   S_k ≤ t < S_(k+1)
 
-    After the last stage its schedule goes on counting.
+    After the last stage, its schedule continues.
 
     Args:
-        stages: a list of (schedule, steps): a `LearningRateSchedule` and the number of updates for
-            which it holds.
+        stages: a list of (schedule, steps): a `LearningRateSchedule` and its number of updates.
 
     Raises:
-        TypeError: something else than pairs of a schedule and an integer.
-        ValueError: no stage at all, or one without steps.
+        TypeError: `stages` are not pairs of a schedule and an integer.
+        ValueError: there is no stage, or a stage has no steps.
 
     The paper's mixed-batch run (section 4.1; the rate ramps up from zero again in stage 2), with
     NVIDIA's rates:
@@ -375,7 +374,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
         step = ops.convert_to_tensor(step)
         rate, start = None, 0
         for schedule, steps in self.stages:
-            # Clamped, so that no schedule is asked for a step before its own beginning.
+            # Clamped, so that no schedule is called with a step before its own beginning.
             here = schedule(ops.maximum(step - start, 0))
             rate = here if rate is None else ops.where(step < start, rate, here)
             start += steps
@@ -398,7 +397,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
 def sqrt_scaling(batch_size, base_batch_size, base_learning_rate):
     """The rate for `batch_size` under the square-root rule, base · √(batch / base batch).
 
-    It is LAMB's and LEGW's. The LAMB paper's untuned BERT rates, from 32K down to 512:
+    LAMB and LEGW use it. The LAMB paper's untuned BERT rates, from 32K down to 512:
 
     >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
     [0.005, 0.0025, 0.000625]
@@ -409,7 +408,7 @@ def sqrt_scaling(batch_size, base_batch_size, base_learning_rate):
 def linear_scaling(batch_size, base_batch_size, base_learning_rate):
     """The rate for `batch_size` under the linear rule, base · batch / base batch.
 
-    It is customary for SGD with momentum.
+    It is the usual rule for SGD with momentum.
 
     >>> linear_scaling(1024, 256, 0.1)
     0.4
@@ -420,7 +419,7 @@ def linear_scaling(batch_size, base_batch_size, base_learning_rate):
 def legw(
     batch_size, base_batch_size, base_learning_rate, base_warmup_epochs, num_examples, decay=None
 ):
-    """LEGW, Linear-Epoch Gradual Warm-up: the schedule for a large batch from a small one's.
+    """LEGW, Linear-Epoch Gradual Warm-up: a large batch's schedule, derived from a small batch's.
 
     With k = batch_size / base_batch_size:
 
@@ -429,8 +428,8 @@ def legw(
         warm-up steps  = k · base_warmup_epochs · num_examples / batch_size = base_warmup_epochs ·
         num_examples / base_batch_size
 
-    so the number of warm-up **steps** is the same for every batch. The number of epochs stays, and
-    so does the shape of the decay.
+    so the number of warm-up **steps** is the same for every batch. The number of epochs and the
+    shape of the decay stay the same.
 
     Args:
         batch_size: the global batch to train with.
@@ -446,7 +445,8 @@ def legw(
         The schedule that `decay` made, or a `WarmupConstant`.
 
     Raises:
-        ValueError: a batch size or `num_examples` that is not positive, a negative warm-up or rate.
+        ValueError: a batch size or `num_examples` is not positive, or a warm-up or rate is
+            negative.
 
     Reference: LEGW, https://arxiv.org/abs/1901.08256.
 
@@ -463,7 +463,7 @@ def legw(
     if not num_examples > 0:
         raise ValueError(f"num_examples must be positive, got {num_examples}.")
     warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
-    # From the base, not from batch_size, so that no rounding makes the warm-up depend on the batch.
+    # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
     warmup_steps = round(warmup_epochs * num_examples / base_batch_size)
     if decay is None:
         return WarmupConstant(peak, warmup_steps)
