@@ -175,7 +175,7 @@ def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterab
         for flag, paths in outputs.items():
             for path in paths:
                 if any(fnmatch.fnmatch(_real(path), name) for name in searched):
-                    raise ValueError(  # a `*` stands for folders, too
+                    raise ValueError(  # a `*` matches folders too
                         f"{flag}: {os.path.abspath(path)!r} would be taken for text by "
                         f"{other}={pattern!r} when the command is given again; write into a folder "
                         f"outside of it."
@@ -233,10 +233,10 @@ def documents(
 
     Args:
         form: how the text is laid out.
-            `sentences`: one sentence a line, a blank line between documents (the official form);
-            `paragraphs`: the same with a paragraph a line, which is split into sentences later;
-            `wikiextractor`: `<doc …>` … `</doc>`, a paragraph a line, the title line left out;
-            `jsonl`: one JSON object a line, its text in `json_field`, a paragraph a line of it;
+            `sentences`: one sentence per line, a blank line between documents (the official form);
+            `paragraphs`: the same with one paragraph per line, split into sentences later;
+            `wikiextractor`: `<doc …>` … `</doc>`, one paragraph per line, without the title line;
+            `jsonl`: one JSON object per line, with one paragraph per line of its `json_field`;
             `auto`: `jsonl` where the name ends in `.jsonl`, `.json`, `.ndjson` (before any
             compression's ending) or the text begins with `{"`, `wikiextractor` where it begins
             with `<doc `; what looks like markup or a table is refused; `sentences` otherwise.

@@ -8,5 +8,5 @@ CODES = frozenset(
     lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl
     ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk
     tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
-    """.split()  # noqa: SIM905 (formatted, a list takes a line a code)
+    """.split()  # noqa: SIM905 (a formatted list takes one line per code)
 )

@@ -104,7 +104,7 @@ class DynamicRecord:
 
 
 def varint(value: int) -> bytes:
-    """Protocol buffers' variable-length integer: seven bits a byte, least significant first."""
+    """Protocol buffers' variable-length integer: seven bits per byte, least significant first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -21,7 +21,7 @@ _WORD = re.compile(r"(?<!\S)[\"'(]*([A-Za-z]+)[\"'),.;:!?]*(?!\S)")  # between s
 
 
 class Blank(NamedTuple):
-    """A sentence with one word hidden behind [MASK], and that word."""
+    """A sentence with one word replaced by [MASK], and that word."""
 
     sentence: str
     word: str

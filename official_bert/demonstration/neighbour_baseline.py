@@ -3,7 +3,7 @@
 Two predictions from the counts of the training text, at exactly the positions where a model is
 evaluated, with the same input:
 
-- *word frequencies*: how often each token occurs, wherever it stands;
+- *word frequencies*: how often each token occurs in any place;
 - *neighbours*: how often it follows the token to the left, precedes the token to the right, and
   stands between the two.
 
@@ -22,7 +22,7 @@ class NeighbourCounts:
     With c the counts, x the token, l and r its neighbours:
 
         p(x)        = (c(x) + 1) / (Σ c + V)
-        p(x | l)    = (c(l x) + t(l ·) p(x)) / (c(l ·) + t(l ·)), and p(x | r) alike
+        p(x | l)    = (c(l x) + t(l ·) p(x)) / (c(l ·) + t(l ·)), and p(x | r) likewise
         q(x | l, r) ∝ p(x | l) p(x | r) / p(x)
         p(x | l, r) = (c(l x r) + t(l · r) q(x | l, r)) / (c(l · r) + t(l · r))
 

@@ -9,7 +9,7 @@ import sys
 
 
 class Interrupted(Exception):
-    """The user (Ctrl-C), the terminal or the system asked this process to stop."""
+    """The user (Ctrl-C), the terminal or the system stopped this process."""
 
 
 class ChildFailed(Exception):
