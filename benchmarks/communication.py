@@ -17,13 +17,13 @@ import datetime
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import machine
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -408,18 +408,12 @@ def listen(worker):
 
 
 def report(found, rates):
-    import tensorflow as tf
 
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
     parameters = found[2][0][FLOAT32_WIRE]["bytes"] / 4e6
     reached = "; ".join(f"{name}: {rate / 1e9:.2f} Gb/s" for name, rate in rates.items())
     return f"""# Workers and the network between them, {datetime.date.today():%B %Y}
 
-{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, TensorFlow {tf.__version__}.
+{machine.describe("tensorflow", "tensorflow-cpu")}.
 Made by `python benchmarks/communication.py`: medians of {FLAGS.rounds} rounds, in which the
 variants follow one another in the same processes.
 

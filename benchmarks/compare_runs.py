@@ -10,13 +10,11 @@ of training, the tracing of its graphs included, and without evaluation and chec
 import datetime
 import itertools
 import json
-import os
 import pathlib
-import platform
 
+import machine
 import matplotlib
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -92,14 +90,9 @@ def table(runs, name):
             f"{100 * last['next_sentence_accuracy']:.1f} %",
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
     return f"""# Held-out curves side by side, {datetime.date.today():%B %Y}
 
-{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, TensorFlow {tf.__version__}. \
+{machine.describe("tensorflow", "tensorflow-cpu")}. \
 {FLAGS.notes}
 
 | run | stages: updates × batch × length | updates | minutes | masked-LM loss | accuracy \

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 
+import machine
 import numpy as np
 from absl import app, flags
 
@@ -68,7 +69,7 @@ def main(_):
             print("{} -> {}: {:.1f} s, {:.1f} s of CPU, {:.2f} GB".format(*row[:4], peak / 1e9))
     text = report(config, size, rows)
     month = f"{datetime.date.today():%Y%m}"
-    name = f"convert_checkpoint_cpu{os.cpu_count()}_{month}.md"
+    name = f"convert_checkpoint_cpu{machine.cores()}_{month}.md"
     pathlib.Path(FLAGS.output_dir, name).write_text(text)
     print(text)
 
@@ -113,7 +114,7 @@ def report(config, size, rows):
     lines = [
         f"# Converting a BERT of {config.num_hidden_layers} layers × {config.hidden_size}",
         "",
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python "
+        f"{platform.machine()}, {machine.cores()} cores, {platform.system()}; Python "
         f"{platform.python_version()}. Weights of {size / 1e9:.2f} GB.",
         f"Made by `python benchmarks/convert_checkpoint.py --model={FLAGS.model} "
         f"--rounds={FLAGS.rounds}`: medians of {FLAGS.rounds} processes per direction, start and "

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import machine
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -95,7 +96,7 @@ def main(_):
             rows.append((what.format(times=FLAGS.times), result, target))
             print(rows[-1], flush=True)
     month = datetime.date.today().strftime("%Y%m")
-    path = pathlib.Path(FLAGS.output_dir) / f"data_cpu{os.cpu_count()}_{month}.md"
+    path = pathlib.Path(FLAGS.output_dir) / f"data_cpu{machine.cores()}_{month}.md"
     text = report(rows, path.read_text() if path.exists() else "")
     print(text)
     path.write_text(text)
@@ -206,8 +207,8 @@ def report(rows: list[tuple], earlier: str) -> str:
     lines = [
         "# Text to records to batches",
         "",
-        f"`python benchmarks/data.py`, {datetime.date.today()}; {os.cpu_count()} cores "
-        f"({platform.processor() or platform.machine()}), Python {platform.python_version()}; "
+        f"`python benchmarks/data.py`, {datetime.date.today()}; {machine.cores()} cores "
+        f"({machine.processor()}), Python {platform.python_version()}; "
         f"{size:.1f} MB of Wikipedia (WikiExtractor's form), {FLAGS.workers} workers, sequences of "
         f"{LENGTH}, 8 shards. Builds are timed from the start of the command to its end; memory is "
         "the highest sum of the resident sizes of all its processes. Batches of "

@@ -13,14 +13,13 @@ import contextlib
 import dataclasses
 import datetime
 import io
-import os
 import pathlib
-import platform
 import statistics
 import sys
 import tempfile
 import time
 
+import machine
 import tensorflow as tf
 from absl import app, flags
 
@@ -62,7 +61,7 @@ def main(_):
     text = report(rows)
     print(text)
     month = datetime.date.today().strftime("%Y%m")
-    path = pathlib.Path(FLAGS.output_dir) / f"loop_overhead_cpu{os.cpu_count()}_{month}.md"
+    path = pathlib.Path(FLAGS.output_dir) / f"loop_overhead_cpu{machine.cores()}_{month}.md"
     path.write_text(text)
 
 
@@ -151,14 +150,9 @@ def report(rows):
         loop, bare = (1000 * statistics.median(side) / updates for side in zip(*pairs))
         share = statistics.median(1 - b / a for a, b in pairs)
         lines.append(f"| {name} | {loop:.1f} | {bare:.1f} | {100 * share:.1f} % |")
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
     return f"""# The loop's overhead, {datetime.date.today():%B %Y}
 
-{cpu}, {os.cpu_count()} cores; Python {platform.python_version()}, TensorFlow {tf.__version__}.
+{machine.describe("tensorflow", "tensorflow-cpu")}.
 Made by `{" ".join(["python benchmarks/loop_overhead.py", *sys.argv[1:]])}`: medians of \
 {FLAGS.rounds} pairs of 10 and 3 updates; the share is the median of the pairs'. A \
 negative share is noise: the two sides differ in nothing but what the loop adds.

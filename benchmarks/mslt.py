@@ -12,12 +12,11 @@ an idle machine with 16 GB.
 
 import dataclasses
 import datetime
-import os
 import pathlib
-import platform
 import sys
 import time
 
+import machine
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
@@ -49,7 +48,7 @@ def main(_):
     print(text)
     month = datetime.date.today().strftime("%Y%m")
     name = "mslt" if FLAGS.dtype == "fp32" else f"mslt_{FLAGS.dtype}"
-    path = pathlib.Path(FLAGS.output_dir) / f"{name}_cpu{os.cpu_count()}_{month}.md"
+    path = pathlib.Path(FLAGS.output_dir) / f"{name}_cpu{machine.cores()}_{month}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
@@ -134,7 +133,7 @@ def report(config, phases, first, wall, cpu_time):
     ]
     return f"""# MSLT against training from scratch, {datetime.date.today():%B %Y}
 
-{cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, TensorFlow {tf.__version__}.
+{machine.describe("tensorflow", "tensorflow-cpu")}.
 BERT-Base's width, {config.num_hidden_layers} layers, {FLAGS.dtype}, batch {FLAGS.batch_size} of \
 {FLAGS.max_seq_length} tokens, {phases[0].max_predictions_per_seq} predictions, LAMB, XLA \
 {"on" if FLAGS.enable_xla else "off"}.
@@ -174,13 +173,6 @@ def row(number, config, stage, first, seconds, cpu_seconds):
         f"{first:.1f}",
     )
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def cpu():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import machine
+
 WAYS = {
     "lamb_tf.LAMB, graph": ("ours", False),
     "lamb_tf.LAMB, graph, clipped by global norm": ("ours clipped", False),
@@ -197,7 +199,7 @@ def report(model, results, telemetry, bandwidth, command):
     lines = [
         f"# One LAMB step on BERT-{model.capitalize()}'s tensors",
         "",
-        f"`{command}`, {time.strftime('%B %Y')}. {_processor()}, {os.cpu_count()} cores, "
+        f"`{command}`, {time.strftime('%B %Y')}. {machine.processor()}, {machine.cores()} cores, "
         f"Python {platform.python_version()}, tensorflow {metadata.version(import_name)}, "
         f"{versions}.",
         "",
@@ -265,13 +267,6 @@ def _installed(name):
     return True
 
 
-def _processor():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["base", "large"], default="base")
@@ -293,7 +288,7 @@ def main():
     results, bandwidths = {way: [] for way in ways}, []
     for _ in range(arguments.rounds):
         for way in ways:
-            bandwidths.append(copy_bandwidth(os.cpu_count()))
+            bandwidths.append(copy_bandwidth(machine.cores()))
             results[way].append(run_in_process(*WAYS[way], arguments.model, arguments.repeats))
             median = 1e3 * statistics.median(results[way][-1]["seconds"])
             print(f"{way}: {median:.0f} ms, copy {bandwidths[-1] / 1e9:.0f} GB/s", file=sys.stderr)
@@ -302,7 +297,7 @@ def main():
     table = report(arguments.model, results, telemetry, statistics.median(bandwidths), command)
     print(table)
     if arguments.output:
-        name = f"optimizer_step_{arguments.model}_cpu{os.cpu_count()}_{time.strftime('%Y%m')}.md"
+        name = f"optimizer_step_{arguments.model}_cpu{machine.cores()}_{time.strftime('%Y%m')}.md"
         (arguments.output / name).write_text(table)
 
 

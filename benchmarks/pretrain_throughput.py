@@ -16,14 +16,13 @@ import datetime
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 
+import machine
 import numpy as np
 
 BATCH_SIZE, LENGTH, PREDICTIONS = 16, 128, 20
@@ -198,7 +197,7 @@ def peer_ways(cell, folder):
     import transformers
 
     layers, dtype, updates, _ = CELLS[cell]
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(machine.cores())
     torch.manual_seed(0)
     config = transformers.BertConfig(
         num_hidden_layers=layers,
@@ -304,7 +303,7 @@ def throughput_report(results):
     load = max(result["idle_load"] for result in results.values())
     return f"""# Throughput of pre-training, {datetime.date.today():%B %Y}
 
-{machine()}
+{made_on()}
 
 Batch {BATCH_SIZE} × {LENGTH}, {PREDICTIONS} predictions, hidden size 768, vocabulary 30,522, \
 dropout 0.1 throughout; {rounds} rounds in alternation, all ways in each. The process whose turn \
@@ -334,7 +333,7 @@ def profile_report(profiles):
         )
     return f"""# Where the time of an update goes, {datetime.date.today():%B %Y}
 
-{machine()}
+{made_on()}
 
 The bare `tf.function` of forward pass, backward pass and update under TensorFlow's profiler; the \
 20 largest types of operation. Operations that run beside each other overlap, so their \
@@ -344,22 +343,12 @@ sum exceeds the duration of the update.
 """
 
 
-def machine():
-    cpu = next(
-        line.partition(":")[2].strip()
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    packages = ("keras", "numpy", "torch", "transformers")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
-    tensorflow = next(
-        f"{d.name} {d.version}"
-        for d in (metadata.distribution(n) for n in metadata.packages_distributions()["tensorflow"])
-    )
+def made_on():
     arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
+    packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
     return (
-        f"`{f'python benchmarks/pretrain_throughput.py {arguments}'.strip()}` on {cpu}, "
-        f"{os.cpu_count()} cores; Python {platform.python_version()}, {tensorflow}, {versions}."
+        f"`{f'python benchmarks/pretrain_throughput.py {arguments}'.strip()}` on "
+        f"{machine.describe(*packages)}."
     )
 
 

@@ -234,7 +234,7 @@ def run_trial(folder, settings, trial, done):
 
 
 def describe(config, stage):
-    depth = stage.depth or config.num_hidden_layers
+    depth = stage.depth_in(config)
     return {
         "steps": stage.steps,
         "depth": depth,

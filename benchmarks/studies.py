@@ -9,13 +9,13 @@ import datetime
 import fcntl
 import json
 import os
-import pathlib
 import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
 from statistics import mean
+
+import machine
 
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import tokenization
@@ -71,7 +71,7 @@ class Study:
                 f"{self._time_left(done.values(), [*missing[number:], *later])}",
                 flush=True,
             )
-            started, before = time.perf_counter(), machine()
+            started, before = time.perf_counter(), about_machine()
             found = run_trial(trial)
             if found is None:
                 failed.append(self.name(trial))
@@ -211,20 +211,12 @@ def read_curve(path):
     ]
 
 
-def machine():
-    versions = {}
-    for package in ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    cpus = pathlib.Path("/proc/cpuinfo")
-    lines = cpus.read_text().splitlines() if cpus.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+def about_machine():
+    """What a record says of the machine, before its trial."""
     return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),  # that this process may use
+        "cpu": machine.processor(),
+        "cores": machine.cores(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        **versions,
+        **machine.versions("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy"),
     }

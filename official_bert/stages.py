@@ -85,6 +85,10 @@ class Stage:
         """Tokens an update, padding included."""
         return self.batch_size * self.max_seq_length
 
+    def depth_in(self, config):
+        """Encoder layers of the model of `config` in this stage."""
+        return self.depth or config.num_hidden_layers
+
     def model_key(self):
         """Stages with equal keys train the same variables of the same model."""
         return self.depth, self.trained_layers, self.train_embeddings

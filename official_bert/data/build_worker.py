@@ -5,7 +5,6 @@ writes pickled answers to standard output. The end of the input ends the process
 would import the caller's main module, and with it TensorFlow, into every worker.)
 """
 
-import ctypes
 import json
 import os
 import pickle
@@ -223,9 +222,7 @@ def _gzipped(data: Iterator[bytes], sizes: np.ndarray, offsets: list[int]) -> It
 def _follow_parent() -> None:
     """Leaves Ctrl-C to the parent process; if the parent dies in any way, this process dies too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+    child_commands.end_with_parent(signal.SIGKILL)
 
 
 def main() -> None:

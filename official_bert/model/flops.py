@@ -38,7 +38,7 @@ def step_flops(config, stage):
 
 def describe(config, stage):
     """A line that says what a stage trains and what its updates cost."""
-    depth = stage.depth or config.num_hidden_layers
+    depth = stage.depth_in(config)
     trained = depth if stage.trained_layers is None else len(stage.trained_layers)
     embeddings = "" if stage.train_embeddings else ", embeddings frozen"
     return (
@@ -51,7 +51,7 @@ def describe(config, stage):
 
 def encoder_flops(config, stage):
     """Model FLOPs of the encoder layers, forward and backward, for one sequence."""
-    depth = stage.depth or config.num_hidden_layers
+    depth = stage.depth_in(config)
     trained = range(depth) if stage.trained_layers is None else stage.trained_layers
     cost, gradient_flows = 0, stage.train_embeddings
     for layer in range(depth):
@@ -90,7 +90,7 @@ def reduced_bytes(config, stage):
     A ring moves 2 (n - 1) / n times as many in and out of each of n members. The pooler and the
     next-sentence head are counted as trained.
     """
-    depth = stage.depth or config.num_hidden_layers
+    depth = stage.depth_in(config)
     layers = depth if stage.trained_layers is None else len(stage.trained_layers)
     parameters = layers * layer_parameters(config) + head_parameters(config)
     if stage.train_embeddings:

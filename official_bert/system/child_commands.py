@@ -60,8 +60,8 @@ def call(command, *arguments):
         raise ChildFailed(command, code)
 
 
-def end_with_parent():
-    """Has Linux send SIGTERM to this process when its parent is gone, as after `kill -9`."""
+def end_with_parent(number=signal.SIGTERM):
+    """Has Linux send a signal to this process when its parent is gone, as after `kill -9`."""
     pr_set_pdeathsig = 1
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

@@ -52,7 +52,7 @@ def checkpoint_bytes(config, stage):
 def weight_bytes(config, stage):
     """Size of the weights alone."""
     parameters = (
-        (stage.depth or config.num_hidden_layers) * flops.layer_parameters(config)
+        stage.depth_in(config) * flops.layer_parameters(config)
         + flops.embedding_parameters(config)
         + flops.head_parameters(config)
     )

@@ -17,7 +17,7 @@ def make_model_and_optimizer(run, stage):
     Returns:
         The task's model and a `lamb_tf` optimizer, built. Make them in the engine's scope.
     """
-    depth = stage.depth or run.config.num_hidden_layers
+    depth = stage.depth_in(run.config)
     config = dataclasses.replace(run.config, num_hidden_layers=depth)
     model = run.task.make_model(config, run.seed, DTYPE_POLICIES[run.dtype])
     for variable in model.weights:

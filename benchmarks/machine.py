@@ -1,0 +1,37 @@
+"""The machine and the versions that a measurement was made with."""
+
+import os
+import pathlib
+import platform
+from importlib import metadata
+
+_CPUS = pathlib.Path("/proc/cpuinfo")
+
+
+def processor():
+    """The processor's name."""
+    lines = _CPUS.read_text().splitlines() if _CPUS.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def cores():
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def versions(*packages):
+    """{package: version} of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe(*packages):
+    """Processor, cores, Python and packages as the beginning of a sentence."""
+    named = ", ".join(f"{name} {version}" for name, version in versions(*packages).items())
+    return f"{processor()}, {cores()} cores; Python {platform.python_version()}, {named}"
