@@ -29,7 +29,7 @@ from official_bert.data import (
     text_forms,
     tokenization,
 )
-from official_bert.data.build_worker import Recipe
+from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import commands, local_paths
@@ -101,7 +101,7 @@ def create_pretraining_data(
     text_forms.check(paths, input_format, json_field, language)
     json_field = json_field or "text"
     workers = _workers(num_workers, one_random_stream)
-    recipe = Recipe(
+    plan = BuildPlan(
         settings=settings,
         vocab_file=os.path.abspath(vocab_file),
         do_lower_case=do_lower_case,
@@ -113,7 +113,7 @@ def create_pretraining_data(
         one_stream=one_random_stream,
     )
     described = _describe(
-        recipe, vocabulary, paths, input_format, json_field, drop_duplicate_documents
+        plan, vocabulary, paths, input_format, json_field, drop_duplicate_documents
     )
     finished = _finished(shards, described)
     if finished:
@@ -124,13 +124,13 @@ def create_pretraining_data(
     source = corpus.Corpus(
         paths, input_format, json_field, drop_duplicate_documents, whole=one_random_stream
     )
-    build_checks.check_memory(paths, recipe)
-    build_checks.check_sample(source, recipe, len(shards))
+    build_checks.check_memory(paths, plan)
+    build_checks.check_sample(source, plan, len(shards))
     build_checks.make_folder(os.path.dirname(os.path.abspath(shards[0])))
-    build_checks.check_disk(paths, shards, recipe)
+    build_checks.check_disk(paths, shards, plan)
     progress = build_progress.Progress(source, report)
-    check = functools.partial(dropped_text.check, recipe=recipe, allowed=allow_dropped_text)
-    builder = record_builder.Builder(recipe, source.documents, shards, workers, progress, check)
+    check = functools.partial(dropped_text.check, plan=plan, allowed=allow_dropped_text)
+    builder = record_builder.Builder(plan, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
     counts |= {
         "documents": source.count,
@@ -143,25 +143,25 @@ def create_pretraining_data(
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = build_progress.describe(summary, settings.max_seq_length)
-        report("\nwarning: ".join([said, *dropped_text.warnings(summary, recipe)]))
+        report("\nwarning: ".join([said, *dropped_text.warnings(summary, plan)]))
     return summary
 
 
-def _describe(recipe: Recipe, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
+def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
     """What the manifest says before anything is made; equal descriptions give equal records."""
     continues = np.array([token.startswith("##") for token in vocabulary])
     special = {token: vocabulary[token] for token in tokenization.SPECIAL_TOKENS}
     return {
         "format": manifest.FORMAT,
-        "masking": "dynamic" if recipe.dynamic else "static",
-        "settings": dataclasses.asdict(recipe.settings)
+        "masking": "dynamic" if plan.dynamic else "static",
+        "settings": dataclasses.asdict(plan.settings)
         | {
-            "do_lower_case": recipe.do_lower_case,
-            "language": recipe.language,
-            "random_seed": recipe.random_seed,
-            "use_v2_feature_names": recipe.use_v2_feature_names,
-            "gzip_compress": recipe.gzip,
-            "one_random_stream": recipe.one_stream,
+            "do_lower_case": plan.do_lower_case,
+            "language": plan.language,
+            "random_seed": plan.random_seed,
+            "use_v2_feature_names": plan.use_v2_feature_names,
+            "gzip_compress": plan.gzip,
+            "one_random_stream": plan.one_stream,
         }
         | dict(
             zip(("input_format", "json_field", "drop_duplicate_documents"), reading, strict=True)

@@ -59,7 +59,7 @@ def learn_vocabulary(
 
 
 # Some 65 bytes of memory a letter. Ideographs are words of their own.
-MOST_LETTERS = 15_000_000
+MAX_LETTERS = 15_000_000
 _LONG_WORD = re.compile(r"[^\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{41,}")
 
 
@@ -78,7 +78,7 @@ class _Text:
             yield from document.lines
             size += sum(map(len, document.lines))
             letters += sum(len(w) for line in document.lines for w in _LONG_WORD.findall(line))
-            if size > self.limit or letters > MOST_LETTERS:
+            if size > self.limit or letters > MAX_LETTERS:
                 return
 
 

@@ -252,7 +252,7 @@ def test_a_line_of_three_sentences_looks_like_a_paragraph(line, is_paragraph):
 
 
 def test_blocks_of_short_documents_are_bounded_by_their_number(monkeypatch):
-    monkeypatch.setattr(corpus, "MOST_DOCUMENTS", 10)
+    monkeypatch.setattr(corpus, "MAX_DOCUMENTS", 10)
     found = [corpus.Document([f"{n}"], False) for n in range(25)]
     blocks = list(corpus.blocks(found, block_bytes=1_000))
     assert [len(block) for block in blocks] == [10, 15]

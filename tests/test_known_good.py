@@ -119,7 +119,7 @@ def test_no_checkpoint_is_written_amid_skipped_updates_but_for_the_last(
     small_corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     for steps, folder in ((40, tmp_path / "long"), (4, tmp_path / "short")):
         stage = dataclasses.replace(SHORT, steps=steps, warmup_steps=0)
         reporting = dataclasses.replace(

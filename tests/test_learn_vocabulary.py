@@ -34,7 +34,7 @@ def test_all_the_text_can_be_asked_for(small_text, tmp_path):
 def test_words_without_end_are_read_as_far_as_the_memory_holds_them(
     tmp_path, monkeypatch, letters, documents
 ):
-    monkeypatch.setattr(command, "MOST_LETTERS", 120)
+    monkeypatch.setattr(command, "MAX_LETTERS", 120)
     (tmp_path / "a.txt").write_text(f"{letters}\n\n" * 9, encoding="utf-8")
     text = command._Text([str(tmp_path / "a.txt")], "auto", "text", limit=1e9)
     assert len(list(text)) == documents

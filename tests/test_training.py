@@ -300,7 +300,7 @@ def test_the_loss_scale_halves_at_an_overflow_and_the_update_is_skipped(
     small_corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
     train(run, tmp_path, dataclasses.replace(QUIET, max_skipped_updates=100))
     tensors = final_tensors(tmp_path)
@@ -380,7 +380,7 @@ def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_th
     small_corpus, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(loop_state, "MOST_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
     train(run, tmp_path, Reporting(log_steps=2, max_skipped_updates=100, tensorboard=True))
 

@@ -152,7 +152,7 @@ TABLE = (
         "next_sentence/logits/bias",
     ),
 )
-_MOST_NAMES, _LONGEST_NAME = 6, 150  # in an error
+_MAX_NAMES, _LONGEST_NAME = 6, 150  # in an error
 PARTS = ("encoder", "pooler", "masked_lm", "next_sentence")
 
 
@@ -182,8 +182,8 @@ def shape(row, config):
 
 def listed(found):
     """Some items of a list and the number of the others."""
-    more = len(found) - _MOST_NAMES
-    return ", ".join(map(_shown, sorted(found)[:_MOST_NAMES])) + (
+    more = len(found) - _MAX_NAMES
+    return ", ".join(map(_shown, sorted(found)[:_MAX_NAMES])) + (
         f" and {more} more" if more > 0 else ""
     )
 

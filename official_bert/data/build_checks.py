@@ -6,14 +6,14 @@ import shutil
 import tempfile
 
 from official_bert.data import corpus, manifest, shard_sets, tokenization
-from official_bert.data.build_worker import Recipe
+from official_bert.data.build_worker import BuildPlan
 from official_bert.system import local_paths, memory_space
 
 MOSTLY_UNKNOWN = 0.3
 # Bytes of memory per byte of English text if one random stream holds all of it: once, and for each
 # pass over it. For Chinese it is twice as much.
 MEMORY_OF_TEXT, MEMORY_OF_RECORDS = 8.0, 1.4
-MOST_SHARDS = 99_999  # their names have five digits
+MAX_SHARDS = 99_999  # their names have five digits
 # Size of the text divided by its compressed size.
 _UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
 
@@ -24,8 +24,8 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
     names = [name.strip() for name in names if name.strip()]
     if not names:
         raise ValueError("output_file: names no file.")
-    if num_shards > MOST_SHARDS:
-        raise ValueError(f"num_shards: got {num_shards}, expected at most {MOST_SHARDS:,}.")
+    if num_shards > MAX_SHARDS:
+        raise ValueError(f"num_shards: got {num_shards}, expected at most {MAX_SHARDS:,}.")
     if num_shards < 0 or (len(names) > 1 and num_shards not in (0, len(names))):
         raise ValueError(f"num_shards: got {num_shards}, but output_file names {len(names)} files.")
     for name in names:
@@ -60,19 +60,19 @@ def make_folder(folder: str) -> None:
 
 
 def check_sample(
-    source: corpus.Corpus, recipe: Recipe, num_shards: int, sample_bytes: int = 200_000
+    source: corpus.Corpus, plan: BuildPlan, num_shards: int, sample_bytes: int = 200_000
 ) -> None:
     """Refuses a vocabulary that does not fit the first documents, and far too many shards.
 
     Args:
         source: the corpus.
-        recipe: what the records will look like.
+        plan: what the records will look like.
         num_shards: how many files there will be.
         sample_bytes: how much text is looked at.
     """
     sample, size = [], 0
     for document in corpus.documents(source.paths, source.form, source.json_field):
-        sample += corpus.sentences(document, recipe.language)
+        sample += corpus.sentences(document, plan.language)
         size += sum(map(len, document.lines))
         if size > sample_bytes:
             break
@@ -80,7 +80,7 @@ def check_sample(
         raise ValueError(
             f"input_file: no text in {', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}."
         )
-    tokenizer = tokenization.load(recipe.vocab_file, recipe.do_lower_case)
+    tokenizer = tokenization.load(plan.vocab_file, plan.do_lower_case)
     unknown = tokenizer.token_to_id(tokenization.UNK)
     ids = [
         i
@@ -91,14 +91,14 @@ def check_sample(
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
             f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
-            f"{recipe.vocab_file} does not fit this text (another language, or another casing than "
-            f"--do_lower_case={recipe.do_lower_case}?)."
+            f"{plan.vocab_file} does not fit this text (another language, or another casing than "
+            f"--do_lower_case={plan.do_lower_case}?)."
         )
     # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
     # rest of the text may be of another kind.
-    passes = 1 if recipe.dynamic else recipe.settings.dupe_factor
+    passes = 1 if plan.dynamic else plan.settings.dupe_factor
     times = passes * max(1.0, _text_bytes(source.paths) / sum(len(s.encode()) for s in sample))
-    most = 2 * times * (len(sample) + len(ids) / (recipe.settings.max_seq_length - 3))
+    most = 2 * times * (len(sample) + len(ids) / (plan.settings.max_seq_length - 3))
     if num_shards > most:
         raise ValueError(
             f"num_shards: {num_shards} shards are more than the records that there will be, fewer "
@@ -106,12 +106,12 @@ def check_sample(
         )
 
 
-def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
+def check_disk(paths: list[str], shards: list[str], plan: BuildPlan) -> None:
     """Refuses a disk that has no room for even a low estimate of the records."""
     text = _text_bytes(paths)
     # Bytes of records per byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
     # 0.6 stored once. Less is assumed here.
-    each = 0.4 if recipe.dynamic else recipe.settings.dupe_factor * (0.3 if recipe.gzip else 1.0)
+    each = 0.4 if plan.dynamic else plan.settings.dupe_factor * (0.3 if plan.gzip else 1.0)
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
     # Files of an interrupted run are used again; files of another run are replaced.
     there = {*shards, *shard_sets.of_last_build(shards)}
@@ -124,15 +124,15 @@ def check_disk(paths: list[str], shards: list[str], recipe: Recipe) -> None:
         )
 
 
-def check_memory(paths: list[str], recipe: Recipe) -> None:
+def check_memory(paths: list[str], plan: BuildPlan) -> None:
     """Refuses a corpus of one random stream that will not fit into the memory.
 
     In blocks, the memory is bounded for any corpus.
     """
-    if not recipe.one_stream:
+    if not plan.one_stream:
         return
     text, free = _text_bytes(paths), memory_space.available()
-    passes = 1 if recipe.dynamic else recipe.settings.dupe_factor
+    passes = 1 if plan.dynamic else plan.settings.dupe_factor
     needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
     if free is not None and needed > free:
         raise ValueError(

@@ -26,13 +26,14 @@ from official_bert.data.instances import (
     cut_long_sentences,
     sequences,
 )
+from official_bert.system import child_commands
 from official_bert.system.whole_files import write_whole
 
 GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildPlan:
     """Everything a worker needs to know once."""
 
     settings: Settings
@@ -67,15 +68,15 @@ class Shard(NamedTuple):
 class Worker:
     """Answers tasks; holds objects that are costly to make, such as the tokenizer."""
 
-    def __init__(self, recipe: Recipe):
-        self._recipe = recipe
-        vocabulary = tokenization.read_vocabulary(recipe.vocab_file)
+    def __init__(self, plan: BuildPlan):
+        self._plan = plan
+        vocabulary = tokenization.read_vocabulary(plan.vocab_file)
         self._encode = tokenization.SentenceEncoder(
-            tokenization.load(recipe.vocab_file, recipe.do_lower_case)
+            tokenization.load(plan.vocab_file, plan.do_lower_case)
         )
         self._unknown = vocabulary[tokenization.UNK]
-        settings = recipe.settings
-        if recipe.dynamic:
+        settings = plan.settings
+        if plan.dynamic:
             self._record = records.DynamicRecord(len(vocabulary))
         else:
             self._make = InstanceMaker(settings, vocabulary)
@@ -83,7 +84,7 @@ class Worker:
                 settings.max_seq_length,
                 settings.max_predictions_per_seq,
                 len(vocabulary),
-                recipe.use_v2_feature_names,
+                plan.use_v2_feature_names,
             )
 
     def part(self, task: Part) -> dict:
@@ -94,15 +95,15 @@ class Worker:
         ]
         documents = [(number, sentences) for number, sentences in documents if sentences]
         counts = self._count(documents)
-        seed = self._recipe.random_seed
-        rng = Random(seed if self._recipe.one_stream else f"{seed}/{task.index}")
+        seed = self._plan.random_seed
+        rng = Random(seed if self._plan.one_stream else f"{seed}/{task.index}")
         framed, used = [], 0
-        make = self._dynamic if self._recipe.dynamic else self._static
+        make = self._dynamic if self._plan.dynamic else self._static
         for length, record in make(documents, rng):
             framed.append(record)
             used += length
         rng.shuffle(framed)
-        unused = 0 if self._recipe.dynamic else self._make.unused
+        unused = 0 if self._plan.dynamic else self._make.unused
         counts |= {"sequences": len(framed), "tokens": used, "dropped_tokens": unused}
         lengths = np.fromiter(map(len, framed), np.uint32, len(framed))
         write_whole(f"{task.path}.records", framed)
@@ -113,7 +114,7 @@ class Worker:
         return made
 
     def _tokens(self, document: corpus.Document) -> Sentences:
-        lines = corpus.sentences(document, self._recipe.language)
+        lines = corpus.sentences(document, self._plan.language)
         found = self._encode(lines)
         if not document.split:
             self._paragraph_tokens += self._in_paragraphs(lines, found)
@@ -121,7 +122,7 @@ class Worker:
 
     def _in_paragraphs(self, lines: list[str], found: Sentences) -> int:
         """The tokens of lines that look like three sentences or more."""
-        language = self._recipe.language
+        language = self._plan.language
         return sum(
             len(ids)
             for line, ids in zip(lines, found, strict=True)
@@ -131,10 +132,10 @@ class Worker:
     def _static(
         self, documents: list[tuple[int, Sentences]], rng: Random
     ) -> Iterator[tuple[int, bytes]]:
-        settings = self._recipe.settings
+        settings = self._plan.settings
         texts = [sentences for _, sentences in documents]
         documents.clear()  # with one_stream they are the whole corpus
-        if not self._recipe.one_stream:
+        if not self._plan.one_stream:
             texts = [cut_long_sentences(sentences, settings) for sentences in texts]
         for instance in self._make(texts, rng):
             yield len(instance.input_ids), self._record(instance)
@@ -142,13 +143,13 @@ class Worker:
     def _dynamic(
         self, documents: list[tuple[int, Sentences]], rng: Random
     ) -> Iterator[tuple[int, bytes]]:
-        settings = self._recipe.settings
+        settings = self._plan.settings
         for number, document in documents:
             for ids, lengths in sequences(document, settings, rng):
                 yield len(ids) + 3, self._record(ids, lengths, number)
 
     def _count(self, documents: list[tuple[int, Sentences]]) -> dict:
-        room = self._recipe.settings.max_seq_length - 3
+        room = self._plan.settings.max_seq_length - 3
         found = [sentence for _, sentences in documents for sentence in sentences]
         long = [len(sentence) for sentence in found if len(sentence) > room]
         return {
@@ -168,7 +169,7 @@ class Worker:
         starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         offsets = starts[:-1][:: records.RECORDS_PER_BLOCK].tolist()
         data = _pieces(task.pieces)
-        if self._recipe.gzip:
+        if self._plan.gzip:
             sizes, offsets = np.diff([*offsets, starts[-1]]), []
             data = _gzipped(data, sizes, offsets)
         write_whole(task.path, data, task.temporary)

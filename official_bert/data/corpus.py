@@ -25,7 +25,7 @@ from official_bert.system import local_paths
 
 FORMS = text_forms.FORMS
 BLOCK_BYTES = 2 << 20
-MOST_DOCUMENTS = 10_000  # of a block: each becomes a record at least, in every pass
+MAX_DOCUMENTS = 10_000  # of a block: each becomes a record at least, in every pass
 LONGEST_SPLIT = 4096  # characters per call of the library for sentences
 _WIDE_SPACES = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
@@ -325,7 +325,7 @@ def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Documen
     for document in found:
         block.append(document)
         size += text_bytes(document)
-        if size >= block_bytes or len(block) >= MOST_DOCUMENTS:
+        if size >= block_bytes or len(block) >= MAX_DOCUMENTS:
             if pending:
                 yield pending
             pending, block, size = block, [], 0

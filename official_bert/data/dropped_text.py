@@ -1,6 +1,6 @@
 """How much of the text is in no record and why; when to warn of it and when to refuse."""
 
-from official_bert.data.build_worker import Recipe
+from official_bert.data.build_worker import BuildPlan
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
 PARAGRAPHS = (
@@ -25,13 +25,13 @@ def describe(summary: dict) -> str:
     )
 
 
-def warnings(summary: dict, recipe: Recipe) -> list[str]:
+def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     """Warnings about the form of the text, with the likely cause."""
     found = []
     if _share(summary) > WORTH_A_WARNING:
         found.append(
             f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no "
-            f"record: {_likely_cause(summary, recipe)}."
+            f"record: {_likely_cause(summary, plan)}."
         )
     elif _in_paragraphs(summary) > TOO_MUCH:
         found.append(
@@ -46,7 +46,7 @@ def warnings(summary: dict, recipe: Recipe) -> list[str]:
     return found
 
 
-def check(counts: dict, recipe: Recipe, allowed: bool) -> None:
+def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
     """Refuses records that hold less than half of the text.
 
     Raises:
@@ -55,7 +55,7 @@ def check(counts: dict, recipe: Recipe, allowed: bool) -> None:
     if _share(counts) > TOO_MUCH and not allowed:
         raise ValueError(
             f"input_file: {_share(counts):.1%} of the text's {counts['text_tokens']:,} tokens "
-            f"would be in no record: {_likely_cause(counts, recipe)}. (To go on all the same, give "
+            f"would be in no record: {_likely_cause(counts, plan)}. (To go on all the same, give "
             f"--allow_dropped_text.)"
         )
 
@@ -72,18 +72,18 @@ def _in_paragraphs(counts: dict) -> float:
     return counts["paragraph_tokens"] / max(counts["text_tokens"], 1)
 
 
-def _likely_cause(counts: dict, recipe: Recipe) -> str:
+def _likely_cause(counts: dict, plan: BuildPlan) -> str:
     # In blocks, long sentences are cut into pieces.
-    if recipe.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
+    if plan.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
         likely = _in_paragraphs(counts) > _in_long_sentences(counts) / 2
         return (
             f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences are longer than a "
-            f"sequence of {recipe.settings.max_seq_length}, and --one_random_stream cuts them off, "
+            f"sequence of {plan.settings.max_seq_length}, and --one_random_stream cuts them off, "
             f"as the original does{f'; {PARAGRAPHS}' * likely}"
         )
     mean = counts["text_tokens"] / max(counts["sentences"], 1)
     return (
         f"with sentences of {mean:.0f} tokens on average the pairs of a sequence of "
-        f"{recipe.settings.max_seq_length} run over, and what is over is cut off; a larger "
+        f"{plan.settings.max_seq_length} run over, and what is over is cut off; a larger "
         f"--dupe_factor cuts elsewhere every time, --dynamic_masking cuts nothing off"
     )

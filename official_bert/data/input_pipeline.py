@@ -21,12 +21,12 @@ import numpy as np
 from official_bert.data import manifest
 from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, permutation
 from official_bert.data.example_parsing import DynamicParser, StaticParser
-from official_bert.data.record_files import RecordFiles, Run
+from official_bert.data.record_files import RecordFiles, RecordRange
 from official_bert.data.record_pools import Pool, PoolReader
 
 WINDOW_RECORDS = 65536
-MOST_LANES = 16
-FEWEST_ROWS = 16  # of a lane in a batch: fewer would be slow
+MAX_LANES = 16
+MIN_ROWS = 16  # of a lane in a batch: fewer would be slow
 
 
 class Window(NamedTuple):
@@ -248,7 +248,7 @@ class Batches:
                 start += count
         return Window(self._read(runs), np.concatenate(orders).reshape(-1, size))
 
-    def _epoch_runs(self, epoch: int, place: int, count: int) -> list[Run]:
+    def _epoch_runs(self, epoch: int, place: int, count: int) -> list[RecordRange]:
         """The records `place` … `place + count` of an epoch."""
         order = self._epoch_order(epoch, len(self._sizes))
         ends = np.cumsum(self._sizes[order])
@@ -258,7 +258,7 @@ class Batches:
             size = int(self._sizes[block])
             start = place - (int(ends[number]) - size)
             stop = min(size, start + count)
-            runs.append(Run(block, start, stop))
+            runs.append(RecordRange(block, start, stop))
             place, count, number = place + stop - start, count - (stop - start), number + 1
         return runs
 
@@ -282,9 +282,9 @@ def _lanes(batch_size: int, window: int) -> int:
     """The largest power of two that divides the batch and leaves no lane too thin."""
     lanes = 1
     while (
-        lanes < MOST_LANES
+        lanes < MAX_LANES
         and batch_size % (2 * lanes) == 0
-        and batch_size // (2 * lanes) >= FEWEST_ROWS
+        and batch_size // (2 * lanes) >= MIN_ROWS
         and window // (2 * lanes) >= 1024
     ):
         lanes *= 2

@@ -28,7 +28,7 @@ import numpy as np
 
 import official_bert
 from official_bert.data import corpus, manifest, shard_sets
-from official_bert.data.build_worker import Part, Recipe, Shard
+from official_bert.data.build_worker import BuildPlan, Part, Shard
 from official_bert.system.whole_files import write_whole
 
 # Parts of another version cannot be used if it cut or counted differently.
@@ -39,7 +39,7 @@ class Builder:
     """One build: its input, its output, and the folder of its parts.
 
     Args:
-        recipe: what the records look like.
+        plan: what the records look like.
         documents: returns an iterator over the corpus, with the same documents at every call.
         shards: the paths to write.
         workers: maximum number of processes; only as many are started as there are tasks.
@@ -50,14 +50,14 @@ class Builder:
 
     def __init__(
         self,
-        recipe: Recipe,
+        plan: BuildPlan,
         documents: Callable[[], Iterator[corpus.Document]],
         shards: list[str],
         workers: int,
         progress: Callable,
         check: Callable[[dict], None],
     ):
-        self._recipe, self._documents, self._shards = recipe, documents, shards
+        self._plan, self._documents, self._shards = plan, documents, shards
         self._workers, self._progress, self._check = workers, progress, check
         self._folder = manifest.building_folder(shards)
 
@@ -66,7 +66,7 @@ class Builder:
         os.makedirs(self._folder, exist_ok=True)
         with self._locked():
             self._forget_other_builds()
-            with Workers(self._recipe, self._workers) as workers:
+            with Workers(self._plan, self._workers) as workers:
                 parts = self._make_parts(workers)
                 if not self._fit_the_shards(parts):
                     self._clear()
@@ -92,12 +92,12 @@ class Builder:
         path = os.path.join(self._folder, "build.json")
         build = json.dumps(
             {
-                **dataclasses.asdict(self._recipe),
+                **dataclasses.asdict(self._plan),
                 "shards": [os.path.basename(shard) for shard in self._shards],
             },
             sort_keys=True,
         )
-        with open(self._recipe.vocab_file, "rb") as file:
+        with open(self._plan.vocab_file, "rb") as file:
             build += hashlib.sha256(file.read()).hexdigest()
         same = os.path.exists(path) and pathlib.Path(path).read_text() == build
         shards = [(shard, _read(self._made(n))) for n, shard in enumerate(self._shards)]
@@ -140,7 +140,7 @@ class Builder:
 
     def _make_parts(self, workers: "Workers") -> list[dict]:
         parts, first = [], 0
-        if self._recipe.one_stream:
+        if self._plan.one_stream:
             source = iter([list(self._documents())])
         else:
             source = corpus.blocks(self._documents(), corpus.BLOCK_BYTES)
@@ -234,12 +234,12 @@ class Workers:
     """Processes that answer tasks; a thread of this process drives each, and starts it when needed.
 
     Args:
-        recipe: what each is told once.
+        plan: what each is told once.
         count: maximum number of processes.
     """
 
-    def __init__(self, recipe: Recipe, count: int):
-        self._recipe, self._count = recipe, count
+    def __init__(self, plan: BuildPlan, count: int):
+        self._plan, self._count = plan, count
         self._processes: list[subprocess.Popen] = []
         self._idle: list[subprocess.Popen] = []
 
@@ -309,7 +309,7 @@ class Workers:
             env=environment,
         )
         self._processes.append(process)
-        _send(process, self._recipe)
+        _send(process, self._plan)
         return process
 
 

@@ -45,7 +45,7 @@ class Block(NamedTuple):
     bytes: int
 
 
-class Run(NamedTuple):
+class RecordRange(NamedTuple):
     """The records `start` … `stop` of a block."""
 
     block: int
@@ -116,12 +116,12 @@ class RecordFiles:
             position = end + FOOTER_BYTES
         return found
 
-    def runs(self, start: int, stop: int) -> list[Run]:
+    def runs(self, start: int, stop: int) -> list[RecordRange]:
         """The records `start` … `stop` of all, block by block."""
         low = int(np.searchsorted(self._first, start, "right")) - 1
         high = int(np.searchsorted(self._first, stop, "left"))
         return [
-            Run(
+            RecordRange(
                 n,
                 max(start - self.first_of(n), 0),
                 min(stop, self.first_of(n + 1)) - self.first_of(n),

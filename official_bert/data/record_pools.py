@@ -3,7 +3,7 @@
 import numpy as np
 
 from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
-from official_bert.data.record_files import RecordFiles, Run
+from official_bert.data.record_files import RecordFiles, RecordRange
 
 # The columns of static records, or the sequences of dynamic ones.
 Pool = dict[str, np.ndarray] | Sequences
@@ -29,7 +29,7 @@ class PoolReader:
         self._files, self._parse = files, parse
         self._vocab_size, self._max_seq_length = vocab_size, max_seq_length
 
-    def __call__(self, runs: list[Run]) -> Pool:
+    def __call__(self, runs: list[RecordRange]) -> Pool:
         serialized = [record for run in runs for record in self._files.read(*run)]
         pools = []
         for at in range(0, len(serialized), PARSED_AT_ONCE):
@@ -47,7 +47,7 @@ class PoolReader:
             return _joined(pools)
         return {key: np.concatenate([pool[key] for pool in pools]) for key in pools[0]}
 
-    def _name(self, runs: list[Run], number: int) -> str:
+    def _name(self, runs: list[RecordRange], number: int) -> str:
         for block, start, stop in runs:
             if number < stop - start:
                 return self._files.name(self._files.first_of(block) + start + number)

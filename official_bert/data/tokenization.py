@@ -146,7 +146,7 @@ class SentenceEncoder:
     pieces, such as sentences of a script without spaces, hardly repeat and are not cached.
     """
 
-    _LONGEST_KEPT, _MOST_PIECES_KEPT = 40, 10  # characters, pieces
+    _LONGEST_KEPT, _MAX_PIECES_KEPT = 40, 10  # characters, pieces
     _AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
@@ -170,7 +170,7 @@ class SentenceEncoder:
         return encoded
 
     def _has_many_pieces(self, text: str) -> bool:
-        return len(self._pieces.get(text, ())) > self._MOST_PIECES_KEPT
+        return len(self._pieces.get(text, ())) > self._MAX_PIECES_KEPT
 
     def _learn(self, new: set[str]) -> None:
         pieces = self._pieces

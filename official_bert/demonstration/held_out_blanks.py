@@ -13,7 +13,7 @@ from typing import NamedTuple
 from official_bert.data import tokenization
 
 SEED = 12345
-FEWEST_WORDS, MOST_WORDS = 8, 24  # of a sentence
+MIN_WORDS, MAX_WORDS = 8, 24  # of a sentence
 
 _SENTENCE = re.compile(r"[A-Z].*[.!?]")
 
@@ -48,7 +48,7 @@ def choose(text_file, vocab_file, count=20):
     found = [sentences for sentences in found if sentences]
     if not found:
         raise ValueError(
-            f"{text_file} has no sentence of {FEWEST_WORDS} to {MOST_WORDS} words to make a blank "
+            f"{text_file} has no sentence of {MIN_WORDS} to {MAX_WORDS} words to make a blank "
             "in; hold out more text."
         )
     draws = random.Random(SEED)
@@ -67,7 +67,7 @@ def choose(text_file, vocab_file, count=20):
 def _words(sentence, vocabulary):
     """The words that can be hidden; none if it is not a sentence, too short or too long."""
     length = len(sentence.split())
-    if not FEWEST_WORDS <= length <= MOST_WORDS or not _SENTENCE.fullmatch(sentence):
+    if not MIN_WORDS <= length <= MAX_WORDS or not _SENTENCE.fullmatch(sentence):
         return []
     found = _WORD.finditer(sentence)
     return [match.span(1) for match in found if match[1].lower() in vocabulary]

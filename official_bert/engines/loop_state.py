@@ -1,7 +1,7 @@
 """The state of the training loop beside weights and moments, as JSON values, for any engine."""
 
 # Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
-FIRST_LOSS_SCALE, MOST_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
+FIRST_LOSS_SCALE, MAX_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
 
 
 def first_state(run):
@@ -46,7 +46,7 @@ def adapts_loss_scale(run):
 def loss_scale_before_skip(run, loss_scale):
     """The loss scale at a step whose update was skipped, from that after it."""
     return (
-        min(2 * loss_scale, MOST_LOSS_SCALE)
+        min(2 * loss_scale, MAX_LOSS_SCALE)
         if adapts_loss_scale(run) and loss_scale > 1
         else loss_scale
     )

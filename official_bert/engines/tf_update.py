@@ -268,7 +268,7 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
     if adapts_loss_scale:
         doubles = good == loop_state.GOOD_UPDATES_TO_DOUBLE
         scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
-        scale = tf.clip_by_value(scale, 1.0, loop_state.MOST_LOSS_SCALE)
+        scale = tf.clip_by_value(scale, 1.0, loop_state.MAX_LOSS_SCALE)
         good = tf.where(doubles, 0, good)
     sums = tf.where(skipped, tf.zeros_like(sums), sums)
     return {

@@ -16,7 +16,7 @@ import numpy as np
 from official_bert.system.whole_files import write_text
 from official_bert.tasks.sentence_examples import Examples
 
-_MOST_NAMED = 10  # in a message
+_MAX_NAMED = 10  # in a message
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -161,5 +161,5 @@ def _to_number(label: str) -> float:
 
 def _named(names: Iterable[str]) -> str:
     names = list(names)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(repr(name[:40]) for name in names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(repr(name[:40]) for name in names[:_MAX_NAMED]) + more

@@ -15,7 +15,7 @@ from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
-FEWEST_UPDATES = 8
+MIN_UPDATES = 8
 
 
 def fix(run, reporting, engine, model_dir, say=print):
@@ -111,7 +111,7 @@ def _costs(run, reporting, engine, stage):
     state = loop(batches, 0, steps, state)  # traces and compiles, as the run itself will
     started, done = time.monotonic(), 0
     seconds = min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE)
-    while done < FEWEST_UPDATES or time.monotonic() - started < seconds:
+    while done < MIN_UPDATES or time.monotonic() - started < seconds:
         state = loop(batches, steps + done, steps, state)
         done += steps
     an_update = (time.monotonic() - started) / done
