@@ -29,8 +29,14 @@ from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import pretrainer
 from official_bert.stages import Optimizer, Reporting
-from official_bert.system import disk_space
-from official_bert.training import checkpoints, evaluation, model_state, stage_model, trainer
+from official_bert.training import (
+    checkpoints,
+    disk_space,
+    evaluation,
+    model_state,
+    stage_model,
+    trainer,
+)
 from official_bert.training.trainer import Diverged, Trainer
 
 

@@ -19,10 +19,10 @@ from official_bert import stacking
 from official_bert.engines import loop_state
 from official_bert.engines.tf_update import micro_batches
 from official_bert.model import flops
-from official_bert.system import disk_space
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
     checkpoints,
+    disk_space,
     evaluation,
     known_good,
     model_directory,
