@@ -87,7 +87,9 @@ def table(runs, name):
             f"{last['masked_lm_loss']:.3f}",
             f"{100 * last['masked_lm_accuracy']:.1f} %",
             f"{100 * last['most_frequent_token_accuracy']:.1f} %",
-            f"{100 * last['next_sentence_accuracy']:.1f} %",
+            f"{100 * last['next_sentence_accuracy']:.1f} %"
+            if "next_sentence_accuracy" in last
+            else "not trained",
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return f"""# Held-out curves side by side, {datetime.date.today():%B %Y}
