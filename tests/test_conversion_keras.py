@@ -116,7 +116,7 @@ def test_values_in_other_files_are_never_read(tmp_path, kind):
     make_source(tmp_path / "in")
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "keras", "keras")
     (tmp_path / "secret").write_bytes(b"s" * 16 * 40 * 4)
-    weights, path, shape = tmp_path / "w.h5", "embeddings/vars/0", (40, 16)
+    weights, path, shape = tmp_path / "w.h5", "encoder/embeddings/vars/0", (40, 16)
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["a"] = np.ones(shape, np.float32)
     file = tmp_path / "keras/model.keras"
