@@ -272,6 +272,9 @@ def small():
     short sequences are the way off the plateau. `docs/recipes.md` has the commands from text to
     records. No next sentence: the same updates teach more about words without it.
 
+    Each longer stage begins with a fall back to the plateau in the positions that are new, and needs
+    some hundred updates at a high rate to leave it.
+
     Hardware:  a CPU.
     Time:      @MINUTES@ minutes on one core.
     Reports:   nothing; it is this project's.
@@ -297,11 +300,11 @@ def small():
         end_learning_rate=1e-3,
     )
     third = Stage(
-        steps=1_500,
+        steps=2_000,
         batch_size=16,
         max_seq_length=128,
         max_predictions_per_seq=32,
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         warmup_steps=100,
     )
     return Recipe(

@@ -1,0 +1,53 @@
+"""Blanks in held-out sentences that the model of a finished run fills, as a table.
+
+    python benchmarks/held_out_blanks_of_run.py --model_dir=model --vocab_file=vocab.txt \
+        --text=held_out.txt --output=docs/results/small_wiki_blanks.md
+
+The rule that chooses sentences and words is the demo's; it knows nothing of the model.
+"""
+
+import pathlib
+import tempfile
+
+from absl import app, flags
+
+from official_bert.data import corpus
+from official_bert.demonstration import held_out_blanks
+from official_bert.fill_blanks import BlankFiller
+from official_bert.system.whole_files import write_text
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("model_dir", None, "Folder of a finished run.", required=True)
+flags.DEFINE_string("vocab_file", None, "The model's vocabulary, an uncased one.", required=True)
+flags.DEFINE_string("text", None, "Held-out text in any form of `corpus`.", required=True)
+flags.DEFINE_string("output", None, "The table to write, in Markdown.", required=True)
+flags.DEFINE_integer("shown", 20, "Number of blanks in the table.")
+flags.DEFINE_integer("counted", 250, "Number of blanks that are counted.")
+
+
+def main(_):
+    with tempfile.TemporaryDirectory() as folder:
+        lines = pathlib.Path(folder, "lines.txt")
+        documents = corpus.documents([FLAGS.text], "auto")
+        lines.write_text("\n\n".join("\n".join(corpus.sentences(d)) for d in documents) + "\n")
+        shown, counted = (
+            held_out_blanks.choose(str(lines), FLAGS.vocab_file, count)
+            for count in (FLAGS.shown, FLAGS.counted)
+        )
+    fillers = [BlankFiller(FLAGS.model_dir, FLAGS.vocab_file, trained=t) for t in (False, True)]
+    before, after = ([guesses(filler, b) for b in shown] for filler in fillers)
+    hits = held_out_blanks.hits(counted, [guesses(fillers[1], blank) for blank in counted])
+    table = held_out_blanks.table(shown, before, after)
+    counts = (
+        f"Of {len(counted)} blanks chosen alike, the hidden word is among the model's first three "
+        f"words in {hits}.\n"
+    )
+    write_text(FLAGS.output, f"{table}\n{counts}")
+
+
+def guesses(filler, blank):
+    return filler.guesses(blank.sentence, 3, words_only=True)[0]
+
+
+if __name__ == "__main__":
+    app.run(main)
