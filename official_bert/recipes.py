@@ -272,14 +272,14 @@ def small():
     short sequences are the way off the plateau. `docs/recipes.md` has the commands from text to
     records. No next sentence: the same updates teach more about words without it.
 
-    Each longer stage begins with a fall back to the plateau in the positions that are new, and needs
-    some hundred updates at a high rate to leave it.
+    Each longer stage begins on the plateau in the positions that are new, and needs some hundred
+    updates at a high rate to leave it.
 
     Hardware:  a CPU.
-    Time:      @MINUTES@ minutes on one core.
+    Time:      47 minutes on one core.
     Reports:   nothing; it is this project's.
-    Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss @LOSS@ nats,
-               accuracy @ACC@ % (the most frequent token: @FREQ@ %).
+    Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss 2.764 nats,
+               accuracy 46.0 % (the most frequent token: 4.3 %).
     """
     first = Stage(
         steps=2_500,
