@@ -267,17 +267,18 @@ def demo():
 def small():
     """A small BERT on Wikipedia in less than an hour: sequences of 16 tokens, then 64, then 128.
 
-    The model has 4 layers of 256, 4 heads, 1,024 inside, 4,096 word pieces, 128 positions, initial
-    values of 0.04 and no dropout; a quarter of the tokens is masked in training. As in `demo`, the
-    short sequences are the way off the plateau. `docs/recipes.md` has the commands from text to
-    records. No next sentence: the same updates teach more about words without it.
+    The model has 4 layers of width 256, 4 heads, feed-forward width 1,024, 4,096 word pieces, 128
+    positions, initial values of 0.04 and no dropout. A quarter of the tokens is masked in training.
+    As in `demo`, the model leaves the plateau with short sequences. `docs/recipes.md` has the
+    commands from text to records. There is no next-sentence task: the same updates teach more about
+    words without it.
 
-    Each longer stage begins on the plateau in the positions that are new, and needs some hundred
-    updates at a high rate to leave it.
+    In each longer stage, the new positions begin on the plateau. They need some hundred updates at
+    a high rate to leave it.
 
     Hardware:  a CPU.
     Time:      47 minutes on one core.
-    Reports:   nothing; it is this project's.
+    Reports:   nothing; the recipe is this project's.
     Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss 2.764 nats,
                accuracy 46.0 % (the most frequent token: 4.3 %).
     """
