@@ -1,0 +1,67 @@
+"""The rooms of `official_bert` stand on floors: imports lead downward, never in a circle."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "official_bert"
+# From the ground up; what stands on one line imports nothing of its neighbours.
+FLOORS = (
+    {"system", "model", "stacking", "pretraining_flags"},
+    {"data", "engines", "tpu", "plots"},
+    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"},
+    {"stages", "convert_checkpoint"},
+    {"recipes", "training"},
+    {"run_pretraining", "fill_blanks"},
+    {"demonstration", "rehearse_tpu"},
+    {"demo"},
+)
+# Commands of fine-tuning stand on the loop.
+FINE_TUNING = {"run_squad", "run_classifier", "classifier_flags"}
+
+
+def rooms():
+    wings = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return wings | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+
+
+def imports():
+    """{(room, room that it imports)}."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("official_bert"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in names:
+                parts = name.split(".")
+                if parts[0] == "official_bert" and len(parts) > 1 and parts[1] != room:
+                    found.add((room, parts[1]))
+    return {(a, b) for a, b in found if b in rooms()}
+
+
+def floor(room):
+    if room in FINE_TUNING:
+        return len(FLOORS)
+    return next(number for number, floor in enumerate(FLOORS) if room in floor)
+
+
+def test_every_room_has_a_floor():
+    assert rooms() - FINE_TUNING == set().union(*FLOORS)
+
+
+def test_imports_lead_downward():
+    wrong = [(a, b) for a, b in imports() if floor(b) >= floor(a)]
+    assert [pair for pair in wrong if not set(pair) <= FINE_TUNING] == []
+
+
+def test_neither_the_loop_nor_an_engine_imports_a_task():
+    assert not {("training", "tasks"), ("engines", "tasks")} & imports()
+
+
+def test_optimizers_know_nothing_of_bert():
+    for path in (PACKAGE.parent / "lamb_tf").rglob("*.py"):
+        assert "official_bert" not in path.read_text(), path
