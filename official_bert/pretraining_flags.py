@@ -161,11 +161,15 @@ def define_flags(values=flags.FLAGS):
     number("learning_rate", 5e-5, "Learning rate after warm-up.")
     number("end_lr", 0.0, "Learning rate at the end of the run.")
     number("warmup_steps", 10000, "Steps of linear warm-up from 0 to --learning_rate.")
-    text("optimizer_type", "adamw", "The optimizer: lamb or adamw.")
+    text("optimizer_type", "adamw", "The optimizer: lamb, adamw or lars.")
     number("weight_decay", 0.01, "Weight decay; LayerNorms and biases have none.")
-    number("beta_1", 0.9, "Decay rate of the first moment, in [0, 1).")
-    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1).")
-    number("epsilon", 1e-6, "Added to the square root of the second moment.")
+    number("beta_1", 0.9, "Decay rate of the first moment, or LARS' momentum, in [0, 1).")
+    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1); LARS has none.")
+    number(
+        "epsilon",
+        1e-6,
+        "Added to the square root of the second moment; with lars, to the norm of the update.",
+    )
     number(
         "global_clipnorm",
         1.0,
@@ -332,6 +336,12 @@ def check(values):
         STAGE,
         values.recipe is not None,
         f"--recipe={values.recipe} sets what these would set; leave them out, or the recipe.",
+    )
+    _refuse(
+        values,
+        ("beta_2",),
+        values.optimizer_type == "lars",
+        "LARS has no second moment; leave it out.",
     )
     _refuse(
         values,

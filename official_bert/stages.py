@@ -14,6 +14,7 @@ from official_bert.model.config import BertConfig
 from official_bert.tasks.pretraining import Pretraining
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
+OPTIMIZER_TYPES = ("lamb", "adamw", "lars")
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
@@ -114,8 +115,11 @@ class Optimizer:
     """The optimizer of a run; the defaults are those of the LAMB paper for BERT.
 
     `"adamw"` is the same update with every trust ratio 1, which is Adam with decoupled decay.
-    `exclude_from_layer_adaptation`, for LAMB: `None`, the variables without decay have no trust
-    ratio either, as in the authors' BERT code; `()`, every variable has one, as in NVIDIA's.
+    `"lars"` is the LARS of the LAMB paper: momentum averages, with `beta_1`, and there is no second
+    moment, so no `beta_2`.
+
+    `exclude_from_layer_adaptation`, for LAMB and LARS: `None`, the variables without decay have no
+    trust ratio either, as in the authors' BERT code; `()`, every variable has one, as in NVIDIA's.
     """
 
     type: str = "lamb"
@@ -128,25 +132,33 @@ class Optimizer:
     global_clipnorm: float = 1.0
 
     def __post_init__(self):
-        if self.type not in ("lamb", "adamw"):
-            raise ValueError(f"optimizer_type must be lamb or adamw; got {self.type!r}.")
+        if self.type not in OPTIMIZER_TYPES:
+            raise ValueError(
+                f"optimizer_type must be {' or '.join(OPTIMIZER_TYPES)}; got {self.type!r}."
+            )
         _require_finite(self)
+
+    @property
+    def slot_names(self):
+        """What is kept of every variable that trains, each as large as the variable."""
+        return lamb_tf.LARS.slot_names if self.type == "lars" else lamb_tf.LAMB.slot_names
 
     def make(self):
         """The optimizer, at rate 0: the loop sets the rate of each step."""
         not_adapted = self.exclude_from_layer_adaptation
         if self.type == "adamw":
             not_adapted = ("",)  # the empty pattern matches every path
-        return lamb_tf.LAMB(
-            0.0,
-            self.beta_1,
-            self.beta_2,
-            self.epsilon,
-            self.weight_decay,
-            list(self.exclude_from_weight_decay),
-            None if not_adapted is None else list(not_adapted),
-            global_clipnorm=self.global_clipnorm or None,
-        )
+        shared = {
+            "learning_rate": 0.0,
+            "epsilon": self.epsilon,
+            "weight_decay": self.weight_decay,
+            "exclude_from_weight_decay": list(self.exclude_from_weight_decay),
+            "exclude_from_layer_adaptation": None if not_adapted is None else list(not_adapted),
+            "global_clipnorm": self.global_clipnorm or None,
+        }
+        if self.type == "lars":
+            return lamb_tf.LARS(momentum=self.beta_1, ratio="after_momentum", **shared)
+        return lamb_tf.LAMB(beta_1=self.beta_1, beta_2=self.beta_2, **shared)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

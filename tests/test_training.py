@@ -293,6 +293,40 @@ def test_an_init_checkpoint_that_would_spoil_the_run_is_refused(
         np.testing.assert_array_equal(variable.numpy(), weights[variable.path])
 
 
+def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
+    small_corpus, tmp_path
+):
+    stage = dataclasses.replace(SHORT, steps=40, learning_rate=0.02)
+    run = make_run(small_corpus, [stage], optimizer=Optimizer(type="lars"))
+    reporting = dataclasses.replace(QUIET, save_checkpoints_steps=20)
+    train(run, tmp_path / "whole", reporting)
+    losses = [line["masked_lm_loss"] for line in log_lines(tmp_path / "whole")]
+    assert losses[-1] < losses[0] - 0.1
+    whole = final_tensors(tmp_path / "whole")
+    assert "bert/embeddings/word_embeddings/momentum" in whole
+    assert not [name for name in whole if "adam" in name]
+    data = next((tmp_path / "whole").glob("ctl_step_40*.data-*"))
+    assert disk_space.checkpoint_bytes(run, stage) == pytest.approx(data.stat().st_size, rel=0.01)
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for path in (tmp_path / "killed").glob("ctl_step_40*"):
+        path.unlink()
+    train(run, tmp_path / "killed", reporting)
+    assert_same(final_tensors(tmp_path / "killed"), whole)
+
+
+def test_lars_takes_over_the_momentum_of_a_checkpoint(small_corpus, tmp_path):
+    stage = dataclasses.replace(SHORT, steps=4)
+    lars = Optimizer(type="lars")
+    train(make_run(small_corpus, [stage], optimizer=lars), tmp_path / "first")
+    start = {"init_checkpoint": str(tmp_path / "first"), "init_moments": True}
+    run = make_run(small_corpus, [stage], optimizer=lars, **start)
+    begun = Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "second")
+    before = final_tensors(tmp_path / "first")
+    for name, value in model_state.gather(begun.model, begun.optimizer).items():
+        if model_state.is_slot(name) or name == "optimizer/iterations":
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path, dtype):
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype=dtype)

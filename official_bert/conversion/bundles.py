@@ -18,7 +18,7 @@ from official_bert.conversion.tensors import Tensor
 from official_bert.system.whole_files import start_writing_out
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?)")
+_SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?|momentum)")
 _OBJECT_SLOTS = {  # by a part of the key, the form of the full name
     "/_variables/": re.compile(r"[^/]+/(?P<slot>[mv])/(?P<name>.+)"),
     "/.OPTIMIZER_SLOT/": re.compile(r"[^/]+/(?P<name>.+)/(?P<slot>[mv])"),

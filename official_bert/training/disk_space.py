@@ -26,7 +26,7 @@ def require(model_dir, run, reporting):
         OSError: with the needed space, the free space, and what to do.
     """
     count = _checkpoints(run, reporting)
-    one = max(checkpoint_bytes(run.config, stage) for stage in run.stages)
+    one = max(checkpoint_bytes(run, stage) for stage in run.stages)
     weights = max(weight_bytes(run.config, stage) for stage in run.stages)
     exports = 2 if reporting.eval_files else 1
     needed = count * one + exports * weights - _present(model_dir)
@@ -44,9 +44,10 @@ def require(model_dir, run, reporting):
         )
 
 
-def checkpoint_bytes(config, stage):
-    """Size of a checkpoint of this stage: all weights, and two moments per trained weight."""
-    return weight_bytes(config, stage) + 2 * flops.reduced_bytes(config, stage)
+def checkpoint_bytes(run, stage):
+    """Size of a checkpoint of this stage: all weights, and the optimizer's slots of what trains."""
+    slots = len(run.optimizer.slot_names) * flops.reduced_bytes(run.config, stage)
+    return weight_bytes(run.config, stage) + slots
 
 
 def weight_bytes(config, stage):

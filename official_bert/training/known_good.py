@@ -12,7 +12,7 @@ In a healthy run that is the last checkpoint but one.
 
 import math
 
-from official_bert.training import checkpoints
+from official_bert.training import checkpoints, model_state
 
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
@@ -88,7 +88,7 @@ def _suspect(tensors):
     for name, value in tensors.items():
         if value.dtype.kind != "f":
             continue  # a counter
-        limit = math.inf if "/adam_" in name else LARGEST_WEIGHT
+        limit = math.inf if model_state.is_slot(name) else LARGEST_WEIGHT
         largest = float(max(value.max(), -value.min()))
         if not largest < limit:
             return f"{name} holds values up to {largest:.2g}"

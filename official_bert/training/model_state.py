@@ -7,17 +7,23 @@ import numpy as np
 from official_bert.conversion import names, sources
 
 _COUNTERS = ("iterations", "skipped_updates")
+_SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are saved under that
 _STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 
 
 def gather(model, optimizer):
-    """Weights by path, moments as `<path>/adam_m` and `<path>/adam_v`, and the counters."""
+    """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters."""
     tensors = {variable.path: variable.numpy() for variable in model.weights}
     for name, slot in _slots(model, optimizer).items():
         tensors[name] = slot.numpy()
     for counter in _COUNTERS:
         tensors[f"optimizer/{counter}"] = getattr(optimizer, counter).numpy()
     return tensors
+
+
+def is_slot(name):
+    """Whether a tensor of `gather` is the optimizer's, and no weight and no counter."""
+    return name.endswith(("/adam_m", "/adam_v", "/momentum"))
 
 
 def restore(model, optimizer, tensors):
@@ -85,7 +91,7 @@ def load_weights(model, path, optimizer=None):
     ]
     if optimizer:
         slots, step = _slots(model, optimizer), _step_with_moments(model, optimizer, source)
-        pairs += [(slot, name, source.slots[name]) for name, slot in slots.items()]
+        pairs += [(slot, name, source.slots[_official(name)]) for name, slot in slots.items()]
     values = [_values(variable, name, tensor, path) for variable, name, tensor in pairs]
     for (variable, _, _), value in zip(pairs, values, strict=True):
         variable.assign(value)
@@ -100,7 +106,7 @@ def load_weights(model, path, optimizer=None):
 
 def _step_with_moments(model, optimizer, source):
     """The number of updates that the source's moments have seen; they are all there."""
-    missing = [name for name in _slots(model, optimizer) if name not in source.slots]
+    missing = [name for name in _slots(model, optimizer) if _official(name) not in source.slots]
     # A run of ours counts the updates it skipped in global_step, too, and so its own name is first.
     steps = [t for name, t in sorted(source.counters.items(), reverse=True) if _STEP.search(name)]
     if missing or not steps:
@@ -109,6 +115,11 @@ def _step_with_moments(model, optimizer, source):
             f"{names.listed(missing) or 'the number of updates'}."
         )
     return int(steps[0].read())
+
+
+def _official(name):
+    """What `conversion` calls a slot: momentum is a first moment."""
+    return re.sub("/momentum$", "/adam_m", name)
 
 
 def _values(variable, name, tensor, path):
@@ -128,7 +139,7 @@ def _values(variable, name, tensor, path):
 
 def _slots(model, optimizer):
     return {
-        f"{variable.path}/adam_{name}": slot
+        f"{variable.path}/{_SLOTS.get(name, name)}": slot
         for variable in model.trainable_variables
         for name, slot in optimizer.slots(variable).items()
     }
