@@ -1,9 +1,13 @@
 """The flags of `run_pretraining`, and which of them, of other scripts too, are refused and why."""
 
-import math
-import sys
-
 from absl import flags
+
+from official_bert.system.flag_definitions import (
+    FlagDefinitions,
+    refuse,
+    require_finite,
+    require_no_refused,
+)
 
 # What a recipe decides; a flag that contradicts it would be ignored, so it is refused.
 STAGE = (
@@ -87,20 +91,8 @@ REFUSED = {
 
 def define_flags(values=flags.FLAGS):
     """Defines this command's flags; their help texts are its manual."""
-    arguments = {"flag_values": values, "module_name": sys.argv[0]}
-
-    def text(name, default, words):
-        flags.DEFINE_string(name, default, words, **arguments)
-
-    def integer(name, default, words, **bounds):
-        flags.DEFINE_integer(name, default, words, **bounds, **arguments)
-
-    def number(name, default, words, **bounds):
-        flags.DEFINE_float(name, default, words, **bounds, **arguments)
-
-    def switch(name, default, words):
-        flags.DEFINE_bool(name, default, words, **arguments)
-
+    define = FlagDefinitions(values)
+    text, integer, number, switch = define.text, define.integer, define.number, define.switch
     text(
         "input_files",
         None,
@@ -294,16 +286,7 @@ def define_flags(values=flags.FLAGS):
         "multi_worker_mirrored on one machine.",
         lower_bound=2,
     )
-    for name, reason in REFUSED.items():
-        flag = flags.Flag(
-            parser=flags.ArgumentParser(),
-            serializer=flags.ArgumentSerializer(),
-            name=name,
-            default=None,
-            help_string=f"Refused: --{name} {reason}",
-            boolean=True,  # which --name, --noname and --name=value all can be
-        )
-        flags.DEFINE_flag(flag, values, "flags of other scripts")  # not in what --help shows
+    define.refused(REFUSED)
 
 
 def check(values):
@@ -312,32 +295,27 @@ def check(values):
     Raises:
         ValueError: naming the flag, the reason, and what to do.
     """
-    for name, reason in REFUSED.items():
-        if values[name].present:
-            raise ValueError(f"--{name} {reason}")
+    require_no_refused(values, REFUSED)
     for name in ("bert_config_file", "input_files", "model_dir"):
         if not values[name].value:
             raise ValueError(f"--{name} is required.")
-    for name in values:
-        value = values[name].value
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"--{name} must be a finite number; got {value}.")
+    require_finite(values)
     steps = values.num_steps_per_epoch * values.num_train_epochs
     if not 1 <= round(steps) < 2**31:
         raise ValueError(
             f"--num_steps_per_epoch={values.num_steps_per_epoch} times --num_train_epochs="
             f"{values.num_train_epochs:g} must give 1 to {2**31 - 1:,} updates."
         )
-    _refuse(
+    refuse(
         values, ("eval_steps", "eval_batch_size"), not values.eval_files, "only with --eval_files."
     )
-    _refuse(
+    refuse(
         values,
         STAGE,
         values.recipe is not None,
         f"--recipe={values.recipe} sets what these would set; leave them out, or the recipe.",
     )
-    _refuse(
+    refuse(
         values,
         ("beta_2",),
         values.optimizer_type == "lars",
@@ -349,13 +327,13 @@ def check(values):
         values.local_workers is not None,
         "--local_workers sets what these would set; leave them out.",
     )
-    _refuse(
+    refuse(
         values,
         ("enable_xla",),
         values.distribution_strategy == "tpu" and values.enable_xla is False,
         "XLA compiles everything for a TPU; leave it out.",
     )
-    _refuse(
+    refuse(
         values,
         ("train_summary_interval",),
         values.train_summary_interval > 0,
@@ -364,9 +342,3 @@ def check(values):
     )
     if not values.warmup_steps.is_integer():
         raise ValueError(f"--warmup_steps must be a whole number; got {values.warmup_steps:g}.")
-
-
-def _refuse(values, names, condition, reason):
-    given = [f"--{name}" for name in names if values[name].present]
-    if condition and given:
-        raise ValueError(f"{', '.join(given)}: {reason}")

@@ -17,7 +17,7 @@ from official_bert import pretraining_flags
 from official_bert.engines import local_workers
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
 
-DIVERGED, WORKER_LOST = 3, 4  # exit codes
+WORKER_LOST = 4  # exit code
 
 
 def main(values=flags.FLAGS):
@@ -38,33 +38,16 @@ def _main(values):
     freed_memory.keep()
     quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
     with _lost_workers_named():
+        from official_bert.training import exits
+
         trainer = _trainer(values)
-        return _train(trainer, values.model_dir)
+        return exits.train(trainer)
 
 
 def _run_local_workers(values):
     present = [name for name in values if values[name].present and name != "local_workers"]
     arguments = [values[name].serialize() for name in present if values[name].value is not None]
     return local_workers.run(values.local_workers, "official_bert.run_pretraining", arguments)
-
-
-def _train(trainer, model_dir):
-    from official_bert.training.trainer import Diverged
-    from official_bert.training.training_log import Stopped
-
-    try:
-        trainer.train()
-    except Stopped as stopped:
-        print(stopped)
-        return stopped.code
-    except Diverged as error:
-        raise commands.Failed(error, DIVERGED) from error
-    except OSError as error:  # the disk, in the middle of the run
-        reason = str(error).rstrip(".")
-        raise commands.Failed(
-            f"{reason}. The checkpoints already written in {model_dir} are intact."
-        ) from error
-    return 0
 
 
 def _check_paths(values):

@@ -88,7 +88,7 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
     kind, file = _find(pathlib.Path(path))
     config_file = _beside(file, CONFIG_NAMES[kind], bert_config_file)
     if config_file:
-        config = _config(config_file)
+        config = read_config(config_file)
     elif kind == "keras":
         config = keras_files.read_config(file)
     else:
@@ -120,7 +120,7 @@ def open_for(config, path) -> Source:
     kind, file = _find(pathlib.Path(path))
     beside = [file.parent / name for name in CONFIG_NAMES[kind] if (file.parent / name).is_file()]
     if beside:
-        _check_same_meaning(config, _config(beside[0]), beside[0])
+        _check_same_meaning(config, read_config(beside[0]), beside[0])
     return _open(kind, file, config)
 
 
@@ -293,7 +293,14 @@ _READERS = {"bundle": _read_bundle, "keras": _read_keras, "hugging_face": huggin
 # Configuration and vocabulary
 
 
-def _config(file):
+def read_config(file):
+    """The `BertConfig` in a configuration, in the official words or in Hugging Face's.
+
+    Raises:
+        ValueError: it is damaged, or another model's.
+        OSError: it cannot be read.
+    """
+    file = pathlib.Path(file)
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -44,6 +44,36 @@ class TfDistribute:
         """A function that returns the task's sums over the next batch of what `feed` returned."""
         return tf_update.make_evaluation_step(task, model, self._strategy)
 
+    def outputs(self, model, open_batches):
+        """Yields a model's outputs over batches in order, without dropout.
+
+        Args:
+            model: A task's model, made in the scope.
+            open_batches: As of `feed`; the batches have an end.
+
+        Yields:
+            What the model returns of each batch, padding included, as NumPy arrays.
+
+        Raises:
+            ValueError: if there are several workers, or the replicas cannot share a batch.
+        """
+        if self.shard[1] > 1:
+            raise ValueError(
+                f"Predictions are made by one process, and this is one of {self.shard[1]} workers; "
+                "predict from the checkpoint with distribution_strategy=mirrored."
+            )
+        batches = open_batches(0, 1)
+        rows = next(iter(batches.element_spec.values())).shape[0]
+        if rows % self.num_replicas:
+            raise ValueError(
+                f"The batch size {rows} is not a multiple of the {self.num_replicas} replicas."
+            )
+        step = tf_update.make_prediction_step(model, self._strategy)
+        steps = range(batches.num_batches)
+        iterator = self.feed(open_batches, steps)
+        for _ in steps:
+            yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
+
     def non_finite(self, run, model, batch, rows, step, part, loss_scale):
         """What is not finite in a micro-batch; see `tf_update.non_finite`."""
         return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)

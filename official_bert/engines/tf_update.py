@@ -145,6 +145,22 @@ def make_evaluation_step(task, model, strategy):
     return evaluation_step
 
 
+def make_prediction_step(model, strategy):
+    """A function that returns a model's outputs of the next batch of a distributed iterator."""
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_outputs(batch):
+        return model(batch, training=False)
+
+    @tf.function
+    def prediction_step(iterator):
+        of_replicas = strategy.run(replica_outputs, args=(next(iterator),))
+        parts = strategy.experimental_local_results(of_replicas)
+        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
+
+    return prediction_step
+
+
 def micro_batches(run, rows, replicas):
     """Numbers of the rows of each micro-batch of a global batch, in the order of `seed_of_part`.
 

@@ -21,5 +21,5 @@ A task is a frozen dataclass with
     guessing_loss(config)   the loss of guessing all labels with equal probability
     held_out_line(metrics)  one line of text
 
-`pretraining.Pretraining` is one.
+`pretraining.Pretraining` and `classification.Classification` are two.
 """

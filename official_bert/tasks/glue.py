@@ -127,11 +127,29 @@ def read(one: GlueTask, data_dir: str, split: str) -> Examples:
         raise ValueError(f"{one.name} has no set {split!r}; expected one of {known}.")
     columns = one.columns if is_test else dataclasses.replace(one.columns, index=None)
     return sentence_examples.read(
-        _find_file(one, data_dir, split),
+        find_file(one, data_dir, split),
         columns,
         labelled=not is_test,
         header=None if is_test else one.header,
         skip_broken=one.has_broken_rows and not is_test,  # the leaderboard wants every row
+    )
+
+
+def find_file(one: GlueTask, data_dir: str, split: str) -> str:
+    """The path of one set of a task, compressed or not.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    name = os.path.join(data_dir, f"{split}.tsv")
+    for ending in _COMPRESSED:
+        if os.path.isfile(name + ending):
+            return name + ending
+    inner = os.path.join(data_dir, one.name)
+    mend = f"did you mean {inner!r}?" if os.path.isdir(inner) else "download the whole folder."
+    raise ValueError(
+        f"data_dir: {data_dir!r} holds no {split}.tsv (nor {split}.tsv.gz, .bz2, .xz, .zst); "
+        f"expected the folder of {one.name} in GLUE's download: {mend}"
     )
 
 
@@ -159,16 +177,3 @@ def write_predictions(path: str, index: Sequence[str], predictions: Sequence[str
             )
     rows = (f"{number}\t{text}\n" for number, text in zip(index, predictions))
     write_text(path, "".join(("index\tprediction\n", *rows)))
-
-
-def _find_file(one: GlueTask, data_dir: str, split: str) -> str:
-    name = os.path.join(data_dir, f"{split}.tsv")
-    for ending in _COMPRESSED:
-        if os.path.isfile(name + ending):
-            return name + ending
-    inner = os.path.join(data_dir, one.name)
-    mend = f"did you mean {inner!r}?" if os.path.isdir(inner) else "download the whole folder."
-    raise ValueError(
-        f"data_dir: {data_dir!r} holds no {split}.tsv (nor {split}.tsv.gz, .bz2, .xz, .zst); "
-        f"expected the folder of {one.name} in GLUE's download: {mend}"
-    )

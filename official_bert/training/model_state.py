@@ -78,16 +78,17 @@ def load_weights(model, path, optimizer=None):
             another shape or one that is not finite, or not the moments that are asked for.
     """
     source = sources.open_for(model.config, path)
-    fresh = [variable.path for variable in model.weights if variable.path not in source.weights]
+    weights = source.weights | _head_alone(model, source)
+    fresh = [variable.path for variable in model.weights if variable.path not in weights]
     if len(fresh) == len(model.weights):
         raise ValueError(
             f"{path} ({source.dialect}) carries none of the model's variables; expected names like "
             f"{fresh[0]}, found {names.listed(source.left_over) or 'nothing'}."
         )
     pairs = [
-        (variable, variable.path, source.weights[variable.path])
+        (variable, variable.path, weights[variable.path])
         for variable in model.weights
-        if variable.path in source.weights
+        if variable.path in weights
     ]
     if optimizer:
         slots, step = _slots(model, optimizer), _step_with_moments(model, optimizer, source)
@@ -96,12 +97,26 @@ def load_weights(model, path, optimizer=None):
     for (variable, _, _), value in zip(pairs, values, strict=True):
         variable.assign(value)
     said = f"from {source.path} ({source.dialect}): {_carried(model, fresh)}"
-    if source.left_over:
-        said += f"; left out: {names.listed(source.left_over)}"
+    left_out = source.left_over.keys() - weights.keys()
+    if left_out:
+        said += f"; left out: {names.listed(left_out)}"
     if optimizer:
         optimizer.iterations.assign(step)
         said += f"; moments: carried {len(slots)} of {len(slots)}, of update {step}"
     return said
+
+
+def _head_alone(model, source):
+    """The variables of a head that is not pre-training's, under its own names, if it fits.
+
+    That of another task, with more classes or fewer, is no mistake: fine-tuning may begin with one.
+    """
+    return {
+        variable.path: source.left_over[variable.path]
+        for variable in model.weights
+        if variable.path in source.left_over
+        and source.left_over[variable.path].shape == tuple(variable.shape)
+    }
 
 
 def _step_with_moments(model, optimizer, source):

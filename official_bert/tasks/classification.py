@@ -1,0 +1,224 @@
+"""Sentence classification and regression as a task: a class, or a number, of a sentence or two."""
+
+import dataclasses
+import functools
+import math
+import os
+from typing import ClassVar
+
+import numpy as np
+from keras import ops
+
+from official_bert.data import tokenization
+from official_bert.data.array_batches import ArrayBatches
+from official_bert.model.classifier import BertClassifier
+from official_bert.tasks import classification_features, sentence_examples
+from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.sentence_examples import Columns, Examples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classification:
+    """What the training loop must not know of fine-tuning (arXiv 1810.04805, section 4.1).
+
+    The loss is the mean cross-entropy of classes, in nats, or the mean squared error of numbers.
+    `official_bert.tasks` says what a task has to offer.
+
+    Args:
+        labels: The classes in the order of the model's outputs; or that it says a number.
+        columns: The names of the tables' columns.
+        vocab_file: The vocabulary that the model was pre-trained with.
+        do_lower_case: Whether that is an uncased one.
+        header: The names of all columns of files that have no line of names.
+        skip_broken: Leave out rows with too few or too many columns.
+    """
+
+    labels: Classes | Numbers
+    columns: Columns
+    vocab_file: str
+    do_lower_case: bool = True
+    header: tuple[str, ...] | None = None
+    skip_broken: bool = False
+
+    weights: ClassVar[tuple[str, ...]] = ("example_weights",)
+
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether it is classes that are predicted; else numbers."""
+        return isinstance(self.labels, Classes)
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of what is summed over the batches."""
+        return ("loss", *(["correct"] if self.predicts_classes else []), "examples", "tokens")
+
+    @property
+    def progress(self) -> dict[str, str]:
+        """What the progress line shows beside the loss: for numbers that is all there is."""
+        return {"accuracy": "accuracy {:.1%}"} if self.predicts_classes else {}
+
+    def describe(self) -> dict:
+        """The entries of `run.json`; the fingerprint of the examples stands there anyway."""
+        return {
+            "task": "classification" if self.predicts_classes else "regression",
+            "labels": self._described_labels(),
+            "columns": dataclasses.asdict(self.columns),
+            "vocabulary": tokenization.digest(tokenization.read_vocabulary(self.vocab_file)),
+            "do_lower_case": self.do_lower_case,
+        }
+
+    def check(self, stage) -> None:
+        """Refuses a stage with masked words to predict."""
+        if stage.max_predictions_per_seq:
+            raise ValueError(
+                f"max_predictions_per_seq is for pre-training; got "
+                f"{stage.max_predictions_per_seq}, expected 0."
+            )
+
+    # Model and batches
+
+    def make_model(self, config, seed, dtype) -> BertClassifier:
+        """A built `BertClassifier` with an output per class, or one for a number."""
+        outputs = len(self.labels.names) if self.predicts_classes else 1
+        return BertClassifier(config, outputs, seed=seed, dtype=dtype)
+
+    def trains(self, path: str) -> bool:
+        """All variables are of use."""
+        return True
+
+    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+        """An `ArrayBatches` of the labelled examples in tables; read once by a process."""
+        read = [self.labelled_arrays(file, stage.max_seq_length, config) for file in files]
+        arrays = {name: np.concatenate([part[name] for part in read]) for name in read[0]}
+        if len(read) == 1:
+            arrays = read[0]  # not a copy
+        return ArrayBatches(arrays, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+
+    def labelled_arrays(self, file: str, max_seq_length: int, config) -> dict[str, np.ndarray]:
+        """The arrays of a table and its `labels`; see `classification_features.make_arrays`."""
+        status = os.stat(file) if os.path.exists(file) else None
+        stamp = status and (status.st_mtime_ns, status.st_size)
+        return _labelled_arrays(self, file, stamp, max_seq_length, config.vocab_size)
+
+    def read(self, file: str) -> Examples:
+        """The labelled examples of a table."""
+        return sentence_examples.read(
+            file, self.columns, header=self.header, skip_broken=self.skip_broken
+        )
+
+    def arrays(self, examples: Examples, max_seq_length: int, config) -> dict[str, np.ndarray]:
+        """What the model reads of examples; and their `labels`, where they have some.
+
+        Raises:
+            ValueError: the vocabulary is not the model's, or as `classification_features`.
+        """
+        return self._arrays(examples, max_seq_length, config.vocab_size)
+
+    def _arrays(self, examples, max_seq_length, vocab_size):
+        tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
+        if tokenizer.get_vocab_size() > vocab_size:
+            raise ValueError(
+                f"{self.vocab_file} has {tokenizer.get_vocab_size():,} word pieces, but the model "
+                f"has embeddings for {vocab_size:,}; is it another model's?"
+            )
+        if self.do_lower_case:
+            tokenization.require_uncased(tokenizer.get_vocab(), self.vocab_file)
+        return classification_features.make_arrays(examples, self.labels, tokenizer, max_seq_length)
+
+    # Losses and metrics
+
+    def batch_sums(self, outputs, batch) -> dict:
+        """The `sums` of rows of a batch by name; float32 scalars."""
+        weights, labels = batch["example_weights"], batch["labels"]
+        sums = {}
+        if self.predicts_classes:
+            losses = ops.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+            hits = ops.equal(ops.cast(ops.argmax(outputs, -1), "int32"), labels)
+            sums["correct"] = ops.sum(weights * ops.cast(hits, "float32"))
+        else:
+            losses = ops.square(outputs[:, 0] - labels)
+        sums["loss"], sums["examples"] = ops.sum(weights * losses), ops.sum(weights)
+        return sums | {"tokens": ops.cast(ops.sum(batch["input_mask"]), "float32")}
+
+    def loss(self, sums, weights):
+        """The rows' share of the global batch's mean loss."""
+        return ops.divide_no_nan(sums["loss"], weights[0])
+
+    def metrics(self, sums) -> dict[str, float]:
+        """`loss`, and `accuracy` or `mean_squared_error`, from a vector of `sums`.
+
+        NaN where nothing was summed up, as where every update of a window was skipped.
+        """
+        values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
+        examples = values["examples"] or np.nan
+        loss = values["loss"] / examples
+        if self.predicts_classes:
+            return {"loss": loss, "accuracy": values["correct"] / examples}
+        return {"loss": loss, "mean_squared_error": loss}
+
+    def label_counts(self, batch, config) -> np.ndarray:
+        """How often each class is a label; or the number, sum and sum of squares of the labels."""
+        labels, weights = batch["labels"], batch["example_weights"]
+        if self.predicts_classes:
+            return np.bincount(labels, weights, minlength=len(self.labels.names))
+        labels = labels.astype(np.float64)
+        return np.array([weights @ labels**power for power in range(3)])
+
+    def held_out_metrics(self, sums, counts) -> dict[str, float]:
+        """`metrics`, beside them what guessing would get, and `examples`: how many were counted.
+
+        Guessing is to say the commonest class of every example, or the mean of all numbers.
+        """
+        examples = {"examples": int(sums[self.sums.index("examples")])}
+        if self.predicts_classes:
+            guessing = {"majority_class_accuracy": float(counts.max() / max(counts.sum(), 1.0))}
+        else:
+            mean, mean_square = counts[1:] / max(counts[0], 1.0)
+            guessing = {"mean_label_squared_error": float(mean_square - mean**2)}
+        return self.metrics(sums) | guessing | examples
+
+    def guessing_loss(self, config) -> float:
+        """The loss of guessing all classes with equal probability; of the worst number in bounds.
+
+        Infinite for numbers without bounds, whose scale is not known.
+        """
+        if self.predicts_classes:
+            return math.log(len(self.labels.names))
+        return (self.labels.high - self.labels.low) ** 2
+
+    def held_out_line(self, metrics: dict[str, float]) -> str:
+        """Held-out metrics as one line of text."""
+        if not self.predicts_classes:
+            return (
+                f"mean squared error {metrics['mean_squared_error']:.4g} (always the mean label: "
+                f"{metrics['mean_label_squared_error']:.4g})"
+            )
+        return (
+            f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%} (always the commonest "
+            f"class: {metrics['majority_class_accuracy']:.1%})"
+        )
+
+    # Predictions
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """Class numbers, or numbers, from the model's outputs, (N, K) → (N,)."""
+        return np.argmax(outputs, axis=-1) if self.predicts_classes else outputs[:, 0]
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Of the classes, or the numbers as they are: (N, K) float64."""
+        outputs = np.asarray(outputs, np.float64)
+        if not self.predicts_classes:
+            return outputs
+        odds = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        return odds / odds.sum(axis=-1, keepdims=True)
+
+    def _described_labels(self):
+        if self.predicts_classes:
+            return list(self.labels.names)
+        bounds = self.labels.low, self.labels.high
+        return [bound if math.isfinite(bound) else None for bound in bounds]
+
+
+@functools.lru_cache(maxsize=4)  # sets; the loop opens each several times
+def _labelled_arrays(task, file, stamp, max_seq_length, vocab_size):
+    return task._arrays(task.read(file), max_seq_length, vocab_size)

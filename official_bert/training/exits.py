@@ -1,0 +1,29 @@
+"""What the end of training means to the command that began it: an exit code, or one line."""
+
+from official_bert.system import commands
+from official_bert.training.trainer import Diverged, Trainer
+from official_bert.training.training_log import Stopped
+
+DIVERGED = 3  # exit code
+
+
+def train(trainer: Trainer) -> int:
+    """Trains to the end, or until the process is asked to stop; returns the exit code.
+
+    Raises:
+        commands.Failed: the run diverged, or the disk failed it.
+        ValueError: as `Trainer.train`.
+    """
+    try:
+        trainer.train()
+    except Stopped as stopped:
+        print(stopped)
+        return stopped.code
+    except Diverged as error:
+        raise commands.Failed(error, DIVERGED) from error
+    except OSError as error:  # the disk, in the middle of the run
+        reason = str(error).rstrip(".")
+        raise commands.Failed(
+            f"{reason}. The checkpoints already written in {trainer.model_dir} are intact."
+        ) from error
+    return 0

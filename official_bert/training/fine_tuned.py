@@ -1,0 +1,100 @@
+"""A fine-tuned model back from its model directory, and what it says of a set of examples."""
+
+import pathlib
+
+import numpy as np
+
+from official_bert.data.array_batches import ArrayBatches
+from official_bert.model.config import BertConfig
+from official_bert.stages import DTYPE_POLICIES
+from official_bert.training import model_directory, model_state
+from official_bert.training.checkpoints import CheckpointStore
+
+
+def load(task, model_dir, engine, dtype="fp32"):
+    """The model of a run from its newest whole checkpoint.
+
+    Args:
+        task: The task that it was trained for; see `official_bert.tasks`.
+        model_dir: The model directory.
+        engine: Where the model is to live.
+        dtype: Data type of the computation: `"fp32"`, `"bf16"` or `"fp16"`.
+
+    Returns:
+        The model and the number of updates that it has seen.
+
+    Raises:
+        ValueError: if there is no whole checkpoint, or the run is of another task.
+    """
+    model_dir = pathlib.Path(model_dir)
+    described = model_directory.describes(model_dir)
+    if described is None:
+        raise ValueError(f"{model_dir} holds no fine-tuned model; train one there (--do_train).")
+    _check_same_task(task, described, model_dir)
+    changes = tuple(described.get("changes", ()))
+    abandoned = model_directory.Claim({}, changes).abandoned()
+    checkpoint = CheckpointStore(model_dir, abandoned=abandoned).latest()
+    if checkpoint is None:
+        raise ValueError(f"{model_dir} holds no checkpoint yet; resume its run (--do_train).")
+    config = BertConfig.from_json_file(model_dir / model_directory.CONFIG)
+    with engine.scope():
+        model = task.make_model(config, None, DTYPE_POLICIES[dtype])
+    tensors = checkpoint.tensors()
+    for variable in model.weights:
+        variable.assign(tensors[variable.path])
+    return model, checkpoint.step
+
+
+def load_checkpoint(task, config, path, engine, dtype="fp32"):
+    """The model in a fine-tuned checkpoint of the official script, or of any run here.
+
+    Args:
+        task: The task that it was trained for.
+        config: Its `BertConfig`.
+        path: The checkpoint.
+        engine, dtype: As of `load`.
+
+    Raises:
+        ValueError: if the checkpoint lacks a weight of the model, the head's included, or as
+            `model_state.load_weights`.
+    """
+    with engine.scope():
+        model = task.make_model(config, None, DTYPE_POLICIES[dtype])
+    said = model_state.load_weights(model, path)
+    if "; fresh: " in said:
+        raise ValueError(f"This is no fine-tuned model of the task: {said}. Train it (--do_train).")
+    print(said)
+    return model
+
+
+def outputs(engine, model, arrays, batch_size):
+    """What a model says of each of N examples, in order: an array of N rows.
+
+    Args:
+        engine: Where the model lives.
+        model: The model of a task.
+        arrays: What it reads of the examples, {name: array of N rows}.
+        batch_size: Number of examples computed at once, over all replicas.
+
+    Raises:
+        ValueError: as the engine's `outputs`.
+    """
+
+    def open_batches(*shard):
+        return ArrayBatches(arrays, batch_size, shard=shard, shuffle=False)
+
+    rows = np.concatenate(list(engine.outputs(model, open_batches)))
+    return rows[: len(next(iter(arrays.values())))]  # without the padding of the last batch
+
+
+def _check_same_task(task, described, model_dir):
+    differences = [
+        f"{name} was {described.get(name)!r} and is {value!r}"
+        for name, value in task.describe().items()
+        if described.get(name) != value
+    ]
+    if differences:
+        raise ValueError(
+            f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
+            "Give the settings that it was trained with, or another output_dir."
+        )

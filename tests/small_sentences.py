@@ -1,0 +1,74 @@
+"""Labelled sentences for tests: lines of Python's language reference, some begun with a word."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from official_bert.demonstration import stdlib_text
+from official_bert.model.config import BertConfig
+from official_bert.stages import Optimizer, Run, Stage
+from official_bert.tasks.classification import Classification
+from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.sentence_examples import Columns
+
+STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
+
+
+class SmallSentences(NamedTuple):
+    """Tables with the columns `sentence` and `label` ("plain" or "begun"), a number and a pair."""
+
+    folder: Path
+    train: str
+    dev: str
+    unlabelled: str
+    config: BertConfig
+    vocab_file: str
+
+
+@pytest.fixture(scope="session")
+def small_sentences(small_corpus, tmp_path_factory) -> SmallSentences:
+    folder = tmp_path_factory.mktemp("sentences")
+    documents = itertools.islice(stdlib_text.documents(), 60)
+    lines = [line for _, lines in documents for line in lines if 8 < len(line.split()) < 20][:76]
+    rows = [(f"{'return ' * (i % 2)}{line}", i % 2) for i, line in enumerate(lines)]
+    write_table(folder / "train.tsv", rows[:50])
+    write_table(folder / "dev.tsv", rows[50:])
+    texts = [sentence for sentence, _ in rows[50:]]
+    (folder / "new.tsv").write_text("\n".join(("sentence", *texts)) + "\n")
+    config = dataclasses.replace(small_corpus.config, initializer_range=0.1)
+    paths = [str(folder / f"{name}.tsv") for name in ("train", "dev", "new")]
+    return SmallSentences(folder, *paths, config, small_corpus.vocab_file)
+
+
+def write_table(path, rows):
+    names = ("plain", "begun")
+    lines = [f"{text}\t{text[::-1]}\t{names[label]}\t{2.5 * label}" for text, label in rows]
+    path.write_text("\n".join(("sentence\tother\tlabel\tscore", *lines)) + "\n")
+
+
+def make_task(small_sentences, **changed):
+    task = Classification(
+        labels=Classes(("plain", "begun")),
+        columns=Columns("sentence"),
+        vocab_file=small_sentences.vocab_file,
+    )
+    return dataclasses.replace(task, **changed)
+
+
+def number_task(small_sentences):
+    columns = Columns("sentence", label="score")
+    return make_task(small_sentences, labels=Numbers(0.0, 5.0), columns=columns)
+
+
+def make_run(small_sentences, **changed):
+    settings = {
+        "config": small_sentences.config,
+        "stages": (STAGE,),
+        "optimizer": Optimizer(type="adamw", beta_2=0.98),
+        "input_files": (small_sentences.train,),
+        "task": make_task(small_sentences),
+    }
+    return Run(**settings | changed)

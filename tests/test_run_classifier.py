@@ -1,0 +1,447 @@
+"""The command: its flags, what it leaves, several seeds, and that killing it changes nothing."""
+
+import csv
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl import flags
+from bert_checkpoints import make_hugging_face, make_source
+from small_corpus import small_corpus as small_corpus
+from small_runs import SHORT, final_tensors, log_lines, train
+from small_runs import make_run as make_pretraining
+from small_sentences import small_sentences as small_sentences
+from small_text import SHARED
+
+from official_bert import classifier_flags, run_classifier
+from official_bert.system import commands
+from official_bert.tasks import classification_metrics, glue
+from official_bert.training.checkpoints import step_and_count
+
+OFFICIAL_DEFAULTS = {
+    "do_lower_case": True,
+    "max_seq_length": 128,
+    "do_train": False,
+    "do_eval": False,
+    "do_predict": False,
+    "train_batch_size": 32,
+    "eval_batch_size": 8,
+    "predict_batch_size": 8,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3.0,
+    "warmup_proportion": 0.1,
+    "save_checkpoints_steps": 1000,
+}
+OFFICIAL_FLAGS = """
+    data_dir bert_config_file task_name vocab_file output_dir init_checkpoint do_lower_case
+    max_seq_length do_train do_eval do_predict train_batch_size eval_batch_size predict_batch_size
+    learning_rate num_train_epochs warmup_proportion save_checkpoints_steps iterations_per_loop
+    use_tpu tpu_name tpu_zone gcp_project master num_tpu_cores
+"""
+GLUE = SHARED / "glue"
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    classifier_flags.define_flags(values)
+    values(["run_classifier", *arguments])
+    return values
+
+
+def as_flags(settings):
+    return [f"--{name}={value}" for name, value in settings.items() if value is not None]
+
+
+def call(settings):
+    values = parse(*as_flags(settings))
+    return commands.exit_code("run_classifier", lambda: run_classifier.main(values), [])
+
+
+SMALL = {
+    "max_seq_length": 32,
+    "train_batch_size": 10,
+    "num_train_epochs": 2,
+    "learning_rate": 5e-3,
+    "beta_2": 0.98,
+    "log_steps": 5,
+    "distribution_strategy": "off",
+    "do_train": True,
+    "do_eval": True,
+}
+NOT_TRAINED = ("train_batch_size", "num_train_epochs", "learning_rate", "beta_2", "log_steps")
+
+
+@pytest.fixture
+def files(small_sentences, tmp_path):
+    """The flags that name files, with those of a small training."""
+    (tmp_path / "bert_config.json").write_text(small_sentences.config.to_json())
+    return SMALL | {
+        "bert_config_file": str(tmp_path / "bert_config.json"),
+        "vocab_file": small_sentences.vocab_file,
+        "train_file": small_sentences.train,
+        "dev_file": small_sentences.dev,
+        "output_dir": str(tmp_path / "output"),
+    }
+
+
+def without(settings, *names):
+    return {name: value for name, value in settings.items() if name not in names}
+
+
+def read_table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def eval_results(folder):
+    lines = (Path(folder) / "eval_results.txt").read_text().splitlines()
+    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
+
+
+# Flags
+
+
+def test_flags_of_the_official_script_keep_their_names_and_defaults():
+    values = parse()
+    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    assert set(OFFICIAL_FLAGS.split()) <= set(values)
+
+
+def test_every_flag_is_explained():
+    shown = parse().flags_by_module_dict()[sys.argv[0]]
+    for flag in shown:
+        assert len(flag.help) > 14, flag.name
+    assert not {flag.name for flag in shown} & {*classifier_flags.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
+        ({"model_dir": "x"}, "--model_dir is called --output_dir here."),
+        ({"vocab_file": ""}, "--vocab_file is required."),
+        ({"do_train": False, "do_eval": False}, "nothing to do; give --do_train"),
+        ({"do_train": False}, "--train_file: only with --do_train."),
+        ({"do_eval": False}, "--dev_file: only with --do_eval."),
+        ({"do_predict": True}, "--do_predict needs --predict_file, or --task_name"),
+        ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets what these"),
+        ({"data_dir": "/tmp"}, "--data_dir: only with --task_name"),
+        ({"predict_batch_size": 4}, "--predict_batch_size: only with --do_predict."),
+        ({"label_type": "star"}, "--label_type must be class or number; got 'star'."),
+        ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
+        (
+            {"do_train": False, "train_file": None, "num_seeds": 2, "init_checkpoint": "a"},
+            "--num_seeds: --init_checkpoint is one model",
+        ),
+        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
+        ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
+        ({"output_dir": "gs://a/b"}, "output_dir: 'gs://a/b' is an address"),
+        ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv: there is no such file."),
+        ({"train_file": "/nowhere/a.parquet"}, "expected a name that ends in .tsv"),
+        ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv: there is no such file."),
+        ({"label_column": "stars"}, "this table has no column 'stars'; its first line names"),
+        ({"label_column": "sentence"}, "label both name the column 'sentence'"),
+        ({"label_type": "number"}, "the label is 'plain', expected a number."),
+        ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
+        ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
+        ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
+        ({"max_seq_length": 65}, "the model's max_position_embeddings is 64"),
+        ({"max_seq_length": 2}, "max_seq_length: got 2, expected at least 3"),
+        ({"num_train_epochs": 0.1}, "--num_train_epochs=0.1 of 50 examples in batches of"),
+        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw; got 'sgd'"),
+        ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
+    assert call(files | changed) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("run_classifier: error: ")
+    assert error.count("\n") == 1
+    assert not list(Path(files["output_dir"]).glob("ctl_step*"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"task_name": "MPRC", "data_dir": "."}, "task_name: got 'MPRC', expected one of CoLA"),
+        ({"task_name": "MRPC", "data_dir": "/nowhere"}, "'/nowhere' holds no train.tsv"),
+        ({"task_name": "MRPC"}, "--data_dir is required with --task_name"),
+    ],
+)
+def test_a_folder_of_glue_that_is_not_there_ends_with_one_line(files, capsys, changed, message):
+    assert call(without(files, "train_file", "dev_file") | changed) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+# What it leaves
+
+
+def test_it_trains_evaluates_and_predicts(files, small_sentences, capsys):
+    settings = files | {"do_predict": True, "predict_file": small_sentences.unlabelled}
+    assert call(settings) == 0
+    folder, said = Path(files["output_dir"]), capsys.readouterr().out
+    found = read_table(folder / "predictions.tsv")
+    assert [row["index"] for row in found] == [str(n) for n in range(26)]
+    truth = read_table(small_sentences.dev)  # the same sentences
+    hits = [row["prediction"] == true["label"] for row, true in zip(found, truth, strict=True)]
+    results = eval_results(folder)
+    assert results["eval_accuracy"] == sum(hits) / 26
+    assert results["eval_majority_class_accuracy"] == 0.5
+    assert results["global_step"] == 10
+    assert f"{results['eval_accuracy']:.4f}" in said
+    assert json.loads((folder / "results.json").read_text())["runs"][0]["metrics"] == {
+        name: value for name, value in results.items() if name != "global_step"
+    }
+    probabilities = np.loadtxt(folder / "test_results.tsv", delimiter="\t")
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    names = np.array(["begun", "plain"])  # in the order of their letters
+    assert names[probabilities.argmax(1)].tolist() == [row["prediction"] for row in found]
+    held_out = [line for line in log_lines(folder) if line["kind"] == "eval"][-1]
+    assert results["eval_loss"] == pytest.approx(held_out["loss"], abs=1e-5)
+    assert results["eval_accuracy"] == held_out["accuracy"]
+
+
+def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(files, small_sentences):
+    predict = {"do_predict": True, "predict_file": small_sentences.unlabelled}
+    assert call(files | predict) == 0
+    folder = Path(files["output_dir"])
+    names = ("eval_results.txt", "predictions.tsv", "test_results.tsv")
+    before = {name: (folder / name).read_text() for name in names}
+    for name in names:
+        (folder / name).unlink()
+    alone = without(files | predict, "do_train", "train_file", *NOT_TRAINED)
+    assert call(alone) == 0
+    assert {name: (folder / name).read_text() for name in names} == before
+
+
+def test_numbers_are_written_with_their_digits(files, small_sentences):
+    settings = {"label_type": "number", "label_column": "score", "do_predict": True}
+    assert call(files | settings | {"predict_file": small_sentences.unlabelled}) == 0
+    folder = Path(files["output_dir"])
+    predictions = [float(row["prediction"]) for row in read_table(folder / "predictions.tsv")]
+    numbers = [float(row["score"]) for row in read_table(small_sentences.dev)]
+    results = eval_results(folder)
+    assert results["eval_pearson"] == pytest.approx(
+        np.corrcoef(predictions, numbers)[0, 1], rel=1e-4
+    )
+    errors = np.square(np.subtract(predictions, numbers))
+    assert results["eval_mean_squared_error"] == pytest.approx(errors.mean(), rel=1e-5)
+    assert results["eval_mean_label_squared_error"] == pytest.approx(np.var(numbers))
+
+
+def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(files, tmp_path):
+    rows = [f"{n % 2}\t{n}\t{n}\t{'return ' * (n % 2)}a\tb{n}" for n in range(20)]
+    names = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    for split in "train", "dev":
+        (tmp_path / f"{split}.tsv").write_text("\n".join([names, *rows]) + "\n")
+    rows = ["index" + names[8:], *[f"{n + 7}\t1\t2\ta\tb" for n in range(5)]]
+    (tmp_path / "test.tsv").write_text("\n".join(rows) + "\n")
+    settings = {"task_name": "mrpc", "data_dir": str(tmp_path), "do_predict": True}
+    assert call(without(files, "train_file", "dev_file") | settings) == 0
+    found = read_table(tmp_path / "output" / "MRPC.tsv")
+    assert [row["index"] for row in found] == ["7", "8", "9", "10", "11"]
+    assert {row["prediction"] for row in found} <= {"0", "1"}
+    assert {"eval_accuracy", "eval_f1", "eval_loss"} <= eval_results(tmp_path / "output").keys()
+
+
+def test_a_task_with_two_dev_sets_has_the_metrics_of_both(files, tmp_path):
+    columns = {"sentence1": "a", "sentence2": "b", "gold_label": "neutral", "index": "0"}
+    lines = ["\t".join(columns), *["\t".join(columns.values())] * 20]
+    for split in "train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched":
+        (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    settings = {"task_name": "MNLI", "data_dir": str(tmp_path), "do_predict": True}
+    assert call(without(files, "train_file", "dev_file") | settings) == 0
+    found = eval_results(tmp_path / "output")
+    assert found["eval_matched_accuracy"] == found["eval_mismatched_accuracy"] == 1.0
+    written = {path.name for path in (tmp_path / "output").glob("*.tsv")}
+    assert {"MNLI-m.tsv", "MNLI-mm.tsv"} < written
+    assert {"test_matched_results.tsv", "test_mismatched_results.tsv"} < written
+
+
+def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, capsys):
+    assert call(files | {"num_seeds": 3, "seed": 4}) == 0
+    said, output = capsys.readouterr().out, tmp_path / "output"
+    results = json.loads((output / "results.json").read_text())
+    assert [run["seed"] for run in results["runs"]] == [4, 5, 6]
+    found = [run["metrics"]["eval_loss"] for run in results["runs"]]
+    assert len(set(found)) == 3
+    expected = {
+        "mean": statistics.fmean(found),
+        "standard_deviation": statistics.stdev(found),
+        "median": sorted(found)[1],
+        "best": min(found),
+    }
+    assert results["summary"]["eval_loss"] == pytest.approx(expected)
+    row = next(line for line in said.splitlines() if line.startswith("eval_loss"))
+    assert row.split()[1:] == [f"{value:.4f}" for value in expected.values()]
+    assert call(files | {"seed": 5, "output_dir": str(tmp_path / "alone")}) == 0
+    alone, among = final_tensors(tmp_path / "alone"), final_tensors(output / "seed_5")
+    for name in alone:
+        np.testing.assert_array_equal(alone[name], among[name], err_msg=name)
+
+
+def test_more_seeds_are_added_to_those_that_are_done(files, capsys):
+    assert call(files | {"num_seeds": 1}) == 0
+    capsys.readouterr()
+    assert call(files | {"num_seeds": 2}) == 0
+    said = capsys.readouterr().out
+    assert said.count("step 10/10") == 1  # the second's
+    assert said.count("resumes ") == 1
+
+
+# Where it starts from
+
+
+def test_it_starts_from_a_run_of_pretraining(files, small_corpus, tmp_path, capsys):
+    train(make_pretraining(small_corpus, [SHORT], config=small_corpus.config), tmp_path / "model")
+    (tmp_path / "bert_config.json").write_text(small_corpus.config.to_json())
+    start = {"init_checkpoint": str(tmp_path / "model/pretrained/bert_model.ckpt-1")}
+    assert call(files | start) == 0
+    said = capsys.readouterr().out
+    assert "; fresh: output_weights, output_bias\n" in said
+
+
+@pytest.mark.parametrize("make", [make_source, make_hugging_face])
+def test_it_starts_from_checkpoints_of_others(files, tmp_path, capsys, make):
+    make(tmp_path / "start")
+    changed = {
+        "bert_config_file": str(tmp_path / "start" / "bert_config.json"),
+        "vocab_file": str(tmp_path / "start" / "vocab.txt"),
+        "init_checkpoint": str(tmp_path / "start"),
+        "max_seq_length": 20,
+    }
+    assert call(files | changed) == 0
+    dialect = "Hugging Face" if make is make_hugging_face else "TensorFlow 1"
+    assert f"({dialect}): weights: carried" in capsys.readouterr().out
+
+
+def test_another_vocabulary_is_refused_where_a_model_is_evaluated(files, tmp_path, capsys):
+    assert call(files) == 0
+    pieces = Path(files["vocab_file"]).read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
+    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    assert call(alone | {"vocab_file": str(tmp_path / "vocab.txt")}) == 2
+    assert "was trained for another task: vocabulary was" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_is_refused(files, capsys):
+    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    numbers = {"label_type": "number", "label_column": "score"}
+    assert call(alone | numbers) == 2
+    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+
+
+def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_path, capsys):
+    settings = files | {"label_type": "number", "label_column": "score"}
+    assert call(settings) == 0
+    trained = eval_results(files["output_dir"])
+    checkpoint = f"{files['output_dir']}/pretrained/bert_model.ckpt-1"
+    alone = without(settings, "do_train", "train_file", *NOT_TRAINED)
+    alone |= {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
+    assert call(alone) == 0
+    assert eval_results(tmp_path / "other") == without(trained, "global_step")
+    assert call(settings | alone | {"do_train": True}) == 0  # its head is taken along
+    assert "fresh" not in capsys.readouterr().out
+
+
+def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path, capsys):
+    make_source(tmp_path / "start", small_corpus.config)
+    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    numbers = {"label_type": "number", "label_column": "score"}
+    assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
+    error = capsys.readouterr().err
+    assert "no fine-tuned model of the task" in error
+    assert "fresh: output_weights, output_bias" in error
+
+
+# Interruptions
+
+
+def start(settings):
+    """The command as a process, quiet."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "official_bert.run_classifier", *as_flags(settings)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
+def run_to_the_end(settings):
+    with start(settings) as process:
+        assert process.wait() == 0
+
+
+def kill_after_first_checkpoint(settings, seconds):
+    folder = Path(settings["output_dir"])
+    with start(settings) as process:
+        while process.poll() is None and not list(folder.glob("ctl_step_*.json")):
+            time.sleep(0.02)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def newest_steps(settings):
+    names = Path(settings["output_dir"]).glob("ctl_step_*.json")
+    return [step_and_count(path.stem)[0] for path in names]
+
+
+@pytest.mark.slow
+def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
+    settings = files | {"num_train_epochs": 60, "save_checkpoints_steps": 40, "eval_steps": 50}
+    run_to_the_end(settings | {"output_dir": str(tmp_path / "whole")})
+    killed = settings | {"output_dir": str(tmp_path / "killed")}
+    kill_after_first_checkpoint(killed, random.Random(3).uniform(0, 0.3))
+    assert 40 <= max(newest_steps(killed)) < 300
+    run_to_the_end(killed)
+    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
+    assert eval_results(tmp_path / "killed") == eval_results(tmp_path / "whole")
+    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
+    assert resumed.keys() == whole.keys()
+    for name in whole:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+def test_sigterm_saves_and_ends_with_its_code(files):
+    settings = files | {"num_train_epochs": 2000}
+    with start(settings) as process:
+        folder = Path(settings["output_dir"])
+        while process.poll() is None and not (folder / "train_log.jsonl").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 143
+    assert list(folder.glob("ctl_step_*.json"))
+    assert not (folder / "results.json").exists()
+
+
+# Real data
+
+
+@pytest.mark.skipif(not GLUE.exists(), reason="needs ../shared/data/glue")
+@pytest.mark.parametrize("name", ["CoLA", "SST-2", "MRPC", "STS-B", "RTE"])
+def test_real_sets_of_glue_are_read_trained_and_measured(files, name, tmp_path):
+    settings = without(files, "train_file", "dev_file") | {
+        "task_name": name,
+        "data_dir": str(GLUE / name),
+        "train_batch_size": 256,
+        "num_train_epochs": 0.5,
+        "eval_batch_size": 256,
+        "max_seq_length": 24,
+    }
+    assert call(settings) == 0
+    found = eval_results(tmp_path / "output")
+    for metric in glue.task(name).metrics:
+        assert metric in classification_metrics.METRICS
+        assert np.isfinite(found[f"eval_{metric}"])
