@@ -2,6 +2,7 @@
 
 from absl import flags
 
+from official_bert import optimizer_flags
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
     refuse,
@@ -9,14 +10,6 @@ from official_bert.system.flag_definitions import (
     require_no_refused,
 )
 
-OPTIMIZER = {  # the field of `stages.Optimizer` that each one sets
-    "optimizer_type": "type",
-    "weight_decay": "weight_decay",
-    "beta_1": "beta_1",
-    "beta_2": "beta_2",
-    "epsilon": "epsilon",
-    "global_clipnorm": "global_clipnorm",
-}
 STRATEGIES = ("off", "one_device", "mirrored")
 _COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type")
 # What only training reads.
@@ -26,7 +19,7 @@ _OF_TRAINING = (
     "learning_rate",
     "num_train_epochs",
     "warmup_proportion",
-    *OPTIMIZER,
+    *optimizer_flags.FIELDS,
     "gradient_accumulation_steps",
     "loss_scale",
     "enable_xla",
@@ -128,7 +121,7 @@ def _define_data(define):
 
 
 def _define_training(define):
-    text, integer, number = define.text, define.integer, define.number
+    integer, number = define.integer, define.number
     integer("train_batch_size", 32, "Global batch size in training.", lower_bound=1)
     integer("eval_batch_size", 8, "Global batch size in evaluation.", lower_bound=1)
     integer("predict_batch_size", 8, "Global batch size in prediction.", lower_bound=1)
@@ -141,16 +134,7 @@ def _define_training(define):
         lower_bound=0.0,
         upper_bound=1.0,
     )
-    text("optimizer_type", "adamw", "The optimizer: lamb or adamw.")
-    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases have none.")
-    number("beta_1", 0.9, "Decay rate of the first moment, in [0, 1).")
-    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1).")
-    number("epsilon", 1e-6, "Added to the square root of the second moment.")
-    number(
-        "global_clipnorm",
-        1.0,
-        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
-    )
+    optimizer_flags.define(define)
     integer(
         "gradient_accumulation_steps",
         1,
@@ -225,6 +209,7 @@ def check(values):
             f"got {values.distribution_strategy!r}. Fine-tuning runs on one host."
         )
     _check_data(values)
+    optimizer_flags.check(values)
     refuse(
         values,
         ("num_seeds",),

@@ -2,6 +2,7 @@
 
 from absl import flags
 
+from official_bert import optimizer_flags
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
     refuse,
@@ -20,14 +21,6 @@ STAGE = (
     "end_lr",
     "warmup_steps",
 )
-OPTIMIZER = {  # the field of `stages.Optimizer` that each one sets
-    "optimizer_type": "type",
-    "weight_decay": "weight_decay",
-    "beta_1": "beta_1",
-    "beta_2": "beta_2",
-    "epsilon": "epsilon",
-    "global_clipnorm": "global_clipnorm",
-}
 # Flags of the scripts of google-research/bert, tensorflow/models and NVIDIA that are not here.
 REFUSED = {
     # google-research/bert
@@ -153,20 +146,7 @@ def define_flags(values=flags.FLAGS):
     number("learning_rate", 5e-5, "Learning rate after warm-up.")
     number("end_lr", 0.0, "Learning rate at the end of the run.")
     number("warmup_steps", 10000, "Steps of linear warm-up from 0 to --learning_rate.")
-    text("optimizer_type", "adamw", "The optimizer: lamb, adamw or lars.")
-    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases have none.")
-    number("beta_1", 0.9, "Decay rate of the first moment, or LARS' momentum, in [0, 1).")
-    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1); LARS has none.")
-    number(
-        "epsilon",
-        1e-6,
-        "Added to the square root of the second moment; with lars, to the norm of the update.",
-    )
-    number(
-        "global_clipnorm",
-        1.0,
-        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
-    )
+    optimizer_flags.define(define)
     switch("use_next_sentence_label", True, "Whether the next-sentence task is trained.")
     integer(
         "gradient_accumulation_steps",
@@ -315,13 +295,8 @@ def check(values):
         values.recipe is not None,
         f"--recipe={values.recipe} sets what these would set; leave them out, or the recipe.",
     )
+    optimizer_flags.check(values)
     refuse(
-        values,
-        ("beta_2",),
-        values.optimizer_type == "lars",
-        "LARS has no second moment; leave it out.",
-    )
-    _refuse(
         values,
         ("worker_hosts", "task_index", "tpu", "distribution_strategy"),
         values.local_workers is not None,

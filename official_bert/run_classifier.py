@@ -12,7 +12,7 @@ import os
 
 from absl import flags
 
-from official_bert import classifier_flags
+from official_bert import classifier_flags, optimizer_flags
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
 
 LABELS = "labels.json"
@@ -175,7 +175,7 @@ def _stages_run(values, sets, engine, seed):
         config=config,
         stages=(_stage(values, sets, config),),
         optimizer=Optimizer(
-            **{field: values[name].value for name, field in classifier_flags.OPTIMIZER.items()}
+            **{field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
         ),
         input_files=(sets.train_file,),
         init_checkpoint=values.init_checkpoint,

@@ -13,7 +13,7 @@ import os
 
 from absl import flags
 
-from official_bert import pretraining_flags
+from official_bert import optimizer_flags, pretraining_flags
 from official_bert.engines import local_workers
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
 
@@ -125,9 +125,7 @@ def _recipe(values):
     from official_bert import recipes, stages
 
     if values.recipe is None:
-        optimizer = {
-            field: values[name].value for name, field in pretraining_flags.OPTIMIZER.items()
-        }
+        optimizer = {field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
         stage = stages.Stage(
             steps=round(values.num_steps_per_epoch * values.num_train_epochs),
             batch_size=values.train_batch_size,
@@ -147,7 +145,7 @@ def _recipe(values):
         recipe = dataclasses.replace(recipe, use_next_sentence_label=values.use_next_sentence_label)
     changed = {
         field: values[name].value
-        for name, field in pretraining_flags.OPTIMIZER.items()
+        for name, field in optimizer_flags.FIELDS.items()
         if values[name].present
     }
     optimizer = dataclasses.replace(recipe.optimizer, **changed)

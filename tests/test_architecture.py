@@ -6,9 +6,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "official_bert"
 # From the ground up; what stands on one line imports nothing of its neighbours.
 FLOORS = (
-    {"system", "model", "stacking", "pretraining_flags"},
-    {"data", "engines", "tpu", "plots"},
-    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"},
+    {"system", "model", "stacking"},
+    {"data", "engines", "tpu", "plots", "optimizer_flags"},
+    {"tasks", "conversion", "pretraining_flags", "create_pretraining_data", "learn_vocabulary"},
     {"stages", "convert_checkpoint"},
     {"recipes", "training"},
     {"run_pretraining", "fill_blanks"},

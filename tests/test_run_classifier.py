@@ -156,7 +156,8 @@ def test_every_flag_is_explained():
         ({"max_seq_length": 65}, "the model's max_position_embeddings is 64"),
         ({"max_seq_length": 2}, "max_seq_length: got 2, expected at least 3"),
         ({"num_train_epochs": 0.1}, "--num_train_epochs=0.1 of 50 examples in batches of"),
-        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw; got 'sgd'"),
+        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw or lars; got 'sgd'"),
+        ({"optimizer_type": "lars"}, "--beta_2: LARS has no second moment"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
     ],
 )
