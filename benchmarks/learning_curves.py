@@ -43,20 +43,21 @@ flags.DEFINE_string("peer_trial", None, "For the script itself: one trial of the
 SETTINGS = {
     "vocab_size": 2048,
     "documents": None,  # of the text; None: all
-    "max_seq_length": 64,
-    "max_predictions_per_seq": 10,
+    "max_seq_length": 16,
+    "max_predictions_per_seq": 4,
+    "masked_lm_prob": 0.25,  # in training; of the held-out text, 15 %
     "num_hidden_layers": 2,
     "hidden_size": 128,
     "num_attention_heads": 2,
     "intermediate_size": 512,
     "initial_stddev": 0.06,
-    "batch_size": 32,
+    "batch_size": 64,
     "updates": 3000,
     "warmup_steps": 200,
-    "learning_rate": 3e-3,
+    "learning_rate": 1e-3,
     "beta_2": 0.98,
     "eval_steps": 100,
-    "eval_batch_size": 128,
+    "eval_batch_size": 512,
 }
 
 
@@ -134,6 +135,7 @@ def our_command(folder, settings, trial, model_dir):
         "model_dir": model_dir,
         "max_seq_length": settings["max_seq_length"],
         "max_predictions_per_seq": settings["max_predictions_per_seq"],
+        "masked_lm_prob": settings["masked_lm_prob"],
         "train_batch_size": settings["batch_size"],
         "eval_batch_size": settings["eval_batch_size"],
         "num_steps_per_epoch": settings["updates"],
@@ -181,7 +183,10 @@ def train_peer(folder, model_dir, settings, trial):
         warmup_steps=settings["warmup_steps"],
     )
     rates = np.array(stage.schedule()(np.arange(stage.steps)))
-    batches = open_batches(folder, settings, trial["seed"], "train", stage.batch_size)
+    masked = settings["masked_lm_prob"]
+    batches = open_batches(
+        folder, settings, trial["seed"], "train", stage.batch_size, masked_lm_prob=masked
+    )
     held_out = open_batches(
         folder, settings, trial["seed"], "held_out", settings["eval_batch_size"], shuffle=False
     )
