@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import lamb_tf
-from lamb_tf.layerwise import LayerwiseOptimizer
+from lamb_tf._layerwise import LayerwiseOptimizer
 
 
 @keras.saving.register_keras_serializable(package="peer_suites")

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import backends
-from lamb_tf.hyperparameters import fraction, not_negative, one_of, truth
-from lamb_tf.layerwise import LayerwiseOptimizer
+from lamb_tf import _replicas
+from lamb_tf._hyperparameters import fraction, not_negative, one_of, truth
+from lamb_tf._layerwise import LayerwiseOptimizer
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
@@ -133,7 +133,7 @@ class LAMB(LayerwiseOptimizer):
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
         # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
         if not self.nesterov and self.epsilon > _TINY and min(self._betas) >= 0.5:
-            self.scratch = backends.adam_scratch(self.trainable_variables, self._precision)
+            self.scratch = _replicas.adam_scratch(self.trainable_variables, self._precision)
 
     def coefficients(self, step, finite):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
@@ -146,7 +146,7 @@ class LAMB(LayerwiseOptimizer):
         }
         if self.scratch:  # with c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε)
             root = ops.sqrt(self._scalar(coefficients["beta_2"]))
-            coefficients["adam"] = backends.adam_coefficients(
+            coefficients["adam"] = _replicas.adam_coefficients(
                 beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon, finite
             )
         return coefficients
@@ -183,7 +183,7 @@ class LAMB(LayerwiseOptimizer):
         decayed = scalars["decay"] * ops.cast(x, self._precision)
         g = self.scaled(g, scalars)
         adam = scalars["coefficients"]["adam"]
-        return backends.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
+        return _replicas.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
 
 
 _TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import keras
 
-from lamb_tf.hyperparameters import fraction, not_negative, one_of, positive, truth
-from lamb_tf.layerwise import LayerwiseOptimizer
+from lamb_tf._hyperparameters import fraction, not_negative, one_of, positive, truth
+from lamb_tf._layerwise import LayerwiseOptimizer
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")

@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
-from lamb_tf import selection
+from lamb_tf import _selection
 
 PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own methods for subclasses
     "_slots": "slots by variable and name: `add_slot` adds those wider than their variable",
@@ -130,7 +130,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         if not self._exclusions_were_checked:
             for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
                 exclusions = getattr(self, argument)
-                selection.excluded(var_list, exclusions, argument, self._is_restored)
+                _selection.excluded(var_list, exclusions, argument, self._is_restored)
             self._exclusions_were_checked = True
         for slot_name in self._slot_order:  # all of one slot, then all of the next, as in Addons
             for var in var_list:
@@ -498,14 +498,14 @@ def _found(patterns, variable):
 def _patterns(argument, value):
     if value is None:
         return None
-    for item in selection.as_list(value):
+    for item in _selection.as_list(value):
         if not isinstance(item, str):
             raise TypeError(
                 f"`{argument}` takes a list of regular expressions, searched for in the names of "
                 f"variables. Received an item of type {type(item).__name__}: {item!r}."
             )
-        selection.pattern(item, argument)
-    return selection.as_list(value)
+        _selection.pattern(item, argument)
+    return _selection.as_list(value)
 
 
 def _checked(argument, value, below=math.inf):

@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from lamb_tf import backends, hyperparameters
-from lamb_tf.layerwise import LayerwiseOptimizer
+from lamb_tf import _hyperparameters, _replicas
+from lamb_tf._layerwise import LayerwiseOptimizer
 
 BOUNDS = 1.0, 2.0**24  # of the scale
 
@@ -60,7 +60,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def __setattr__(self, name, value):
         """Checks the arguments; refuses changes that a compiled step would not see."""
-        check = {"initial_scale": _scale, "dynamic_growth_steps": hyperparameters.count}.get(name)
+        check = {"initial_scale": _scale, "dynamic_growth_steps": _hyperparameters.count}.get(name)
         if check:
             value = check(value, name)
             if vars(self).get("built") and value != getattr(self, name):
@@ -73,7 +73,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def build(self, var_list):
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
-            with backends.strategy_of(var_list):
+            with _replicas.strategy_of(var_list):
                 super().build(var_list)
 
     def save_own_variables(self, store):
@@ -83,7 +83,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             for name in ("step_counter", "dynamic_scale"):
-                store[name] = backends.to_numpy(getattr(self, name))
+                store[name] = _replicas.to_numpy(getattr(self, name))
 
     def load_own_variables(self, store):
         """Reads the scale; if it was saved before the first step, the arguments' scale is used."""
@@ -91,7 +91,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             for name in ("step_counter", "dynamic_scale"):
                 getattr(self, name).assign(store[name])
 
-    @backends.not_converted
+    @_replicas.not_converted
     def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
         """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
         if not self.built and trainable_variables is None:
@@ -110,7 +110,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             for i, g in enumerate(grads)
         ]
         inner.apply(unscaled, trainable_variables, skip_gradients_aggregation)
-        backends.merge_replicas(self._adapt, *before)
+        _replicas.merge_replicas(self._adapt, *before)
 
     # Keras' class separates the branches of its `apply` for JAX; ours has none.
     stateless_apply = keras.optimizers.Optimizer.stateless_apply
@@ -118,8 +118,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _adapt(self, made_before, skipped_before):
         """Halves or doubles the scale, once for all replicas."""
         inner, scale = self.inner_optimizer, ops.convert_to_tensor(self.dynamic_scale)
-        made = ops.greater(inner.iterations, backends.first_replica(made_before))
-        skipped = ops.greater(inner.skipped_updates, backends.first_replica(skipped_before))
+        made = ops.greater(inner.iterations, _replicas.first_replica(made_before))
+        skipped = ops.greater(inner.skipped_updates, _replicas.first_replica(skipped_before))
         good = ops.where(skipped, 0, self.step_counter + ops.cast(made, self.step_counter.dtype))
         doubles = ops.greater_equal(good, self.dynamic_growth_steps)
         self.step_counter.assign(ops.where(doubles, 0, good))
@@ -130,6 +130,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 def _scale(value, argument):
     low, high = BOUNDS
-    if not low <= hyperparameters.number(value, argument) <= high:
+    if not low <= _hyperparameters.number(value, argument) <= high:
         raise ValueError(f"`{argument}` must be in [{low:g}, {high:g}]. Received {value!r}.")
     return float(value)

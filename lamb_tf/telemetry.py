@@ -13,7 +13,7 @@ import os
 import keras
 import numpy as np
 
-from lamb_tf import backends
+from lamb_tf import _replicas
 
 FIGURES = ("weight_norm", "update_norm", "trust_ratio")
 
@@ -41,7 +41,7 @@ def read(optimizer):
     paths = [variable.path for variable in _layerwise(optimizer).trainable_variables]
     return {
         path: dict(zip(FIGURES, row))
-        for path, row in zip(paths, backends.to_numpy(layers).tolist())
+        for path, row in zip(paths, _replicas.to_numpy(layers).tolist())
     }
 
 
@@ -51,7 +51,7 @@ def gradient_norm(optimizer):
     That of a skipped update counts too; it is infinite or not a number.
     """
     _, norm = tensors(optimizer)
-    return float(backends.to_numpy(norm))
+    return float(_replicas.to_numpy(norm))
 
 
 def tensors(optimizer):
@@ -125,8 +125,8 @@ class Log(keras.callbacks.Callback):
         optimizer = _layerwise(self.model.optimizer)
         norm = gradient_norm(optimizer)
         row = {
-            "step": int(backends.to_numpy(optimizer.iterations)),
-            "skipped_updates": int(backends.to_numpy(optimizer.skipped_updates)),
+            "step": int(_replicas.to_numpy(optimizer.iterations)),
+            "skipped_updates": int(_replicas.to_numpy(optimizer.skipped_updates)),
             "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
             "gradient_norm": norm if np.isfinite(norm) else None,  # JSON knows no infinity
             "layers": read(optimizer),

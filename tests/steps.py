@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from lamb_tf import backends
+from lamb_tf import _replicas
 
 BACKEND = keras.backend.backend()
 
@@ -48,7 +48,7 @@ def take_steps(optimizer, variables, gradients):
 
 def values(variables):
     """The variables as float64 NumPy arrays."""
-    return [np.array(backends.to_numpy(v), np.float64) for v in variables]
+    return [np.array(_replicas.to_numpy(v), np.float64) for v in variables]
 
 
 def _compiled(optimizer, variables):

@@ -10,7 +10,7 @@ import reference
 import steps
 
 import lamb_tf
-from lamb_tf import layerwise
+from lamb_tf import _layerwise
 
 BACKEND = keras.backend.backend()
 
@@ -474,5 +474,5 @@ def test_keras_still_has_the_private_hooks():
         assert hasattr(variable, "_layout")
     if steps.BACKEND == "tensorflow":  # the only one with checkpoints of its own
         assert hasattr(optimizer, "_delete_tracking")
-    for hook in set(layerwise.PRIVATE_HOOKS) - {"_layout", "_delete_tracking"}:
+    for hook in set(_layerwise.PRIVATE_HOOKS) - {"_layout", "_delete_tracking"}:
         assert hasattr(optimizer, hook), hook

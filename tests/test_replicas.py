@@ -11,7 +11,7 @@ import tensorflow as tf
 from two_replicas import shares, train_on_replicas, two_replicas
 
 import lamb_tf
-from lamb_tf import backends
+from lamb_tf import _replicas
 
 STRATEGY = two_replicas()
 
@@ -401,8 +401,8 @@ def test_all_state_lies_on_the_device_of_its_variable(make, mode):
     (variables, optimizer), (expected, other) = trained(devices), trained(4 * devices[1:2])
     for variable, device in zip(variables, devices):
         parts = optimizer._state(variable).values()
-        assert {backends.native(part).device for part in parts} == {device}
-    figures = [backends.to_numpy(lamb_tf.telemetry.tensors(o)[0]) for o in (optimizer, other)]
+        assert {_replicas.native(part).device for part in parts} == {device}
+    figures = [_replicas.to_numpy(lamb_tf.telemetry.tensors(o)[0]) for o in (optimizer, other)]
     for one, two in zip(
         [*steps.values(variables), figures[0]], [*steps.values(expected), figures[1]]
     ):

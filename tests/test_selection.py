@@ -15,7 +15,7 @@ import pytest
 import steps
 
 import lamb_tf
-from lamb_tf import selection
+from lamb_tf import _selection
 
 # Keras 3.15 asks NumPy for the arrays it saves in a way that NumPy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -58,7 +58,7 @@ def through_a_file(model, path):
 
 def forget(monkeypatch):
     """From now on nothing is known of the predicates of this process: it is as good as another."""
-    monkeypatch.setattr(selection, "_predicates", {})
+    monkeypatch.setattr(_selection, "_predicates", {})
 
 
 EXCLUSIONS = {"pattern": "bias$", "function": is_bias, "lambda": lambda v: is_bias(v)}
@@ -113,7 +113,7 @@ def test_a_model_is_loaded_though_as_many_other_variables_are_trained(tmp_path, 
 
 
 def test_a_record_goes_by_the_paths_where_as_many_other_variables_are_trained():
-    record = selection.Record({"paths": ["b/kernel"], "positions": [1], "variables": 2})
+    record = _selection.Record({"paths": ["b/kernel"], "positions": [1], "variables": 2})
 
     def named(*paths):
         return record.among([types.SimpleNamespace(path=path) for path in paths])

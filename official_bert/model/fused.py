@@ -15,7 +15,7 @@ import functools
 import keras
 from keras import ops
 
-from lamb_tf import backends
+from lamb_tf import _replicas as backends
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf

@@ -5,8 +5,8 @@ A step goes in this order (`docs/algorithm.md` says why):
     accumulate locally -> sum over replicas -> undo the loss scale -> is every gradient finite?
     -> clip -> per tensor: direction -> trust ratio -> move
 
-`lamb.py` and `lars.py` hold the equations, `selection.py` finds the variables that an exclusion
-names, and `backends.py` knows what TensorFlow, JAX and torch do differently.
+`lamb.py` and `lars.py` hold the equations, `_selection.py` finds the variables that an exclusion
+names, and `_replicas.py` knows what TensorFlow, JAX and torch do differently.
 
 Private parts of Keras are used in this module alone; `PRIVATE_HOOKS` names them.
 """
@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import backends, hyperparameters, master_weights, selection
+from lamb_tf import _hyperparameters, _master_weights, _replicas, _selection
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
@@ -51,19 +51,19 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
 
     slot_names = ()
     hyperparameters: ClassVar = {  # what checks each
-        "weight_decay": hyperparameters.decay,
-        "weight_norm_bounds": hyperparameters.bounds,
-        "trust_ratio_bounds": hyperparameters.bounds,
-        "master_weights": hyperparameters.truth,
-        "clipnorm": hyperparameters.positive_or_none,
-        "clipvalue": hyperparameters.positive_or_none,
-        "global_clipnorm": hyperparameters.positive_or_none,
-        "loss_scale_factor": hyperparameters.positive_or_none,
-        "gradient_accumulation_steps": hyperparameters.several_or_none,
-        "use_ema": hyperparameters.truth,
+        "weight_decay": _hyperparameters.decay,
+        "weight_norm_bounds": _hyperparameters.bounds,
+        "trust_ratio_bounds": _hyperparameters.bounds,
+        "master_weights": _hyperparameters.truth,
+        "clipnorm": _hyperparameters.positive_or_none,
+        "clipvalue": _hyperparameters.positive_or_none,
+        "global_clipnorm": _hyperparameters.positive_or_none,
+        "loss_scale_factor": _hyperparameters.positive_or_none,
+        "gradient_accumulation_steps": _hyperparameters.several_or_none,
+        "use_ema": _hyperparameters.truth,
     }
     moves_along_u = True  # whether `move` is the plain x − step u
-    scratch = None  # see `backends.adam_scratch`
+    scratch = None  # see `_replicas.adam_scratch`
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `master_weights`
 
     def __init__(
@@ -83,15 +83,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 "`weight_decay_rate` is the old name of an argument: write "
                 f"`weight_decay={kwargs['weight_decay_rate']!r}`."
             )
-        if selection.is_variable(learning_rate):
+        if _selection.is_variable(learning_rate):
             if _is_known(learning_rate):
-                hyperparameters.rate(backends.to_numpy(learning_rate), "learning_rate")
+                _hyperparameters.rate(_replicas.to_numpy(learning_rate), "learning_rate")
             super().__init__(_no_learning_rate, weight_decay, name=name, **kwargs)
             self._learning_rate = learning_rate
         else:
-            rate = hyperparameters.rate(learning_rate, "learning_rate")
+            rate = _hyperparameters.rate(learning_rate, "learning_rate")
             super().__init__(rate, weight_decay, name=name, **kwargs)
-        if backends.BACKEND == "tensorflow":
+        if _replicas.BACKEND == "tensorflow":
             self._delete_tracking("_variables")
         self.weight_norm_bounds = weight_norm_bounds
         self.trust_ratio_bounds = trust_ratio_bounds
@@ -128,12 +128,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 "a number can be assigned at any time."
             )
         if name == "learning_rate" and not callable(value) and _is_known(value):
-            hyperparameters.rate(value, name)
+            _hyperparameters.rate(value, name)
         super().__setattr__(name, value)
 
     def _set_exclusions(self, **exclusions):
         for argument, value in exclusions.items():
-            selection.check(value, argument)
+            _selection.check(value, argument)
         # Of a dictionary Keras would take the variables for the optimizer's own.
         self._exclusions = types.MappingProxyType(exclusions)
 
@@ -143,7 +143,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """Creates the state, in float32; in float64 where any of the variables is."""
         variables = list(variables)
         if not self.built:
-            with backends.strategy_of(variables):
+            with _replicas.strategy_of(variables):
                 self._build(variables)
 
     def _build(self, variables):
@@ -162,13 +162,13 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
             self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
-        if self.master_weights and any(map(master_weights.are_for, variables)):
+        if self.master_weights and any(map(_master_weights.are_for, variables)):
             self._masters = self._add_masters(variables)
         if self._records_telemetry:
             self.record_telemetry()
-        self._compiled_direction = backends.compiled(self._find_direction)
-        self._compiled_move = backends.compiled(self._move_and_average)
-        self._compiled_renew = backends.compiled(master_weights.renew)
+        self._compiled_direction = _replicas.compiled(self._find_direction)
+        self._compiled_move = _replicas.compiled(self._move_and_average)
+        self._compiled_renew = _replicas.compiled(_master_weights.renew)
         self._is_settled = True
 
     @property
@@ -176,12 +176,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """What keras.callbacks.SwapEMAWeights swaps with the variables."""
         if not (self.built and self.use_ema):
             raise AttributeError("Averages are there once an optimizer with `use_ema` is built.")
-        narrow = [v for v in self._trainable_variables if master_weights.are_for(v)]
-        if narrow and backends.BACKEND == "tensorflow":
+        narrow = [v for v in self._trainable_variables if _master_weights.are_for(v)]
+        if narrow and _replicas.BACKEND == "tensorflow":
             raise ValueError(
                 "On TensorFlow keras.callbacks.SwapEMAWeights cannot swap variables of 16 bits "
                 f"with their averages, which are {self._precision}. Received "
-                f"{selection.path_of(narrow[0])!r}. Expected variables of float32, as under the "
+                f"{_selection.path_of(narrow[0])!r}. Expected variables of float32, as under the "
                 "policy mixed_bfloat16; or call `optimizer.finalize_variable_values(variables)` at "
                 "the end, which writes the averages into the variables."
             )
@@ -190,7 +190,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _add_choice(self, variables):
         """Which variables are decayed, and which adapted: state, and so saved and restored."""
         not_decayed, not_adapted = (
-            selection.excluded(variables, exclusions, argument, self._is_restored)
+            _selection.excluded(variables, exclusions, argument, self._is_restored)
             for argument, exclusions in self._exclusions.items()
         )
         if self._exclusions["exclude_from_layer_adaptation"] is None:
@@ -218,7 +218,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         return {
             str(i): self._add_slot(variable, "master", copies=True)
             for i, variable in enumerate(variables)
-            if master_weights.are_for(variable)
+            if _master_weights.are_for(variable)
         }
 
     def _add_slot(self, variable, name, on_each_replica=False, copies=False):
@@ -229,19 +229,19 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """
 
         def values(shape, dtype):
-            return ops.cast(ops.copy(backends.read(variable)), dtype)
+            return ops.cast(ops.copy(_replicas.read(variable)), dtype)
 
-        place = backends.on(backends.device_of(variable))
+        place = _replicas.on(_replicas.device_of(variable))
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
-                values if copies and backends.can_copy() else "zeros",
+                values if copies and _replicas.can_copy() else "zeros",
                 shape=tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
                 aggregation="sum" if on_each_replica else "none",
                 synchronization="on_read" if on_each_replica else "auto",
                 layout=getattr(variable, "_layout", None),
-                name=f"{selection.path_of(variable).replace('/', '_')}_{name}",
+                name=f"{_selection.path_of(variable).replace('/', '_')}_{name}",
             )
         self._track_variable(slot)
         return slot
@@ -273,7 +273,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 aggregation="only_first_replica",
                 name=name,
             )
-        if backends.THREADS_STATE:
+        if _replicas.THREADS_STATE:
             self._track_variable(figures)
         return figures
 
@@ -307,11 +307,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """
         index = self._get_variable_index(variable)
         state = {name: slots[index] for name, slots in self._slots.items()}
-        if self.scratch and not backends.fuses():
+        if self.scratch and not _replicas.fuses():
             state["scratch"] = self.scratch.of_variable[index]
         if str(index) in self._masters:
             state["master"] = self._masters[str(index)]
-        elif master_weights.are_for(variable):
+        elif _master_weights.are_for(variable):
             state["seed"] = ops.stack([ops.cast(self._iterations, "int32"), index])
         return state
 
@@ -332,7 +332,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         """Prints a table of the variables: which are decayed, and which adapted."""
         if not self.built:
             raise ValueError("The choice of variables is known once `build(variables)` was called.")
-        print_fn(selection.table(self._trainable_variables, *backends.to_numpy(self._choice)))
+        print_fn(_selection.table(self._trainable_variables, *_replicas.to_numpy(self._choice)))
 
     def finalize_variable_values(self, var_list):
         """At the end of training: with `use_ema`, replaces the variables by their averages."""
@@ -342,14 +342,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 if average is not None:
                     # A copy: JAX gives both buffers away in the next step, and must not give one
                     # twice. Before an update there is no average, and what was loaded stays.
-                    values = backends.read(average), backends.read(variable)
+                    values = _replicas.read(average), _replicas.read(variable)
                     values = ops.where(ops.greater(self._iterations, 0), *values)
                     variable.assign(ops.cast(values, variable.dtype))
 
     def save_own_variables(self, store):
         """Writes the state into a `.keras` or `.weights.h5` file."""
         for key, variable in self._saved_variables().items():
-            store[key] = backends.to_numpy(variable)
+            store[key] = _replicas.to_numpy(variable)
 
     def load_own_variables(self, store):
         """Reads the state; a choice of variables that is not that of the constructor is told.
@@ -365,10 +365,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 f"The state of optimizer {self.name!r} was not loaded: {difference}.", stacklevel=2
             )
             return
-        configured = backends.to_numpy(self._choice) if self.built else None
+        configured = _replicas.to_numpy(self._choice) if self.built else None
         for key in [key for key in variables if key in saved]:
             variables[key].assign(saved[key])
-        if self.built and (backends.to_numpy(self._choice) != configured).any():
+        if self.built and (_replicas.to_numpy(self._choice) != configured).any():
             warnings.warn(
                 "The loaded state decays or adapts other variables than the arguments of "
                 f"{self.name!r} say; the loaded choice holds. `summary()` shows it.",
@@ -391,7 +391,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
         for argument, exclusions in self._exclusions.items():
             variables = self._trainable_variables if self.built else None
-            config[argument] = selection.to_be_saved(exclusions, variables)
+            config[argument] = _selection.to_be_saved(exclusions, variables)
         return config
 
     @classmethod
@@ -409,14 +409,14 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 )
         for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
             if argument in config:
-                config[argument] = selection.restored(config[argument], argument, custom_objects)
+                config[argument] = _selection.restored(config[argument], argument, custom_objects)
         optimizer = cls(**config)
         optimizer._is_restored = True
         return optimizer
 
     # A step.
 
-    @backends.not_converted
+    @_replicas.not_converted
     def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
         """Updates the variables, in the order that the module states.
 
@@ -430,15 +430,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         grads, variables = self._taking_part(grads, trainable_variables)
         if not grads:
             return
-        with backends.no_autograd(), keras.name_scope(self.name, caller=self):
-            grads = backends.widen(grads, variables, self._precision)
+        with _replicas.no_autograd(), keras.name_scope(self.name, caller=self):
+            grads = _replicas.widen(grads, variables, self._precision)
             if self.gradient_accumulation_steps:
                 grads = self._accumulate(grads, variables)
             grads = [
-                backends.in_own_row(g) if _is_overwritten(v) else g
+                _replicas.in_own_row(g) if _is_overwritten(v) else g
                 for g, v in zip(grads, variables)
             ]
-            backends.merge_replicas(
+            _replicas.merge_replicas(
                 lambda merged: self._step(merged, variables, not skip_gradients_aggregation), grads
             )
 
@@ -469,8 +469,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         sums = []
         for gradient, variable in zip(grads, variables):
             accumulator = self._accumulators[self._get_variable_index(variable)]
-            add = backends.raise_locally if _is_overwritten(variable) else backends.add_locally
-            sums.append(add(accumulator, backends.dense(gradient, variable)))
+            add = _replicas.raise_locally if _is_overwritten(variable) else _replicas.add_locally
+            sums.append(add(accumulator, _replicas.dense(gradient, variable)))
         return sums
 
     def _step(self, grads, variables, aggregate):
@@ -483,9 +483,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self._update(grads, variables, aggregate)
             self._micro_step.assign(0)
             for accumulator in self._accumulators:
-                backends.set_zero(accumulator)
+                _replicas.set_zero(accumulator)
 
-        backends.run_if(
+        _replicas.run_if(
             ops.equal(self._micro_step, self.gradient_accumulation_steps - 1),
             update_and_start_again,
             lambda: self._micro_step.assign_add(1),
@@ -495,24 +495,24 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _update(self, grads, variables, aggregate):
         """Sum over replicas, finite check, clipping; then every tensor, or none."""
         if aggregate:
-            grads = backends.sum_over_replicas(grads, variables)
+            grads = _replicas.sum_over_replicas(grads, variables)
         (grads, variables), overwriting = _apart(grads, variables)
-        grads = [backends.densify(g, v) for g, v in zip(grads, variables)]
+        grads = [_replicas.densify(g, v) for g, v in zip(grads, variables)]
         # One pass over the gradients tells both whether all of them are finite and how to clip.
-        parts, squares = backends.by_device(grads, variables), []
+        parts, squares = _replicas.by_device(grads, variables), []
         for device, grads, _ in parts:
-            with backends.on(device):
-                local = [backends.first_replica(g) for g in grads]
-                squares.append(backends.sums_of_squares(local, self._precision))
+            with _replicas.on(device):
+                local = [_replicas.first_replica(g) for g in grads]
+                squares.append(_replicas.sums_of_squares(local, self._precision))
         squares = ops.concatenate(squares) if squares else ops.zeros((0,), self._precision)
         gradient_norm, scales = self._gradient_scales(squares)
         if self._telemetry:
             self._telemetry.gradient_norm.assign(gradient_norm)
         finite = ops.isfinite(gradient_norm)
         for rows, _ in overwriting:
-            finite &= ops.all(ops.isfinite(backends.first_replica(rows)))
+            finite &= ops.all(ops.isfinite(_replicas.first_replica(rows)))
         self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
-        if not backends.is_eager():
+        if not _replicas.is_eager():
             self._update_tensors(parts, scales, overwriting, finite)
         elif finite:
             self._update_tensors(parts, scales, overwriting, finite=None)
@@ -549,11 +549,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         }
         variables, figures = [], []
         for device, grads, on_device in parts:
-            chosen = ops.take(backends.read(self._choice), self._indices(on_device), axis=1)
+            chosen = ops.take(_replicas.read(self._choice), self._indices(on_device), axis=1)
             decayed, adapted = ops.unstack(chosen)
-            with backends.on(device):
+            with _replicas.on(device):
                 figures.append(
-                    backends.update_on_replicas(
+                    _replicas.update_on_replicas(
                         self._update_replica,
                         on_device,
                         [self._state(variable) for variable in on_device],
@@ -566,7 +566,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                 )
             variables += on_device
         for rows, variable in overwriting:
-            backends.update_on_replicas(_overwrite, [variable], [rows], finite)
+            _replicas.update_on_replicas(_overwrite, [variable], [rows], finite)
         self._constrain(variables, finite)
         if self.use_ema:
             self._start_averages_of_idle(variables, step, finite)
@@ -580,7 +580,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             if variable.constraint is not None:
                 weights = self.slots(variable).get("master", variable)
                 constrained = variable.constraint(weights)
-                weights.assign(_kept(finite, constrained, backends.read(weights)))
+                weights.assign(_kept(finite, constrained, _replicas.read(weights)))
                 if weights is not variable:
                     variable.assign(ops.cast(weights, variable.dtype))
 
@@ -590,7 +590,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         layers = self._telemetry.layers
         figures = ops.cast(ops.concatenate(figures), "float32")
         all_figures = ops.scatter_update(ops.zeros(layers.shape, "float32"), rows, figures)
-        layers.assign(_kept(finite, all_figures, backends.read(layers)))
+        layers.assign(_kept(finite, all_figures, _replicas.read(layers)))
 
     def _start_averages_of_idle(self, variables, step, finite):
         """In the first update, for variables without gradient, assigned since they were built."""
@@ -602,9 +602,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
         ]
         if pairs:
             is_first = ops.equal(step, 1)
-            backends.run_if(
+            _replicas.run_if(
                 is_first if finite is None else ops.logical_and(is_first, finite),
-                lambda: [average.assign(backends.read(variable)) for average, variable in pairs],
+                lambda: [average.assign(_replicas.read(variable)) for average, variable in pairs],
                 lambda: None,
                 state=[average for average, _ in pairs],
             )
@@ -624,16 +624,16 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _update_replica(self, variables, states, grads, scales, decays, adapted, scalars):
         """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
         weights = [state.get("master", variable) for variable, state in zip(variables, states)]
-        grads = backends.zero_unless(scalars["finite"], grads, variables)
-        decay_of, done, figures = backends.elements(decays), [], []
+        grads = _replicas.zero_unless(scalars["finite"], grads, variables)
+        decay_of, done, figures = _replicas.elements(decays), [], []
         for group in _groups(variables):
             part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
-            with backends.after(done[-2:-1]):
+            with _replicas.after(done[-2:-1]):
                 for i in group:
                     if "master" in states[i]:
                         self._compiled_renew(weights[i], variables[i])
-                xs = [backends.read(weights[i]) for i in group]
+                xs = [_replicas.read(weights[i]) for i in group]
                 us = [
                     self.find_direction(
                         x,
@@ -643,21 +643,21 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
                     )
                     for i, x in zip(group, xs)
                 ]
-            weight_norms = ops.sqrt(backends.sums_of_squares(xs, self._precision))
-            update_norms = ops.sqrt(backends.sums_of_squares(us, self._precision))
+            weight_norms = ops.sqrt(_replicas.sums_of_squares(xs, self._precision))
+            update_norms = ops.sqrt(_replicas.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
             # A product with a rate of 0 would not do: a ratio may be infinite.
             step_sizes = _kept(scalars["finite"], scalars["learning_rate"] * ratios, 0.0)
-            for i, u, step_size in zip(group, us, backends.elements(step_sizes)):
+            for i, u, step_size in zip(group, us, _replicas.elements(step_sizes)):
                 noise = None
                 if "seed" in states[i]:
-                    with backends.after([step_size]):
-                        noise = backends.uniform(u.shape, states[i]["seed"])
+                    with _replicas.after([step_size]):
+                        noise = _replicas.uniform(u.shape, states[i]["seed"])
                 moved = {**scalars, "noise": noise}
                 self._move(weights[i], states[i], u, step_size, decay_of[i], moved)
                 if "master" in states[i]:
-                    self.assign(variables[i], backends.read(weights[i]))
+                    self.assign(variables[i], _replicas.read(weights[i]))
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
         return ops.concatenate(figures)
@@ -669,7 +669,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _find_direction(self, x, slots, g, scalars):
         g = self.scaled(g, scalars)
         x = ops.cast(x, self._precision)
-        old = {name: backends.read(slot) for name, slot in slots.items()}
+        old = {name: _replicas.read(slot) for name, slot in slots.items()}
         moments = self.moments(x, g, old, scalars["decay"])
         moments = {n: _kept(scalars["finite"], value, old[n]) for n, value in moments.items()}
         u = self.direction(x, g, {**old, **moments}, scalars["decay"], scalars["coefficients"])
@@ -686,15 +686,15 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
     def _move(self, x, slots, u, step_size, decay, scalars):
         """Moves one tensor along u."""
         plain = self.moves_along_u and not self.use_ema and scalars["noise"] is None
-        if plain and not backends.fuses():
-            backends.subtract(x, step_size, u)
+        if plain and not _replicas.fuses():
+            _replicas.subtract(x, step_size, u)
         else:
             self._compiled_move(x, slots, u, step_size, decay, scalars)
 
     def _move_and_average(self, x, slots, u, step_size, decay, scalars):
         finite, step = scalars["finite"], scalars["step"]
         old_x = ops.cast(x, self._precision)
-        old = {name: backends.read(slot) for name, slot in slots.items()}
+        old = {name: _replicas.read(slot) for name, slot in slots.items()}
         new_x, moved = self.move(old_x, u, old, step_size, decay)
         if self.use_ema:
             momentum = ops.where(step > 1, self._scalar(self.ema_momentum), 0.0)
@@ -706,8 +706,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer):
             self.assign(slots[name], _kept(finite, value, old[name]))
         if scalars["noise"] is not None:
             dtype = keras.backend.standardize_dtype(x.dtype)
-            new_x = master_weights.round_stochastically(new_x, dtype, scalars["noise"])
-        self.assign(x, _kept(finite, new_x, backends.read(x)))
+            new_x = _master_weights.round_stochastically(new_x, dtype, scalars["noise"])
+        self.assign(x, _kept(finite, new_x, _replicas.read(x)))
 
     # The equations; `lamb.py` and `lars.py` fill them in.
 
@@ -756,7 +756,7 @@ def _difference(variables, saved):
     for key in [key for key in variables if key in saved]:
         shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
         if shape != there:
-            name = selection.path_of(variables[key])
+            name = _selection.path_of(variables[key])
             return f"in the file {name} has shape {there}, where {shape} is needed"
     return ""
 
@@ -770,8 +770,8 @@ def moments_of_keras_lamb(optimizer):
 
 def _is_known(value):
     """Whether this is a number, or a tensor or variable whose value can be read now."""
-    is_tensor = ops.is_tensor(value) or selection.is_variable(value)
-    return not is_tensor or backends.is_known(value)
+    is_tensor = ops.is_tensor(value) or _selection.is_variable(value)
+    return not is_tensor or _replicas.is_known(value)
 
 
 def _no_learning_rate():
@@ -797,7 +797,7 @@ def _overwrite(variables, rows, finite):
     """Writes into each variable the largest of its rows, one from each replica."""
     for variable, values in zip(variables, rows):
         new = ops.cast(ops.max(values, axis=0), variable.dtype)
-        variable.assign(_kept(finite, new, backends.read(variable)))
+        variable.assign(_kept(finite, new, _replicas.read(variable)))
     return rows
 
 

@@ -1,6 +1,6 @@
 """What differs between Keras' backends when an optimizer takes a step, and nothing else.
 
-`layerwise.py` states the order of a step once, in terms of the functions below. On TensorFlow they
+`_layerwise.py` states the order of a step once, in terms of the functions below. On TensorFlow they
 speak to `tf.distribute` (a gradient has one value on each replica, and so has a variable); on JAX
 state is threaded through `keras.StatelessScope`; on torch all is eager.
 """
