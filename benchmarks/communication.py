@@ -118,13 +118,7 @@ def make_cell(settings, strategy, index, count, records):
     class PlainLAMB(lamb_tf.LAMB):
         """The same equations, an operation at a time."""
 
-        scratch = None
-
-        def find_direction(self, x, slots, g, scalars):
-            return self._find_direction(x, slots, g, scalars)
-
-        def _move(self, x, slots, u, step_size, decay, scalars):
-            self._move_and_average(x, slots, u, step_size, decay, scalars)
+        has_kernels = False
 
     parts = ACCUMULATION if settings["accumulation"] else 1
     config = BertConfig.from_json_file(pathlib.Path(records).with_name("bert_config.json"))

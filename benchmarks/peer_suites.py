@@ -24,7 +24,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import lamb_tf
-from lamb_tf._layerwise import LayerwiseOptimizer
 
 
 @keras.saving.register_keras_serializable(package="peer_suites")
@@ -125,13 +124,17 @@ class Result(unittest.TestResult):
     @contextlib.contextmanager
     def counting(self):
         """The context in which it is noticed that an optimizer is made."""
-        init = LayerwiseOptimizer.__init__
 
-        def counted(*args, **kwargs):
-            self._made += 1
-            init(*args, **kwargs)
+        def counted(init):
+            def counted_init(*args, **kwargs):
+                self._made += 1
+                init(*args, **kwargs)
 
-        with mock.patch.object(LayerwiseOptimizer, "__init__", counted):
+            return counted_init
+
+        with contextlib.ExitStack() as stack:
+            for kind in (lamb_tf.LAMB, lamb_tf.LARS):
+                stack.enter_context(mock.patch.object(kind, "__init__", counted(kind.__init__)))
             yield
 
     def startTest(self, test):

@@ -1,12 +1,20 @@
-"""What an optimizer's hyperparameters may be: each function checks a value and returns it.
+"""What an optimizer's hyperparameters may be: checked, settled when it is built, and saved.
 
-All take the value and the name of the argument, for the message of the ValueError.
+Each function checks a value and returns it. All take the value and the name of the argument, for
+the message of the ValueError.
 """
 
 import math
+import types
+from typing import ClassVar
 
 import keras
 import numpy as np
+
+from lamb_tf import _replicas, _selection
+
+EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
+KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 
 def number(value, argument):
@@ -120,3 +128,98 @@ def _is_finite_and_not_negative(value):
     except ValueError:
         return False
     return True
+
+
+class Configured(keras.optimizers.Optimizer):
+    """A Keras optimizer whose arguments are checked, settled when it is built, and saved.
+
+    A subclass adds its own to `hyperparameters`.
+    """
+
+    hyperparameters: ClassVar = {  # what checks each
+        "weight_decay": decay,
+        "weight_norm_bounds": bounds,
+        "trust_ratio_bounds": bounds,
+        "master_weights": truth,
+        "clipnorm": positive_or_none,
+        "clipvalue": positive_or_none,
+        "global_clipnorm": positive_or_none,
+        "loss_scale_factor": positive_or_none,
+        "gradient_accumulation_steps": several_or_none,
+        "use_ema": truth,
+    }
+
+    def __setattr__(self, name, value):
+        """Checks the value of a hyperparameter; refuses what a compiled step would not see."""
+        check = self.hyperparameters.get(name)
+        if check:
+            value = check(value, name)
+        settled = vars(self).get("_is_settled")
+        if settled and (check or name in KERAS_OPTIONS) and value != getattr(self, name):
+            raise AttributeError(
+                f"`{name}` is settled when the optimizer is built: a compiled step would not see "
+                f"the change. Make a new {type(self).__name__}, with a schedule for a weight decay "
+                "that is to change."
+            )
+        if name in EXCLUSIONS:
+            raise AttributeError(
+                f"`{name}` cannot be assigned: give it to the constructor of {type(self).__name__}."
+            )
+        if name == "learning_rate" and callable(value) and vars(self).get("_has_stepped"):
+            raise AttributeError(
+                "`learning_rate` can become a schedule or a callable before the first step only; "
+                "a number can be assigned at any time."
+            )
+        if name == "learning_rate" and _replicas.is_known(value):
+            rate(value, name)
+        super().__setattr__(name, value)
+
+    def _set_exclusions(self, *exclusions):
+        for value, argument in zip(exclusions, EXCLUSIONS):
+            _selection.check(value, argument)
+        # Of a dictionary Keras would take the variables for the optimizer's own.
+        self._exclusions = types.MappingProxyType(dict(zip(EXCLUSIONS, exclusions)))
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables and patterns, as the method of every Keras optimizer of this name.
+
+        It takes the place of the argument of the same name, and has to come before the first step.
+        """
+        if self.built:
+            raise ValueError(
+                "The choice of variables is settled when the optimizer is built. Give "
+                "`exclude_from_weight_decay` to the constructor, or call this before."
+            )
+        not_adapted = self._exclusions["exclude_from_layer_adaptation"]
+        self._set_exclusions([*(var_list or []), *(var_names or [])], not_adapted)
+
+    def get_config(self):
+        """The arguments, in terms that can be saved: see `_selection` for the exclusions."""
+        config = super().get_config()
+        for name in self.hyperparameters:
+            value = getattr(self, name)
+            config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
+        for argument, exclusions in self._exclusions.items():
+            variables = self.trainable_variables if self.built else None
+            config[argument] = _selection.to_be_saved(exclusions, variables)
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` described.
+
+        Exclusions that name none of the variables it is built with are a warning then, no error:
+        what they named when they were saved may be frozen.
+        """
+        config = dict(config)
+        for argument in ("learning_rate", "weight_decay"):
+            if isinstance(config.get(argument), dict):
+                config[argument] = keras.saving.deserialize_keras_object(
+                    config[argument], custom_objects=custom_objects
+                )
+        for argument in EXCLUSIONS:
+            if argument in config:
+                config[argument] = _selection.restored(config[argument], argument, custom_objects)
+        optimizer = cls(**config)
+        optimizer._is_restored = True
+        return optimizer

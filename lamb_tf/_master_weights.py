@@ -10,7 +10,7 @@ the step in the mean.
 import keras
 from keras import ops
 
-from lamb_tf import _replicas
+from lamb_tf import _kernels, _replicas
 
 # Explicit digits of the mantissa, and the least distance of two numbers that is taken for one.
 FORMATS = {"bfloat16": (7, 2.0**-126), "float16": (10, 2.0**-24)}
@@ -29,7 +29,7 @@ def renew(master, variable):
     """
     x, copy = _replicas.read(variable), _replicas.read(master)
     # Bits are compared, since XLA may leave out a cast there and back.
-    bits, bits_of_copy = (_replicas.bitcast(v, "int16") for v in (x, ops.cast(copy, x.dtype)))
+    bits, bits_of_copy = (_kernels.bitcast(v, "int16") for v in (x, ops.cast(copy, x.dtype)))
     master.assign(ops.where(ops.equal(bits, bits_of_copy), copy, ops.cast(x, copy.dtype)))
 
 
@@ -43,8 +43,8 @@ def round_stochastically(x, dtype, noise):
     """
     digits, least = FORMATS[dtype]
     # The bits of the exponent alone are the power of 2 at or below |x|.
-    exponent = ops.bitwise_and(_replicas.bitcast(ops.cast(x, "float32"), "int32"), 0x7F800000)
-    power = ops.cast(_replicas.bitcast(exponent, "float32"), x.dtype)
+    exponent = ops.bitwise_and(_kernels.bitcast(ops.cast(x, "float32"), "int32"), 0x7F800000)
+    power = ops.cast(_kernels.bitcast(exponent, "float32"), x.dtype)
     distance = ops.maximum(power * 2.0**-digits, least)
     below = ops.floor(x / distance)
     above = ops.cast(noise, x.dtype) < x / distance - below

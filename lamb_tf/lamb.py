@@ -1,15 +1,25 @@
 """LAMB, the layerwise adaptive optimizer of arXiv 1904.00962, with its two Nesterov variants."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _replicas
+from lamb_tf import _kernels
 from lamb_tf._hyperparameters import fraction, not_negative, one_of, truth
 from lamb_tf._layerwise import LayerwiseOptimizer
+
+
+class Corrections(NamedTuple):
+    """1 − βᵗ, or 1 without bias correction: tensors or numbers."""
+
+    m: object
+    v: object
+    next_m: object  # of the next step
+    next_v: object
+    kernel: object  # what the kernel makes of them, where there is one
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
@@ -109,16 +119,10 @@ class LAMB(LayerwiseOptimizer):
         name=None,
         **kwargs,
     ):
+        exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
+        bounds = weight_norm_bounds, trust_ratio_bounds
         super().__init__(
-            learning_rate,
-            weight_decay,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            weight_norm_bounds,
-            trust_ratio_bounds,
-            master_weights,
-            name,
-            **kwargs,
+            learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
         )
         self.beta_1 = beta_1
         self.beta_2 = beta_2
@@ -131,25 +135,19 @@ class LAMB(LayerwiseOptimizer):
         # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
         rounded = np.dtype(self._precision).type
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
-        # The kernel has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
-        if not self.nesterov and self.epsilon > _TINY and min(self._betas) >= 0.5:
-            self.scratch = _replicas.adam_scratch(self.trainable_variables, self._precision)
+        plain = self.has_kernels and not self.nesterov
+        if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
+            self._kernel = _kernels.AdamDirection(self.trainable_variables, self._precision)
 
     def coefficients(self, step, finite):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
-        (beta_1, beta_2), corrected = self._betas, self.bias_correction
-        coefficients = {
-            "beta_1": _one_minus_power(beta_1, step) if corrected else 1.0,
-            "beta_2": _one_minus_power(beta_2, step) if corrected else 1.0,
-            "beta_1_next": _one_minus_power(beta_1, step + 1) if corrected else 1.0,
-            "beta_2_next": _one_minus_power(beta_2, step + 1) if corrected else 1.0,
-        }
-        if self.scratch:  # with c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε)
-            root = ops.sqrt(self._scalar(coefficients["beta_2"]))
-            coefficients["adam"] = _replicas.adam_coefficients(
-                beta_1, beta_2, root / coefficients["beta_1"], root * self.epsilon, finite
-            )
-        return coefficients
+        c, kernel = [1.0] * 4, None
+        if self.bias_correction:
+            c = [_one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas]
+        if self._kernel and not _kernels.fuses():
+            now = c[0], self._scalar(c[1])
+            kernel = self._kernel.scalars(self._betas, now, self.epsilon, finite)
+        return Corrections(*c, kernel)
 
     def moments(self, x, g, slots, decay):
         """m and v."""
@@ -159,34 +157,20 @@ class LAMB(LayerwiseOptimizer):
             "v": beta_2 * slots["v"] + (1 - beta_2) * g * g,
         }
 
-    def direction(self, x, g, slots, decay, correction):
+    def direction(self, x, g, slots, decay, corrections):
         """u = m̂ / (√v̂ + ε) + λ x"""
         (beta_1, beta_2), m, v = self._betas, slots["m"], slots["v"]
-        m_hat = m / correction["beta_1"]
-        v_hat = v / correction["beta_2"]
+        m_hat = m / corrections.m
+        v_hat = v / corrections.v
         if self.nesterov:
-            m_hat = beta_1 * m / correction["beta_1_next"] + (1 - beta_1) * g / correction["beta_1"]
+            m_hat = beta_1 * m / corrections.next_m + (1 - beta_1) * g / corrections.m
         if self.nesterov == "both":
-            v_hat = (
-                beta_2 * v / correction["beta_2_next"] + (1 - beta_2) * g * g / correction["beta_2"]
-            )
+            v_hat = beta_2 * v / corrections.next_v + (1 - beta_2) * g * g / corrections.v
         root = ops.sqrt(v_hat) + self.epsilon
         r = m_hat / root
-        if self.epsilon <= _TINY:
+        if self.epsilon <= _kernels.TINY:
             r = ops.where(root > 0, r, 0.0)  # of 0 / 0, where no gradient came yet
         return r + decay * x
-
-    def find_direction(self, x, slots, g, scalars):
-        """`direction` once more, by the kernel that TensorFlow has for Adam, where it has one."""
-        if "scratch" not in slots:
-            return super().find_direction(x, slots, g, scalars)
-        decayed = scalars["decay"] * ops.cast(x, self._precision)
-        g = self.scaled(g, scalars)
-        adam = scalars["coefficients"]["adam"]
-        return _replicas.add_adam_step(slots["scratch"], decayed, slots["m"], slots["v"], g, adam)
-
-
-_TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
 def _one_minus_power(beta, step):

@@ -97,16 +97,10 @@ class LARS(LayerwiseOptimizer):
         name=None,
         **kwargs,
     ):
+        exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
+        bounds = weight_norm_bounds, trust_ratio_bounds
         super().__init__(
-            learning_rate,
-            weight_decay,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            weight_norm_bounds,
-            trust_ratio_bounds,
-            master_weights,
-            name,
-            **kwargs,
+            learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
         )
         if trust_coefficient is None:
             trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001

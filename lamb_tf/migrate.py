@@ -14,7 +14,7 @@ import os
 import keras
 import numpy as np
 
-from lamb_tf._layerwise import moments_of_keras_lamb
+from lamb_tf._state import moments_of_keras_lamb
 
 
 def from_tf_keras(path, model, optimizer, match="name"):

@@ -12,8 +12,10 @@ import os
 
 import keras
 import numpy as np
+from keras import ops
 
 from lamb_tf import _replicas
+from lamb_tf._kernels import kept
 
 FIGURES = ("weight_norm", "update_norm", "trust_ratio")
 
@@ -73,6 +75,33 @@ def tensors(optimizer):
     return recorded.layers, recorded.gradient_norm
 
 
+class Figures:
+    """The variables that keep an optimizer's figures, where no checkpoint of TensorFlow looks."""
+
+    def __init__(self, optimizer):
+        self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
+        count = len(optimizer.trainable_variables)
+        self.layers = _add_variable(optimizer, (count, len(FIGURES)), "layers")
+
+    def keep(self, figures, positions, finite):
+        """Writes the rows of the variables at these positions, and zeros for the others.
+
+        Where `finite`, a tensor or None, is false, the update is skipped: nothing is written.
+        """
+        rows = ops.expand_dims(ops.convert_to_tensor(positions), 1)
+        zeros = ops.zeros(self.layers.shape, "float32")
+        layers = ops.scatter_update(zeros, rows, ops.cast(figures, "float32"))
+        self.layers.assign(kept(finite, layers, _replicas.read(self.layers)))
+
+
+def _add_variable(optimizer, shape, name):
+    options = {"dtype": "float32", "aggregation": "only_first_replica", "name": name}
+    if _replicas.THREADS_STATE:  # through `optimizer.variables`, to which this adds it
+        return optimizer.add_variable(shape, **options)
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        return keras.Variable("zeros", shape=shape, trainable=False, **options)
+
+
 def _layerwise(optimizer):
     """The layerwise optimizer, also out of the LossScaleOptimizer around it."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -127,7 +156,7 @@ class Log(keras.callbacks.Callback):
         row = {
             "step": int(_replicas.to_numpy(optimizer.iterations)),
             "skipped_updates": int(_replicas.to_numpy(optimizer.skipped_updates)),
-            "learning_rate": float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+            "learning_rate": float(ops.convert_to_numpy(optimizer.learning_rate)),
             "gradient_norm": norm if np.isfinite(norm) else None,  # JSON knows no infinity
             "layers": read(optimizer),
         }

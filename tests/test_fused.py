@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lamb_tf import _replicas
+from lamb_tf import compile_target
 from official_bert.model import config, fused
 
 RATE, SEED = 0.1, np.array([7, 11], "int32")
@@ -124,7 +124,7 @@ def test_a_kernel_that_ran_on_this_machine_is_traced_anew_for_another_device():
         return fused.layer_norm(X, GAMMA, BETA, epsilon=1e-12)
 
     assert "MatMul" in operations(norm)
-    with _replicas.compiling_for("TPU"):
+    with compile_target.compiling_for("TPU"):
         assert operations(norm) == {"Sum"}
     assert "MatMul" in operations(norm)
 

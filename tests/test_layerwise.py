@@ -3,6 +3,9 @@
 Runs on the Keras backend that is set; what needs tf.distribute is in test_replicas.py.
 """
 
+import inspect
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import reference
 import steps
 
 import lamb_tf
-from lamb_tf import _layerwise
+from lamb_tf import _kernels, _state
 
 BACKEND = keras.backend.backend()
 
@@ -285,6 +288,36 @@ def test_a_skipped_update_does_not_apply_constraints_either():
     np.testing.assert_array_equal(steps.values(variables)[0], weights[0].astype("float64"))
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
+    def watched(equation):
+        def watched_equation(*args):
+            frame, frames = sys._getframe(1), []
+            while frame.f_code is not apply:
+                frames.append(frame.f_code.co_qualname)
+                frame = frame.f_back
+            lists.append(frames)
+            return equation(*args)
+
+        return watched_equation
+
+    # On TensorFlow `apply` is wrapped, so that autograph leaves it alone.
+    apply, lists = inspect.unwrap(lamb_tf.LAMB.apply).__code__, []
+    owner, name = lamb_tf.LAMB, "direction"
+    if BACKEND == "tensorflow":  # its kernel stands for the equation: see test_kernels.py
+        owner, name = _kernels.AdamDirection, "__call__"
+    monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    variables, optimizer = steps.make_variables(weights), lamb_tf.LAMB()
+    if compiled:
+        steps.take_steps(optimizer, variables, gradients)
+    else:
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients[0]], variables)
+    assert len(lists) == len(variables)
+    for frames in lists:
+        assert len(frames) <= 8, frames
+
+
 def test_the_global_norm_is_clipped():
     weights, gradients = steps.weights_and_gradients(steps=4)
     trained = steps.train(lamb_tf.LAMB(0.1, global_clipnorm=0.5), weights, gradients)
@@ -474,5 +507,5 @@ def test_keras_still_has_the_private_hooks():
         assert hasattr(variable, "_layout")
     if steps.BACKEND == "tensorflow":  # the only one with checkpoints of its own
         assert hasattr(optimizer, "_delete_tracking")
-    for hook in set(_layerwise.PRIVATE_HOOKS) - {"_layout", "_delete_tracking"}:
+    for hook in set(_state.PRIVATE_HOOKS) - {"_layout", "_delete_tracking"}:
         assert hasattr(optimizer, hook), hook

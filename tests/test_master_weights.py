@@ -7,7 +7,7 @@ import pytest
 import steps
 
 import lamb_tf
-from lamb_tf import _master_weights, _replicas
+from lamb_tf import _kernels, _master_weights
 
 BACKEND = keras.backend.backend()
 NARROW = ["bfloat16", "float16"]
@@ -274,7 +274,7 @@ def neighbours(x, dtype):
 
 def rounded_once(x, dtype, seed):
     x, seed = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(seed, "int32")
-    result = _master_weights.round_stochastically(x, dtype, _replicas.uniform(x.shape, seed))
+    result = _master_weights.round_stochastically(x, dtype, _kernels.uniform(x.shape, seed))
     return keras.ops.convert_to_numpy(keras.ops.cast(result, "float32")).astype("float64")
 
 

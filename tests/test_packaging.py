@@ -188,6 +188,26 @@ def test_every_import_of_a_package_is_a_declared_dependency_of_it(package):
             assert roots <= allowed, f"{file} imports {roots - allowed}"
 
 
+def imports_of(file):
+    """(module, name) of each import of a file; a name of None for `import module`."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_only_what_is_public_in_lamb_tf_is_imported_outside_of_it():
+    seen = set()
+    for file in sorted(project_files("official_bert", "benchmarks", "docs")):
+        for module, name in imports_of(file):
+            parts = [*module.split("."), *([name] if name else [])]
+            if parts[0] == "lamb_tf":
+                seen.add(".".join(parts))
+                assert not any(part.startswith("_") for part in parts), f"{file} imports {parts}"
+    assert "lamb_tf.telemetry" in seen
+
+
 def test_private_parts_of_keras_are_used_in_one_module_each_and_listed_there():
     used, ours, listed = {}, set(), {}
     for file in project_files("lamb_tf"):
@@ -201,10 +221,11 @@ def test_private_parts_of_keras_are_used_in_one_module_each_and_listed_there():
                 ours.add(node.targets[0].id)
                 if node.targets[0].id == "PRIVATE_HOOKS":
                     listed[file] = set(ast.literal_eval(node.value))
-    assert set(listed) == {"lamb_tf/_layerwise.py", "lamb_tf/legacy.py"}
+    assert set(listed) == {"lamb_tf/_state.py", "lamb_tf/legacy.py"}
     for file, names in used.items():
         private = {name for name in names if re.match("_[a-z]", name)} - ours
         private -= {"_get_hyper", "_set_hyper", "_serialize_hyperparameter"}  # for subclasses
+        private -= {"_asdict"}  # of a named tuple
         assert private <= listed.get(file, set()), file
 
 

@@ -15,7 +15,7 @@ import functools
 import keras
 from keras import ops
 
-from lamb_tf import _replicas as backends
+from lamb_tf import compile_target as backends
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf

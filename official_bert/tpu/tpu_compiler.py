@@ -19,7 +19,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from lamb_tf import _replicas as backends
+from lamb_tf import compile_target as backends
 from official_bert.system import quiet_tensorflow
 
 

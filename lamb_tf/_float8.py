@@ -1,0 +1,36 @@
+"""Variables that a step overwrites with their gradient, as Keras' float8 layers have their scales.
+
+They are no weights: they have no slots, no decay and no trust ratio, and do not count in a norm.
+"""
+
+from keras import ops
+
+from lamb_tf import _replicas
+from lamb_tf._kernels import kept
+
+
+def is_overwritten(variable):
+    """Whether a step writes the gradient into the variable."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def in_own_rows(grads, variables):
+    """The gradients, with those that overwrite in rows: their sum has each replica's."""
+    return [_replicas.in_own_row(g) if is_overwritten(v) else g for g, v in zip(grads, variables)]
+
+
+def apart(grads, variables):
+    """(gradients, variables) of those that are trained; (rows, variable) of the overwritten."""
+    pairs = list(zip(grads, variables))
+    trained = [(g, v) for g, v in pairs if not is_overwritten(v)]
+    return ([g for g, _ in trained], [v for _, v in trained]), [
+        (g, v) for g, v in pairs if is_overwritten(v)
+    ]
+
+
+def overwrite(variables, rows, finite):
+    """Writes into each variable the largest of its rows, one from each replica."""
+    for variable, values in zip(variables, rows):
+        new = ops.cast(ops.max(values, axis=0), variable.dtype)
+        variable.assign(kept(finite, new, _replicas.read(variable)))
+    return rows

@@ -1,0 +1,198 @@
+"""Kernels: what fuses the operations of a step, and bounds what they hold in memory.
+
+A plain TensorFlow graph gets one fused kernel for each operation that is worth it; XLA and JAX
+fuse by themselves; torch runs one operation after the other.
+"""
+
+import contextlib
+import math
+from collections import namedtuple
+
+from keras import ops
+
+from lamb_tf._replicas import BACKEND, device_of, on, read
+from lamb_tf.compile_target import compiles_for_cpu, in_xla
+
+if BACKEND == "tensorflow":
+    import tensorflow as tf
+
+    # Private, as there is no public way: without it XLA's kernels are slower, and no less right.
+    try:
+        from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
+    except ImportError:
+        optimization_barrier = None
+elif BACKEND == "torch":
+    import torch
+elif BACKEND == "jax":
+    import jax
+
+
+TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
+
+
+def fuses():
+    """Whether what is being run will be fused by a compiler."""
+    return BACKEND == "jax" or in_xla()
+
+
+def compiled(function):
+    """The function as one fused kernel per shape, where nothing else would fuse it."""
+    if BACKEND != "tensorflow":
+        return function
+    kernel = tf.function(function, jit_compile=True, autograph=False)
+    return lambda *args: kernel(*args)  # TensorFlow would save a tf.function with the optimizer
+
+
+# Tensors without axes, under the names that TensorFlow's kernel for Adam has for them.
+AdamScalars = namedtuple("AdamScalars", "beta1_power beta2_power lr beta1 beta2 epsilon")
+
+
+class AdamDirection:
+    """`moments` and `direction` of LAMB in one pass of all cores, by TensorFlow's kernel for Adam.
+
+    With c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε), so that u is what Adam's step of
+    the rate −√c₂ / c₁ makes of λ x:
+
+        m ← β₁ m + (1 − β₁) g
+        v ← β₂ v + (1 − β₂) g²
+        u = λ x + (√c₂ / c₁) m / (√v + √c₂ ε)
+
+    u is formed in scratch tensors; variables of one shape share one. They belong to no checkpoint.
+    `tests/test_kernels.py` shows that this is `LAMB.direction`.
+    """
+
+    def __init__(self, variables, dtype):
+        shared, self.scratch = {}, []  # for each variable one, on its device
+        for variable in variables:
+            key = tuple(variable.shape), device_of(variable)
+            if key not in shared:
+                with on(key[1]):
+                    zeros = tf.zeros(key[0], dtype)
+                    shared[key] = tf.Variable(zeros, trainable=False, name="scratch")
+            self.scratch.append(shared[key])
+
+    @staticmethod
+    def computes(betas, epsilon):
+        """Whether there is such a kernel here, and it has all digits.
+
+        It has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
+        """
+        return BACKEND == "tensorflow" and min(betas) >= 0.5 and epsilon > TINY
+
+    def scalars(self, betas, corrections, epsilon, finite):
+        """What all tensors share, of (β₁, β₂), (c₁, c₂) and ε; `finite` as in `kept`."""
+        root = ops.sqrt(corrections[1])
+        beta_1, beta_2 = (tf.constant(beta, root.dtype) for beta in betas)
+        if finite is not None:
+            beta_1, beta_2 = tf.where(finite, beta_1, 1.0), tf.where(finite, beta_2, 1.0)
+        zero = tf.zeros((), root.dtype)  # for β's powers: its own bias correction loses digits
+        return AdamScalars(zero, zero, -(root / corrections[0]), beta_1, beta_2, root * epsilon)
+
+    def __call__(self, x, g, slots, decay, scalars):
+        """u, with new m and v in `slots`, where the scratch tensor of x stands too."""
+        scratch, m, v = slots["scratch"], slots["m"], slots["v"]
+        scratch.assign(decay * ops.cast(x, scratch.dtype))
+        tf.raw_ops.ResourceApplyAdam(
+            var=scratch.handle, m=m.handle, v=v.handle, grad=g, **scalars._asdict()
+        )
+        return read(scratch)
+
+
+def subtract(x, step_size, u):
+    """x ← x − step_size u."""
+    if BACKEND == "tensorflow" and x.dtype == u.dtype:
+        tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
+    else:
+        x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
+
+
+def zero_unless(finite, gradients, variables):
+    """The gradients, or zeros where they are not finite: what the kernels above can be given.
+
+    XLA's kernels select by themselves. The gradients are passed on, not copied.
+    """
+    if BACKEND != "tensorflow" or finite is None or fuses():
+        return gradients
+
+    def zeros():
+        zero = tf.cast(finite, gradients[0].dtype)  # a constant would be held in memory
+        shapes = [tuple(variable.shape) for variable in variables]
+        of_shape = {shape: tf.fill(shape, zero) for shape in set(shapes)}
+        return [of_shape[shape] for shape in shapes]
+
+    return tf.cond(finite, lambda: gradients, zeros)
+
+
+def kept(finite, new, old):
+    """The new value, or the old one where the gradients were not finite (None: they are)."""
+    return new if finite is None else ops.where(finite, new, old)
+
+
+def bitcast(x, dtype):
+    """The bits of x taken for numbers of another type of the same width."""
+    if BACKEND == "tensorflow":
+        return tf.bitcast(x, dtype)
+    return x.view(getattr(torch, dtype) if BACKEND == "torch" else dtype)
+
+
+def uniform(shape, seed):
+    """Random float32 numbers in [0, 1), which two integers in a tensor determine."""
+    if BACKEND == "tensorflow":
+        return tf.random.stateless_uniform(shape, seed, alg="philox")
+    if BACKEND == "torch":
+        generator = torch.Generator(seed.device).manual_seed((int(seed[0]) << 24) + int(seed[1]))
+        return torch.rand(tuple(shape), generator=generator, device=seed.device)
+    key = jax.random.fold_in(jax.random.key(seed[0]), seed[1])
+    return jax.random.uniform(key, shape, "float32")
+
+
+def groups(variables):
+    """Ranges of consecutive variables of together at most 24 MB, or of one that is larger.
+
+    Their scalars are computed as vectors, which keeps the graph of a step small.
+    """
+    ranges, start, size = [], 0, 0
+    for i, variable in enumerate(variables):
+        bytes_of_u = 4 * math.prod(variable.shape)
+        if i > start and size + bytes_of_u > 24e6:
+            ranges.append(range(start, i))
+            start, size = i, 0
+        size += bytes_of_u
+    return [*ranges, range(start, len(variables))]
+
+
+def after(tensors):
+    """The context in which operations wait for `tensors`: bounds what is in memory at once."""
+    return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
+
+
+def sums_of_squares(tensors, dtype):
+    """Σ x² of each tensor, as a vector of this type."""
+    tensors = [ops.cast(x, dtype) for x in tensors]
+    if BACKEND == "tensorflow" and not fuses():
+        # In one pass of each, on all cores.
+        return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
+    return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
+
+
+def _apart(tensors):
+    """Tensors that XLA, rewriting the graph for a CPU, does not merge with what uses them.
+
+    There it would write out a square and add it up with scalars; so the sum becomes one fast pass.
+    Any other device fuses the two best by itself. (One barrier for all: each takes TensorFlow some
+    milliseconds to compile.)
+    """
+    barred = compiles_for_cpu() and optimization_barrier
+    return optimization_barrier(*tensors) if barred else tensors
+
+
+def elements(vector):
+    """The elements of a vector as scalars.
+
+    XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so
+    compile each of them, though all tensors of a shape could share theirs. Of a gather the
+    positions remain an argument, if they are more than one.
+    """
+    if not compiles_for_cpu():
+        return ops.unstack(vector)
+    return [tf.gather(vector, [i, 0])[0] for i in range(vector.shape[0])]

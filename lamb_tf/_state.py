@@ -1,0 +1,334 @@
+"""The state of LAMB and LARS: slots, counters, the choice of variables, and how it is saved.
+
+`_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
+names, `_hyperparameters.py` checks the arguments.
+
+Private parts of Keras are used in this module alone; `PRIVATE_HOOKS` names them.
+"""
+
+import warnings
+from typing import ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
+from lamb_tf.telemetry import Figures
+
+PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
+    "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
+    "_learning_rate": "what `learning_rate` was given: assigned where it is the user's variable",
+    "_trainable_variables": "the variables that the optimizer was built with",
+    "_delete_tracking": "on TensorFlow, so that checkpoints go by the names of the state, and not",
+    "_variables": "by the numbers in this list, which other options shift",
+    "_get_variable_index": "the position of a variable among them, the same on each replica",
+    "_check_variables_are_known": "its error for a variable that the optimizer was not built with",
+    "_filter_empty_gradients": "its warning and error for variables without gradient",
+    "_track_variable": "state wider than its variable; the public methods copy the type",
+    "_model_variables_moving_average": "where keras.callbacks.SwapEMAWeights looks for averages",
+    "_layout": "of a keras.Variable: the slots of a sharded variable are sharded alike",
+    "_momentums": "m of keras.optimizers.Lamb",
+    "_velocities": "v of keras.optimizers.Lamb",
+}
+
+
+class OptimizerState(_hyperparameters.Configured):
+    """An optimizer with the state of LAMB and LARS; a subclass names its slots.
+
+    State and arithmetic are float32, or float64 where any of the variables is (`_precision`).
+    """
+
+    slot_names = ()
+    _kernel = None  # `_kernels.AdamDirection`, where that computes `moments` and `direction`
+    _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
+
+    def __init__(
+        self, learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
+    ):
+        if "weight_decay_rate" in kwargs:
+            raise TypeError(
+                "`weight_decay_rate` is the old name of an argument: write "
+                f"`weight_decay={kwargs['weight_decay_rate']!r}`."
+            )
+        if _selection.is_variable(learning_rate):
+            if _replicas.is_known(learning_rate):
+                _hyperparameters.rate(_replicas.to_numpy(learning_rate), "learning_rate")
+            # For a number Keras would make a variable of its own, where the user's is to stand.
+            super().__init__(lambda: 0.0, weight_decay, name=name, **kwargs)
+            self._learning_rate = learning_rate
+        else:
+            rate = _hyperparameters.rate(learning_rate, "learning_rate")
+            super().__init__(rate, weight_decay, name=name, **kwargs)
+        if _replicas.BACKEND == "tensorflow":
+            self._delete_tracking("_variables")
+        self.weight_norm_bounds, self.trust_ratio_bounds = bounds
+        self.master_weights = master_weights
+        self._set_exclusions(*exclusions)
+        self._is_restored = False  # from a config
+        self._telemetry = None
+        self._records_telemetry = False
+        self._has_stepped = False
+        self._is_settled = False
+
+    # State: slots, counters, and the choice of variables. All but telemetry is saved.
+
+    def build(self, variables):
+        """Creates the state, in float32; in float64 where any of the variables is."""
+        variables = list(variables)
+        if not self.built:
+            with _replicas.strategy_of(variables):
+                self._build(variables)
+            self._is_settled = True
+
+    def _build(self, variables):
+        dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
+        self._precision = "float64" if "float64" in dtypes else "float32"
+        options = self.gradient_accumulation_steps, self.use_ema
+        self.gradient_accumulation_steps, self.use_ema = None, False
+        super().build(variables)  # with these options it would add state in the variable's type
+        self.gradient_accumulation_steps, self.use_ema = options
+
+        self._choice = self._add_choice(variables)
+        self.skipped_updates = self._add_counter("skipped_updates")
+        self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
+        if self.use_ema:
+            self._slots["average"] = self._add_slots(variables, "average", copies=True)
+        if self.gradient_accumulation_steps:
+            self._micro_step = self._add_counter("micro_step")
+            self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
+        if self.master_weights and any(map(_master_weights.are_for, variables)):
+            self._masters = self._add_masters(variables)
+        if self._records_telemetry:
+            self.record_telemetry()
+
+    @property
+    def _model_variables_moving_average(self):
+        """What keras.callbacks.SwapEMAWeights swaps with the variables."""
+        if not (self.built and self.use_ema):
+            raise AttributeError("Averages are there once an optimizer with `use_ema` is built.")
+        narrow = [v for v in self._trainable_variables if _master_weights.are_for(v)]
+        if narrow and _replicas.BACKEND == "tensorflow":
+            raise ValueError(
+                "On TensorFlow keras.callbacks.SwapEMAWeights cannot swap variables of 16 bits "
+                f"with their averages, which are {self._precision}. Received "
+                f"{_selection.path_of(narrow[0])!r}. Expected variables of float32, as under the "
+                "policy mixed_bfloat16; or call `optimizer.finalize_variable_values(variables)` at "
+                "the end, which writes the averages into the variables."
+            )
+        return self._slots["average"]
+
+    def _add_choice(self, variables):
+        """Which variables are decayed, and which adapted: state, and so saved and restored."""
+        excluded = [
+            _selection.excluded(variables, exclusions, argument, self._is_restored)
+            for argument, exclusions in self._exclusions.items()
+        ]
+        if self._exclusions["exclude_from_layer_adaptation"] is None:
+            excluded[1] = excluded[0]
+        choice = np.logical_not(excluded)
+        choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
+        return self.add_variable(
+            choice.shape,
+            initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),
+            dtype="bool",
+            aggregation="only_first_replica",
+            name="decayed_and_adapted",
+        )
+
+    def _add_counter(self, name):
+        return self.add_variable((), dtype="int", aggregation="only_first_replica", name=name)
+
+    def _add_slots(self, variables, name, **options):
+        """A slot for each of the variables; None for one that is overwritten with its gradient."""
+        return [
+            None if _float8.is_overwritten(v) else self._add_slot(v, name, **options)
+            for v in variables
+        ]
+
+    def _add_masters(self, variables):
+        return {
+            str(i): self._add_slot(variable, "master", copies=True)
+            for i, variable in enumerate(variables)
+            if _master_weights.are_for(variable)
+        }
+
+    def _add_slot(self, variable, name, on_each_replica=False, copies=False):
+        """A variable of the state: zeros, or a copy of the variable's values.
+
+        While TensorFlow traces, the copy is zeros: XLA's functions cannot make it, and the first
+        step does not need it (see `_master_weights.renew`, and where averages start).
+        """
+
+        def values(shape, dtype):
+            return ops.cast(ops.copy(_replicas.read(variable)), dtype)
+
+        can_copy = _replicas.is_eager() or _replicas.THREADS_STATE
+        place = _replicas.on(_replicas.device_of(variable))
+        with place, keras.name_scope(self.name, caller=self):
+            slot = keras.Variable(
+                values if copies and can_copy else "zeros",
+                shape=tuple(variable.shape),
+                dtype=self._precision,
+                trainable=False,
+                aggregation="sum" if on_each_replica else "none",
+                synchronization="on_read" if on_each_replica else "auto",
+                layout=getattr(variable, "_layout", None),
+                name=f"{_selection.path_of(variable).replace('/', '_')}_{name}",
+            )
+        self._track_variable(slot)
+        return slot
+
+    def record_telemetry(self, traces_anew=False):
+        """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
+
+        After a step this is of no use, and refused, unless the caller traces the next one anew.
+        """
+        if self._has_stepped and self._telemetry is None and not traces_anew:
+            raise ValueError(
+                f"Optimizer {self.name!r} has made a step; telemetry has to be asked for before."
+            )
+        self._records_telemetry = True
+        if self.built and self._telemetry is None:
+            self._telemetry = Figures(self)
+
+    @property
+    def iterations(self):
+        """Updates made so far; skipped ones and the micro-steps of accumulation do not count."""
+        return self._iterations
+
+    @property
+    def trainable_variables(self):
+        """The variables that the optimizer was built with."""
+        return list(self._trainable_variables)
+
+    def slots(self, variable):
+        """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`.
+
+        One of 16 bits has also a "master", unless `master_weights` is False. Raises ValueError for
+        a variable that the optimizer was not built with.
+        """
+        self._check_variables_are_known([variable])
+        index = self._get_variable_index(variable)
+        slots = {name: self._slots[name][index] for name in self.slot_names}
+        if str(index) in self._masters:
+            slots["master"] = self._masters[str(index)]
+        return slots
+
+    def _state(self, variable):
+        """What a step of one variable works on: its slots, its average, its scratch, its master.
+
+        Without a master, a variable of 16 bits has a seed: no other step or variable has the same.
+        """
+        index = self._get_variable_index(variable)
+        state = {name: slots[index] for name, slots in self._slots.items()}
+        if self._kernel and not _kernels.fuses():
+            state["scratch"] = self._kernel.scratch[index]
+        if str(index) in self._masters:
+            state["master"] = self._masters[str(index)]
+        elif _master_weights.are_for(variable):
+            state["seed"] = ops.stack([ops.cast(self._iterations, "int32"), index])
+        return state
+
+    def summary(self, print_fn=print):
+        """Prints a table of the variables: which are decayed, and which adapted."""
+        if not self.built:
+            raise ValueError("The choice of variables is known once `build(variables)` was called.")
+        print_fn(_selection.table(self._trainable_variables, *_replicas.to_numpy(self._choice)))
+
+    def finalize_variable_values(self, var_list):
+        """At the end of training: with `use_ema`, replaces the variables by their averages."""
+        if self.use_ema and self.built:
+            for variable in var_list:
+                average = self._slots["average"][self._get_variable_index(variable)]
+                if average is not None:
+                    # A copy: JAX gives both buffers away in the next step, and must not give one
+                    # twice. Before an update there is no average, and what was loaded stays.
+                    values = _replicas.read(average), _replicas.read(variable)
+                    values = ops.where(ops.greater(self._iterations, 0), *values)
+                    variable.assign(ops.cast(values, variable.dtype))
+
+    def save_own_variables(self, store):
+        """Writes the state into a `.keras` or `.weights.h5` file."""
+        for key, variable in self._saved_variables().items():
+            store[key] = _replicas.to_numpy(variable)
+
+    def load_own_variables(self, store):
+        """Reads the state; a choice of variables that is not that of the constructor is told.
+
+        Master copies may be missing, in the file or here: the next step makes what it needs of
+        them. If anything else is another, nothing is read, with a warning.
+        """
+        variables = self._saved_variables()
+        saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
+        difference = _difference(variables, saved)
+        if difference:
+            warnings.warn(
+                f"The state of optimizer {self.name!r} was not loaded: {difference}.", stacklevel=2
+            )
+            return
+        configured = _replicas.to_numpy(self._choice) if self.built else None
+        for key in [key for key in variables if key in saved]:
+            variables[key].assign(saved[key])
+        if self.built and (_replicas.to_numpy(self._choice) != configured).any():
+            warnings.warn(
+                "The loaded state decays or adapts other variables than the arguments of "
+                f"{self.name!r} say; the loaded choice holds. `summary()` shows it.",
+                stacklevel=2,
+            )
+
+    def _saved_variables(self):
+        """The state by its keys in a file: numbers, as Keras has them, but for master copies."""
+        masters = {_MASTER + position: master for position, master in self._masters.items()}
+        figures = vars(self._telemetry).values() if self._telemetry else []
+        apart = {id(v) for v in [*figures, *masters.values()]}
+        numbered = [v for v in self.variables if id(v) not in apart]
+        return {str(i): variable for i, variable in enumerate(numbered)} | masters
+
+    def _taking_part(self, grads, variables):
+        """The gradients there are, and their variables; builds the optimizer on the first call."""
+        grads = list(grads)
+        if not grads:
+            return [], []
+        if variables is None and not self.built:
+            raise ValueError(
+                "The first call of `apply` needs the variables: `apply(grads, variables)`, or "
+                "`optimizer.build(variables)` before it."
+            )
+        variables = list(self._trainable_variables if variables is None else variables)
+        if len(grads) != len(variables):
+            raise ValueError(f"Received {len(grads)} gradients for {len(variables)} variables.")
+        if not self.built:
+            self.build(variables)
+        self._check_variables_are_known(variables)
+        self._has_stepped = True
+        return self._filter_empty_gradients(grads, variables)
+
+    def _indices(self, variables):
+        """The positions of the variables among those that the optimizer was built with."""
+        return [self._get_variable_index(variable) for variable in variables]
+
+
+_MASTER = "master_"  # begins the key of a master copy in a file
+
+
+def _difference(variables, saved):
+    """What keeps a saved state from being read into these variables; "" if nothing does."""
+    needed, found = (
+        sum(not key.startswith(_MASTER) for key in keys) for keys in (variables, saved)
+    )
+    if needed != found:
+        return f"the file holds {found} of its variables, where {needed} are needed"
+    for key in [key for key in variables if key in saved]:
+        shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
+        if shape != there:
+            name = _selection.path_of(variables[key])
+            return f"in the file {name} has shape {there}, where {shape} is needed"
+    return ""
+
+
+def moments_of_keras_lamb(optimizer):
+    """(variable, m, v) for each variable that a `keras.optimizers.Lamb` trains."""
+    return zip(
+        optimizer._trainable_variables, optimizer._momentums, optimizer._velocities, strict=True
+    )
