@@ -20,12 +20,11 @@ def in_own_rows(grads, variables):
 
 
 def apart(grads, variables):
-    """(gradients, variables) of those that are trained; (rows, variable) of the overwritten."""
-    pairs = list(zip(grads, variables))
-    trained = [(g, v) for g, v in pairs if not is_overwritten(v)]
-    return ([g for g, _ in trained], [v for _, v in trained]), [
-        (g, v) for g, v in pairs if is_overwritten(v)
-    ]
+    """(gradient, variable) of each that is trained; (rows, variable) of each overwritten one."""
+    trained, overwriting = [], []
+    for pair in zip(grads, variables):
+        (overwriting if is_overwritten(pair[1]) else trained).append(pair)
+    return trained, overwriting
 
 
 def overwrite(variables, rows, finite):

@@ -24,18 +24,18 @@ def number(value, argument):
     return float(value)
 
 
-def not_negative(value, argument):
-    """A finite number of at least 0."""
-    if not 0 <= number(value, argument) < math.inf:
-        raise ValueError(f"`{argument}` must be at least 0, and finite. Received {value!r}.")
-    return float(value)
+def _number_that(holds, wanted):
+    def check(value, argument):
+        if not holds(number(value, argument)):
+            raise ValueError(f"`{argument}` must be {wanted}. Received {value!r}.")
+        return float(value)
+
+    return check
 
 
-def positive(value, argument):
-    """A finite number above 0."""
-    if not 0 < number(value, argument) < math.inf:
-        raise ValueError(f"`{argument}` must be above 0, and finite. Received {value!r}.")
-    return float(value)
+not_negative = _number_that(lambda x: 0 <= x < math.inf, "at least 0, and finite")
+positive = _number_that(lambda x: 0 < x < math.inf, "above 0, and finite")
+fraction = _number_that(lambda x: 0 <= x < 1, "in [0, 1)")
 
 
 def positive_or_none(value, argument):
@@ -57,13 +57,6 @@ def several_or_none(value, argument):
     raise ValueError(
         f"`{argument}` must be an integer >= 2, or None. Received: {argument}={value!r}"
     )
-
-
-def fraction(value, argument):
-    """A number in [0, 1)."""
-    if not 0 <= number(value, argument) < 1:
-        raise ValueError(f"`{argument}` must be in [0, 1). Received {value!r}.")
-    return float(value)
 
 
 def truth(value, argument):

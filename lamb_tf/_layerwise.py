@@ -67,8 +67,9 @@ class LayerwiseOptimizer(OptimizerState):
                 if not skip_gradients_aggregation:
                     grads = _replicas.sum_over_replicas(grads, variables)
                 grads = [_replicas.densify(g, v) for g, v in zip(grads, variables)]
-                (grads, trained), overwriting = _float8.apart(grads, variables)
-                parts = _replicas.by_device(grads, trained)
+                trained, overwriting = _float8.apart(grads, variables)
+                parts = _replicas.by_device(trained)
+                trained = [variable for _, _, part in parts for variable in part]
                 # 3. Undo the loss scale. 4. Is every gradient finite? 5. Clip. One pass over the
                 # gradients tells both whether all of them are finite and how to clip.
                 gradient_norm, scales = self._unscale_and_clip(self._sums_of_squares(parts))
@@ -99,8 +100,7 @@ class LayerwiseOptimizer(OptimizerState):
                 if self.use_ema:
                     self._start_averages_of_idle(trained, scalars)
                 if self._telemetry and figures:
-                    rows = self._indices([variable for _, _, part in parts for variable in part])
-                    self._telemetry.keep(ops.concatenate(figures), rows, finite)
+                    self._telemetry.keep(ops.concatenate(figures), self._indices(trained), finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
             grads = _float8.in_own_rows(grads, variables)
@@ -284,9 +284,8 @@ class LayerwiseOptimizer(OptimizerState):
             if i not in taking_part and not _float8.is_overwritten(variable)
         ]
         if pairs:
-            is_first = ops.equal(scalars.step, 1)
             _replicas.run_if(
-                is_first if scalars.finite is None else ops.logical_and(is_first, scalars.finite),
+                kept(scalars.finite, ops.equal(scalars.step, 1), False),
                 lambda: [average.assign(_replicas.read(variable)) for average, variable in pairs],
                 lambda: None,
                 state=[average for average, _ in pairs],

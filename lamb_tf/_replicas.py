@@ -43,15 +43,12 @@ def strategy_of(variables):
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
-def by_device(gradients, variables):
+def by_device(pairs):
     """(device, gradients, variables) for each device on which any of the variables lies."""
     parts = {}
-    for gradient, variable in zip(gradients, variables):
-        device = device_of(variable)
-        _, its_gradients, its_variables = parts.setdefault(device, (device, [], []))
-        its_gradients.append(gradient)
-        its_variables.append(variable)
-    return list(parts.values())
+    for pair in pairs:
+        parts.setdefault(device_of(pair[1]), []).append(pair)
+    return [(device, *map(list, zip(*pairs))) for device, pairs in parts.items()]
 
 
 def merge_replicas(function, *args):

@@ -135,6 +135,7 @@ class LAMB(LayerwiseOptimizer):
         # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
         rounded = np.dtype(self._precision).type
         self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
+        # Where TensorFlow runs a plain graph, the kernel stands for `moments` and `direction`.
         plain = self.has_kernels and not self.nesterov
         if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
             self._kernel = _kernels.AdamDirection(self.trainable_variables, self._precision)
