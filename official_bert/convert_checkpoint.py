@@ -58,7 +58,7 @@ def convert(
         do_lower_case=do_lower_case,
     )
     _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
-    sources.check(source, source.parts if allow_missing_heads else names.PARTS, ignore_left_over)
+    sources.check(source, source.parts, ignore_left_over)
     left_out = [*source.counters, *source.left_over]
     if not (target.holds_slots and keep_slots):
         left_out += source.slots
@@ -93,12 +93,13 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
             f"{source.path} ({source.dialect}) holds no variable of a BERT encoder, but "
             f"{names.listed(list(source.left_over)) or 'nothing'}."
         )
-    missing = [part for part in names.PARTS if part not in source.parts]
+    missing = source.missing_parts
     if missing and not allow_missing_heads:
         raise ValueError(
             f"{source.path} ({source.dialect}) has no {' and no '.join(missing)}. With "
             "--allow_missing_heads what is there is converted."
         )
+    missing = [part for part in names.PARTS if part not in source.parts]
     if missing and target.needs_heads:
         raise ValueError(
             f"--output_format={output_format} holds whole pre-training models, but {source.path} "

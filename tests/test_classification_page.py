@@ -63,6 +63,8 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch):
     assert len(json.loads(Path("mrpc_seeds/results.json").read_text())["runs"]) == 3
     assert len(Path("reviews/predictions.tsv").read_text().splitlines()) == 41
     assert names["answer"] in "12345"
+    config = json.loads(Path("reviews_hf/config.json").read_text())
+    assert list(config["id2label"].values()) == list("12345")
     predictions = Path("reviews/predictions.tsv").read_text()
     assert set(re.findall(r"\t(\d)$", predictions, re.MULTILINE)) <= set("12345")
 

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from official_bert.conversion import names, safetensors_files
+from official_bert.conversion import classifier_head, names, safetensors_files
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
 
@@ -98,7 +98,11 @@ def write_config(source):
         "pad_token_id": vocabulary.get(tokenization.PAD, 0),
         "position_embedding_type": "absolute",
         "dtype": kinds.pop() if len(kinds) == 1 else "float32",
-    }
+    } | (
+        classifier_head.hugging_face_config(source.classifier, source.labels_file)
+        if source.classifier
+        else {}
+    )
 
 
 def _safetensors(file):

@@ -10,6 +10,7 @@ import pathlib
 import shlex
 
 from official_bert.conversion import (
+    classifier_head,
     hugging_face,
     keras_files,
     names,
@@ -47,6 +48,8 @@ class Source:
         config: the shape of the model.
         vocab_file: its `vocab.txt`; None if none was found or given.
         do_lower_case: whether the vocabulary is uncased; None without a vocabulary.
+        classifier: the head of a fine-tuned classifier, {our name: tensor}; empty without one.
+        labels_file: the `labels.json` of that head, if there is one.
     """
 
     path: str
@@ -58,16 +61,25 @@ class Source:
     config: BertConfig
     vocab_file: pathlib.Path | None = None
     do_lower_case: bool | None = None
+    classifier: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    labels_file: pathlib.Path | None = None
 
     @property
     def parts(self):
-        """Those of `names.PARTS` that it holds, complete or not."""
+        """Those of `names.PARTS` that it holds, complete or not, and "classifier"."""
         rows = names.rows(self.config)
-        return tuple(
+        found = tuple(
             part
             for part in names.PARTS
             if any(row.part == part and row.official in self.weights for row in rows)
         )
+        return (*found, "classifier") if self.classifier else found
+
+    @property
+    def missing_parts(self):
+        """What a whole model of its kind, for pre-training or a classifier, has besides."""
+        whole = ("encoder", "pooler") if self.classifier else names.PARTS
+        return [part for part in whole if part not in self.parts]
 
 
 def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_case=None) -> Source:
@@ -96,7 +108,7 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
             f"{path} has no bert_config.json or config.json beside it; name it with "
             "--bert_config_file."
         )
-    source = _open(kind, file, config)
+    source = _with_classifier(_open(kind, file, config), file)
     vocab = _beside(file, ("vocab.txt",), vocab_file)
     if vocab is None:
         return source
@@ -134,6 +146,20 @@ def _open(kind, file, config):
         counters=counters,
         left_over=left_over,
         config=config,
+    )
+
+
+def _with_classifier(source, file):
+    """The source with the head of a fine-tuned classifier apart; not beside pre-training's."""
+    head, slots, left_over = classifier_head.take(source.left_over)
+    if not head or "masked_lm" in source.parts:
+        return source
+    return dataclasses.replace(
+        source,
+        classifier=head,
+        slots=source.slots | slots,
+        left_over=left_over,
+        labels_file=_beside(file, ("labels.json",), None),
     )
 
 

@@ -12,6 +12,7 @@ import shutil
 from typing import NamedTuple
 
 from official_bert.conversion import (
+    classifier_head,
     hugging_face,
     keras_files,
     names,
@@ -91,6 +92,7 @@ def _write_hugging_face(folder, source):
         for tensor in [source.weights.get(row.official)]
         if tensor is not None
     ]
+    tensors += [(classifier_head.NAMES[name], tensor) for name, tensor in source.classifier.items()]
     safetensors_files.write(folder / "model.safetensors", tensors)
     _write_json(folder / "config.json", hugging_face.write_config(source))
     if source.vocab_file:
@@ -103,7 +105,8 @@ def _write_tf1(folder, source):
     quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import bundles
 
-    bundles.write(folder / "bert_model.ckpt", {**source.weights, **source.slots})
+    tensors = {**source.weights, **source.classifier, **source.slots}
+    bundles.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
 
