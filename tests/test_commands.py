@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,28 @@ def test_an_unknown_flag_is_one_line_with_the_name_of_the_command(command):
     )
     assert done.returncode == 2
     assert re.fullmatch(f"{command}: error: .*'no_such_flag'.*\n", done.stderr)
+
+
+def ended_by(number):
+    """A command that gets a signal: as `subprocess.run` gives it back."""
+    script = (
+        "import os\n"
+        "from official_bert.system import commands\n"
+        f"commands.run(lambda: os.kill(os.getpid(), {number.value}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+
+
+def test_ctrl_c_ends_every_command_with_one_line():
+    done = ended_by(signal.SIGINT)
+    assert done.returncode == 130
+    assert re.fullmatch(r".*: interrupted\.\n", done.stderr)
+
+
+def test_a_crash_of_native_code_shows_where_in_python_it_was():
+    done = ended_by(signal.SIGSEGV)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in exit_code" in done.stderr

@@ -32,14 +32,16 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
             arguments are refused.
     """
     command = _name(main)
-    app.define_help_flags()
-    try:
-        given = flags.FLAGS(sys.argv)[1:]
-    except flags.Error as error:
-        sys.exit(report(command, error))
-    except SystemExit:  # after --help, where absl's exit code is 1
-        sys.exit(0)
-    sys.exit(exit_code(command, main, given, arguments))
+
+    def parse(argv):
+        try:
+            return flags.FLAGS(argv)[1:]
+        except flags.Error as error:
+            sys.exit(report(command, error))
+        except SystemExit:  # after --help, where absl's exit code is 1
+            sys.exit(0)
+
+    app.run(lambda given: exit_code(command, main, given, arguments), flags_parser=parse)
 
 
 def _name(main):
@@ -60,6 +62,8 @@ def exit_code(
         return report(command, failed, failed.code)
     except (ValueError, OSError) as error:
         return report(command, error)
+    except KeyboardInterrupt:
+        return report(command, "interrupted.", STOPPED[0])
 
 
 def report(command: str, reason: object, code: int = USAGE) -> int:
