@@ -460,6 +460,24 @@ def test_held_out_records_are_parsed_once_however_often_they_are_evaluated(
     assert parsed.count("held_out_32.tfrecord") == len(blocks)
 
 
+def test_an_evaluation_reads_every_held_out_batch_once(small_corpus, tmp_path, monkeypatch):
+    steps = []
+    read = input_pipeline.Batches.__getitem__
+
+    def counted(self, step):
+        if not self._shuffle:
+            steps.append(step)
+        return read(self, step)
+
+    reporting = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=4)
+    engine = TfDistribute(tf.distribute.get_strategy())
+    begun = Trainer(make_run(small_corpus, [SHORT]), reporting, engine, tmp_path)
+    monkeypatch.setattr(input_pipeline.Batches, "__getitem__", counted)
+    begun.train()
+    batches = begun._records.held_out(SHORT)
+    assert steps == [*range(batches.num_batches)] * 2
+
+
 def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tmp_path):
     run = make_run(small_corpus, [SHORT])
     files = small_corpus.held_out.format(max_seq_length=32)

@@ -13,7 +13,6 @@ class Evaluator:
     def __init__(self, task, model, engine):
         self._task, self._engine, self._config = task, engine, model.config
         self._step = engine.evaluation_step(task, model)
-        self._counted = None, None  # batches, and their labels' counts
 
     def __call__(self, open_batches):
         """The task's `held_out_metrics` over all held-out examples, each read and counted once.
@@ -23,16 +22,28 @@ class Evaluator:
                 batches of that shard, in order. It is called for every input pipeline of this
                 process: one, or on a TPU one per host.
         """
-        mine = open_batches(*self._engine.shard)
-        steps = range(mine.num_batches)
-        batches = self._engine.feed(open_batches, steps)
-        sums = sum(self._step(batches).numpy().astype("float64") for _ in steps)
-        return self._task.held_out_metrics(sums, self._label_counts(mine))
+        counted = []
 
-    def _label_counts(self, mine):
-        """Over all workers; the labels are the same at every evaluation."""
-        if self._counted[0] is not mine:
-            batches = (mine[step] for step in range(mine.num_batches))
-            counts = sum(self._task.label_counts(batch, self._config) for batch in batches)
-            self._counted = mine, self._engine.from_all_workers(counts).sum(0)
-        return self._counted[1]
+        def open_counted(*shard):
+            counted.append(_LabelCounts(open_batches(*shard), self._task, self._config))
+            return counted[-1]
+
+        steps = range(open_batches(*self._engine.shard).num_batches)
+        batches = self._engine.feed(open_counted, steps)
+        sums = sum(self._step(batches).numpy().astype("float64") for _ in steps)
+        counts = sum(part.counts for part in counted)
+        counts = self._engine.from_all_workers(counts).sum(0)
+        return self._task.held_out_metrics(sums, counts)
+
+
+class _LabelCounts:
+    """Hands out batches and adds up the task's label counts of them."""
+
+    def __init__(self, batches, task, config):
+        self._batches, self._task, self._config = batches, task, config
+        self.element_spec, self.counts = batches.element_spec, 0.0
+
+    def __getitem__(self, step):
+        batch = self._batches[step]
+        self.counts = self.counts + self._task.label_counts(batch, self._config)
+        return batch
