@@ -247,6 +247,18 @@ print(json.dumps({{name: float(value) for name, value in sums.items()}}))
         assert theirs[name] == pytest.approx(float(value), rel=1e-4)
 
 
+def test_model_task_and_recipes_are_imported_without_tensorflow_on_another_backend():
+    script = (
+        "import sys\n"
+        "from official_bert import recipes\n"
+        "from official_bert.data import array_batches\n"
+        "from official_bert.tasks import pretraining\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
 def test_the_gradient_of_a_frequent_word_is_summed_up_in_float32_in_bfloat16_too():
     """Of 8,192 small terms; in bfloat16 the sum would stop growing on the way."""
     ids = tf.ones((64, 128), tf.int32)

@@ -1,9 +1,11 @@
-"""Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare)."""
+"""Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare).
+
+TensorFlow parses them. It is imported then, not with this module, which tasks of any backend import.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from official_bert.data.records import V2_NAMES
 
@@ -29,6 +31,8 @@ class StaticParser:
     """
 
     def __init__(self, first: bytes, where: str, max_seq_length: int, max_predictions: int):
+        import tensorflow as tf
+
         features = tf.train.Example.FromString(first).features.feature
         self._names, self._lengths = {}, {}
         for name in STATIC_TYPES:
@@ -51,6 +55,8 @@ class StaticParser:
         }
 
     def __call__(self, serialized: list[bytes], name) -> dict[str, np.ndarray]:
+        import tensorflow as tf
+
         try:
             with tf.device("CPU"):
                 parsed = tf.io.parse_example(tf.constant(serialized), self._spec)
@@ -70,6 +76,8 @@ class StaticParser:
         return arrays
 
     def _check_lengths(self, record: bytes, where: str) -> None:
+        import tensorflow as tf
+
         try:
             features = tf.train.Example.FromString(record).features.feature
         except Exception as error:  # DecodeError, whose module moves between versions of protobuf
@@ -108,20 +116,18 @@ class Sequences(NamedTuple):
         return self.token_splits[records + 1] - self.token_splits[records]
 
 
-_DYNAMIC_SPEC = {
-    "input_ids": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
-    "sentence_lengths": tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64),
-    "document": tf.io.FixedLenFeature([], tf.int64),
-}
-
-
 class DynamicParser:
     """Parses records made for dynamic masking."""
 
     def __call__(self, serialized: list[bytes], name) -> Sequences:
+        import tensorflow as tf
+
+        ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
+        document = tf.io.FixedLenFeature([], tf.int64)
+        spec = {"input_ids": ragged, "sentence_lengths": ragged, "document": document}
         try:
             with tf.device("CPU"):
-                parsed = tf.io.parse_example(tf.constant(serialized), _DYNAMIC_SPEC)
+                parsed = tf.io.parse_example(tf.constant(serialized), spec)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"
