@@ -48,11 +48,11 @@ def main():
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
     pretraining_flags.check(FLAGS)
     _check_report_file()
-    quiet_tensorflow.import_tensorflow()
-    from official_bert import run_pretraining
-    from official_bert.tpu import tpu_compiler
-
     try:
+        quiet_tensorflow.import_tensorflow()
+        from official_bert import run_pretraining
+        from official_bert.tpu import tpu_compiler
+
         run = run_pretraining.run_from_flags(FLAGS)
         topology = tpu_compiler.Topology(FLAGS.topology)
         report = rehearse(run, topology, FLAGS.price_per_chip_hour)

@@ -138,3 +138,20 @@ def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert re.fullmatch(rf"rehearse_tpu: error: .*{message}.*\n", done.stderr)
+
+
+def test_an_import_that_fails_is_told_in_a_line(tmp_path):
+    config_file = tmp_path / "bert_config.json"
+    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    script = (
+        "import sys\n"
+        "sys.modules['official_bert.tpu.tpu_compiler'] = None\n"
+        "from official_bert import rehearse_tpu\n"
+        "rehearse_tpu.define_flags()\n"
+        "rehearse_tpu.commands.run(rehearse_tpu.main)"
+    )
+    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}"]
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"rehearse_tpu: error: .*tpu_compiler.*\n", done.stderr)
