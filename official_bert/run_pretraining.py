@@ -79,7 +79,8 @@ def _trainer(values):
     run = dataclasses.replace(run, enable_xla=enable_xla)
     reporting = _reporting(values)
     if run.minutes:
-        run = budget.fix(run, reporting, engine, values.model_dir)
+        # With an engine of its own: what it reads ahead and cannot read is no error of the run.
+        run = budget.fix(run, reporting, TfDistribute(strategy), values.model_dir)
     return trainer.Trainer(run, reporting, engine, values.model_dir, values.resume_from)
 
 

@@ -1,6 +1,7 @@
 """The rooms of `official_bert` stand on floors: imports lead downward, never in a circle."""
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "official_bert"
@@ -53,6 +54,14 @@ def test_every_room_has_a_floor():
     assert rooms() - FINE_TUNING == set().union(*FLOORS)
 
 
+def test_the_page_shows_the_floors():
+    page = (PACKAGE.parent / "docs/architecture.md").read_text()
+    _, _, shown = page.partition("## Imports lead downward")
+    lines = re.findall("^    (.*)", shown, re.M)
+    shown = [set(line.split()) - FINE_TUNING for line in lines[::-1]]
+    assert [floor for floor in shown if floor] == [*FLOORS]
+
+
 def test_imports_lead_downward():
     wrong = [(a, b) for a, b in imports() if floor(b) >= floor(a)]
     assert [pair for pair in wrong if not set(pair) <= FINE_TUNING] == []
@@ -60,6 +69,15 @@ def test_imports_lead_downward():
 
 def test_neither_the_loop_nor_an_engine_imports_a_task():
     assert not {("training", "tasks"), ("engines", "tasks")} & imports()
+
+
+def test_the_loop_knows_an_engine_by_what_the_trainer_is_given():
+    for path in (PACKAGE / "training").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("official_bert.engines"):
+                names = {f"{node.module}.{alias.name}".split(".")[2] for alias in node.names}
+                assert names == {"loop_state"}, path
+    assert "tf." not in (PACKAGE / "training/trainer.py").read_text()
 
 
 def test_optimizers_know_nothing_of_bert():

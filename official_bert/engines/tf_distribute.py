@@ -21,8 +21,6 @@ class TfDistribute:
         num_replicas: How many share a global batch.
         shard: Which part of each batch this process reads, and of how many: (0, 1) for one process.
         is_chief: Whether this process writes checkpoints and logs.
-        input_errors: What reading batches raised so far. TensorFlow, which calls for them, passes
-            on the text of an error alone.
     """
 
     def __init__(self, strategy):
@@ -30,7 +28,7 @@ class TfDistribute:
         self.num_replicas = strategy.num_replicas_in_sync
         self.shard = _shard(strategy)
         self.is_chief = self.shard[0] == 0
-        self.input_errors = []
+        self._input_errors = []  # what reading batches raised so far
 
     def scope(self):
         """The context in which models and optimizers of this engine are made."""
@@ -74,6 +72,10 @@ class TfDistribute:
         for _ in steps:
             yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
 
+    def micro_batches(self, run, rows):
+        """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
+        return tf_update.micro_batches(run, rows, self.num_replicas)
+
     def non_finite(self, run, model, batch, rows, step, part, loss_scale):
         """What is not finite in a micro-batch; see `tf_update.non_finite`."""
         return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)
@@ -115,8 +117,16 @@ class TfDistribute:
         try:
             return batches[step]
         except Exception as error:
-            self.input_errors.append(error)
+            self._input_errors.append(error)
             raise
+
+    def input_error(self, error):
+        """What reading a batch raised, if that is behind an error of a loop; otherwise `None`.
+
+        TensorFlow, which calls for the batches, passes on the text of an error alone.
+        """
+        is_behind = self._input_errors and isinstance(error, tf.errors.OpError)
+        return self._input_errors[0] if is_behind else None
 
     def from_all_workers(self, numbers):
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.

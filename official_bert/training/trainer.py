@@ -13,11 +13,9 @@ import pathlib
 import zlib
 
 import numpy as np
-import tensorflow as tf
 
 from official_bert import stacking
 from official_bert.engines import loop_state
-from official_bert.engines.tf_update import micro_batches
 from official_bert.model import flops
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
@@ -121,7 +119,7 @@ class Trainer:
                         if self.step and self.step == self._begin(index):
                             self._change_stage(index)
                         self._train_stage(index, stop)
-        except (tf.errors.OpError, ValueError, OSError) as error:
+        except Exception as error:
             self._raise_input_error(error)
             raise
         if self.engine.is_chief:
@@ -130,10 +128,10 @@ class Trainer:
 
     def _raise_input_error(self, error):
         """Raises what reading a batch raised, if that is behind `error`."""
-        errors = self.engine.input_errors
-        if errors and (isinstance(error, tf.errors.OpError) or error is errors[0]):
+        behind = self.engine.input_error(error)
+        if behind:
             raise InputFailed(
-                f"{errors[0]} The run ended after update {self.step}; the last checkpoint in "
+                f"{behind} The run ended after update {self.step}; the last checkpoint in "
                 f"{self.model_dir} is intact. Mend the records and give the same command again."
             ) from error
 
@@ -248,7 +246,7 @@ class Trainer:
             return self.engine.non_finite(self.run, self.model, batch, rows, step, part, scale)
 
         losses, variables, where = [], [], None
-        parts = micro_batches(self.run, stage.batch_size, self.engine.num_replicas)
+        parts = self.engine.micro_batches(self.run, stage.batch_size)
         for part, rows in enumerate(parts):
             losses, variables = found(part, rows)
             if losses or variables:
