@@ -12,7 +12,6 @@ Needs torch, transformers and matplotlib, and a machine that does nothing else m
 """
 
 import json
-import os
 import pathlib
 import shlex
 import shutil
@@ -21,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import learning_curves_page as page
+import machine
 import numpy as np
 import studies
 from absl import app, flags
@@ -168,7 +168,7 @@ def train_peer(folder, model_dir, settings, trial):
 
     folder = pathlib.Path(folder)
     torch.manual_seed(trial["seed"])
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(machine.cores())
     config = studies.config_of(folder, settings, trial["dropout"], settings["initial_stddev"])
     theirs = hugging_face.bert_for_pretraining(config)
     called = torch.compile(theirs) if trial["side"] == "peer_compiled" else theirs

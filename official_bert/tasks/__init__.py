@@ -7,7 +7,7 @@ A task is a frozen dataclass with
     progress                {metric: format} of the progress line, beside the loss
     describe()              the task as JSON values, for `run.json`
     check(stage)            raises a ValueError for a stage that the task cannot train
-    make_model(config, seed, dtype)     a built Keras model, called as
+    make_model(config, seed, dtype)     a built Keras model with its `config`, called as
                             model(batch, training=…, dropout_seed=…)
     trains(path)            whether the variable of this path is of use to the task
     batches(files, stage, batch_size, config, *, seed, shard, held_out=False)
@@ -17,7 +17,8 @@ A task is a frozen dataclass with
     loss(sums, weights)     the rows' share of the global batch's loss
     metrics(sums)           {name: float} from a vector of `sums`, `loss` among them
     label_counts(batch, config)         a vector that is added up over held-out batches
-    held_out_metrics(sums, counts)      `metrics` beside what guessing would get
+    held_out_metrics(sums, counts)      `metrics` beside what guessing would get; the best weights
+                            are those of the lowest `loss`
     guessing_loss(config)   the loss of guessing all labels with equal probability
     held_out_line(metrics)  one line of text
 

@@ -2,9 +2,9 @@
 
 A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlow 1 names, so that
 `tf.train.load_checkpoint` and every converter read it: the weights, their moments `…/adam_m` and
-`…/adam_v`, and `global_step`. Beside the bundle lies `<prefix>.json` with the digests of its files
-and the loop's own state. It is written last: without it, or if a digest differs, the checkpoint
-does not count.
+`…/adam_v` (LARS: `…/momentum`), and `global_step`. Beside the bundle lies `<prefix>.json` with the
+digests of its files and the loop's own state. It is written last: without it, or if a digest
+differs, the checkpoint does not count.
 
 `known_good.json` names the newest checkpoint whose weights the following updates have proved good
 (see `known_good.py`). Rotation never removes that one.
