@@ -1,6 +1,6 @@
 """Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare).
 
-TensorFlow parses them. It is imported then, not with this module, which tasks of any backend import.
+TensorFlow parses them. It is imported then: tasks of any backend import this module.
 """
 
 from typing import NamedTuple
