@@ -52,7 +52,12 @@ def ended_by(number):
         f"commands.run(lambda: os.kill(os.getpid(), {number.value}))"
     )
     return subprocess.run(
-        [sys.executable, "-c", script], cwd=PACKAGE.parent, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        # As in a terminal, also where the tests run in a shell's background, which ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -171,13 +171,17 @@ def change_hdf5(folder, rng):
     weights = folder / "model.weights.h5"
     weights.write_bytes(parts["model.weights.h5"])
     path = rng.choice(
-        ["embeddings/vars/0", "layers/dense/vars/1", "encoder_layers/encoder_layer_1"]
+        [
+            "encoder/embeddings/vars/0",
+            "encoder/layers/dense/vars/1",
+            "encoder/encoder_layers/encoder_layer_1",
+        ]
     )
     with h5py.File(weights, "a") as file:
         held = file.pop(path)
         kind = rng.choice(["missing", "soft", "external", "outside", "shape", "text", "loop"])
         if kind == "soft":
-            file[path] = h5py.SoftLink("/layers/dense/vars/0")
+            file[path] = h5py.SoftLink("/encoder/layers/dense/vars/0")
         elif kind == "external":
             file[path] = h5py.ExternalLink("../x.h5", "/a")
         elif kind == "outside" and isinstance(held, h5py.Dataset):
