@@ -15,7 +15,7 @@ import functools
 import keras
 from keras import ops
 
-from lamb_tf import compile_target as backends
+from lamb_tf import compile_target
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -42,7 +42,7 @@ def _compiled(function):
     def kernel(target):  # on which `_row_sums` depends
         return tf.function(function, jit_compile=True, autograph=False)
 
-    return lambda *args, **values: kernel(backends.target())(*args, **values)
+    return lambda *args, **values: kernel(compile_target.target())(*args, **values)
 
 
 def one_kernel(function):
@@ -195,7 +195,7 @@ def _row_means(x):
 
 def _row_sums(x):
     """The sum over the last axis, which stays, with size 1."""
-    if not backends.compiles_for_cpu():
+    if not compile_target.compiles_for_cpu():
         return ops.sum(x, axis=-1, keepdims=True)
     # There XLA multiplies faster than it adds up.
     width = x.shape[-1]

@@ -19,7 +19,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from lamb_tf import compile_target as backends
+from lamb_tf import compile_target
 from official_bert.system import quiet_tensorflow
 
 
@@ -194,7 +194,7 @@ def lower(function, *signature):
         return function(*tf.nest.pack_sequence_as(signature, tensors))
 
     compiled = tf.function(of_flat, jit_compile=True, autograph=False)
-    with backends.compiling_for("TPU"):
+    with compile_target.compiling_for("TPU"):
         ir_of = compiled.experimental_get_compiler_ir(*tf.nest.flatten(signature))
         return ir_of(stage="stablehlo_serialized", platform_name="CPU")
 
