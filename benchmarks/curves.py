@@ -68,8 +68,9 @@ def made_on(records, packages):
     versions = ", ".join(f"{name} {machine[name]}" for name in packages if name in machine)
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
     return (
-        f"{machine['cpu']}, {machine['cores']} cores; Python {machine['python']}, {versions}; "
+        f"{machine['cpu']}, {cores}; Python {machine['python']}, {versions}; "
         f"{when}"
     )
 
