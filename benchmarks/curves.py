@@ -69,10 +69,7 @@ def made_on(records, packages):
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
-    return (
-        f"{machine['cpu']}, {cores}; Python {machine['python']}, {versions}; "
-        f"{when}"
-    )
+    return f"{machine['cpu']}, {cores}; Python {machine['python']}, {versions}; {when}"
 
 
 def settings_table(settings):

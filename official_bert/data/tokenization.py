@@ -70,6 +70,19 @@ def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
         )
 
 
+def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str) -> None:
+    """Refuses a vocabulary with more word pieces than a model has embeddings.
+
+    Raises:
+        ValueError: naming the file and both numbers.
+    """
+    if len(vocabulary) > vocab_size:
+        raise ValueError(
+            f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
+            f"{vocab_size:,}; is it another model's?"
+        )
+
+
 def digest(vocabulary: dict[str, int]) -> str:
     """A fingerprint of the tokens and their order, stored in the manifest."""
     ordered = sorted(vocabulary, key=vocabulary.get)

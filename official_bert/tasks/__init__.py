@@ -22,5 +22,6 @@ A task is a frozen dataclass with
     guessing_loss(config)   the loss of guessing all labels with equal probability
     held_out_line(metrics)  one line of text
 
-`pretraining.Pretraining` and `classification.Classification` are two.
+`pretraining.Pretraining`, `classification.Classification` and `squad.QuestionAnswering` are the
+three of this package.
 """

@@ -116,11 +116,7 @@ class Classification:
 
     def _arrays(self, examples, max_seq_length, vocab_size):
         tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
-        if tokenizer.get_vocab_size() > vocab_size:
-            raise ValueError(
-                f"{self.vocab_file} has {tokenizer.get_vocab_size():,} word pieces, but the model "
-                f"has embeddings for {vocab_size:,}; is it another model's?"
-            )
+        tokenization.require_within(vocab_size, tokenizer.get_vocab(), self.vocab_file)
         if self.do_lower_case:
             tokenization.require_uncased(tokenizer.get_vocab(), self.vocab_file)
         return classification_features.make_arrays(examples, self.labels, tokenizer, max_seq_length)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from official_bert.data import character_spans, tokenization
+from official_bert.data import array_fingerprint, character_spans, tokenization
 from official_bert.data.character_spans import Pieces
 from official_bert.tasks import squad_data, squad_windows
 from official_bert.tasks.squad_data import Question
@@ -89,6 +89,22 @@ class Features:
             "start_positions": positions[:, 0].copy(),
             "end_positions": positions[:, 1].copy(),
         }
+
+    def fingerprint(self) -> str:
+        """A digest of all that `batch` gives; it detects other windows."""
+        arrays = {
+            "settings": np.array(dataclasses.astuple(self.settings)),
+            "special_ids": np.array([id for _, id in sorted(self.special_ids.items())]),
+            "contexts": self.contexts.ids,
+            "context_bounds": self.contexts.bounds,
+            "context_of": self.context_of,
+            "queries": self.queries.ids,
+            "query_bounds": self.queries.bounds,
+            "question_of": self.question_of,
+            "windows": self.windows,
+            "positions": self.positions,
+        }
+        return array_fingerprint.fingerprint(arrays)
 
     def _ids(self, row: int) -> np.ndarray:
         separator = [self.special_ids[tokenization.SEP]]

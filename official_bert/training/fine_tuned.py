@@ -4,7 +4,8 @@ import pathlib
 
 import numpy as np
 
-from official_bert.data.array_batches import ArrayBatches
+from official_bert.data.array_batches import Arrays
+from official_bert.data.row_batches import RowBatches
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
 from official_bert.training import model_directory, model_state
@@ -80,11 +81,17 @@ def outputs(engine, model, arrays, batch_size):
         ValueError: as the engine's `outputs`.
     """
 
-    def open_batches(*shard):
-        return ArrayBatches(arrays, batch_size, shard=shard, shuffle=False)
+    return outputs_of_rows(engine, model, Arrays(arrays), batch_size)
 
-    rows = np.concatenate(list(engine.outputs(model, open_batches)))
-    return rows[: len(next(iter(arrays.values())))]  # without the padding of the last batch
+
+def outputs_of_rows(engine, model, rows, batch_size):
+    """As `outputs`, of any `row_batches.Rows`, of which a batch at a time is made."""
+
+    def open_batches(*shard):
+        return RowBatches(rows, batch_size, shard=shard, shuffle=False)
+
+    found = np.concatenate(list(engine.outputs(model, open_batches)))
+    return found[: len(rows)]  # without the padding of the last batch
 
 
 def _check_same_task(task, described, model_dir):

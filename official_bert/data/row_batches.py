@@ -1,0 +1,97 @@
+"""Numbered rows → the batch of step k, a function of (rows, seed, k) on any host."""
+
+import hashlib
+from typing import Protocol
+
+import numpy as np
+
+from official_bert.data.dynamic_masking import permutation
+from official_bert.data.input_pipeline import ArraySpec
+
+
+class Rows(Protocol):
+    """Examples that can be had by their numbers, whatever form they are kept in."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """{name: array} of the examples with these numbers, in this order."""
+
+    def fingerprint(self) -> str:
+        """A digest that detects other examples."""
+
+
+class RowBatches:
+    """The batches of examples that fit in memory, by step; for fine-tuning tasks.
+
+    Args:
+        rows: The examples.
+        batch_size: Examples in a batch on all hosts together.
+        seed: Of the order.
+        shard: Which of the equal parts of each batch this host reads, and the number of parts.
+        shuffle: Every example comes once per epoch, in a new order for each epoch; the batches do
+            not end. False gives the examples in order, with the last batch padded.
+
+    `batches[step]` is a dictionary of this host's rows, with `example_weights`: float32, 1, or 0
+    for rows that pad the last batch.
+
+    Attributes:
+        element_spec: {name: ArraySpec} of such a dictionary.
+        num_examples: Number of examples.
+        num_batches: ceil(num_examples / batch_size).
+
+    Raises:
+        ValueError: if there are no examples, or the batch cannot be divided among the hosts.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        *,
+        seed: int = 12345,
+        shard: tuple[int, int] = (0, 1),
+        shuffle: bool = True,
+    ):
+        self.num_examples = len(rows)
+        if not self.num_examples:
+            raise ValueError("there are no examples.")
+        index, hosts = shard
+        if batch_size < 1 or batch_size % hosts or not 0 <= index < hosts:
+            raise ValueError(
+                f"batch_size {batch_size} cannot be divided among {hosts} hosts, of which this is "
+                f"number {index}."
+            )
+        self._rows, self._seed, self._shuffle = rows, seed, shuffle
+        self._batch_size, of_host = batch_size, batch_size // hosts
+        self._places = np.arange(index * of_host, (index + 1) * of_host)
+        self.num_batches = -(-self.num_examples // batch_size)
+        self.element_spec = {
+            name: ArraySpec((of_host, *array.shape[1:]), array.dtype.type)
+            for name, array in rows.batch(np.zeros(1, np.intp)).items()
+        } | {"example_weights": ArraySpec((of_host,), np.float32)}
+        self._epoch = None, None  # number and order of the current epoch
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""
+        if step < 0 or (not self._shuffle and step >= self.num_batches):
+            raise IndexError(f"step {step}: there are {self.num_batches} batches.")
+        numbers = step * self._batch_size + self._places
+        weights = np.ones(len(numbers), np.float32)
+        if self._shuffle:
+            numbers = np.array([self._example(*divmod(n, self.num_examples)) for n in numbers])
+        else:
+            weights[numbers >= self.num_examples] = 0.0
+            numbers = np.minimum(numbers, self.num_examples - 1)
+        return self._rows.batch(numbers) | {"example_weights": weights}
+
+    def _example(self, epoch: int, place: int) -> int:
+        if self._epoch[0] != epoch:
+            key = hashlib.blake2b(f"{self._seed}/{epoch}".encode(), digest_size=16).digest()
+            self._epoch = epoch, permutation(key, self.num_examples)
+        return self._epoch[1][place]
+
+    def fingerprint(self) -> str:
+        """A digest that detects other examples."""
+        return self._rows.fingerprint()

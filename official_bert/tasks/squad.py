@@ -1,0 +1,212 @@
+"""SQuAD as a task: where in a window of text does the answer to a question begin and end?"""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from keras import ops
+
+from official_bert.data import tokenization
+from official_bert.data.row_batches import RowBatches
+from official_bert.model.question_answering import BertQuestionAnswering
+from official_bert.tasks import squad_data, squad_features
+from official_bert.tasks.squad_data import Counts, Question
+from official_bert.tasks.squad_features import Features
+from official_bert.tasks.squad_features import Settings as Windows
+
+_POOLER = "bert/pooler/"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuestionAnswering:
+    """What the training loop must not know of answering questions (arXiv 1810.04805, section 4.2).
+
+    An example is a window. The loss is the mean of two cross-entropies, in nats: of the answer's
+    first position and of its last, over all positions of the window, padding too, as in the
+    official script. Where a window does not hold the whole answer, both are those of [CLS].
+    `official_bert.tasks` says what a task has to offer.
+
+    Args:
+        vocab_file: The vocabulary that the model was pre-trained with.
+        do_lower_case: Whether that is an uncased one.
+        version_2_with_negative: Whether questions may have no answer.
+        windows: How windows are cut; its `max_seq_length` is that of the stages.
+    """
+
+    vocab_file: str
+    do_lower_case: bool = True
+    version_2_with_negative: bool = False
+    windows: Windows = dataclasses.field(default_factory=Windows)
+
+    sums: ClassVar[tuple[str, ...]] = ("loss", "correct", "examples", "tokens")
+    weights: ClassVar[tuple[str, ...]] = ("example_weights",)
+    progress: ClassVar[dict[str, str]] = {"span_accuracy": "spans {:.1%}"}
+
+    def describe(self) -> dict:
+        """The entries of `run.json`; the fingerprint of the windows stands there anyway."""
+        return {
+            "task": "question answering",
+            "version_2_with_negative": self.version_2_with_negative,
+            "windows": dataclasses.asdict(self.windows),
+            "vocabulary": tokenization.digest(tokenization.read_vocabulary(self.vocab_file)),
+            "do_lower_case": self.do_lower_case,
+        }
+
+    def check(self, stage) -> None:
+        """Refuses a stage with masked words to predict, or with another length."""
+        if stage.max_predictions_per_seq:
+            raise ValueError(
+                f"max_predictions_per_seq is for pre-training; got "
+                f"{stage.max_predictions_per_seq}, expected 0."
+            )
+        if stage.max_seq_length != self.windows.max_seq_length:
+            raise ValueError(
+                f"max_seq_length of a stage must be that of the windows, "
+                f"{self.windows.max_seq_length}; got {stage.max_seq_length}."
+            )
+
+    # Model and batches
+
+    def make_model(self, config, seed, dtype) -> BertQuestionAnswering:
+        """A built `BertQuestionAnswering`."""
+        return BertQuestionAnswering(config, seed=seed, dtype=dtype)
+
+    def trains(self, path: str) -> bool:
+        """Whether a variable is of use: the pooler is not."""
+        return not path.startswith(_POOLER)
+
+    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+        """`RowBatches` of the windows of files with answers; read once by a process."""
+        features = self.labelled_features(files, config)
+        return RowBatches(features, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+
+    def labelled_features(self, files: Sequence[str], config) -> Features:
+        """The windows of the questions that can be trained on.
+
+        Raises:
+            ValueError: as `read` and `features`.
+        """
+        return _labelled_features(self, tuple(files), tuple(map(_stamp, files)), config.vocab_size)
+
+    def read(self, file: str) -> tuple[list[Question], Counts]:
+        """The questions of a file that can be trained on; see `squad_data.for_training`.
+
+        Raises:
+            ValueError: the file is missing or broken, no question has an answer, or some have none
+                and that was not expected.
+        """
+        dataset = squad_data.read(file)
+        self.require_version(file, dataset.questions)
+        kept, counts = squad_data.for_training(dataset.questions)
+        if not kept:
+            raise ValueError(
+                f"{file}: none of its {len(dataset.questions)} questions has an answer that stands "
+                f"in the context; expected SQuAD's JSON with answers."
+            )
+        return kept, counts
+
+    def require_version(self, file: str, questions: Sequence[Question]) -> None:
+        """Refuses questions that are marked as unanswerable where none is expected."""
+        marked = sum(question.is_impossible for question in questions)
+        if marked and not self.version_2_with_negative:
+            raise ValueError(
+                f"{file}: {marked} of its {len(questions)} questions are marked is_impossible; "
+                f"give --version_2_with_negative, or another file."
+            )
+
+    def features(self, questions: Sequence[Question], config) -> Features:
+        """The windows of any questions.
+
+        Raises:
+            ValueError: the vocabulary is not the model's, or as `squad_features.make_features`.
+        """
+        return self._features(questions, config.vocab_size)
+
+    def _features(self, questions, vocab_size):
+        vocabulary = tokenization.read_vocabulary(self.vocab_file)
+        tokenization.require_within(vocab_size, vocabulary, self.vocab_file)
+        return squad_features.make_features(
+            questions, self.vocab_file, self.do_lower_case, self.windows
+        )
+
+    # Losses and metrics
+
+    def batch_sums(self, outputs, batch):
+        """The `sums` of windows of a batch by name; float32 scalars.
+
+        `loss` is the sum of their losses, `correct` counts those whose first and last position both
+        have the largest logit.
+        """
+        losses, is_correct = 0.0, True
+        for number, name in enumerate(("start_positions", "end_positions")):
+            logits, positions = outputs[..., number], batch[name]  # (B, S), (B,)
+            loss = ops.sparse_categorical_crossentropy(positions, logits, from_logits=True)
+            hits = ops.equal(ops.cast(ops.argmax(logits, -1), "int32"), positions)
+            losses, is_correct = losses + loss / 2, ops.logical_and(is_correct, hits)
+        weights = batch["example_weights"]
+        return {
+            "loss": ops.sum(weights * losses),
+            "correct": ops.sum(weights * ops.cast(is_correct, "float32")),
+            "examples": ops.sum(weights),
+            "tokens": ops.cast(ops.sum(batch["input_mask"]), "float32"),
+        }
+
+    def loss(self, sums, weights):
+        """The windows' share of the global batch's mean loss."""
+        return ops.divide_no_nan(sums["loss"], weights[0])
+
+    def metrics(self, sums) -> dict[str, float]:
+        """`loss` and `span_accuracy` from a vector of `sums`.
+
+        NaN where nothing was summed up, as where every update of a window was skipped.
+        """
+        values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
+        examples = values["examples"] or np.nan
+        return {
+            "loss": values["loss"] / examples,
+            "span_accuracy": values["correct"] / examples,
+        }
+
+    def label_counts(self, batch, config) -> np.ndarray:
+        """How often each span is a label: that from s to e is number S·s + e."""
+        length = self.windows.max_seq_length
+        spans = batch["start_positions"].astype(np.int64) * length + batch["end_positions"]
+        return np.bincount(spans, batch["example_weights"], minlength=length**2)
+
+    def held_out_metrics(self, sums, counts) -> dict[str, float]:
+        """`metrics`, what always saying the commonest span would get, and `examples`: windows.
+
+        The commonest span is mostly [CLS]: the window does not hold the answer.
+        """
+        return {
+            **self.metrics(sums),
+            "most_frequent_span_accuracy": float(counts.max() / max(counts.sum(), 1.0)),
+            "examples": int(sums[self.sums.index("examples")]),
+        }
+
+    def guessing_loss(self, config) -> float:
+        """The loss, in nats, of guessing all positions with equal probability."""
+        return math.log(self.windows.max_seq_length)
+
+    def held_out_line(self, metrics: dict[str, float]) -> str:
+        """Held-out metrics as one line of text."""
+        return (
+            f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (always the "
+            f"commonest span: {metrics['most_frequent_span_accuracy']:.1%})"
+        )
+
+
+def _stamp(file):
+    """What tells an edited file from the one before."""
+    status = os.stat(file) if os.path.exists(file) else None
+    return status and (status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=2)  # those to train on and those held out; the loop opens each often
+def _labelled_features(task, files, stamps, vocab_size):
+    questions = [question for file in files for question in task.read(file)[0]]
+    return task._features(questions, vocab_size)
