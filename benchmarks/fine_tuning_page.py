@@ -93,11 +93,11 @@ def text(studies, name):
 ![Scores of every seed]({name}.png)
 
 A dot is a seed, a bar the mean. All three ways train on the same examples with the same settings:
-AdamW (weight decay 0.01, ε 10⁻⁶, gradients clipped to norm 1), a linear warm-up and a linear decay to
-0. The model is the one that [`small`](../results/small_wiki.md) pre-trains on a single core in less than
-an hour; it is thirty times smaller than BERT-Base, and its scores are to be compared with each
-other and not with BERT's. `Trainer` begins with the same weights, which `convert_checkpoint` took to
-Hugging Face's form, and has its own model, order of the examples, dropout and loop.
+AdamW (weight decay 0.01, ε 10⁻⁶, gradients clipped to norm 1), a linear warm-up and a linear decay
+to 0. The model is the one that [`small`](../results/small_wiki.md) pre-trains on a single core in
+less than an hour. It is much smaller than BERT-Base: compare its scores with each other, and not
+with BERT's. `Trainer` begins with the same weights, which `convert_checkpoint` took to Hugging
+Face's form, and has its own model, order of the examples, dropout and loop.
 
 {chr(10).join(parts)}"""
 

@@ -13,8 +13,14 @@ import torch
 import transformers
 
 from official_bert.model.config import BertConfig
-from official_bert.tasks import classification_sets, glue, squad_data, squad_decoding
-from official_bert.tasks import squad_evaluation, squad_features
+from official_bert.tasks import (
+    classification_sets,
+    glue,
+    squad_data,
+    squad_decoding,
+    squad_evaluation,
+    squad_features,
+)
 
 _INPUTS = {
     "input_ids": "input_ids",
