@@ -5,6 +5,8 @@ A curve is a list of evaluations in order, dictionaries with `step`, `seconds`, 
 
 from statistics import mean, median, stdev
 
+import machine
+
 PLATEAU = 5.5  # below it a model knows more than the frequencies of words
 
 
@@ -64,12 +66,12 @@ def with_range(values):
 
 def made_on(records, packages):
     """The machine, the versions and the dates of the records, as the beginning of a sentence."""
-    machine = records[-1]["machine"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in packages if name in machine)
+    about = records[-1]["machine"]
+    versions = ", ".join(f"{name} {about[name]}" for name in packages if name in about)
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
-    return f"{machine['cpu']}, {cores}; Python {machine['python']}, {versions}; {when}"
+    cores = machine.named_cores(about["cores"])
+    return f"{about['cpu']}, {cores}; Python {about['python']}, {versions}; {when}"
 
 
 def settings_table(settings):

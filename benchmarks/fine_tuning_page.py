@@ -88,7 +88,7 @@ def draw(studies, path):
 
 def text(studies, name):
     parts = [section(task, records) for task, records in studies.items()]
-    return f"""# Fine-tuning: what pre-training is worth, and an independent implementation beside it
+    return f"""# Fine-tuning: what pre-training is worth, and an independent peer beside it
 
 ![Scores of every seed]({name}.png)
 

@@ -97,6 +97,32 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
         input_files=(records,),
         dtype=dtype,
     )
+    trainer, by_loop = make_loop(run, updates, model_dir)
+    batches = trainer._records.training(stage)
+    batch = {name: tf.constant(value) for name, value in batches[0].items()}
+    variables = trainer.model.trainable_variables
+
+    @tf.function
+    def update(batch, seed):
+        with tf.GradientTape() as tape:
+            outputs = trainer.model(batch, training=True, dropout_seed=seed)
+            sums = pretraining_sums(outputs, batch)
+            loss = sum(
+                sums[f"{t}_loss"] / sums[f"{t}_weight"] for t in ("masked_lm", "next_sentence")
+            )
+        trainer.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def bare():
+        for step in range(updates):
+            update(batch, tf.constant([0, step])).numpy()
+
+    return by_loop, bare
+
+
+def make_loop(run, updates, model_dir):
+    """The trainer of a run, and a function that does so many updates by its loop."""
+    (stage,) = run.stages
     engine = TfDistribute(tf.distribute.get_strategy())
     reporting = Reporting(log_steps=updates, tensorboard=True)
     trainer = Trainer(run, reporting, engine, model_dir)
@@ -117,25 +143,7 @@ def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
         trainer._state |= loop_state.new_window(run)
         trainer._pace.restart()
 
-    batch = {name: tf.constant(value) for name, value in batches[0].items()}
-    variables = trainer.model.trainable_variables
-
-    @tf.function
-    def update(batch, seed):
-        with tf.GradientTape() as tape:
-            outputs = trainer.model(batch, training=True, dropout_seed=seed)
-            sums = pretraining_sums(outputs, batch)
-            loss = sum(
-                sums[f"{t}_loss"] / sums[f"{t}_weight"] for t in ("masked_lm", "next_sentence")
-            )
-        trainer.optimizer.apply(tape.gradient(loss, variables), variables)
-        return loss
-
-    def bare():
-        for step in range(updates):
-            update(batch, tf.constant([0, step])).numpy()
-
-    return by_loop, bare
+    return trainer, by_loop
 
 
 def seconds(function):

@@ -20,6 +20,12 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def named_cores(count=None):
+    """The number of cores in words; by default of those that this process may use."""
+    count = count or cores()
+    return "1 core" if count == 1 else f"{count} cores"
+
+
 def versions(*packages):
     """{package: version} of those that are installed."""
     found = {}
@@ -34,4 +40,4 @@ def versions(*packages):
 def describe(*packages):
     """Processor, cores, Python and packages as the beginning of a sentence."""
     named = ", ".join(f"{name} {version}" for name, version in versions(*packages).items())
-    return f"{processor()}, {cores()} cores; Python {platform.python_version()}, {named}"
+    return f"{processor()}, {named_cores()}; Python {platform.python_version()}, {named}"

@@ -14,26 +14,24 @@ import argparse
 import contextlib
 import datetime
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import machine
 import numpy as np
+import turns
 
 BATCH_SIZE, LENGTH, PREDICTIONS = 16, 128, 20
-CELLS = {  # layers, data type, updates a turn, what is asked: ours / the better peer
-    "4 layers, fp32": (4, "fp32", 2, 2.2),
-    "4 layers, bf16": (4, "bf16", 3, 1.5),
-    "BERT-Base, fp32": (12, "fp32", 1, 1.5),
-    "BERT-Base, bf16": (12, "bf16", 1, 1.5),
+CELLS = {  # layers, data type, updates per turn
+    "4 layers, fp32": (4, "fp32", 2),
+    "4 layers, bf16": (4, "bf16", 3),
+    "BERT-Base, fp32": (12, "fp32", 1),
+    "BERT-Base, bf16": (12, "bf16", 1),
 }
 LOOP, BARE, EAGER, COMPILED = "loop", "bare", "eager", "compiled"
-BARE_ASKED = 0.95  # the loop's rate / that of the bare function
 SIDES = {"ours": (LOOP, BARE), "peer": (EAGER, COMPILED)}
 
 
@@ -51,7 +49,7 @@ def main():
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     cells = arguments.only or [c for c in CELLS if not arguments.profile or "4 layers" in c]
     with tempfile.TemporaryDirectory() as folder:
-        with Worker("records", "-", folder):
+        with turns.Worker(__file__, "records", "-", folder):
             pass
         if arguments.profile:
             profiles = {cell: profile(cell, folder) for cell in cells}
@@ -71,98 +69,27 @@ def write(path, values, text):
 
 
 def measure(cell, folder, rounds):
-    """Seconds an update of each way, by round; what could not be run, by its error."""
-    seconds, errors, idle = {}, {}, []
-    with Worker("ours", cell, folder) as ours, Worker("peer", cell, folder) as peer:
+    """Seconds per update of each way, by round; what could not be run, by its error."""
+    with (
+        turns.Worker(__file__, "ours", cell, folder) as ours,  # it writes the batch for the peer
+        turns.Worker(__file__, "peer", cell, folder) as peer,
+    ):
         workers = {LOOP: ours, BARE: ours, EAGER: peer, COMPILED: peer}
-        for way, worker in workers.items():
-            started = time.perf_counter()
-            warm = worker.ask(way)  # builds and compiles
-            print(f"{cell}, {way}: built in {time.perf_counter() - started:.0f} s", file=sys.stderr)
-            if "error" in warm:
-                errors[way] = warm["error"]
-            else:
-                seconds[way] = []
-        for way in seconds:  # the first turn after the others were built is a slow one
-            workers[way].ask(way)
-        for index in range(rounds):
-            for way in seconds:
-                answer = workers[way].ask(way)
-                seconds[way].append(answer["seconds"])
-                idle.append(answer["idle_load"])
-            latest = ", ".join(f"{way} {values[-1]:.2f} s" for way, values in seconds.items())
-            print(f"{cell}, round {index + 1}: {latest}", file=sys.stderr)
-    return {"seconds": seconds, "errors": errors, "idle_load": max(idle, default=0.0)}
+        return turns.measure(cell, workers, rounds)
 
 
 def profile(cell, folder):
     """Seconds of CPU time an update by type of operation."""
-    with Worker("ours", cell, folder) as ours:
+    with turns.Worker(__file__, "ours", cell, folder) as ours:
         ours.ask(BARE)
         ours.ask(BARE)
         return ours.ask("profile")
 
 
-class Worker:
-    """A process that does as it is told on a pipe, and sleeps in between."""
-
-    def __init__(self, side, cell, folder):
-        environment = {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "KERAS_BACKEND": "tensorflow",
-            "PYTHONPATH": str(pathlib.Path(__file__).parents[1]),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", side, cell, folder],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self):
-        self._answer()  # it is ready
-        return self
-
-    def ask(self, way):
-        self._process.stdin.write(way + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self):
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"A worker ended with status {self._process.wait()}; see above.")
-        return json.loads(line)
-
-    def __exit__(self, *_):
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def work(side, cell, folder):
-    """A worker's life: makes its functions, then answers each line with a measurement."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
-
-        def answer(values):
-            answers.write(json.dumps(values) + "\n")
-            answers.flush()
-
-        ways = {"ours": our_ways, "peer": peer_ways, "records": make_records}[side](cell, folder)
-        answer({})
-        rested, cpu = time.perf_counter(), time.process_time()
-        for line in sys.stdin:
-            waited = time.perf_counter() - rested
-            idle = (time.process_time() - cpu) / waited if waited > 1 else 0.0  # else too short
-            try:
-                answer({**ways[line.strip()](), "idle_load": idle})
-            except Exception as error:  # a compiler may be missing: the table says so
-                answer({"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
-            time.sleep(0.3)  # thread pools fall asleep
-            rested, cpu = time.perf_counter(), time.process_time()
+    """A worker's life."""
+    ways = {"ours": our_ways, "peer": peer_ways, "records": make_records}[side]
+    turns.take(lambda: ways(cell, folder))
 
 
 def make_records(_, folder):
@@ -178,7 +105,7 @@ def our_ways(cell, folder):
     from official_bert.data import input_pipeline
     from official_bert.model.config import BertConfig
 
-    layers, dtype, updates, _ = CELLS[cell]
+    layers, dtype, updates = CELLS[cell]
     records = f"{folder}/records"
     model_dir = pathlib.Path(folder) / cell
     config = BertConfig(num_hidden_layers=layers)
@@ -186,8 +113,8 @@ def our_ways(cell, folder):
     batches = input_pipeline.Batches([records], BATCH_SIZE, LENGTH, PREDICTIONS, seed=0)
     np.savez(f"{folder}/batch.npz", **batches[0])
     return {
-        LOOP: lambda: timed(loop, updates),
-        BARE: lambda: timed(bare, updates),
+        LOOP: lambda: turns.timed(loop, updates),
+        BARE: lambda: turns.timed(bare, updates),
         "profile": lambda: traced(bare, updates, folder),
     }
 
@@ -196,7 +123,7 @@ def peer_ways(cell, folder):
     import torch
     import transformers
 
-    layers, dtype, updates, _ = CELLS[cell]
+    layers, dtype, updates = CELLS[cell]
     torch.set_num_threads(machine.cores())
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -230,15 +157,9 @@ def peer_ways(cell, folder):
             optimizer.zero_grad(set_to_none=True)
 
     return {
-        EAGER: lambda: timed(lambda: do_updates(model), updates),
-        COMPILED: lambda: timed(lambda: do_updates(compiled), updates),
+        EAGER: lambda: turns.timed(lambda: do_updates(model), updates),
+        COMPILED: lambda: turns.timed(lambda: do_updates(compiled), updates),
     }
-
-
-def timed(function, updates):
-    started = time.perf_counter()
-    function()
-    return {"seconds": (time.perf_counter() - started) / updates}
 
 
 def traced(function, updates, folder):
@@ -275,8 +196,8 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "If", "While"}  # their 
 def throughput_report(results):
     tokens = BATCH_SIZE * LENGTH
     lines = [
-        "| work | way | tokens/s | ours / it, median of rounds | fewest, most | asked |",
-        "|---|---|---|---|---|---|",
+        "| work | way | tokens/s | ours / it, median of rounds | fewest, most |",
+        "|---|---|---|---|---|",
     ]
     labels = {
         LOOP: "ours, `run_pretraining`'s loop, LAMB",
@@ -286,18 +207,15 @@ def throughput_report(results):
     }
     for cell, result in results.items():
         seconds = result["seconds"]
-        peers = [way for way in SIDES["peer"] if way in seconds]
-        best = min(peers, key=lambda way: statistics.median(seconds[way]), default=None)
         for way, label in labels.items():
             if way in result["errors"]:
-                lines.append(f"| {cell} | {label} | failed: {result['errors'][way]} | | | |")
+                lines.append(f"| {cell} | {label} | failed: {result['errors'][way]} | | |")
                 continue
             rate = tokens / statistics.median(seconds[way])
             ratios = [s / loop for s, loop in zip(seconds[way], seconds[LOOP], strict=True)]
-            asked = {BARE: BARE_ASKED, best: CELLS[cell][3]}.get(way)
             lines.append(
                 f"| {cell} | {label} | {rate:,.0f} | {statistics.median(ratios):.2f} "
-                f"| {min(ratios):.2f}, {max(ratios):.2f} | {f'≥ {asked}' if asked else ''} |"
+                f"| {min(ratios):.2f}, {max(ratios):.2f} |"
             )
     rounds = max(len(values) for r in results.values() for values in r["seconds"].values())
     load = max(result["idle_load"] for result in results.values())

@@ -1,0 +1,120 @@
+"""Processes that take turns, so that each round measures all of them under the same conditions."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+
+class Worker:
+    """A process of a script that does as it is told on a pipe, and sleeps in between.
+
+    Args:
+        script: The script; `--worker` and `arguments` make it call `take`.
+        arguments: What the process is to measure.
+    """
+
+    def __init__(self, script, *arguments):
+        environment = {
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "KERAS_BACKEND": "tensorflow",
+            "PYTHONPATH": str(pathlib.Path(__file__).parents[1]),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, script, "--worker", *arguments],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self):
+        self._answer()  # it is ready
+        return self
+
+    def ask(self, way):
+        self._process.stdin.write(way + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"A worker ended with status {self._process.wait()}; see above.")
+        return json.loads(line)
+
+    def __exit__(self, *_):
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def measure(what, workers, rounds):
+    """Measures all ways in turn, round by round.
+
+    Args:
+        what: What is measured, for the lines that say how far it is.
+        workers: {way: the `Worker` that is asked for it}.
+        rounds: Number of measurements of each way, after two that do not count.
+
+    Returns:
+        `seconds`: {way: those that it answered, by round}; `errors`: {way: why it could not be
+        run}; `idle_load`: the largest share of a core that a process used whose turn it was not.
+    """
+    seconds, errors, idle = {}, {}, []
+    for way, worker in workers.items():
+        started = time.perf_counter()
+        warm = worker.ask(way)  # builds and compiles
+        print(f"{what}, {way}: built in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        if "error" in warm:
+            errors[way] = warm["error"]
+        else:
+            seconds[way] = []
+    for way in seconds:  # the first turn after the others were built is a slow one
+        workers[way].ask(way)
+    for index in range(rounds):
+        for way in seconds:
+            answer = workers[way].ask(way)
+            seconds[way].append(answer["seconds"])
+            idle.append(answer["idle_load"])
+        latest = ", ".join(f"{way} {values[-1]:.2f} s" for way, values in seconds.items())
+        print(f"{what}, round {index + 1}: {latest}", file=sys.stderr)
+    return {"seconds": seconds, "errors": errors, "idle_load": max(idle, default=0.0)}
+
+
+def take(make_ways):
+    """A worker's life: makes its functions, then answers each line with a measurement.
+
+    Args:
+        make_ways: Function without arguments; {what can be asked: function that measures it and
+            returns a dictionary of JSON values}.
+    """
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+
+        def answer(values):
+            answers.write(json.dumps(values) + "\n")
+            answers.flush()
+
+        ways = make_ways()
+        answer({})
+        rested, cpu = time.perf_counter(), time.process_time()
+        for line in sys.stdin:
+            waited = time.perf_counter() - rested
+            idle = (time.process_time() - cpu) / waited if waited > 1 else 0.0  # else too short
+            try:
+                answer({**ways[line.strip()](), "idle_load": idle})
+            except Exception as error:  # a compiler may be missing: the table says so
+                answer({"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+            time.sleep(0.3)  # thread pools fall asleep
+            rested, cpu = time.perf_counter(), time.process_time()
+
+
+def timed(function, updates):
+    """Seconds per update of a function that does so many."""
+    started = time.perf_counter()
+    function()
+    return {"seconds": (time.perf_counter() - started) / updates}
