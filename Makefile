@@ -57,8 +57,8 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	touch .venv/ready_to_run $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
-OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars layerwise selection loss_scale float8 \
-	master_weights schedules telemetry replicas optional_dependencies))
+OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars layerwise selection multipliers loss_scale \
+	float8 master_weights schedules telemetry replicas optional_dependencies))
 
 .venv-oldest/ready: pyproject.toml setup.py tests/oldest_versions.py
 	$(PYTHON) -m venv --clear .venv-oldest

@@ -11,7 +11,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from lamb_tf import _replicas, _selection
+from lamb_tf import _multipliers, _replicas, _selection
 
 EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
@@ -154,7 +154,7 @@ class Configured(keras.optimizers.Optimizer):
                 f"the change. Make a new {type(self).__name__}, with a schedule for a weight decay "
                 "that is to change."
             )
-        if name in EXCLUSIONS:
+        if name in (*EXCLUSIONS, _multipliers.ARGUMENT):
             raise AttributeError(
                 f"`{name}` cannot be assigned: give it to the constructor of {type(self).__name__}."
             )
@@ -192,9 +192,10 @@ class Configured(keras.optimizers.Optimizer):
         for name in self.hyperparameters:
             value = getattr(self, name)
             config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
+        variables = self.trainable_variables if self.built else None
         for argument, exclusions in self._exclusions.items():
-            variables = self.trainable_variables if self.built else None
             config[argument] = _selection.to_be_saved(exclusions, variables)
+        config[_multipliers.ARGUMENT] = self._multipliers.to_be_saved(variables)
         return config
 
     @classmethod
@@ -213,6 +214,8 @@ class Configured(keras.optimizers.Optimizer):
         for argument in EXCLUSIONS:
             if argument in config:
                 config[argument] = _selection.restored(config[argument], argument, custom_objects)
+        saved = config.get(_multipliers.ARGUMENT)
+        config[_multipliers.ARGUMENT] = _multipliers.restored(saved, custom_objects)
         optimizer = cls(**config)
         optimizer._is_restored = True
         return optimizer

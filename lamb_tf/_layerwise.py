@@ -172,15 +172,20 @@ class LayerwiseOptimizer(OptimizerState):
         return Scalars(step, self._scalar(self.learning_rate), coefficients, finite)
 
     def _choices(self, variables):
-        """Per variable its weight decay, and whether it is adapted."""
+        """Per variable its weight decay, whether it is adapted, and the factor on its rate.
+
+        The factors are None where all of them are 1.
+        """
         decay = self.weight_decay
         decay = self._scalar(decay(self.iterations) if callable(decay) else decay)
-        chosen = ops.take(_replicas.read(self._choice), self._indices(variables), axis=1)
-        decayed, adapted = ops.unstack(chosen)
-        return ops.where(decayed, decay, 0.0), adapted
+        indices, factors = self._indices(variables), None
+        if self._factors is not None:
+            factors = ops.convert_to_tensor(self._factors[indices], self._precision)
+        decayed, adapted = ops.unstack(ops.take(_replicas.read(self._choice), indices, axis=1))
+        return ops.where(decayed, decay, 0.0), adapted, factors
 
-    def _update_tensors(self, variables, states, grads, scales, decays, adapted, scalars):
-        """x ← x − η ratio u for all tensors, on one replica; returns what telemetry keeps."""
+    def _update_tensors(self, variables, states, grads, scales, decays, adapted, factors, scalars):
+        """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's figures."""
         grads = _kernels.zero_unless(scalars.finite, grads, variables)
         decay_of, done, figures = _kernels.elements(decays), [], []
         for group in _kernels.groups(variables):
@@ -196,8 +201,12 @@ class LayerwiseOptimizer(OptimizerState):
             update_norms = ops.sqrt(_kernels.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
+            step_sizes = scalars.learning_rate * ratios
+            if factors is not None:
+                step_sizes = scalars.learning_rate * factors[part] * ratios
+                step_sizes = ops.where(factors[part] > 0, step_sizes, 0.0)
             # A product with a rate of 0 would not do: a ratio may be infinite.
-            step_sizes = kept(scalars.finite, scalars.learning_rate * ratios, 0.0)
+            step_sizes = kept(scalars.finite, step_sizes, 0.0)
             for i, u, step_size in zip(group, us, _kernels.elements(step_sizes)):
                 self._move(variables[i], u, states[i], step_size, decay_of[i], scalars)
             figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))

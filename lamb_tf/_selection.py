@@ -172,17 +172,26 @@ def excluded(variables, exclusions, argument, is_restored=False):
     exclusions, variables = as_list(exclusions), list(variables)
     if not exclusions or not variables:
         return [False] * len(variables)
-    hits = [_named(item, variables) for item in exclusions]
-    idle = [item for item, row in zip(exclusions, hits) if not any(row)]
-    if len(idle) == len(exclusions) and not is_restored:
+    rows = hits(exclusions, variables, argument, "[] to exclude nothing", is_restored)
+    return [any(column) for column in zip(*rows)]
+
+
+def hits(items, variables, argument, otherwise, is_restored=False):
+    """For each item one bool per variable: does it name it? Refuses and warns as `excluded`.
+
+    `otherwise` says what to give for an argument that names no variable on purpose.
+    """
+    rows = [_named(item, variables) for item in items]
+    idle = [item for item, row in zip(items, rows) if not any(row)]
+    if len(idle) == len(items) and not is_restored:
         paths = "\n  ".join(path_of(v) for v in variables)
         raise ValueError(
-            f"No variable matches `{argument}`={exclusions!r} among these paths:\n  {paths}\n"
-            "Give regular expressions that are found in these paths, or [] to exclude nothing."
+            f"No variable matches `{argument}`={items!r} among these paths:\n  {paths}\n"
+            f"Give regular expressions that are found in these paths, or {otherwise}."
         )
     for item in idle:
-        warnings.warn(f"{item!r} in `{argument}` matches no variable.", stacklevel=4)
-    return [any(column) for column in zip(*hits)]
+        warnings.warn(f"{item!r} in `{argument}` matches no variable.", stacklevel=5)
+    return rows
 
 
 def _named(item, variables):
@@ -202,11 +211,14 @@ def matches(item, variable):
     return bool(item(variable))
 
 
-def table(variables, decayed, adapted):
-    """The choice as text, one line a variable."""
+def table(variables, decayed, adapted, factors=None):
+    """The choice as text, one line a variable; with the factors on the rate where there are any."""
     rows = [("variable", "shape", "weight decay", "layer adaptation")]
     for variable, decays, adapts in zip(variables, decayed, adapted):
         shape = "x".join(str(n) for n in variable.shape) or "scalar"
         rows.append((path_of(variable), shape, "yes" if decays else "-", "yes" if adapts else "-"))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    if factors is not None:
+        column = ["learning rate", *(f"x {factor:.4g}" for factor in factors)]
+        rows = [(*row, cell) for row, cell in zip(rows, column)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(c.ljust(n) for c, n in zip(row, widths)).rstrip() for row in rows)

@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
+from lamb_tf._multipliers import Multipliers
 from lamb_tf.telemetry import Figures
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
@@ -44,7 +45,15 @@ class OptimizerState(_hyperparameters.Configured):
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
 
     def __init__(
-        self, learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
+        self,
+        learning_rate,
+        weight_decay,
+        exclusions,
+        bounds,
+        master_weights,
+        name,
+        learning_rate_multipliers=None,
+        **kwargs,
     ):
         if "weight_decay_rate" in kwargs:
             raise TypeError(
@@ -65,6 +74,7 @@ class OptimizerState(_hyperparameters.Configured):
         self.weight_norm_bounds, self.trust_ratio_bounds = bounds
         self.master_weights = master_weights
         self._set_exclusions(*exclusions)
+        self._multipliers = Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
         self._telemetry = None
         self._records_telemetry = False
@@ -90,6 +100,7 @@ class OptimizerState(_hyperparameters.Configured):
         self.gradient_accumulation_steps, self.use_ema = options
 
         self._choice = self._add_choice(variables)
+        self._factors = self._multipliers.factors(variables, self._is_restored)
         self.skipped_updates = self._add_counter("skipped_updates")
         self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
         if self.use_ema:
@@ -231,10 +242,11 @@ class OptimizerState(_hyperparameters.Configured):
         return state
 
     def summary(self, print_fn=print):
-        """Prints a table of the variables: which are decayed, and which adapted."""
+        """Prints a table of the variables: which are decayed, and which adapted; their factors."""
         if not self.built:
             raise ValueError("The choice of variables is known once `build(variables)` was called.")
-        print_fn(_selection.table(self._trainable_variables, *_replicas.to_numpy(self._choice)))
+        choice = _replicas.to_numpy(self._choice)
+        print_fn(_selection.table(self._trainable_variables, *choice, self._factors))
 
     def finalize_variable_values(self, var_list):
         """At the end of training: with `use_ema`, replaces the variables by their averages."""

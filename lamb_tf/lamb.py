@@ -64,6 +64,12 @@ class LAMB(LayerwiseOptimizer):
             keeps a float32 copy in the state, 4 bytes a parameter, which the steps move and the
             variable is rounded from; what is assigned to the variable goes over into the copy.
             False saves the copy, and rounds the variable stochastically, right on average.
+        learning_rate_multipliers: factors on the learning rate by variable: a mapping of regular
+            expressions, searched for in `variable.path`, or a sequence of pairs whose first item
+            may be anything that an exclusion may be. The first that names a variable holds; other
+            variables have factor 1. A factor multiplies the whole step, decay included; with 0 a
+            variable stays as it is, though its moments move and its gradient counts in the global
+            norm (freeze it, `trainable = False`, to save both). None: one rate for all.
         name: the name of the optimizer. None: that of the class, numbered as Keras numbers names.
         **kwargs: the arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
@@ -71,9 +77,9 @@ class LAMB(LayerwiseOptimizer):
             and micro-steps together give.
 
     Raises:
-        ValueError: a value out of its range; on building, a list of exclusions that names no
+        ValueError: a value out of its range; on building, exclusions or multipliers that name no
             variable (a warning where the optimizer is restored from a config).
-        TypeError: an unknown argument, or an exclusion of the wrong type.
+        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
 
     Example:
 
@@ -116,13 +122,21 @@ class LAMB(LayerwiseOptimizer):
         weight_norm_bounds=None,
         trust_ratio_bounds=None,
         master_weights=True,
+        learning_rate_multipliers=None,
         name=None,
         **kwargs,
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
         bounds = weight_norm_bounds, trust_ratio_bounds
         super().__init__(
-            learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
+            learning_rate,
+            weight_decay,
+            exclusions,
+            bounds,
+            master_weights,
+            name,
+            learning_rate_multipliers,
+            **kwargs,
         )
         self.beta_1 = beta_1
         self.beta_2 = beta_2

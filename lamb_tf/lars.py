@@ -51,13 +51,14 @@ class LARS(LayerwiseOptimizer):
         weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
         trust_ratio_bounds: (low, high) that the ratio, with η in it, is clipped to.
         master_weights: for variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
+        learning_rate_multipliers: factors on γ by variable, as in `lamb_tf.LAMB`.
         name: the name of the optimizer. None: that of the class, numbered as Keras numbers names.
         **kwargs: the arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 
     Raises:
-        ValueError: a value out of its range; on building, a list of exclusions that names no
+        ValueError: a value out of its range; on building, exclusions or multipliers that name no
             variable (a warning where the optimizer is restored from a config).
-        TypeError: an unknown argument, or an exclusion of the wrong type.
+        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
 
     Example:
 
@@ -94,13 +95,21 @@ class LARS(LayerwiseOptimizer):
         weight_norm_bounds=None,
         trust_ratio_bounds=None,
         master_weights=True,
+        learning_rate_multipliers=None,
         name=None,
         **kwargs,
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
         bounds = weight_norm_bounds, trust_ratio_bounds
         super().__init__(
-            learning_rate, weight_decay, exclusions, bounds, master_weights, name, **kwargs
+            learning_rate,
+            weight_decay,
+            exclusions,
+            bounds,
+            master_weights,
+            name,
+            learning_rate_multipliers,
+            **kwargs,
         )
         if trust_coefficient is None:
             trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001

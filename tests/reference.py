@@ -1,6 +1,7 @@
 """The formulas of the papers, written out in float64 NumPy, one tensor at a time.
 
-Independent of lamb_tf. `learning_rate` and `weight_decay` may be functions of the updates made.
+Independent of lamb_tf. `learning_rate` and `weight_decay` may be functions of the updates made;
+`multiplier` is the factor on the learning rate of this tensor.
 """
 
 import numpy as np
@@ -27,6 +28,7 @@ def lamb_updates(
     adapt=True,
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
+    multiplier=1.0,
 ):
     """Yields x after each LAMB update (arXiv 1904.00962, v5), taking gradients one by one."""
     x = np.asarray(x, np.float64)
@@ -51,7 +53,7 @@ def lamb_updates(
         u = r + decay * x
         norm_x = _phi(x, weight_norm_bounds)
         ratio = trust_ratio(norm_x, np.linalg.norm(u), trust_ratio_bounds) if adapt else 1.0
-        x = x - _at(learning_rate, t - 1) * ratio * u
+        x = x - multiplier * _at(learning_rate, t - 1) * ratio * u
         yield x
 
 
@@ -68,6 +70,7 @@ def lars_before_momentum(
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
     norm_of_sum=False,
+    multiplier=1.0,
 ):
     """x after a LARS update for each of `gradients` (arXiv 1708.03888; `norm_of_sum`: optax)."""
     x = np.asarray(x, np.float64)
@@ -79,7 +82,7 @@ def lars_before_momentum(
         denominator = norm + epsilon
         numerator = trust_coefficient * _phi(x, weight_norm_bounds)
         ratio = trust_ratio(numerator, denominator, trust_ratio_bounds) if adapt else 1.0
-        push = _at(learning_rate, step) * ratio * (g + decay * x)
+        push = multiplier * _at(learning_rate, step) * ratio * (g + decay * x)
         v = momentum * v + push
         x = x - (momentum * v + push if nesterov else v)
     return x
@@ -97,6 +100,7 @@ def lars_after_momentum(
     adapt=True,
     weight_norm_bounds=None,
     trust_ratio_bounds=None,
+    multiplier=1.0,
 ):
     """x after a LARS update for each of `gradients`, as the LAMB paper writes it."""
     x = np.asarray(x, np.float64)
@@ -108,7 +112,7 @@ def lars_after_momentum(
         numerator = trust_coefficient * _phi(x, weight_norm_bounds)
         denominator = np.linalg.norm(u) + epsilon
         ratio = trust_ratio(numerator, denominator, trust_ratio_bounds) if adapt else 1.0
-        x = x - _at(learning_rate, step) * ratio * u
+        x = x - multiplier * _at(learning_rate, step) * ratio * u
     return x
 
 

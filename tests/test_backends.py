@@ -19,6 +19,7 @@ TABLE = [
     "test_lars.py",
     "test_layerwise.py",
     "test_selection.py",
+    "test_multipliers.py",
     "test_master_weights.py",
     "test_telemetry.py",
     "test_loss_scale.py",

@@ -1,0 +1,318 @@
+"""Factors on the learning rate by variable, on the Keras backend that is set."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import reference
+import steps
+
+import lamb_tf
+
+# Keras 3.15 asks NumPy for the arrays it saves in a way that NumPy 2 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+ON_TENSORFLOW = pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="TensorFlow's alone")
+RULES = {"embedding": 0.25, "bias$": 0.0, "dense": 1.7}
+FACTORS = [0.25, 1.7, 0.0, 1.0]  # of the variables of `steps`, in their order
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+
+
+def both_kinds(**arguments):
+    """Functions that make an optimizer of a rate and further arguments."""
+    return {
+        "LAMB": lambda rate, **more: lamb_tf.LAMB(rate, **arguments, **more),
+        "LAMB, Nesterov": lambda rate, **more: lamb_tf.LAMB(
+            rate, nesterov="both", **arguments, **more
+        ),
+        "LARS": lambda rate, **more: lamb_tf.LARS(rate, **arguments, **more),
+        "LARS after": lambda rate, **more: lamb_tf.LARS(
+            rate, ratio="after_momentum", **arguments, **more
+        ),
+    }
+
+
+MAKE = both_kinds(weight_decay=0.1)
+
+
+def path_is(name):
+    return lambda variable: variable.path.endswith(name)
+
+
+# What a factor does.
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "formula", "arguments"),
+    [
+        (lamb_tf.LAMB, reference.lamb, {}),
+        (lamb_tf.LAMB, reference.lamb, {"nesterov": "first"}),
+        (lamb_tf.LAMB, reference.lamb, {"trust_ratio_bounds": (0.01, 0.05)}),
+        (lamb_tf.LARS, reference.lars_before_momentum, {}),
+        (lamb_tf.LARS, reference.lars_before_momentum, {"nesterov": True}),
+        (lamb_tf.LARS, reference.lars_after_momentum, {"ratio": "after_momentum"}),
+    ],
+    ids=str,
+)
+def test_each_variable_follows_the_formula_with_its_factor(optimizer_class, formula, arguments):
+    weights, gradients = steps.weights_and_gradients()
+    arguments = {"weight_decay": 0.1, **arguments}
+    optimizer = optimizer_class(0.01, learning_rate_multipliers=RULES, **arguments)
+    trained = steps.train(optimizer, weights, gradients)
+    arguments.pop("ratio", None)
+    for i, x in enumerate(weights):
+        of_x = [g[i] for g in gradients]
+        expected = formula(x, of_x, 0.01, multiplier=FACTORS[i], **arguments)
+        np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
+
+
+@pytest.mark.usefixtures("float64")
+def test_factors_are_applied_in_float64_where_the_variables_are():
+    weights, gradients = steps.weights_and_gradients(dtype="float64")
+    optimizer = lamb_tf.LAMB(lambda: 0.01, weight_decay=0.1, learning_rate_multipliers=RULES)
+    trained = steps.train(optimizer, weights, gradients, "float64")
+    for i, x in enumerate(weights):
+        of_x = [g[i] for g in gradients]
+        expected = reference.lamb(x, of_x, 0.01, weight_decay=0.1, multiplier=FACTORS[i])
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_factor_is_the_same_as_that_many_times_the_rate(kind, seed):
+    rng = np.random.default_rng(seed)
+    rate, factor = 10 ** rng.uniform(-4, -1), 2 ** rng.uniform(-8, 3) if seed else 0.0
+    of = list(steps.SHAPES)[rng.integers(4)]
+    weights, gradients = steps.weights_and_gradients(steps=4, seed=seed)
+    rules = {f"{of}$": factor}
+    one = steps.train(MAKE[kind](rate, learning_rate_multipliers=rules), weights, gradients)
+    other = steps.train(MAKE[kind](rate * factor), weights, gradients)
+    rest = steps.train(MAKE[kind](rate), weights, gradients)
+    for path, mine, scaled, plain in zip(steps.SHAPES, one, other, rest):
+        np.testing.assert_allclose(mine, scaled if path == of else plain, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["LAMB", "LARS"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "master_weights": False},
+        {"use_ema": True, "ema_overwrite_frequency": 2},
+        {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5},
+    ],
+    ids=str,
+)
+def test_with_factor_0_a_variable_never_moves(kind, options):
+    options, dtype = dict(options), options.get("dtype", "float32")
+    options.pop("dtype", None)
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    variables = steps.make_variables(weights, dtype)
+    before = steps.values(variables)
+    optimizer = MAKE[kind](0.5, learning_rate_multipliers={"embedding": 0}, **options)
+    steps.take_steps(optimizer, variables, gradients)
+    after = steps.values(variables)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert not np.array_equal(before[1], after[1])
+
+
+def test_with_factor_0_a_variable_stays_where_its_ratio_is_infinite():
+    variable = keras.Variable(np.full(4, 9e18, "float32"), name="kernel")
+    optimizer = lamb_tf.LARS(
+        1.0,
+        ratio="after_momentum",
+        trust_coefficient=1e9,
+        learning_rate_multipliers={"kernel": 0.0},
+    )
+    steps.take_steps(optimizer, [variable], [[np.full(4, 1e-15, "float32")]])
+    np.testing.assert_array_equal(steps.values([variable])[0], np.full(4, np.float32(9e18)))
+
+
+def test_variables_of_sixteen_bits_follow_the_float32_run():
+    weights, gradients = steps.weights_and_gradients(steps=10)
+    narrow = steps.make_variables(weights, "bfloat16")
+    wide = steps.make_variables([w.astype("float32") for w in steps.values(narrow)])
+    for variables in (narrow, wide):
+        steps.take_steps(MAKE["LAMB"](1e-2, learning_rate_multipliers=RULES), variables, gradients)
+    for one, two in zip(steps.values(narrow), steps.values(wide)):
+        np.testing.assert_allclose(one, two, rtol=2.0**-7, atol=1e-30)
+
+
+def test_telemetry_reports_the_ratio_without_the_factor():
+    weights, gradients = steps.weights_and_gradients(steps=1)
+    ratios = []
+    for rules in (None, RULES):
+        optimizer = MAKE["LAMB"](0.1, learning_rate_multipliers=rules)
+        lamb_tf.telemetry.record(optimizer)
+        steps.train(optimizer, weights, gradients)
+        ratios.append([row["trust_ratio"] for row in lamb_tf.telemetry.read(optimizer).values()])
+    assert ratios[0] == ratios[1]
+
+
+# Replicas, sparse gradients, XLA, and what it costs: on TensorFlow.
+
+
+@ON_TENSORFLOW
+@pytest.mark.parametrize("kind", MAKE)
+def test_two_replicas_give_what_one_gives(kind):
+    from two_replicas import shares, train_on_replicas
+
+    weights, gradients = steps.weights_and_gradients(steps=5)
+    make = lambda: MAKE[kind](0.05, learning_rate_multipliers=RULES)  # noqa: E731
+    variables, _ = train_on_replicas(make, weights, shares(gradients))
+    expected = steps.train(make(), weights, gradients)
+    for one, two in zip(steps.values(variables), expected):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+@ON_TENSORFLOW
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"eager": True}], ids=str)
+def test_a_sparse_gradient_gives_the_dense_result(options):
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    table, rows = rng.normal(size=(6, 3)).astype("float32"), [1, 4, 1]
+    values = rng.normal(size=(3, 3)).astype("float32")
+    dense = np.zeros_like(table)
+    np.add.at(dense, rows, values)
+    variable = keras.Variable(table, name="embedding")
+    optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1, learning_rate_multipliers={"embedding": 0.3})
+    optimizer.build([variable])
+
+    def step():
+        optimizer.apply([tf.IndexedSlices(tf.constant(values), rows, table.shape)], [variable])
+
+    run = step if options.pop("eager", False) else tf.function(step, autograph=False, **options)
+    for _ in range(3):
+        run()
+    expected = reference.lamb(table, [dense] * 3, 0.1, weight_decay=0.1, multiplier=0.3)
+    np.testing.assert_allclose(steps.values([variable])[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def operations_of_a_step(count, **arguments):
+    """The names of the operations in the graph of a step of `count` variables."""
+    import tensorflow as tf
+
+    variables = [keras.Variable(np.ones(3), name=f"kernel_{i}") for i in range(count)]
+    optimizer = lamb_tf.LAMB(0.1, **arguments)
+    optimizer.build(variables)
+    step = tf.function(lambda grads: optimizer.apply(grads, variables), autograph=False)
+    graph = step.get_concrete_function([tf.TensorSpec((3,))] * count).graph
+    return [operation.type for operation in graph.get_operations()]
+
+
+@ON_TENSORFLOW
+def test_factors_add_operations_per_step_and_not_per_variable():
+    rules = {"learning_rate_multipliers": {"kernel": 0.5}}
+    plain, scaled = operations_of_a_step(4), operations_of_a_step(4, **rules)
+    assert operations_of_a_step(4, learning_rate_multipliers={}) == plain
+    assert 0 < len(scaled) - len(plain) < 20
+    more = len(operations_of_a_step(9, **rules)) - len(operations_of_a_step(9))
+    assert more == len(scaled) - len(plain)
+
+
+# Which variables.
+
+
+def test_the_first_rule_that_names_a_variable_holds():
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    first = steps.train(
+        MAKE["LAMB"](0.1, learning_rate_multipliers={"bias$": 0.5, "dense": 0.0, "": 1.0}),
+        weights,
+        gradients,
+    )
+    np.testing.assert_array_equal(first[1], weights[1])
+    expected = reference.lamb(
+        weights[2], [g[2] for g in gradients], 0.1, weight_decay=0.1, multiplier=0.5
+    )
+    np.testing.assert_allclose(first[2], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rule_may_name_a_variable_or_be_a_predicate_and_the_summary_shows_the_factors():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    rules = [(variables[0], 0.25), (path_is("bias"), 0), ("dense", 1.7)]
+    tables = []
+    for choice in (RULES, rules):
+        optimizer = lamb_tf.LAMB(learning_rate_multipliers=choice)
+        optimizer.build(variables)
+        optimizer.summary(tables.append)
+    assert tables[0] == tables[1]
+    column = [line.split()[-1] for line in tables[0].splitlines()[1:]]
+    assert column == ["0.25", "1.7", "0", "1"]
+
+
+def test_rules_of_which_none_names_a_variable_are_refused_and_an_idle_one_is_told():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    with pytest.raises(ValueError, match="`learning_rate_multipliers`=.*\n.*embedding"):
+        lamb_tf.LAMB(learning_rate_multipliers={"layer_3": 0.5}).build(variables)
+    with pytest.warns(UserWarning, match="'layer_3' in `learning_rate_multipliers` matches no"):
+        lamb_tf.LAMB(learning_rate_multipliers={"layer_3": 0.5, "bias": 0.5}).build(variables)
+
+
+@pytest.mark.parametrize("factor", [-0.5, np.nan, np.inf, True, "0.5", None])
+def test_a_factor_that_is_no_finite_number_of_at_least_0_is_refused(factor):
+    with pytest.raises(ValueError, match="A factor in `learning_rate_multipliers` must .* 'bias'"):
+        lamb_tf.LAMB(learning_rate_multipliers={"bias": factor})
+
+
+@pytest.mark.parametrize("given", ["bias", ["bias"], [("bias", 1.0, 2.0)], {3.5: 1.0}, [(True, 1)]])
+def test_what_is_no_mapping_and_no_sequence_of_pairs_is_refused(given):
+    with pytest.raises(TypeError, match="`learning_rate_multipliers` takes"):
+        lamb_tf.LARS(learning_rate_multipliers=given)
+
+
+def test_a_malformed_expression_is_refused_and_the_argument_cannot_be_assigned():
+    with pytest.raises(ValueError, match=r"`learning_rate_multipliers` holds '\(bias'"):
+        lamb_tf.LAMB(learning_rate_multipliers={"(bias": 0.5})
+    with pytest.raises(AttributeError, match="to the constructor of LARS"):
+        lamb_tf.LARS().learning_rate_multipliers = {"bias": 0.5}
+
+
+# Saving.
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS])
+def test_a_config_in_terms_of_json_gives_the_same_training(make, is_built):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    optimizer = make(0.1, learning_rate_multipliers=RULES)
+    if is_built:
+        optimizer.build(steps.make_variables(weights))
+    config = json.loads(json.dumps(optimizer.get_config()))
+    assert config["learning_rate_multipliers"] == [[path, RULES[path]] for path in RULES]
+    again = make.from_config(config)
+    assert again.get_config() == optimizer.get_config()
+    expected = steps.train(make(0.1, learning_rate_multipliers=RULES), weights, gradients)
+    for one, two in zip(steps.train(again, weights, gradients), expected):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_config_without_the_argument_is_one_of_an_earlier_version():
+    config = lamb_tf.LAMB().get_config()
+    assert config.pop("learning_rate_multipliers") is None
+    assert lamb_tf.LAMB.from_config(config).get_config()["learning_rate_multipliers"] is None
+
+
+@pytest.mark.parametrize("item", ["kernel", path_is("kernel")], ids=["pattern", "lambda"])
+def test_a_model_is_trained_on_from_a_file(tmp_path, item):
+    layers = [keras.layers.Dense(4), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    optimizer = lamb_tf.LAMB(0.1, learning_rate_multipliers=[(item, 0.5)])
+    if steps.BACKEND == "tensorflow":
+        optimizer = lamb_tf.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, loss="mse")
+    model.fit(X, X[:, :2], shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, again):
+        one.fit(X, X[:, :2], shuffle=False, verbose=0)
+    for one, two in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.filterwarnings("ignore:.* matches no variable:UserWarning")
+def test_a_restored_optimizer_only_warns_where_what_its_rules_named_is_frozen():
+    config = lamb_tf.LAMB(learning_rate_multipliers={"embedding": 0.5}).get_config()
+    variables = steps.make_variables(steps.weights_and_gradients()[0])[1:]
+    lamb_tf.LAMB.from_config(config).build(variables)
