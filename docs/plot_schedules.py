@@ -19,10 +19,8 @@ from lamb_tf.schedules import (
     legw,
 )
 
-HERE = Path(__file__).parent
 
-
-def main():
+def main(folder=Path(__file__).parent):
     shapes = {
         "polynomial, power 1": WarmupPolynomialDecay(5e-3, 15_625, 3_125),
         "polynomial, power 2": WarmupPolynomialDecay(5e-3, 15_625, 3_125, power=2),
@@ -32,7 +30,12 @@ def main():
         "multi-step": WarmupMultiStepDecay(5e-3, [8_000, 12_000], 0.3, 3_125),
         "constant": WarmupConstant(5e-3, 3_125),
     }
-    draw("schedules_shapes.png", shapes, 15_626, "Peak 5e-3, warm-up 3,125 of 15,625 updates")
+    draw(
+        folder / "schedules_shapes.png",
+        shapes,
+        15_626,
+        "Peak 5e-3, warm-up 3,125 of 15,625 updates",
+    )
 
     forms = {
         'decay_from="warmup_end"': WarmupPolynomialDecay(1.0, 100, 20),
@@ -40,14 +43,19 @@ def main():
         "start_warmup_step=10": WarmupPolynomialDecay(1.0, 100, 20, start_warmup_step=10),
         "start_warmup_step=-10": WarmupPolynomialDecay(1.0, 100, 20, start_warmup_step=-10),
     }
-    draw("schedules_warmup.png", forms, 101, "Where decay and warm-up start (20 of 100 updates)")
+    draw(
+        folder / "schedules_warmup.png",
+        forms,
+        101,
+        "Where decay and warm-up start (20 of 100 updates)",
+    )
 
     nvidia = [
         (WarmupPolynomialDecay(6e-3, 7_038, round(0.2843 * 7_038), power=0.5), 7_038),
         (WarmupPolynomialDecay(4e-3, 1_563, round(0.128 * 1_563), power=0.5), 1_563),
     ]
     draw(
-        "schedules_stages.png",
+        folder / "schedules_stages.png",
         {"batch 65,536,\nthen 32,768": Stages(nvidia)},
         7_038 + 1_563,
         "Re-warm-up: two stages, NVIDIA's rates",
@@ -61,14 +69,14 @@ def main():
         for batch in (128, 512, 2_048, 8_192)
     }
     draw(
-        "schedules_legw.png",
+        folder / "schedules_legw.png",
         mnist,
         1_000,
         "LEGW: rate ∝ √batch, 94 updates of warm-up for every batch",
     )
 
 
-def draw(name, schedules, steps, title):
+def draw(path, schedules, steps, title):
     figure, axes = plt.subplots(figsize=(8.6, 3.4), dpi=100)
     for label, schedule in schedules.items():
         shown = getattr(schedule, "total_steps", steps)
@@ -81,7 +89,7 @@ def draw(name, schedules, steps, title):
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.tight_layout()
-    figure.savefig(HERE / name)
+    figure.savefig(path)
     plt.close(figure)
 
 

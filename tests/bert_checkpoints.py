@@ -3,25 +3,18 @@
 import numpy as np
 import peers
 import tensorflow as tf
+from bert_shapes import TINY, tiny
 
 from official_bert.conversion import names, safetensors_files, sources
 from official_bert.conversion.tensors import Tensor
 from official_bert.data import tokenization
-from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
 
 WORDS = "the cat sat on a mat un ##aff ##able , . ! ' s ##s 中 é e ##x 1 ##2 naive"
 SHAPES = {
-    "small": BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=24,
-        max_position_embeddings=20,
-    ),
-    "one layer, many segments": BertConfig(
+    "small": TINY,
+    "one layer, many segments": tiny(
         vocab_size=33,
         hidden_size=12,
         num_hidden_layers=1,
@@ -30,7 +23,7 @@ SHAPES = {
         max_position_embeddings=8,
         type_vocab_size=5,
     ),
-    "eleven layers": BertConfig(
+    "eleven layers": tiny(
         vocab_size=35,
         hidden_size=8,
         num_hidden_layers=11,

@@ -1,4 +1,8 @@
-"""What must be set before TensorFlow is imported, for every test."""
+"""What must be set before TensorFlow is imported, and the fixtures that many test files share.
+
+The rooms `small_…` are imported by their fixtures: the tests of `lamb_tf` run without what
+`official_bert` needs.
+"""
 
 import os
 
@@ -31,3 +35,27 @@ def float64():
 
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory):
+    """A `small_text.SmallText`: topics of Python's language reference, and a vocabulary."""
+    import small_text
+
+    return small_text.make(tmp_path_factory.mktemp("small_text"))
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory):
+    """A `small_corpus.SmallCorpus`: records of two lengths, and a BERT to train on them."""
+    import small_corpus
+
+    return small_corpus.make(tmp_path_factory.mktemp("small_corpus"))
+
+
+@pytest.fixture(scope="session")
+def small_sentences(small_corpus, tmp_path_factory):
+    """A `small_sentences.SmallSentences`: tables of labelled sentences."""
+    import small_sentences
+
+    return small_sentences.make(tmp_path_factory.mktemp("small_sentences"), small_corpus)

@@ -10,7 +10,7 @@ from official_bert import pretraining_flags, run_pretraining
 from official_bert.data import input_pipeline, record_files
 from official_bert.system import commands
 
-input_pipeline.Batches.__init__.__kwdefaults__["window_records"] = 2048
+input_pipeline.WINDOW_RECORDS = 2048
 read = record_files.RecordFiles.read
 
 

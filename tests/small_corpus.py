@@ -4,8 +4,6 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import tokenization
 from official_bert.data.instances import Settings
@@ -26,9 +24,8 @@ class SmallCorpus(NamedTuple):
     held_out: str
 
 
-@pytest.fixture(scope="session")
-def small_corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small_corpus")
+def make(folder: Path) -> SmallCorpus:
+    """Writes text, vocabulary and records into `folder`."""
     documents = [paragraphs for _, paragraphs in itertools.islice(stdlib_text.documents(), 60)]
     texts = {"train": documents[:50], "held_out": documents[50:]}
     for split, part in texts.items():

@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from small_corpus import SmallCorpus
 
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
@@ -28,9 +28,8 @@ class SmallSentences(NamedTuple):
     vocab_file: str
 
 
-@pytest.fixture(scope="session")
-def small_sentences(small_corpus, tmp_path_factory) -> SmallSentences:
-    folder = tmp_path_factory.mktemp("sentences")
+def make(folder: Path, corpus: SmallCorpus) -> SmallSentences:
+    """Writes the tables into `folder`; vocabulary and model are those of `corpus`."""
     documents = itertools.islice(stdlib_text.documents(), 60)
     lines = [line for _, lines in documents for line in lines if 8 < len(line.split()) < 20][:76]
     rows = [(f"{'return ' * (i % 2)}{line}", i % 2) for i, line in enumerate(lines)]
@@ -38,9 +37,9 @@ def small_sentences(small_corpus, tmp_path_factory) -> SmallSentences:
     write_table(folder / "dev.tsv", rows[50:])
     texts = [sentence for sentence, _ in rows[50:]]
     (folder / "new.tsv").write_text("\n".join(("sentence", *texts)) + "\n")
-    config = dataclasses.replace(small_corpus.config, initializer_range=0.1)
+    config = dataclasses.replace(corpus.config, initializer_range=0.1)
     paths = [str(folder / f"{name}.tsv") for name in ("train", "dev", "new")]
-    return SmallSentences(folder, *paths, config, small_corpus.vocab_file)
+    return SmallSentences(folder, *paths, config, corpus.vocab_file)
 
 
 def write_table(path, rows):

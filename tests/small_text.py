@@ -27,9 +27,8 @@ def topics(count: int) -> list[list[str]]:
     return [document for document in documents if len(document) > 3][:count]
 
 
-@pytest.fixture(scope="session")
-def small_text(tmp_path_factory) -> SmallText:
-    folder = tmp_path_factory.mktemp("small_text")
+def make(folder: Path) -> SmallText:
+    """Writes text and vocabulary into `folder`."""
     documents = topics(40)
     path, vocab_file = folder / "text.txt", folder / "vocab.txt"
     path.write_text("\n\n".join("\n".join(document) for document in documents) + "\n")

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from absl import flags
-from small_corpus import small_corpus as small_corpus
 
 from official_bert import pretraining_flags, recipes, run_pretraining
 from official_bert.stages import Reporting, Run, Stage

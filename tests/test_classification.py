@@ -11,10 +11,8 @@ import peers
 import pytest
 import tensorflow as tf
 from bert_checkpoints import CONFIG, make_hugging_face, make_source
-from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
 from small_sentences import STAGE, make_run, make_task, number_task
-from small_sentences import small_sentences as small_sentences
 from two_replicas import two_replicas
 
 from official_bert.data.array_batches import ArrayBatches

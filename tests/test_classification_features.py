@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_text import SHARED, UNCASED, topics
-from small_text import small_text as small_text
 
 from official_bert.data import tokenization
 from official_bert.tasks import classification_features, glue

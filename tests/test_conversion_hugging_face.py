@@ -48,15 +48,7 @@ def test_logits_equal_those_of_transformers(tmp_path, shape, act):
 def test_a_folder_written_by_transformers_computes_the_same_here(tmp_path, act):
     torch, transformers = peers.load("torch"), peers.load("transformers")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=24,
-        max_position_embeddings=20,
-        hidden_act=act,
-    )
+    config = transformers.BertConfig(**dataclasses.asdict(CONFIG) | {"hidden_act": act})
     model = transformers.BertForPreTraining(config)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.4)

@@ -15,10 +15,10 @@ from bert_checkpoints import (
     weights_of,
     write_objects,
 )
+from bert_shapes import tiny
 
 from official_bert import convert_checkpoint
 from official_bert.conversion import names, sources
-from official_bert.model.config import BertConfig
 
 
 def test_variables_are_laid_out_anew_only_where_tf_models_has_an_axis_for_heads(tmp_path):
@@ -52,14 +52,7 @@ def tf_models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tf_models")
     script = pathlib.Path(__file__).with_name("tf_models_checkpoints.py")
     subprocess.run([sys.executable, "-W", "ignore", script, folder, "0"], check=True)
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=24,
-        max_position_embeddings=12,
-    )
+    config = tiny(vocab_size=50, max_position_embeddings=12)
     (folder / "bert_config.json").write_text(config.to_json())
     return folder
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from small_text import small_text as small_text
 from small_text import topics
 
 from official_bert import create_pretraining_data as command
-from official_bert.data import build_progress, corpus, record_builder, tokenization
+from official_bert.data import build_progress, corpus, tokenization
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 
@@ -289,7 +288,7 @@ def test_a_disk_that_fills_up_ends_with_one_line_and_the_parts_stay(small_text, 
 
 def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
-    monkeypatch.setattr(build_progress.Progress.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(build_progress, "SECONDS_BETWEEN_LINES", 0.0)
     lines = []
     create(small_text, tmp_path, Path(small_text.path).read_bytes(), report=lines.append)
     assert len(lines) > 5
@@ -302,10 +301,11 @@ def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     [(100, 1.000001, "0 min 00 s"), (100, 0.5, "1 min 40 s"), (59.6, 0.5, "1 min 00 s")],
 )
 def test_the_time_left_is_whole_seconds_and_never_less_than_none(monkeypatch, seconds, done, left):
+    monkeypatch.setattr(build_progress, "SECONDS_BETWEEN_LINES", 0.0)
     lines = []
     source = SimpleNamespace(share_read=done, text_bytes=1000)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    progress = build_progress.Progress(source, lines.append, every=0.0)
+    progress = build_progress.Progress(source, lines.append)
     monkeypatch.setattr("time.monotonic", lambda: seconds)
     progress(1000, 10)
     assert lines[0].endswith(f"  {left} left")
@@ -317,13 +317,13 @@ def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     started = []
-    start = record_builder.subprocess.Popen
+    start = subprocess.Popen
 
     def count(*arguments, **options):
         started.append(start(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(record_builder.subprocess, "Popen", count)
+    monkeypatch.setattr("subprocess.Popen", count)
     text = Path(small_text.path).read_bytes()
     create(small_text, tmp_path, text, num_workers=workers, num_shards=4)
     assert len(started) <= 4  # one block, four shards

@@ -5,7 +5,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from small_text import small_text as small_text
 from small_text import topics
 
 from official_bert.data import corpus, tokenization

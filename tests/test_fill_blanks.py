@@ -5,22 +5,14 @@ import logging
 import numpy as np
 import pytest
 import tensorflow as tf
+from bert_shapes import tiny
 
 from official_bert import fill_blanks
-from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "list", "is", "empty", "##s", "."]
-CONFIG = BertConfig(
-    vocab_size=len(WORDS),
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=24,
-    initializer_range=0.5,
-)
+CONFIG = tiny(vocab_size=len(WORDS), max_position_embeddings=24, initializer_range=0.5)
 
 
 @pytest.fixture

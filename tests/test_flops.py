@@ -5,25 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from bert_shapes import BASE, LARGE, SMALL
 
 from official_bert import stacking
 from official_bert.model import flops
-from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
 
-BASE = BertConfig()
-LARGE = BertConfig(
-    hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-)
-SMALL = BertConfig(  # wide beside the things that are not counted
-    vocab_size=1000,
-    hidden_size=256,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    intermediate_size=1024,
-    max_position_embeddings=64,
-)
+# Wide beside the things that are not counted.
+WIDE = dataclasses.replace(SMALL, vocab_size=1000, max_position_embeddings=64)
 
 
 def stage_of(batch_size=1, max_seq_length=128, max_predictions_per_seq=20, **fields):
@@ -75,10 +65,10 @@ def test_bert_bases_forward_pass_is_that_of_its_published_shape():
 )
 def test_reduced_bytes_are_those_of_the_models_trained_variables(fields):
     stage = stage_of(**fields)
-    config = dataclasses.replace(SMALL, num_hidden_layers=stage.depth or SMALL.num_hidden_layers)
+    config = dataclasses.replace(WIDE, num_hidden_layers=stage.depth_in(WIDE))
     model = BertPretrainer(config)
     trained = [v for v in model.weights if stacking.trained(v.path, stage)]
-    assert flops.reduced_bytes(SMALL, stage) == 4 * sum(int(np.prod(v.shape)) for v in trained)
+    assert flops.reduced_bytes(WIDE, stage) == 4 * sum(int(np.prod(v.shape)) for v in trained)
 
 
 def test_bert_base_and_large_have_the_published_numbers_of_parameters():
@@ -99,7 +89,7 @@ def test_a_stage_is_described_by_what_it_trains_and_costs():
 
 def training_graph(stage, config):
     """The graph of a stage's forward and backward pass."""
-    config = dataclasses.replace(config, num_hidden_layers=stage.depth or config.num_hidden_layers)
+    config = dataclasses.replace(config, num_hidden_layers=stage.depth_in(config))
     model = BertPretrainer(config)
     variables = [v.value for v in model.weights if stacking.trained(v.path, stage)]
 
@@ -161,20 +151,20 @@ def unread(stage, config):
 @pytest.mark.parametrize("length", [16, 64])
 def test_all_layers_cost_the_products_of_the_real_graph(length):
     stage = stage_of(batch_size=3, max_seq_length=length, max_predictions_per_seq=5)
-    counted = products(training_graph(stage, SMALL)) - segment_products(stage, SMALL)
-    assert counted == flops.step_flops(SMALL, stage) - unread(stage, SMALL)
+    counted = products(training_graph(stage, WIDE)) - segment_products(stage, WIDE)
+    assert counted == flops.step_flops(WIDE, stage) - unread(stage, WIDE)
 
 
 @pytest.mark.parametrize("fields", stacking.mslt_plan((1, 2, 4)))
 def test_partial_stages_cost_the_products_of_the_real_graph(fields):
     stage = stage_of(batch_size=3, max_seq_length=16, max_predictions_per_seq=5, **fields)
-    counted = products(training_graph(stage, SMALL)) - segment_products(stage, SMALL)
+    counted = products(training_graph(stage, WIDE)) - segment_products(stage, WIDE)
     # The convention counts query, key and value of the lowest trained layer above frozen ones with
     # a gradient of their inputs.
     queries = 16 if stage.trained_layers != (stage.depth - 1,) else 1 + 5  # those that are read
-    never_done = 2 * 3 * (queries + 2 * 16) * SMALL.hidden_size**2
+    never_done = 2 * 3 * (queries + 2 * 16) * WIDE.hidden_size**2
     never_done = 0 if stage.train_embeddings else never_done
-    assert counted == flops.step_flops(SMALL, stage) - unread(stage, SMALL) - never_done
+    assert counted == flops.step_flops(WIDE, stage) - unread(stage, WIDE) - never_done
 
 
 def test_tensorflows_profiler_counts_the_same_within_a_percent_element_wise_work_included():

@@ -7,7 +7,6 @@ from random import Random
 import google_instances
 import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
-from small_text import small_text as small_text
 
 from official_bert import create_pretraining_data as command
 from official_bert.data import corpus, tokenization

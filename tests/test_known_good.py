@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import math
+import os
 
 import numpy as np
 import pytest
-from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, SHORT, make_run, train
 
 from official_bert.engines import loop_state
@@ -39,7 +39,7 @@ def saves(small_corpus, tmp_path):
         exploded = good.judge(sums(loss) if loss is not None else [0.0] * len(Pretraining.sums))
         state = good.state(tensors)
         prefix = store.save(tensors, next(steps), {"loop": {}, "seconds": 0.0, **state})
-        good.saved(checkpoints.os.path.basename(prefix), state["suspect"])
+        good.saved(os.path.basename(prefix), state["suspect"])
         return exploded
 
     return save, store

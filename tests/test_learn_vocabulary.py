@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_text import small_text as small_text
 
 from official_bert import learn_vocabulary as command
 from official_bert.data import tokenization

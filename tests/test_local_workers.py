@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from small_corpus import small_corpus as small_corpus
 
 from official_bert.engines import local_workers
 from official_bert.training import checkpoints

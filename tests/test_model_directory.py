@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_corpus import small_corpus as small_corpus
+from bert_shapes import tiny
 from small_runs import QUIET, SHORT, final_tensors, log_lines, make_run, train
 
 from official_bert.data.record_files import RecordFiles
@@ -16,7 +16,7 @@ from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints, model_directory, model_state
 from official_bert.training.trainer import Trainer
 
-CONFIG = BertConfig(vocab_size=300, hidden_size=16, num_attention_heads=2)
+CONFIG = tiny(vocab_size=300)
 DESCRIPTION = {"stages": [{"steps": 8, "warmup_steps": 2}], "seed": 1, "records": ["0a"]}
 LONGER = dataclasses.replace(SHORT, steps=12)
 SLOWER = dataclasses.replace(SHORT, learning_rate=1e-3)

@@ -12,20 +12,12 @@ import numpy as np
 import peers
 import pytest
 import tensorflow as tf
+from bert_shapes import tiny
 
 from official_bert.model import initial_values
-from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 
-CONFIG = BertConfig(
-    vocab_size=97,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=80,
-    max_position_embeddings=24,
-    initializer_range=0.2,  # large, so that errors show
-)
+CONFIG = tiny(vocab_size=97, initializer_range=0.2)  # large, so that errors show
 
 
 def make_batch(seed=0, batch=3, length=16, predictions=4):
@@ -148,7 +140,7 @@ def test_what_lies_under_padding_does_not_matter():
 
 def test_initial_values_are_a_truncated_normal_that_follows_from_seed_and_path():
     first, again, other = (BertPretrainer(CONFIG, seed=seed) for seed in (1, 1, 2))
-    deeper = BertPretrainer(BertConfig(**{**vars(CONFIG), "num_hidden_layers": 3}), seed=1)
+    deeper = BertPretrainer(dataclasses.replace(CONFIG, num_hidden_layers=3), seed=1)
     deeper = {v.path: v.numpy() for v in deeper.weights}
     for a, b, c in zip(first.weights, again.weights, other.weights, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())

@@ -1,10 +1,12 @@
 """The pictures of a run: drawn from whatever log there is, or refused in one line."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from bert_shapes import TINY
 
 from official_bert import plots
 
@@ -78,24 +80,13 @@ def test_the_plateau_ends_at_the_first_line_that_word_frequencies_do_not_explain
 
 
 def test_every_adapted_kernel_has_its_place_in_the_trust_ratio_picture():
-    from official_bert.model.config import BertConfig
     from official_bert.model.pretrainer import BertPretrainer
 
-    model = BertPretrainer(
-        BertConfig(
-            vocab_size=20,
-            hidden_size=8,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-        )
-    )
+    model = BertPretrainer(TINY)
     paths = [v.path for v in model.trainable_variables]
     adapted = [p for p in paths if "LayerNorm" not in p and "bias" not in p]
     for path in paths:
-        panels = [
-            title for title, pattern in plots.PANELS.items() if plots.re.search(pattern, path)
-        ]
+        panels = [title for title, pattern in plots.PANELS.items() if re.search(pattern, path)]
         assert len(panels) == (path in adapted), path
 
 

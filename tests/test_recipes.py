@@ -8,17 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bert_shapes import BASE, LARGE, SMALL
 
 from lamb_tf import schedules
 from official_bert import recipes, stacking
 from official_bert.model import flops
-from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Stage
 
-BASE = BertConfig()
-LARGE = BertConfig(
-    hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-)
 TABLE = {  # batch: updates of the LAMB paper's table 1; a in its rate 5 / (2^a · 10³); ratio
     512: (1_000_000, 3.0, 1 / 320),
     1_024: (500_000, 2.5, 1 / 160),
@@ -30,14 +26,6 @@ TABLE = {  # batch: updates of the LAMB paper's table 1; a in its rate 5 / (2^a 
 }
 
 
-SMALL = BertConfig(
-    vocab_size=4_096,
-    hidden_size=256,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    intermediate_size=1_024,
-    max_position_embeddings=128,
-)
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -339,7 +327,7 @@ def test_the_names_of_the_batch_table_say_its_batches():
 
 def test_stages_that_follow_each_other_never_lose_layers():
     for name in recipes.RECIPES:
-        depths = [s.depth or config_of(name).num_hidden_layers for s in recipes.find(name).stages]
+        depths = [s.depth_in(config_of(name)) for s in recipes.find(name).stages]
         assert all(a <= b for a, b in itertools.pairwise(depths))
 
 

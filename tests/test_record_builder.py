@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_text import small_text as small_text
 
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import corpus

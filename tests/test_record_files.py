@@ -5,7 +5,6 @@ import json
 
 import pytest
 import tensorflow as tf
-from small_text import small_text as small_text
 
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data.instances import Settings

@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 from absl import flags
 from bert_checkpoints import make_hugging_face, make_source
-from small_corpus import small_corpus as small_corpus
 from small_runs import SHORT, final_tensors, log_lines, train
 from small_runs import make_run as make_pretraining
-from small_sentences import small_sentences as small_sentences
 from small_text import SHARED
 
 from official_bert import classifier_flags, run_classifier

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from small_corpus import small_corpus as small_corpus
 
 from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
@@ -240,7 +240,7 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert not list(checkpoints.pathlib.Path(files["model_dir"]).glob("*"))
+    assert not list(pathlib.Path(files["model_dir"]).glob("*"))
 
 
 def test_ctrl_c_before_the_first_update_ends_with_one_line(files, capsys, monkeypatch, request):
@@ -429,12 +429,13 @@ def assert_ended_at_a_record(code, error, where, what, model_dir):
         (changed("input_ids", lambda ids: ids.append(1)), "holds 33 values, expected 32"),
     ],
 )
-def test_a_bad_record_in_mid_run_ends_it_in_one_line(files, many_records, bad, what, capfd):
+def test_a_bad_record_in_mid_run_ends_it_in_one_line(
+    files, many_records, bad, what, capfd, monkeypatch
+):
     names, where = many_records(bad, 2048, 1024)
     settings = files | SMALL | names | {"train_batch_size": 64, "num_steps_per_epoch": 99}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(input_pipeline.Batches.__init__.__kwdefaults__, "window_records", 1024)
-        code = call(*as_flags(settings | {"save_checkpoints_steps": 4}))
+    monkeypatch.setattr(input_pipeline, "WINDOW_RECORDS", 1024)
+    code = call(*as_flags(settings | {"save_checkpoints_steps": 4}))
     assert_ended_at_a_record(code, capfd.readouterr().err, where, what, files["model_dir"])
 
 
@@ -443,7 +444,7 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
     names, where = many_records(damaged, 80_000, input_pipeline.WINDOW_RECORDS)
     shape = json.loads(small_corpus.config.to_json())
     shape |= {"hidden_size": 8, "intermediate_size": 8}
-    checkpoints.pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
+    pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
     settings = files | SMALL | names | {"train_batch_size": 4096, "num_steps_per_epoch": 99}
     process = start(settings | {"save_checkpoints_steps": 4}, stderr=subprocess.PIPE)
     _, error = process.communicate()
@@ -481,7 +482,7 @@ def three():
 def result(model_dir):
     """All that a run leaves, by file, without what is a matter of the machine."""
     found = {}
-    for path in checkpoints.pathlib.Path(model_dir).rglob("*"):
+    for path in pathlib.Path(model_dir).rglob("*"):
         if path.is_file():
             name, content = str(path.relative_to(model_dir)), path.read_bytes()
             if name == "train_log.jsonl":
@@ -498,7 +499,7 @@ def result(model_dir):
 
 
 def steps_saved(model_dir):
-    names = checkpoints.pathlib.Path(model_dir).glob("ctl_step_*.json")
+    names = pathlib.Path(model_dir).glob("ctl_step_*.json")
     return max(
         (int(path.name.split(".")[0].removeprefix("ctl_step_")) for path in names), default=0
     )
@@ -516,7 +517,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     """SIGKILL in each tenth of it: in mid-checkpoint, at changes of stage, in the last export, …"""
     (tmp_path / "mine.py").write_text(THREE_STAGES)
     shape = json.loads(small_corpus.config.to_json()) | {"num_hidden_layers": 2}
-    checkpoints.pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
+    pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
     settings = files | {
         "recipe": f"{tmp_path / 'mine.py'}:three",
         "eval_files": small_corpus.held_out,
@@ -599,4 +600,4 @@ def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
     step = checkpoints.CheckpointStore(files["model_dir"]).latest().step
     assert f"Stopped at step {step}; the same command goes on" in rest
     assert "Traceback" not in rest
-    assert list(checkpoints.pathlib.Path(files["model_dir"]).rglob("*.xplane.pb"))
+    assert list(pathlib.Path(files["model_dir"]).rglob("*.xplane.pb"))

@@ -12,7 +12,6 @@ import peers
 import pytest
 import reference
 import tensorflow as tf
-from small_corpus import small_corpus as small_corpus
 
 from official_bert.data import input_pipeline
 from official_bert.engines import loop_state, tf_update

@@ -358,9 +358,7 @@ def test_the_code_of_the_page_runs():
 @pytest.mark.slow
 def test_the_figures_of_the_page_are_drawn(tmp_path):
     peers.load("matplotlib")
-    main = runpy.run_path(str(DOCS / "plot_schedules.py"))["main"]
-    main.__globals__["HERE"] = tmp_path
-    main()
+    runpy.run_path(str(DOCS / "plot_schedules.py"))["main"](tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
     shown = set(re.findall(r"\((schedules_\w+\.png)\)", (DOCS / "schedules.md").read_text()))
     assert drawn == shown == {path.name for path in DOCS.glob("schedules_*.png")}

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from small_corpus import small_corpus as small_corpus
 from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
 from two_replicas import two_replicas
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_text import small_text as small_text
 
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import manifest, record_builder

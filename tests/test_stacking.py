@@ -8,28 +8,19 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_corpus import small_corpus as small_corpus
+from bert_shapes import tiny
 
 from official_bert import stacking
 from official_bert.data import input_pipeline
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import flops
-from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.stages import Optimizer, Reporting, Run, Stage
 from official_bert.training import checkpoints
 from official_bert.training.trainer import Trainer
 
-CONFIG = BertConfig(
-    vocab_size=61,
-    hidden_size=16,
-    num_hidden_layers=6,
-    num_attention_heads=2,
-    intermediate_size=40,
-    max_position_embeddings=16,
-    initializer_range=0.2,
-)
+CONFIG = tiny(vocab_size=61, num_hidden_layers=6, initializer_range=0.2)
 
 
 def make_model(depth, seed=0):

@@ -8,7 +8,6 @@ import tarfile
 import zipfile
 
 import pytest
-from small_text import small_text as small_text
 
 from official_bert.data import corpus, text_forms
 from official_bert.learn_vocabulary import learn_vocabulary

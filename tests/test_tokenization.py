@@ -9,7 +9,6 @@ from random import Random
 import google_tokenizer
 import pytest
 from small_text import SHARED, UNCASED, needs_shared, topics
-from small_text import small_text as small_text
 from tokenizers.normalizers import NFD
 
 from official_bert.data import corpus, tokenization

@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_corpus import small_corpus as small_corpus
 from small_runs import (
     LONG,
     QUIET,
@@ -204,7 +203,7 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
 
     def refused(free, model_dir, reporting=keep_two):
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: usage)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
         try:
             Trainer(run, reporting, TfDistribute(tf.distribute.get_strategy()), model_dir)
         except OSError as error:

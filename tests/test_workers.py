@@ -9,7 +9,6 @@ import signal
 import numpy as np
 import pytest
 import worker_processes
-from small_corpus import small_corpus as small_corpus
 
 from official_bert.data.record_files import RECORDS_IN_FINGERPRINT
 from official_bert.model.config import BertConfig

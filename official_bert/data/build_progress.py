@@ -1,6 +1,7 @@
 """The messages of a build while it runs, and at its end."""
 
 import time
+from collections.abc import Callable
 
 from official_bert.data import corpus, dropped_text
 
@@ -22,11 +23,19 @@ def describe(summary: dict, max_seq_length: int) -> str:
     )
 
 
-class Progress:
-    """Lines with the rate and the time left, every few seconds."""
+SECONDS_BETWEEN_LINES = 5.0
 
-    def __init__(self, source: corpus.Corpus, report, every: float = 5.0):
-        self._source, self._report, self._every = source, report, every
+
+class Progress:
+    """Lines with the rate and the time left, every few seconds.
+
+    Args:
+        source: the text that is read.
+        report: takes each line; None: no lines.
+    """
+
+    def __init__(self, source: corpus.Corpus, report: Callable[[str], object] | None):
+        self._source, self._report = source, report
         self._started = self._last = time.monotonic()
         self._bytes = self._sequences = 0
 
@@ -34,7 +43,7 @@ class Progress:
         self._bytes += text_bytes
         self._sequences += sequences
         now = time.monotonic()
-        if self._report is None or now - self._last < self._every:
+        if self._report is None or now - self._last < SECONDS_BETWEEN_LINES:
             return
         self._last = now
         seconds = now - self._started

@@ -64,7 +64,8 @@ class Batches:
         max_ngram_size: for dynamic records.
         use_next_sentence: with False, dynamic records become examples of one part with label 0;
             static ones keep their pairs.
-        window_records: W; data of at most this number of records are held in memory.
+        window_records: W; data of at most this number of records are held in memory; None:
+            `WINDOW_RECORDS`.
 
     `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
 
@@ -108,7 +109,7 @@ class Batches:
         do_whole_word_mask: bool | None = None,
         max_ngram_size: int | None = None,
         use_next_sentence: bool = True,
-        window_records: int = WINDOW_RECORDS,
+        window_records: int | None = None,
     ):
         _check_sharding(batch_size, shard_index, num_shards)
         self._files = RecordFiles(patterns)
@@ -128,6 +129,7 @@ class Batches:
         self._read = PoolReader(self._files, parse, vocab_size, max_seq_length)
         self._sizes = self._files.blocks[:, 2]
         self._orders: dict[int, np.ndarray] = {}
+        window_records = window_records or WINDOW_RECORDS
         self._in_memory = self.num_examples <= window_records
         self._whole: Pool | None = None
         # Windows and lanes must not depend on num_shards, because they decide the order.
