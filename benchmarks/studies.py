@@ -6,7 +6,6 @@ command, given again after a kill, goes on with the next one.
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
@@ -22,7 +21,8 @@ from official_bert.data import tokenization
 from official_bert.data.instances import Settings
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
-from official_bert.system import child_commands
+from official_bert.system import child_commands, file_locks
+from official_bert.system.whole_files import write_text
 
 HELD_OUT_SHARE = 12  # one document of so many is held out
 
@@ -107,8 +107,7 @@ class Study:
 def alone_in(folder):
     """The folder, made if need be, for this study alone: a second would spoil the first's times."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with file_locks.hold(folder / ".lock", when_held=lambda: print("Waiting for another study …")):
         yield
 
 
@@ -120,12 +119,7 @@ def _whole_lines(results):
 
 def _append(results, record):
     results.parent.mkdir(parents=True, exist_ok=True)
-    aside = results.with_name(f".{results.name}")
-    with open(aside, "w") as file:
-        file.write(_whole_lines(results) + json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, results)
+    write_text(results, _whole_lines(results) + json.dumps(record) + "\n")
 
 
 # Data and model

@@ -16,7 +16,7 @@ from absl import flags
 
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
-from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock, whole_file
+from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock
 from official_bert.model.config import BertConfig
 from official_bert.system import (
     child_commands,
@@ -106,7 +106,10 @@ def write_text(layout, paths, corpus_format):
         documents = (corpus.Document(lines, split=True) for _, lines in stdlib_text.documents())
     layout.text("train").parent.mkdir(exist_ok=True)
     counts = {"train": [0, 0], "held_out": [0, 0]}  # documents, characters
-    with whole_file(layout.text("train")) as train, whole_file(layout.text("held_out")) as held:
+    with (  # `train` appears last, and shows that both are there
+        whole_files.whole_file(layout.text("train")) as train,
+        whole_files.whole_file(layout.text("held_out")) as held,
+    ):
         for document in documents:
             if not document.continues:
                 index = counts["train"][0] + counts["held_out"][0]
@@ -116,7 +119,7 @@ def write_text(layout, paths, corpus_format):
                 counts[split][0] += 1
             blank = "" if document.continues else "\n"
             text = blank + "\n".join(map(str.strip, corpus.sentences(document))) + "\n"
-            (train if split == "train" else held).write(text)
+            (train if split == "train" else held).write(text.encode("utf-8"))
             counts[split][1] += len(text)
         if not counts["held_out"][0]:
             raise ValueError(

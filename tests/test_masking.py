@@ -2,6 +2,7 @@
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from official_bert.data import masking
@@ -37,3 +38,18 @@ def test_the_number_to_predict_rounds_half_to_even_as_python_does():
     cases = [(128, 20, 19), (128, 10, 10), (3, 20, 1), (30, 20, 4), (50, 20, 8)]
     for length, most, expected in cases:
         assert masking.number_to_predict(length, 0.15, most) == expected
+
+
+def test_of_the_chosen_ones_80_percent_are_masked_10_are_kept_and_10_are_random_words():
+    ids, words = list(range(1_000, 31_000)), list(range(900))
+    replaced = masking.corrupt(ids, range(30_000), 7, words, Random(1))
+    assert replaced == dict(enumerate(range(1_000, 31_000)))
+    draws = np.random.default_rng(1).uniform(size=(2, 30_000))
+    arrays = masking.corrupted(np.arange(1_000, 31_000), 7, 900, *draws)
+    for found in (np.array(ids), arrays):
+        masked, kept = found == 7, found == np.arange(1_000, 31_000)
+        random_word = found[~masked & ~kept]
+        assert masked.mean() == pytest.approx(0.8, abs=0.01)
+        assert kept.mean() == pytest.approx(0.1, abs=0.01)
+        assert random_word.max() < 900
+        assert random_word.mean() == pytest.approx(450, rel=0.05)

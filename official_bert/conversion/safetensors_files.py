@@ -66,6 +66,8 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
 def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes tensors in order, with one at a time in memory; marked as PyTorch's layout.
 
+    `targets.whole_folder` waits until the file is on the disk.
+
     Raises:
         ValueError: the format does not have the type of a tensor.
         OSError: it cannot be written.
@@ -88,8 +90,6 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
         for _, tensor in tensors:
             file.write(np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8))
             start_writing_out(path)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _entry(path, start, entry) -> Tensor:

@@ -19,6 +19,7 @@ from official_bert.conversion import (
     safetensors_files,
     tokenizer_files,
 )
+from official_bert.system.whole_files import sync
 
 
 class Target(NamedTuple):
@@ -59,9 +60,9 @@ def whole_folder(folder):
         aside.mkdir()
         yield aside
         for path in (*aside.rglob("*"), aside):
-            _sync(path)
+            sync(path)
         aside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         with contextlib.suppress(OSError):  # such as that they hold the new folder
@@ -75,14 +76,6 @@ def _forget_killed(folder):
         process = aside.name.rpartition("-")[2]
         if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write_hugging_face(folder, source):

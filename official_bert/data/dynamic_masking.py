@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from official_bert.data import masking
 from official_bert.data.example_parsing import Sequences
 
 
@@ -83,8 +84,8 @@ class DynamicMasking:
         place = np.arange(self.max_seq_length)  # (S,)
         inside = place < lengths[:, None]  # (b, S)
         maskable = inside & (ids != self.cls) & (ids != self.sep)
-        number = np.maximum(1, np.rint(lengths * self.masked_lm_prob).astype(np.int64))
-        number = np.minimum(np.minimum(number, self.max_predictions), maskable.sum(1))
+        number = masking.number_to_predict(lengths, self.masked_lm_prob, self.max_predictions)
+        number = np.minimum(number, maskable.sum(1))
         if self.whole_words:
             chosen = self._choose_runs(ids, maskable, number, draws)
         else:
@@ -186,14 +187,12 @@ class DynamicMasking:
         return maskable & words.taken_positions()
 
     def _corrupted(self, ids, positions, weights, draws: Draws) -> np.ndarray:
-        """80 % [MASK], 10 % a random word, 10 % unchanged."""
+        """The ids (b, S) with [MASK], the same or a random word at the chosen positions."""
         fate, word = np.moveaxis(draws.uniform(2, self.max_predictions), 1, 0)
         row, slot = np.nonzero(weights)
-        fate, word, position = fate[row, slot], word[row, slot], positions[row, slot]
-        random_word = (word * len(self.continues_a_word)).astype(ids.dtype)
-        kept = np.where(fate < 0.9, ids[row, position], random_word)
+        at, size = (row, positions[row, slot]), len(self.continues_a_word)
         ids = ids.copy()
-        ids[row, position] = np.where(fate < 0.8, self.mask, kept)
+        ids[at] = masking.corrupted(ids[at], self.mask, size, fate[row, slot], word[row, slot])
         return ids
 
 

@@ -146,18 +146,12 @@ class InstanceMaker:
     ) -> Instance:
         settings = self._settings
         ids = [self._cls, *first, self._sep, *second, self._sep]
-        number = masking.number_to_predict(
-            len(ids), settings.masked_lm_prob, settings.max_predictions_per_seq
-        )
+        probability, most = settings.masked_lm_prob, settings.max_predictions_per_seq
+        number = int(masking.number_to_predict(len(ids), probability, most))
         candidates = self._candidates(ids, len(first) + 1)
-        masked, mask, words, last = {}, self._mask, self._words, len(self._words) - 1
-        for group in masking.choose(candidates, number, rng, settings.max_ngram_size):
-            for position in group:
-                masked[position] = ids[position]
-                if rng.random() < 0.8:
-                    ids[position] = mask
-                elif rng.random() >= 0.5:
-                    ids[position] = words[rng.randint(0, last)]
+        groups = masking.choose(candidates, number, rng, settings.max_ngram_size)
+        chosen = itertools.chain.from_iterable(groups)
+        masked = masking.corrupt(ids, chosen, self._mask, self._words, rng)
         positions = sorted(masked)
         return Instance(
             ids, len(first) + 2, positions, [masked[p] for p in positions], is_random_next

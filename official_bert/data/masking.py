@@ -1,16 +1,66 @@
-"""Which tokens the model has to predict: single pieces, whole words, or n-grams of words.
+"""Which tokens the model has to predict, and what stands in their place.
 
 Number to predict = min(P, max(1, round(p · length))), the length counting [CLS] and [SEP], which
-are never masked. Of the chosen ones 80 % become [MASK], 10 % a random word, and 10 % stay
-unchanged.
+are never masked. They are single pieces, whole words, or n-grams of words. Of the chosen ones 80 %
+become [MASK], 10 % stay unchanged, and 10 % become a random word.
+
+The rules stand here twice: for one sequence with a `random.Random`, whose draws come in the order
+of the original TF1 script, and for arrays (`dynamic_masking.py` chooses by itself).
 """
 
+from collections.abc import Iterable
 from random import Random
 
+import numpy as np
 
-def number_to_predict(length: int, masked_lm_prob: float, max_predictions: int) -> int:
-    """Number of tokens to predict in a sequence of `length` (with [CLS] and [SEP])."""
-    return min(max_predictions, max(1, round(length * masked_lm_prob)))
+MASK_SHARE, KEPT_SHARE, RANDOM_SHARE = 0.8, 0.1, 0.1
+
+
+def number_to_predict(
+    length: int | np.ndarray, masked_lm_prob: float, max_predictions: int
+) -> np.ndarray:
+    """Number of tokens to predict in sequences of `length` (with [CLS] and [SEP]); its shape."""
+    return np.clip(np.rint(length * masked_lm_prob), 1, max_predictions).astype(np.int64)
+
+
+def corrupt(
+    ids: list[int], positions: Iterable[int], mask: int, words: list[int], rng: Random
+) -> dict[int, int]:
+    """Puts [MASK], the same or a random word at some positions of a sequence.
+
+    Args:
+        ids: the sequence; changed in place.
+        positions: where, in the order of drawing.
+        mask: the id of [MASK].
+        words: the ids that a random word is drawn from.
+
+    Returns:
+        {position: the id that stood there}.
+    """
+    replaced, last = {}, len(words) - 1
+    for position in positions:
+        replaced[position] = ids[position]
+        if rng.random() < MASK_SHARE:
+            ids[position] = mask
+        elif rng.random() >= KEPT_SHARE / (KEPT_SHARE + RANDOM_SHARE):
+            ids[position] = words[rng.randint(0, last)]
+    return replaced
+
+
+def corrupted(
+    ids: np.ndarray, mask: int, vocab_size: int, fate: np.ndarray, word: np.ndarray
+) -> np.ndarray:
+    """What stands in the place of chosen tokens.
+
+    Args:
+        ids: the tokens.
+        mask: the id of [MASK].
+        vocab_size: a random word is one of so many.
+        fate, word: for each token two numbers drawn from [0, 1).
+    """
+    random_word = (word * vocab_size).astype(ids.dtype)
+    kept = np.where(fate < MASK_SHARE + KEPT_SHARE, ids, random_word)
+    return np.where(fate < MASK_SHARE, mask, kept)
 
 
 def choose(

@@ -10,7 +10,6 @@ missing ones.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -23,12 +22,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import NoReturn
 
 import numpy as np
 
 import official_bert
 from official_bert.data import corpus, manifest, shard_sets
 from official_bert.data.build_worker import BuildPlan, Part, Shard
+from official_bert.system import file_locks
 from official_bert.system.whole_files import write_whole
 
 # Parts of another version cannot be used if it cut or counted differently.
@@ -64,7 +65,7 @@ class Builder:
     def run(self) -> tuple[list[dict], dict]:
         """Builds parts, then shards; returns the manifest's shard entries, and the counts."""
         os.makedirs(self._folder, exist_ok=True)
-        with self._locked():
+        with file_locks.hold(_lock_file(self._folder), self._refuse):
             self._forget_other_builds()
             with Workers(self._plan, self._workers) as workers:
                 parts = self._make_parts(workers)
@@ -78,14 +79,10 @@ class Builder:
                 shards = self._make_shards(workers, parts)
         return shards, counts
 
-    @contextlib.contextmanager
-    def _locked(self):
-        with _lock(self._folder) as locked:
-            if not locked:
-                raise ValueError(
-                    f"output_file: another process is building into {self._folder}; wait for it."
-                )
-            yield
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"output_file: another process is building into {self._folder}; wait for it."
+        )
 
     def _forget_other_builds(self) -> None:
         """Removes parts of other settings, or of a build whose shards were removed since."""
@@ -213,21 +210,12 @@ def remove_parts(shards: list[str]) -> None:
     """
     folder = manifest.building_folder(shards)
     if os.path.isdir(folder):
-        with _lock(folder) as locked:
-            if locked:
-                shutil.rmtree(folder)
+        with contextlib.suppress(BlockingIOError), file_locks.hold(_lock_file(folder)):
+            shutil.rmtree(folder)
 
 
-@contextlib.contextmanager
-def _lock(folder: str) -> Iterator[bool]:
-    """Locks a folder of parts against other processes; yields whether this succeeded."""
-    with open(os.path.join(folder, "lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+def _lock_file(folder: str) -> str:
+    return os.path.join(folder, "lock")
 
 
 class Workers:

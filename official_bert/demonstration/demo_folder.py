@@ -1,14 +1,13 @@
 """The folder of a demo: its files, a lock for one process, and the time taken."""
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 import time
 from typing import NamedTuple
 
-from official_bert.system import whole_files
+from official_bert.system import file_locks, whole_files
 
 
 class DemoFolder(NamedTuple):
@@ -42,17 +41,13 @@ class DemoFolder(NamedTuple):
         return [*folders, *files, self.blanks_table]
 
 
-@contextlib.contextmanager
-def alone_in(folder):
+def alone_in(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Waits until no other demo, nor a command that one started, works in `folder`."""
-    with open(folder / ".lock", "w") as lock:
-        os.set_inheritable(lock.fileno(), True)  # children hold it too, until they end
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+
+    def tell():
+        print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
+
+    return file_locks.hold(folder / ".lock", tell, with_children=True)
 
 
 @contextlib.contextmanager
@@ -87,15 +82,3 @@ def clock(layout, paths, corpus_format, recipe, vocab_size):
         finished, earlier = True, {"seconds": seconds()}
     finally:
         note()
-
-
-@contextlib.contextmanager
-def whole_file(path):
-    """A text file to write that appears under its name only when it is complete."""
-    aside = path.with_name(f".writing-{path.name}")
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            yield file
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

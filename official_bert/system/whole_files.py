@@ -1,29 +1,62 @@
-"""Files that appear only when they are complete."""
+"""Files that appear only when they are complete, and stay after a loss of power."""
 
 import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 
-def write_whole(path: str, chunks: Iterable[bytes], temporary: str | None = None) -> None:
-    """Writes under a temporary name and renames, so that `path` is never incomplete.
+@contextlib.contextmanager
+def whole_file(
+    path: str | os.PathLike, temporary: str | os.PathLike | None = None
+) -> Iterator[BinaryIO]:
+    """A file to write that appears under its name when the block ends without an error.
 
     Args:
-        temporary: the temporary name, on the same disk; default: `path` with `.tmp` appended.
+        path: the name; a file there is replaced in one step.
+        temporary: the name until then, on the same disk; default: `path` with `.tmp` appended.
     """
-    temporary = temporary or f"{path}.tmp"
+    temporary = temporary or f"{os.fspath(path)}.tmp"
     try:
         with open(temporary, "wb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+        put_in_place(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)  # free the space on a full disk
         raise
+
+
+def write_whole(
+    path: str | os.PathLike,
+    chunks: Iterable[bytes],
+    temporary: str | os.PathLike | None = None,
+) -> None:
+    """Writes a `whole_file` of these bytes."""
+    with whole_file(path, temporary) as file:
+        file.writelines(chunks)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Replaces a UTF-8 text file in one step."""
+    write_whole(path, [text.encode("utf-8")])
+
+
+def put_in_place(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Renames a finished file, once its data are on the disk."""
+    sync(temporary)
     os.replace(temporary, path)
+
+
+def sync(path: str | os.PathLike) -> None:
+    """Waits until a file's data or a folder's entries are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def start_writing_out(path: str | os.PathLike) -> None:
@@ -39,8 +72,3 @@ def start_writing_out(path: str | os.PathLike) -> None:
         ctypes.CDLL(None).sync_file_range(descriptor, *everything, write)
     finally:
         os.close(descriptor)
-
-
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Replaces a UTF-8 text file in one step."""
-    write_whole(os.fspath(path), [text.encode("utf-8")])

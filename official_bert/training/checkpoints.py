@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from official_bert.system.whole_files import write_text
+from official_bert.system.whole_files import put_in_place, sync, write_text
 
 _PARTS = (".data-00000-of-00001", ".index")
 _NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)")
@@ -279,9 +279,8 @@ def write_bundle(prefix, tensors):
                 tensors=[tf.convert_to_tensor(tensors[name]) for name in names],
             )
         for part in _PARTS:
-            _sync(aside / f"bundle{part}")
-            os.replace(aside / f"bundle{part}", f"{prefix}{part}")
-        _sync(prefix.parent)
+            put_in_place(aside / f"bundle{part}", f"{prefix}{part}")
+        sync(prefix.parent)
     except tf.errors.OpError as error:
         raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
     finally:
@@ -336,12 +335,3 @@ def _state_digest(state):
 def _digest(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path):
-    """Has the operating system put a file or a folder on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,13 +5,11 @@ And it can return to an earlier checkpoint and train on from there, with a lower
 instance (`resume_from`). `run.json` lists both under `changes`.
 """
 
-import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import re
 
+from official_bert.system import file_locks
 from official_bert.system.whole_files import write_text
 from official_bert.training import checkpoints
 
@@ -123,25 +121,22 @@ def check(directory, config, description, resume_from=None):
     )
 
 
-@contextlib.contextmanager
 def alone_in(directory):
     """Refuses to train where another process does: each would remove the other's checkpoints.
+
+    Returns:
+        A context manager that holds the directory.
 
     Raises:
         ValueError: if there is another one.
     """
-    with open(directory / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go by the system after a kill
-        except BlockingIOError:
-            raise ValueError(
-                f"Another process trains in {directory}; wait for its end, or choose another "
-                "model_dir."
-            ) from None
-        except OSError as error:  # a file system without locks
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        yield
+
+    def refuse():
+        raise ValueError(
+            f"Another process trains in {directory}; wait for its end, or choose another model_dir."
+        )
+
+    return file_locks.hold(directory / ".lock", refuse)
 
 
 def _check_unclaimed(directory, config, resume_from):
