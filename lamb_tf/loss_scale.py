@@ -6,7 +6,28 @@ from keras import ops
 from lamb_tf import _hyperparameters, _replicas
 from lamb_tf._layerwise import LayerwiseOptimizer
 
+INITIAL_SCALE, GROWTH_STEPS = 2.0**15, 2000
 BOUNDS = 1.0, 2.0**24  # of the scale
+
+
+def next_scale(scale, good_steps, skipped, growth_steps=GROWTH_STEPS, bounds=BOUNDS):
+    """The loss scale after an update: halved if it was skipped, doubled after many good ones.
+
+    Args:
+        scale: the scale of this update, a float32 scalar.
+        good_steps: number of good updates in a row, this one included; an integer scalar.
+        skipped: whether this update was skipped, a boolean scalar.
+        growth_steps: number of good updates in a row after which the scale is doubled.
+        bounds: the least and the largest scale.
+
+    Returns:
+        The next scale, and the number of good updates in a row to count on from.
+    """
+    good = ops.where(skipped, 0, good_steps)
+    doubles = ops.greater_equal(good, growth_steps)
+    grown = ops.where(doubles, 2.0 * scale, scale)
+    scale = ops.where(skipped, 0.5 * scale, grown)
+    return ops.clip(scale, *bounds), ops.where(doubles, 0, good)
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
@@ -43,7 +64,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def __init__(
-        self, inner_optimizer, initial_scale=2.0**15, dynamic_growth_steps=2000, name=None, **kwargs
+        self,
+        inner_optimizer,
+        initial_scale=INITIAL_SCALE,
+        dynamic_growth_steps=GROWTH_STEPS,
+        name=None,
+        **kwargs,
     ):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
@@ -117,15 +143,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _adapt(self, made_before, skipped_before):
         """Halves or doubles the scale, once for all replicas."""
-        inner, scale = self.inner_optimizer, ops.convert_to_tensor(self.dynamic_scale)
+        inner, counter = self.inner_optimizer, self.step_counter
         made = ops.greater(inner.iterations, _replicas.first_replica(made_before))
         skipped = ops.greater(inner.skipped_updates, _replicas.first_replica(skipped_before))
-        good = ops.where(skipped, 0, self.step_counter + ops.cast(made, self.step_counter.dtype))
-        doubles = ops.greater_equal(good, self.dynamic_growth_steps)
-        self.step_counter.assign(ops.where(doubles, 0, good))
-        grown = ops.where(doubles, 2.0 * scale, scale)
-        scale = ops.where(skipped, 0.5 * scale, grown)
-        self.dynamic_scale.assign(ops.clip(scale, *BOUNDS))
+        good_steps = counter + ops.cast(made, counter.dtype)
+        scale = ops.convert_to_tensor(self.dynamic_scale)
+        scale, good_steps = next_scale(scale, good_steps, skipped, self.dynamic_growth_steps)
+        counter.assign(good_steps)
+        self.dynamic_scale.assign(scale)
 
 
 def _scale(value, argument):

@@ -8,6 +8,7 @@ import pytest
 import steps
 
 import lamb_tf
+from lamb_tf import loss_scale
 
 
 def scaled_by(scale, gradients):
@@ -29,6 +30,19 @@ def test_the_update_is_that_of_the_inner_optimizer(accumulation):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
     assert number(outer.dynamic_scale) == 64.0
     assert number(outer.step_counter) == 4 / (accumulation or 1)
+
+
+def test_scale_and_count_follow_each_other_over_many_updates_as_computed_by_hand():
+    skipped = np.random.default_rng(1).uniform(size=300) < 0.2
+    scale, good = keras.ops.ones(()) * 4.0, keras.ops.zeros((), "int32")
+    expected, count = 4.0, 0
+    for skips in skipped:
+        count = 0 if skips else count + 1
+        doubles = count == 3
+        expected = min(max(expected / 2 if skips else expected * 2**doubles, 1.0), 64.0)
+        count = 0 if doubles else count
+        scale, good = loss_scale.next_scale(scale, good + 1, bool(skips), 3, (1.0, 64.0))
+        assert (float(scale), int(good)) == (expected, count)
 
 
 def test_the_scale_is_halved_after_a_skipped_update_and_doubled_after_enough_good_ones():

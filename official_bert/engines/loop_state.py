@@ -1,7 +1,9 @@
 """The state of the training loop beside weights and moments, as JSON values, for any engine."""
 
-# Dynamic loss scaling, for float16: halve at an overflow, double after so many good updates.
-FIRST_LOSS_SCALE, MAX_LOSS_SCALE, GOOD_UPDATES_TO_DOUBLE = 2.0**15, 2.0**24, 2000
+from lamb_tf import loss_scale
+
+# Dynamic loss scaling, for float16.
+FIRST_LOSS_SCALE, (MIN_LOSS_SCALE, MAX_LOSS_SCALE) = loss_scale.INITIAL_SCALE, loss_scale.BOUNDS
 
 
 def first_state(run):
@@ -43,10 +45,7 @@ def adapts_loss_scale(run):
     return scales_loss(run) and run.fixed_loss_scale is None
 
 
-def loss_scale_before_skip(run, loss_scale):
+def loss_scale_before_skip(run, scale):
     """The loss scale at a step whose update was skipped, from that after it."""
-    return (
-        min(2 * loss_scale, MAX_LOSS_SCALE)
-        if adapts_loss_scale(run) and loss_scale > 1
-        else loss_scale
-    )
+    adapted = adapts_loss_scale(run) and scale > MIN_LOSS_SCALE
+    return min(2 * scale, MAX_LOSS_SCALE) if adapted else scale

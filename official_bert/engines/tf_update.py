@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.model import fused
 
@@ -279,13 +280,10 @@ def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
 
 
 def _next_state(state, sums, skipped, adapts_loss_scale):
-    good = tf.where(skipped, 0, state["good_updates"] + 1)
-    scale = state["loss_scale"]
+    scale, good = state["loss_scale"], tf.where(skipped, 0, state["good_updates"] + 1)
     if adapts_loss_scale:
-        doubles = good == loop_state.GOOD_UPDATES_TO_DOUBLE
-        scale = tf.where(skipped, scale / 2, tf.where(doubles, scale * 2, scale))
-        scale = tf.clip_by_value(scale, 1.0, loop_state.MAX_LOSS_SCALE)
-        good = tf.where(doubles, 0, good)
+        bounds = (loop_state.MIN_LOSS_SCALE, loop_state.MAX_LOSS_SCALE)
+        scale, good = next_scale(scale, good, skipped, bounds=bounds)
     sums = tf.where(skipped, tf.zeros_like(sums), sums)
     return {
         "sums": state["sums"] + sums,
