@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 from absl import flags
@@ -56,7 +57,7 @@ def create_pretraining_data(
     use_v2_feature_names: bool = False,
     one_random_stream: bool = False,
     allow_dropped_text: bool = False,
-    report=None,
+    report: Callable[[str], object] | None = None,
 ) -> dict:
     """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
 

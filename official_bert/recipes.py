@@ -47,7 +47,7 @@ class Recipe:
     minutes: float | None = None
 
 
-def find(name):
+def find(name: str) -> Recipe:
     """The recipe for a name in `RECIPES`, `budget(MINUTES)`, or `FILE.py:FUNCTION`.
 
     Raises:
@@ -74,7 +74,7 @@ def find(name):
 # Two phases: nine tenths of the sequences at length 128, one tenth at 512
 
 
-def bert_base(batch_size=4_096):
+def bert_base(batch_size: int = 4_096) -> Recipe:
     """BERT-Base by LAMB in two phases, on the same number of sequences as the original BERT.
 
     The rate and the warm-up follow the LAMB paper's rule for its batch table (`bert_large`); the
@@ -89,7 +89,7 @@ def bert_base(batch_size=4_096):
     return Recipe(stages=_lamb_two_phase(batch_size, BERT_SEQUENCES))
 
 
-def bert_large(batch_size=32_768):
+def bert_large(batch_size: int = 32_768) -> Recipe:
     """BERT-Large by LAMB: the paper's batch table, 512 … 32,768, without tuning.
 
     Rate 5e-3 · √(batch / 32,768), 3,125 updates of warm-up, then linear decay over both phases.
@@ -112,7 +112,7 @@ def bert_large(batch_size=32_768):
     return Recipe(stages=_lamb_two_phase(batch_size, PAPER_SEQUENCES))
 
 
-def bert_large_mixed_batch():
+def bert_large_mixed_batch() -> Recipe:
     """BERT-Large in 8,599 updates: batch 65,536, then 32,768 with a second warm-up.
 
     In the second phase the rate rises from zero again. The paper does not print this run's rates.
@@ -129,7 +129,7 @@ def bert_large_mixed_batch():
     return Recipe(stages=(first, second))
 
 
-def bert_large_nvidia():
+def bert_large_nvidia() -> Recipe:
     """BERT-Large as NVIDIA's scripts train it: their rates, decay and variant of LAMB.
 
     Every tensor has a trust ratio, also biases and LayerNorms. The warm-up is 28.43 % and 12.8 % of
@@ -164,7 +164,7 @@ def bert_large_nvidia():
 # AdamW, to compare with
 
 
-def bert_base_adamw():
+def bert_base_adamw() -> Recipe:
     """The original BERT-Base: Adam with decoupled decay, batch 256, 1,000,000 updates.
 
     Hardware:  4 Cloud TPUs (16 chips).
@@ -175,7 +175,7 @@ def bert_base_adamw():
     return Recipe(stages=_adamw_two_phase(256), optimizer=Optimizer(type="adamw"))
 
 
-def bert_large_adamw():
+def bert_large_adamw() -> Recipe:
     """BERT-Large by AdamW at batch 512: the baseline of the LAMB paper's table.
 
     The paper does not print its rate; 1e-4 and 10,000 updates of warm-up are the original BERT's.
@@ -192,7 +192,7 @@ def bert_large_adamw():
 # Stacking
 
 
-def bert_base_mslt():
+def bert_base_mslt() -> Recipe:
     """BERT-Base by MSLT: 3 + 3 + 3 + 3 layers, then all, with `bert_base`'s updates and batches.
 
     Hardware:  as `bert_base`.
@@ -207,7 +207,7 @@ def bert_base_mslt():
     return Recipe(stages=stacking.mslt(bert_base().stages, (3, 6, 9, 12)))
 
 
-def bert_large_mslt():
+def bert_large_mslt() -> Recipe:
     """BERT-Large by MSLT: 6 layers per stage, then all; `bert_large`'s updates at batch 4,096.
 
     Hardware:  as `bert_large`.
@@ -218,7 +218,7 @@ def bert_large_mslt():
     return Recipe(stages=stacking.mslt(bert_large(4_096).stages, (6, 12, 18, 24)))
 
 
-def bert_base_progressive_stacking():
+def bert_base_progressive_stacking() -> Recipe:
     """BERT-Base by Gong et al.'s doubling, 3 → 6 → 12; `bert_base`'s updates and batches.
 
     Hardware:  as `bert_base`.
@@ -232,7 +232,7 @@ def bert_base_progressive_stacking():
 # Small ones
 
 
-def demo():
+def demo() -> Recipe:
     """A small BERT on the documentation that comes with Python: minutes on two CPU cores.
 
     With the short sequences of the first stage, the model leaves the plateau where it knows only
@@ -264,7 +264,7 @@ def demo():
     return Recipe(stages=(first, second), optimizer=optimizer, use_next_sentence_label=False)
 
 
-def small():
+def small() -> Recipe:
     """A small BERT on Wikipedia in less than an hour: sequences of 16 tokens, then 64, then 128.
 
     The model has 4 layers of width 256, 4 heads, feed-forward width 1,024, 4,096 word pieces, 128
@@ -315,7 +315,7 @@ def small():
     )
 
 
-def budget(minutes):
+def budget(minutes: float) -> Recipe:
     """`small` in `minutes` of wall-clock time on this machine: `--recipe='budget(20)'`.
 
     The stages keep their proportions. The number of updates is measured before the first one,

@@ -16,6 +16,14 @@ Everything here is a function of variable paths and layer numbers; the training 
 import dataclasses
 import itertools
 import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from official_bert.model.config import BertConfig
+    from official_bert.stages import Stage
+
+Value = TypeVar("Value")
 
 GROWTH = ("copy_top", "copy_stack", "fresh")
 
@@ -23,7 +31,7 @@ _LAYER = re.compile(r"^bert/encoder/layer_(\d+)/")
 _EMBEDDINGS = "bert/embeddings/"  # the tables and their LayerNorm
 
 
-def sources(old_depth, new_depth, how):
+def sources(old_depth: int, new_depth: int, how: str) -> dict[int, int]:
     """Which layer each new layer is a copy of.
 
     With k = `new_depth` - `old_depth` new layers, layer i ≥ `old_depth` copies
@@ -59,7 +67,9 @@ def sources(old_depth, new_depth, how):
     return {old_depth + i: old_depth - copied + i % copied for i in range(new)}
 
 
-def grow(weights, old_depth, new_depth, how):
+def grow(
+    weights: Mapping[str, Value], old_depth: int, new_depth: int, how: str
+) -> dict[str, Value]:
     """The weights of an encoder of `new_depth` layers from those of `old_depth`.
 
     Args:
@@ -83,7 +93,7 @@ def grow(weights, old_depth, new_depth, how):
     return grown
 
 
-def trained(path, stage):
+def trained(path: str, stage: "Stage") -> bool:
     """Whether the variable at `path` trains in this stage.
 
     Encoder layers by `stage.trained_layers`, the embeddings (tables and LayerNorm, hence the tied
@@ -95,7 +105,7 @@ def trained(path, stage):
     return stage.train_embeddings or not path.startswith(_EMBEDDINGS)
 
 
-def check(config, stages):
+def check(config: "BertConfig", stages: Sequence["Stage"]) -> None:
     """Refuses stages that `config`'s encoder cannot go through, before any of them is trained.
 
     Raises:
@@ -130,7 +140,13 @@ def check(config, stages):
         )
 
 
-def mslt(stages, depths, last_share=0.2, growth="copy_top", first_share=None):
+def mslt(
+    stages: Sequence["Stage"],
+    depths: Sequence[int],
+    last_share: float = 0.2,
+    growth: str = "copy_top",
+    first_share: float | None = None,
+) -> tuple["Stage", ...]:
     """The stages of a run by MSLT: the same updates and batches, with layers added on the way.
 
     The partial stages are cut from the run's first stage and make up all but the last `last_share`
@@ -170,7 +186,9 @@ def mslt(stages, depths, last_share=0.2, growth="copy_top", first_share=None):
     return _cut(stages, steps, [{**p, "growth": growth} for p in partial], whole)
 
 
-def doubling(stages, depths, shares=(0.125, 0.175)):
+def doubling(
+    stages: Sequence["Stage"], depths: Sequence[int], shares: Sequence[float] = (0.125, 0.175)
+) -> tuple["Stage", ...]:
     """The stages of a run by Gong et al.'s progressive stacking: the whole stack is copied.
 
     All layers train, and the optimizer starts anew at each doubling. Their BERT-Base, 3 → 6 → 12
@@ -192,7 +210,7 @@ def doubling(stages, depths, shares=(0.125, 0.175)):
     return _cut(stages, [round(share * total) for share in shares], partial, whole)
 
 
-def mslt_plan(depths):
+def mslt_plan(depths: Sequence[int]) -> tuple[dict[str, object], ...]:
     """What each stage of MSLT trains, for encoders of `depths` layers one after the other.
 
     Args:

@@ -4,6 +4,7 @@ import glob
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 
 from official_bert.data import corpus, manifest, shard_sets, tokenization
 from official_bert.data.build_worker import BuildPlan
@@ -39,7 +40,9 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
     return names
 
 
-def check_apart(shards: list[str], input_file, paths: list[str], vocab_file: str) -> None:
+def check_apart(
+    shards: list[str], input_file: str | Iterable[str], paths: list[str], vocab_file: str
+) -> None:
     """Refuses outputs that are inputs, or would be when the command resumes."""
     vocabulary = {"vocab_file": [vocab_file]}
     outputs = {

@@ -3,6 +3,7 @@
 TensorFlow parses them. It is imported then: tasks of any backend import this module.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,9 @@ class StaticParser:
             for name, kind in STATIC_TYPES.items()
         }
 
-    def __call__(self, serialized: list[bytes], name) -> dict[str, np.ndarray]:
+    def __call__(
+        self, serialized: list[bytes], name: Callable[[int], str]
+    ) -> dict[str, np.ndarray]:
         import tensorflow as tf
 
         try:
@@ -119,7 +122,7 @@ class Sequences(NamedTuple):
 class DynamicParser:
     """Parses records made for dynamic masking."""
 
-    def __call__(self, serialized: list[bytes], name) -> Sequences:
+    def __call__(self, serialized: list[bytes], name: Callable[[int], str]) -> Sequences:
         import tensorflow as tf
 
         ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)

@@ -13,6 +13,7 @@ that feed it. Any step can be read directly. Every record comes exactly once per
 """
 
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -95,7 +96,7 @@ class Batches:
 
     def __init__(
         self,
-        patterns,
+        patterns: str | Iterable[str],
         batch_size: int,
         max_seq_length: int,
         max_predictions_per_seq: int,

@@ -12,6 +12,7 @@ environment of everything that runs in a job, so they decide only where nothing 
 
 import json
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # Slurm names no ports. A job takes 64 below Linux's own range for outgoing connections (32768 …).
@@ -31,7 +32,7 @@ class Cluster(NamedTuple):
     index: int
     source: str
 
-    def tf_config(self):
+    def tf_config(self) -> str:
         """The `TF_CONFIG` that says the same."""
         return json.dumps(
             {
@@ -41,7 +42,7 @@ class Cluster(NamedTuple):
         )
 
 
-def find(worker_hosts, task_index, environment):
+def find(worker_hosts: str | None, task_index: int, environment: Mapping[str, str]) -> Cluster:
     """The cluster that this process is part of.
 
     Args:
@@ -72,7 +73,7 @@ def find(worker_hosts, task_index, environment):
     return cluster
 
 
-def configured(environment):
+def configured(environment: Mapping[str, str]) -> Cluster | None:
     """The cluster of the environment's `TF_CONFIG`; `None` if it has none that could be used."""
     try:
         return _from_tf_config(environment.get("TF_CONFIG", "{}"))
@@ -171,7 +172,7 @@ def _from_slurm(environment):
     return cluster
 
 
-def expand_hosts(text):
+def expand_hosts(text: str) -> list[str]:
     """Slurm's list of nodes, written out.
 
     Example:

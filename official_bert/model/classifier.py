@@ -1,11 +1,14 @@
 """BERT with a head that says a class, or a number, of one sentence or two."""
 
+from typing import Self
+
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Parts, matmul_transposed
+from official_bert.model.tensor_types import Tensor, Tensors
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
@@ -35,27 +38,36 @@ class BertClassifier(keras.Model):
     'output_weights'
     """
 
-    def __init__(self, config, num_outputs, seed=0, dtype=None, name="bert_classifier"):
+    def __init__(
+        self,
+        config: BertConfig,
+        num_outputs: int,
+        seed: int | None = 0,
+        dtype: str | keras.DTypePolicy | None = None,
+        name: str = "bert_classifier",
+    ):
         super().__init__(name=name, dtype=dtype)
         self.config, self.num_outputs, self.seed = config, num_outputs, seed
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         self.head = ClassifierHead(Parts(config, self.dtype_policy, seed), num_outputs)
         self.built = True
 
-    def call(self, inputs, training=False, dropout_seed=None):
+    def call(
+        self, inputs: Tensors, training: bool = False, dropout_seed: Tensor | None = None
+    ) -> Tensor:
         dropout = self.encoder.dropout(training, dropout_seed)
         first = ops.zeros_like(inputs["input_ids"][:, :1])  # all that the head reads: [CLS]
         sequence, _ = self.encoder.encode(inputs, dropout, first)  # (B, 1, H)
         pooled = self.encoder.pool(sequence[:, 0])
         return self.head(dropout(pooled, self.config.hidden_dropout_prob))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         """The arguments, from which Keras makes the model again when it loads a file."""
         own = {"name": self.name, "num_outputs": self.num_outputs}
         return self.encoder.get_config() | own
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """The model that `get_config` described."""
         return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
@@ -63,7 +75,7 @@ class BertClassifier(keras.Model):
 class ClassifierHead(keras.Layer):
     """One dense layer, (B, H) → (B, K), float32."""
 
-    def __init__(self, parts, num_outputs):
+    def __init__(self, parts: Parts, num_outputs: int):
         super().__init__(name="classifier", dtype=parts.dtype)
         # Not `add_weight`, which would put the name of the layer before those of the variables.
         self.output_weights = keras.Variable(  # (K, H), as in the official checkpoints
@@ -77,6 +89,6 @@ class ClassifierHead(keras.Layer):
         )
         self.built = True
 
-    def call(self, pooled):
+    def call(self, pooled: Tensor) -> Tensor:
         scores = matmul_transposed(pooled, self.output_weights) + self.output_bias
         return ops.cast(scores, "float32")

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+from typing import Self
 
 MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
@@ -51,7 +53,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             self._check(field)
         if self.hidden_size % self.num_attention_heads:
@@ -60,7 +62,7 @@ class BertConfig:
                 f"{self.hidden_size} and num_attention_heads={self.num_attention_heads}."
             )
 
-    def _check(self, field):
+    def _check(self, field: dataclasses.Field) -> None:
         value = getattr(self, field.name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if field.type is int:
@@ -77,12 +79,12 @@ class BertConfig:
             raise ValueError(f"{field.name} must be {wanted}; got {value!r}.")
 
     @property
-    def head_size(self):
+    def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @classmethod
-    def from_json_file(cls, path):
+    def from_json_file(cls, path: str | os.PathLike) -> Self:
         """Reads `bert_config.json`; keys that released models carry beyond ours are ignored.
 
         Raises:
@@ -96,7 +98,7 @@ class BertConfig:
         return cls.from_values(values, path)
 
     @classmethod
-    def from_values(cls, values, path="the configuration"):
+    def from_values(cls, values: object, path: str | os.PathLike = "the configuration") -> Self:
         """The same from what such a file holds; `path` is named in errors."""
         if not isinstance(values, dict) or "vocab_size" not in values:
             raise ValueError(
@@ -108,6 +110,6 @@ class BertConfig:
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}") from None
 
-    def to_json(self):
+    def to_json(self) -> str:
         """The text of `bert_config.json`."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -1,8 +1,10 @@
 """Dropout of one call of a model: a function of a seed, or drawn from the model's generator."""
 
+import keras
 from keras import ops
 
 from official_bert.model import fused
+from official_bert.model.tensor_types import Tensor
 
 
 class Dropout:
@@ -12,24 +14,35 @@ class Dropout:
     can neither start at any step nor differ between replicas.
     """
 
-    def __init__(self, training, seed_generator, key):
+    def __init__(
+        self, training: bool, seed_generator: keras.random.SeedGenerator, key: Tensor | None
+    ):
         self._training, self._seed_generator = training, seed_generator
         self._key, self._drawn = None, 0
         if key is not None:  # shuffled, so that neighbouring keys do not count the same seeds
             key = ops.cast(key, "int32")
             self._key = ops.stack(fused.shuffled(key[0], key[1]))
 
-    def __call__(self, x, rate):
+    def __call__(self, x: Tensor, rate: float) -> Tensor:
         return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x
 
-    def add_and_norm(self, x, bias, residual, layer, rate):
+    def add_and_norm(
+        self,
+        x: Tensor,
+        bias: Tensor,
+        residual: Tensor,
+        layer: keras.layers.LayerNormalization,
+        rate: float,
+    ) -> Tensor:
         """`layer`'s norm of the residual and of x and its bias, which are dropped."""
         rate, seed = self._rate_and_seed(rate)
         return fused.add_and_norm(
             x, bias, residual, layer.gamma, layer.beta, seed, rate=rate, epsilon=layer.epsilon
         )
 
-    def attention_weights(self, scores, mask_bias, scale, rate):
+    def attention_weights(
+        self, scores: Tensor, mask_bias: Tensor, scale: float, rate: float
+    ) -> Tensor:
         """The softmax of scaled scores and the mask, dropped."""
         rate, seed = self._rate_and_seed(rate)
         return fused.attention_weights(scores, mask_bias, seed, scale=scale, rate=rate)

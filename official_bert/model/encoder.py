@@ -6,6 +6,7 @@ R positions that are read, V word pieces.
 """
 
 import dataclasses
+from typing import Self
 
 import keras
 from keras import ops
@@ -14,6 +15,7 @@ from official_bert.model import fused
 from official_bert.model.config import BertConfig
 from official_bert.model.dropout import Dropout
 from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm, product
+from official_bert.model.tensor_types import Tensor, Tensors
 
 MASK_BIAS = -10000.0  # added to the attention scores of padding
 
@@ -49,7 +51,13 @@ class BertEncoder(keras.Model):
     'bert/embeddings/word_embeddings'
     """
 
-    def __init__(self, config, seed=0, dtype=None, name="bert"):
+    def __init__(
+        self,
+        config: BertConfig,
+        seed: int | None = 0,
+        dtype: str | keras.DTypePolicy | None = None,
+        name: str = "bert",
+    ):
         super().__init__(name=name, dtype=dtype)
         self.config, self.seed = config, seed
         parts = Parts(config, self.dtype_policy, seed)
@@ -59,15 +67,19 @@ class BertEncoder(keras.Model):
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.built = True
 
-    def call(self, inputs, training=False, dropout_seed=None):
+    def call(
+        self, inputs: Tensors, training: bool = False, dropout_seed: Tensor | None = None
+    ) -> dict[str, Tensor]:
         sequence, _ = self.encode(inputs, self.dropout(training, dropout_seed))
         return {"sequence": sequence, "pooled": self.pool(sequence[:, 0])}
 
-    def dropout(self, training, dropout_seed=None):
+    def dropout(self, training: bool, dropout_seed: Tensor | None = None) -> Dropout:
         """The `Dropout` of one call: what a model on top hands to `encode` and uses in its head."""
         return Dropout(training, self.seed_generator, dropout_seed)
 
-    def encode(self, inputs, dropout, positions=None):
+    def encode(
+        self, inputs: Tensors, dropout: Dropout, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The last layer's output, for a head on top, which calls this from its own `call`.
 
         Args:
@@ -88,11 +100,11 @@ class BertEncoder(keras.Model):
         read = inputs["input_ids"] if positions is None else positions
         return ops.reshape(x, (-1, ops.shape(read)[1], x.shape[-1])), table
 
-    def pool(self, first):
+    def pool(self, first: Tensor) -> Tensor:
         """The pooled vector (B, H) from that of the first token, [CLS]."""
         return activated(first, self.pooler, "tanh")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         """The arguments, from which Keras makes the model again when it loads a file."""
         return {
             "config": dataclasses.asdict(self.config),
@@ -102,7 +114,7 @@ class BertEncoder(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """The model that `get_config` described."""
         return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
@@ -113,7 +125,7 @@ class Embeddings(keras.Layer):
     The second is the table of word embeddings, in the type of the arithmetic.
     """
 
-    def __init__(self, parts):
+    def __init__(self, parts: Parts):
         super().__init__(name="embeddings", dtype=parts.dtype)
         config = parts.config
         self.dropout_rate = config.hidden_dropout_prob
@@ -136,7 +148,9 @@ class Embeddings(keras.Layer):
         self.layer_norm = parts.layer_norm("bert/embeddings/LayerNorm")
         self.built = True
 
-    def call(self, input_ids, segment_ids, dropout):
+    def call(
+        self, input_ids: Tensor, segment_ids: Tensor, dropout: Dropout
+    ) -> tuple[Tensor, Tensor]:
         length, width = ops.shape(input_ids)[1], self.word_embeddings.shape[1]
         words, table = fused.look_up(self.word_embeddings, input_ids, self.compute_dtype)
         types = ops.matmul(  # a product instead of a gather: its gradient is dense and tiny
@@ -151,7 +165,7 @@ class Embeddings(keras.Layer):
 class EncoderLayer(keras.Layer):
     """One Transformer layer: self-attention, then the feed-forward layer; (T, H) → (T, H)."""
 
-    def __init__(self, parts, index):
+    def __init__(self, parts: Parts, index: int):
         super().__init__(name=f"layer_{index}", dtype=parts.dtype)
         self.config = config = parts.config
         path, width = f"bert/encoder/layer_{index}", config.hidden_size
@@ -165,7 +179,9 @@ class EncoderLayer(keras.Layer):
         self.output_norm = parts.layer_norm(f"{path}/output/LayerNorm")
         self.built = True
 
-    def call(self, x, mask_bias, dropout, positions=None):
+    def call(
+        self, x: Tensor, mask_bias: Tensor, dropout: Dropout, positions: Tensor | None = None
+    ) -> Tensor:
         length = ops.shape(mask_bias)[-1]
         tokens, queries = x, length
         if positions is not None:  # of queries; keys and values are those of all tokens

@@ -20,10 +20,17 @@ layer is counted in full as well, for all S tokens: the model computes queries, 
 follows them only for the 1 + P tokens that the heads read.
 """
 
+from typing import TYPE_CHECKING
+
+from official_bert.model.config import BertConfig
+
+if TYPE_CHECKING:
+    from official_bert.stages import Stage
+
 BYTES_OF_GRADIENT = 4  # gradients are summed over the replicas in float32
 
 
-def step_flops(config, stage):
+def step_flops(config: BertConfig, stage: "Stage") -> int:
     """Model FLOPs of one update: forward and backward pass over the global batch.
 
     Args:
@@ -36,7 +43,7 @@ def step_flops(config, stage):
     return stage.batch_size * (encoder_flops(config, stage) + head_flops(config, stage))
 
 
-def describe(config, stage):
+def describe(config: BertConfig, stage: "Stage") -> str:
     """A line that says what a stage trains and what its updates cost."""
     depth = stage.depth_in(config)
     trained = depth if stage.trained_layers is None else len(stage.trained_layers)
@@ -49,7 +56,7 @@ def describe(config, stage):
     )
 
 
-def encoder_flops(config, stage):
+def encoder_flops(config: BertConfig, stage: "Stage") -> int:
     """Model FLOPs of the encoder layers, forward and backward, for one sequence."""
     depth = stage.depth_in(config)
     trained = range(depth) if stage.trained_layers is None else stage.trained_layers
@@ -61,7 +68,7 @@ def encoder_flops(config, stage):
     return cost * layer_flops(config, stage.max_seq_length)
 
 
-def layer_flops(config, length):
+def layer_flops(config: BertConfig, length: int) -> int:
     """Model FLOPs of one encoder layer's forward pass for one sequence of `length` tokens.
 
     2 S (4 H² + 2 H F) for the six dense products, 2 · 2 S² H for scores and mixture.
@@ -71,7 +78,7 @@ def layer_flops(config, length):
     return dense + 2 * 2 * length**2 * hidden
 
 
-def head_flops(config, stage):
+def head_flops(config: BertConfig, stage: "Stage") -> int:
     """Model FLOPs of pooler and heads, forward and backward, for one sequence.
 
     2 P H (H + V) for the masked-LM head at its P positions, 2 H (H + 2) for pooler and
@@ -84,7 +91,7 @@ def head_flops(config, stage):
     return 3 * dense + (3 if stage.train_embeddings else 2) * tied
 
 
-def reduced_bytes(config, stage):
+def reduced_bytes(config: BertConfig, stage: "Stage") -> int:
     """Bytes of gradient that one update sums over the replicas: 4 for each trained parameter.
 
     A ring moves 2 (n - 1) / n times as many in and out of each of n members. The pooler and the
@@ -98,7 +105,7 @@ def reduced_bytes(config, stage):
     return BYTES_OF_GRADIENT * parameters
 
 
-def layer_parameters(config):
+def layer_parameters(config: BertConfig) -> int:
     """Parameters of one encoder layer: kernels, biases and two LayerNorms."""
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = 4 * (hidden**2 + hidden)
@@ -106,13 +113,13 @@ def layer_parameters(config):
     return attention + feed_forward + 2 * 2 * hidden
 
 
-def embedding_parameters(config):
+def embedding_parameters(config: BertConfig) -> int:
     """Parameters of the three embedding tables and their LayerNorm."""
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
     return (rows + 2) * config.hidden_size
 
 
-def head_parameters(config):
+def head_parameters(config: BertConfig) -> int:
     """Parameters of pooler, masked-LM transform, LayerNorm and bias, and next-sentence head."""
     hidden = config.hidden_size
     pooler = transform = hidden**2 + hidden

@@ -11,11 +11,13 @@ type of their first argument. Gamma, beta and the biases are float32.
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterator
 
 import keras
 from keras import ops
 
 from lamb_tf import compile_target
+from official_bert.model.tensor_types import Tensor
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -25,7 +27,7 @@ _plain = []  # not empty within `as_plain_operations`
 
 
 @contextlib.contextmanager
-def as_plain_operations():
+def as_plain_operations() -> Iterator[None]:
     """What is traced here calls no kernel of XLA: for graphs that go elsewhere, to be served."""
     _plain.append(True)
     try:
@@ -34,7 +36,7 @@ def as_plain_operations():
         _plain.pop()
 
 
-def _compiled(function):
+def _compiled(function: Callable) -> Callable:
     if keras.backend.backend() != "tensorflow":
         return function
 
@@ -45,7 +47,7 @@ def _compiled(function):
     return lambda *args, **values: kernel(compile_target.target())(*args, **values)
 
 
-def one_kernel(function):
+def one_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of tensors and Python values (these by keyword), as one kernel each way."""
     if keras.backend.backend() != "tensorflow":
         return function
@@ -74,7 +76,7 @@ def one_kernel(function):
 
 
 @one_kernel
-def activated(x, bias, activation):
+def activated(x: Tensor, bias: Tensor, activation: str) -> Tensor:
     """activation(x + bias), the activation by its name in `BertConfig.hidden_act`.
 
     GELU is x Φ(x) (arXiv 1606.08415): by the paper's formula with tanh, or exactly, with erf.
@@ -93,25 +95,36 @@ _ACTIVATIONS = {
 
 
 @one_kernel
-def dropout(x, seed, rate):
+def dropout(x: Tensor, seed: Tensor, rate: float) -> Tensor:
     """x / (1 − rate), or 0 with probability `rate`; a function of `seed`, int32 of shape (2,)."""
     return ops.cast(_dropped(x, seed, rate), x.dtype)
 
 
 @one_kernel
-def layer_norm(x, gamma, beta, epsilon):
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float) -> Tensor:
     """x with mean 0 and variance 1 in each row, times gamma, plus beta."""
     return ops.cast(_normalized(ops.cast(x, "float32"), gamma, beta, epsilon), x.dtype)
 
 
 @one_kernel
-def add_and_norm(x, bias, residual, gamma, beta, seed, rate, epsilon):
+def add_and_norm(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    seed: Tensor,
+    rate: float,
+    epsilon: float,
+) -> Tensor:
     """`layer_norm(residual + dropout(x + bias))`."""
     total = ops.cast(residual, "float32") + _dropped(ops.cast(x, "float32") + bias, seed, rate)
     return ops.cast(_normalized(total, gamma, beta, epsilon), x.dtype)
 
 
-def attention_weights(scores, mask_bias, seed, scale, rate):
+def attention_weights(
+    scores: Tensor, mask_bias: Tensor, seed: Tensor, scale: float, rate: float
+) -> Tensor:
     """`dropout(softmax(scale · scores + mask_bias))`, scores (B, N, R, S), bias (B, 1, 1, S).
 
     The softmax is TensorFlow's, which is faster than XLA's, in the type of the scores (in float16
@@ -141,7 +154,7 @@ def _attention_gradient(upstream, weights, seed, scale, rate):
     return ops.cast(scale * (product - _row_sums(product) * weights), upstream.dtype)
 
 
-def look_up(table, ids, dtype):
+def look_up(table: Tensor, ids: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     """Rows of a float32 table, and all of it, both as `dtype`: (V, H), (B, S) → (B, S, H), (V, H).
 
     For a table that is read twice: its gradient is formed in float32, in one place.
@@ -208,7 +221,7 @@ def _dropped(x, seed, rate):
     return ops.where(kept(ops.shape(x), seed, rate), x / (1.0 - rate), 0.0) if rate else x
 
 
-def kept(shape, seed, rate):
+def kept(shape: tuple[int | Tensor, ...], seed: Tensor, rate: float) -> Tensor:
     """Booleans of this shape, each true with probability 1 − rate, to 32 bits.
 
     A row is a SplitMix stream whose start and key, 64 bits, follow from (seed, row): cheap enough
@@ -233,7 +246,7 @@ _INCREMENT = 0x9E3779B9 - 2**32
 _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 
 
-def shuffled(x, y):
+def shuffled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A bijection of 64 bits, as two words, in which each depends on all: a Feistel network."""
     for turn in (1, 2, 3):
         x, y = y ^ _mixed(x + turn), x

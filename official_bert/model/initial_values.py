@@ -2,10 +2,13 @@
 
 import math
 import zlib
+from collections.abc import Callable
 
 import keras
 import numpy as np
 from keras import ops
+
+from official_bert.model.tensor_types import Tensor
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -22,7 +25,9 @@ def _ratio(a):
 STDDEV_RATIO = _ratio(TRUNCATED_AT)
 
 
-def truncated_normal(stddev, seed, path):
+def truncated_normal(
+    stddev: float, seed: int, path: str
+) -> Callable[[tuple[int, ...], str], Tensor]:
     """A Keras initializer: a normal distribution of which nothing beyond 2 `stddev` is taken.
 
     As in the official code, `stddev` is that of the normal before it is cut; the values' own
@@ -45,7 +50,7 @@ def truncated_normal(stddev, seed, path):
     return initial_values
 
 
-def unset(shape, dtype):
+def unset(shape: tuple[int, ...], dtype: str) -> Tensor:
     """A Keras initializer for values that are about to be replaced: whatever the memory holds.
 
     On TensorFlow the memory of large variables is not touched, and so not taken, before then.

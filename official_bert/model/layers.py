@@ -5,11 +5,16 @@ Every variable's `path` is its name in the official TensorFlow 1 checkpoints, fo
 checkpoints and conversion. The configuration says all shapes, so a layer is built when it is made.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import keras
 from keras import ops
 
 from official_bert.model import fused
+from official_bert.model.config import BertConfig
 from official_bert.model.initial_values import truncated_normal, unset
+from official_bert.model.tensor_types import Tensor
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -27,21 +32,21 @@ class Parts:
             leaves them unset.
     """
 
-    def __init__(self, config, dtype, seed):
+    def __init__(self, config: BertConfig, dtype: keras.DTypePolicy, seed: int | None):
         self.config, self.dtype, self._seed = config, dtype, seed
 
-    def scope(self, path):
+    def scope(self, path: str) -> AbstractContextManager:
         """The context in which a layer's own variables get paths under `path`."""
         parent, _, name = path.rpartition("/")
         return keras.name_scope(name, override_parent=parent)
 
-    def initializer(self, path):
+    def initializer(self, path: str) -> Callable[..., Tensor]:
         """The Keras initializer of the variable at a path."""
         if self._seed is None:
             return unset
         return truncated_normal(self.config.initializer_range, self._seed, path)
 
-    def layer_norm(self, path):
+    def layer_norm(self, path: str) -> keras.layers.LayerNormalization:
         """A built LayerNorm over hidden vectors."""
         parent, _, name = path.rpartition("/")
         layer = keras.layers.LayerNormalization(
@@ -58,7 +63,7 @@ class Dense(keras.Layer):
     The bias is float32 whatever the type of the arithmetic.
     """
 
-    def __init__(self, parts, path, units, inputs=None):
+    def __init__(self, parts: Parts, path: str, units: int, inputs: int | None = None):
         parent, _, name = path.rpartition("/")
         super().__init__(name=name, dtype=parts.dtype)
         with parts.scope(parent):
@@ -70,27 +75,27 @@ class Dense(keras.Layer):
             self.bias = self.add_weight((units,), initializer="zeros", autocast=False, name="bias")
         self.built = True
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         # Not `ops.add`: TensorFlow would sum up the bias gradient of bfloat16 in bfloat16.
         return product(x, self) + ops.cast(self.bias, x.dtype)
 
 
-def activated(x, dense, activation):
+def activated(x: Tensor, dense: Dense, activation: str) -> Tensor:
     """The activation of `dense(x)`, bias and activation in one kernel."""
     return fused.activated(product(x, dense), dense.bias, activation=activation)
 
 
-def norm(x, layer):
+def norm(x: Tensor, layer: keras.layers.LayerNormalization) -> Tensor:
     """`layer(x)`, a LayerNorm, in one kernel."""
     return fused.layer_norm(x, layer.gamma, layer.beta, epsilon=layer.epsilon)
 
 
-def product(x, dense):
+def product(x: Tensor, dense: Dense) -> Tensor:
     """`dense(x)` without its bias, for a kernel that adds it."""
     return ops.matmul(x, dense.kernel)
 
 
-def matmul_transposed(x, y):
+def matmul_transposed(x: Tensor, y: Tensor) -> Tensor:
     """x · yᵀ, the last two axes of y transposed. Through Keras a gradient would be, too."""
     if keras.backend.backend() == "tensorflow":
         return tf.linalg.matmul(x, y, transpose_b=True)

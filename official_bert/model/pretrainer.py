@@ -1,11 +1,14 @@
 """BERT with its two pre-training heads, and the sums that their losses come from."""
 
+from typing import Self
+
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm
+from official_bert.model.tensor_types import Tensor, Tensors
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -38,7 +41,13 @@ class BertPretrainer(keras.Model):
     'bert/embeddings/word_embeddings'
     """
 
-    def __init__(self, config, seed=0, dtype=None, name="bert_pretrainer"):
+    def __init__(
+        self,
+        config: BertConfig,
+        seed: int | None = 0,
+        dtype: str | keras.DTypePolicy | None = None,
+        name: str = "bert_pretrainer",
+    ):
         super().__init__(name=name, dtype=dtype)
         self.config, self.seed = config, seed
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
@@ -47,7 +56,9 @@ class BertPretrainer(keras.Model):
         self.next_sentence_head = NextSentenceHead(parts)
         self.built = True
 
-    def call(self, inputs, training=False, dropout_seed=None):
+    def call(
+        self, inputs: Tensors, training: bool = False, dropout_seed: Tensor | None = None
+    ) -> dict[str, Tensor]:
         masked = inputs["masked_lm_positions"]
         read = ops.pad(masked, ((0, 0), (1, 0)))  # what the heads read: [CLS] is at position 0
         dropout = self.encoder.dropout(training, dropout_seed)
@@ -57,12 +68,12 @@ class BertPretrainer(keras.Model):
             "next_sentence_logits": self.next_sentence_head(self.encoder.pool(sequence[:, 0])),
         }
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         """The arguments, from which Keras makes the model again when it loads a file."""
         return self.encoder.get_config() | {"name": self.name}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """The model that `get_config` described."""
         return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
@@ -70,7 +81,7 @@ class BertPretrainer(keras.Model):
 class MaskedLMHead(keras.Layer):
     """Scores of every word piece at the masked positions: (B, P, H) → (B, P, V), float32."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: Parts):
         super().__init__(name="predictions", dtype=parts.dtype)
         config = parts.config
         self.activation = config.hidden_act
@@ -82,7 +93,7 @@ class MaskedLMHead(keras.Layer):
             )
         self.built = True
 
-    def call(self, masked, word_embeddings):
+    def call(self, masked: Tensor, word_embeddings: Tensor) -> Tensor:
         predictions, width = ops.shape(masked)[1:]
         x = activated(ops.reshape(masked, (-1, width)), self.transform, self.activation)
         x = norm(x, self.layer_norm)  # (B·P, H)
@@ -95,7 +106,7 @@ class MaskedLMHead(keras.Layer):
 class NextSentenceHead(keras.Layer):
     """Is the second segment the first one's continuation? (B, H) → (B, 2), float32; 0 = yes."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: Parts):
         super().__init__(name="seq_relationship", dtype=parts.dtype)
         width = parts.config.hidden_size
         with parts.scope("cls"):
@@ -107,12 +118,12 @@ class NextSentenceHead(keras.Layer):
             self.output_bias = self.add_weight((2,), initializer="zeros", name="output_bias")
         self.built = True
 
-    def call(self, pooled):
+    def call(self, pooled: Tensor) -> Tensor:
         scores = ops.matmul(pooled, ops.transpose(self.output_weights)) + self.output_bias
         return ops.cast(scores, "float32")
 
 
-def pretraining_sums(outputs, batch):
+def pretraining_sums(outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
     """Sums over a batch from which losses and accuracies follow by division; float32 scalars.
 
     Sums rather than means, so that micro-batches, replicas and steps simply add up.

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import types
+from typing import NoReturn
 
 
 class Interrupted(Exception):
@@ -15,16 +17,16 @@ class Interrupted(Exception):
 class ChildFailed(Exception):
     """A command ended with an error that it has already printed."""
 
-    def __init__(self, command, code):
+    def __init__(self, command: str, code: int):
         super().__init__(f"{command} ended with exit code {code}")
         self.code = code
 
 
-def raise_on_signals():
+def raise_on_signals() -> None:
     """Makes SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def interrupt(number, frame):
+    def interrupt(number: int, frame: types.FrameType | None) -> NoReturn:
         for other in numbers:
             signal.signal(other, signal.SIG_IGN)  # a child may need a moment to save its work
         raise Interrupted
@@ -33,7 +35,7 @@ def raise_on_signals():
         signal.signal(number, interrupt)
 
 
-def call(command, *arguments):
+def call(command: str, *arguments: str) -> None:
     """Runs `python -m official_bert.<command>` to its end.
 
     It runs in a session of its own, so that a Ctrl-C reaches only this process, which passes it on
@@ -60,7 +62,7 @@ def call(command, *arguments):
         raise ChildFailed(command, code)
 
 
-def end_with_parent(number=signal.SIGTERM):
+def end_with_parent(number: int = signal.SIGTERM) -> None:
     """Has Linux send a signal to this process when its parent is gone, as after `kill -9`."""
     pr_set_pdeathsig = 1
     with contextlib.suppress(OSError, AttributeError):

@@ -6,7 +6,7 @@ import platform
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of glibc's malloc.h
 
 
-def keep():
+def keep() -> None:
     """Makes the C library keep freed memory for the next request, until the process ends.
 
     TensorFlow on a CPU allocates every activation and gradient anew. By default the largest ones

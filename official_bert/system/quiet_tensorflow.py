@@ -8,9 +8,10 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 
 
-def import_tensorflow():
+def import_tensorflow() -> None:
     """Imports TensorFlow in silence.
 
     Call it before any other import of TensorFlow.
@@ -26,7 +27,7 @@ def import_tensorflow():
 
 
 @contextlib.contextmanager
-def silence():
+def silence() -> Iterator[None]:
     """Captures stderr, also of C++ code, and shows it only if the work fails."""
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -1,27 +1,109 @@
 """Tasks: what the training loop must not know of what it trains.
 
-A task is a frozen dataclass with
-
-    sums                    names of what is summed over the batches; `tokens` is one of them
-    weights                 names of a batch's arrays whose global totals the loss is divided by
-    progress                {metric: format} of the progress line, beside the loss
-    describe()              the task as JSON values, for `run.json`
-    check(stage)            raises a ValueError for a stage that the task cannot train
-    make_model(config, seed, dtype)     a built Keras model with its `config`, called as
-                            model(batch, training=…, dropout_seed=…)
-    trains(path)            whether the variable of this path is of use to the task
-    batches(files, stage, batch_size, config, *, seed, shard, held_out=False)
-                            batches by step: `batches[step]`, a dictionary of arrays; with
-                            `element_spec`, `num_batches`, `fingerprint()`
-    batch_sums(outputs, batch)          {name: float32 scalar}, of `sums`
-    loss(sums, weights)     the rows' share of the global batch's loss
-    metrics(sums)           {name: float} from a vector of `sums`, `loss` among them
-    label_counts(batch, config)         a vector that is added up over held-out batches
-    held_out_metrics(sums, counts)      `metrics` beside what guessing would get; the best weights
-                            are those of the lowest `loss`
-    guessing_loss(config)   the loss of guessing all labels with equal probability
-    held_out_line(metrics)  one line of text
-
-`pretraining.Pretraining`, `classification.Classification` and `squad.QuestionAnswering` are the
-three of this package.
+A task is a frozen dataclass with all that `Task` lists. `pretraining.Pretraining`,
+`classification.Classification` and `squad.QuestionAnswering` are the three of this package.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+    from official_bert.data.input_pipeline import ArraySpec
+    from official_bert.model.config import BertConfig
+    from official_bert.model.tensor_types import Tensor, Tensors
+    from official_bert.stages import Stage
+
+
+class Batches(Protocol):
+    """The batches of a stage by their step, the same on any number of hosts."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one pass over the examples."""
+
+    @property
+    def element_spec(self) -> "dict[str, ArraySpec]":
+        """What a batch holds, without reading one."""
+
+    def __getitem__(self, step: int) -> "dict[str, np.ndarray]":
+        """This host's rows of the batch of a step: a dictionary of arrays."""
+
+    def fingerprint(self) -> str:
+        """A digest of the examples, by which others are noticed."""
+
+
+class Task(Protocol):
+    """What a task offers."""
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of what is summed over the batches; `tokens` is one of them."""
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of a batch's arrays whose global totals the loss is divided by."""
+
+    @property
+    def progress(self) -> dict[str, str]:
+        """{metric: format} of the progress line, beside the loss."""
+
+    def describe(self) -> dict:
+        """The task as JSON values, for `run.json`."""
+
+    def check(self, stage: "Stage") -> None:
+        """Raises a ValueError for a stage that the task cannot train."""
+
+    def make_model(self, config: "BertConfig", seed: int | None, dtype: str) -> "keras.Model":
+        """A built model with its `config`, called as model(batch, training=…, dropout_seed=…)."""
+
+    def trains(self, path: str) -> bool:
+        """Whether the variable of this path is of use to the task."""
+
+    def batches(
+        self,
+        files: Sequence[str],
+        stage: "Stage",
+        batch_size: int,
+        config: "BertConfig",
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        held_out: bool = False,
+    ) -> Batches:
+        """The batches of a stage's shapes: training's, or those held out, in order.
+
+        Args:
+            files: Paths or globs.
+            stage: The shapes.
+            batch_size: Examples of a batch, on all hosts together.
+            config: The model.
+            seed: Of the order.
+            shard: Which part of each batch this process reads, and of how many.
+            held_out: Whether they are for an evaluation.
+        """
+
+    def batch_sums(self, outputs: "Tensor | Tensors", batch: "Tensors") -> "dict[str, Tensor]":
+        """The `sums` of rows of a batch by name; float32 scalars."""
+
+    def loss(self, sums: "Tensors", weights: "Tensor") -> "Tensor":
+        """The rows' share of the global batch's loss, from their sums and all rows' weights."""
+
+    def metrics(self, sums: "Sequence[float] | np.ndarray") -> dict[str, float]:
+        """Means from a vector of `sums`; `loss` is among them."""
+
+    def label_counts(
+        self, batch: "Mapping[str, np.ndarray]", config: "BertConfig"
+    ) -> "np.ndarray":
+        """A vector that is added up over held-out batches."""
+
+    def held_out_metrics(self, sums: "np.ndarray", counts: "np.ndarray") -> dict[str, float]:
+        """`metrics` beside what guessing would get; the best weights are of the lowest `loss`."""
+
+    def guessing_loss(self, config: "BertConfig") -> float:
+        """The loss of guessing all labels with equal probability."""
+
+    def held_out_line(self, metrics: Mapping[str, float]) -> str:
+        """Held-out metrics as one line of text."""

@@ -1,0 +1,9 @@
+"""Names of types that Keras has no names for."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+# A tensor of Keras' backend: `tf.Tensor`, `jax.Array` or `torch.Tensor`, which share no class; or
+# what becomes one, an array or a variable.
+Tensor: TypeAlias = Any
+Tensors: TypeAlias = Mapping[str, Tensor]
