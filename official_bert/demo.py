@@ -11,6 +11,7 @@ larger run would use. An interrupted demo resumes: a step that has finished is n
 import importlib.util
 import json
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -36,7 +37,7 @@ MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write
 EVAL_BATCH_SIZE = 128
 
 
-def main():
+def main() -> int:
     child_commands.raise_on_signals()
     folder = pathlib.Path(FLAGS.output_dir)
     try:
@@ -54,7 +55,12 @@ def main():
     return 0
 
 
-def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
+def run(
+    folder: pathlib.Path,
+    corpus_patterns: Sequence[str] = (),
+    corpus_format: str = "auto",
+    recipe: str = RECIPE,
+) -> dict:
     """The whole demo; returns what `results.json` then holds.
 
     Args:
@@ -96,7 +102,7 @@ def run(folder, corpus_patterns=(), corpus_format="auto", recipe=RECIPE):
 # The steps
 
 
-def write_text(layout, paths, corpus_format):
+def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> str:
     """Documents with one sentence a line; some whole documents, spread evenly, are held out."""
     if layout.text("train").exists():
         return "already there"
@@ -143,7 +149,7 @@ def _learn_vocabulary(layout):
     return f"{size} word pieces"
 
 
-def model_config(vocab_size):
+def model_config(vocab_size: int) -> BertConfig:
     """A BERT that two CPU cores train in minutes.
 
     LAMB's steps are relative to the weights, so a narrow model that has no time to grow its
@@ -216,7 +222,7 @@ def _fill_blanks(layout):
     return "\n" + demo_scores.fill_blanks(layout)
 
 
-def report(results, layout):
+def report(results: dict, layout: DemoFolder) -> str:
     """What the user reads at the end."""
     return f"""
 On held-out text

@@ -7,8 +7,10 @@ Needs matplotlib (`pip install "lamb_tf[plot]"`).
 
 import itertools
 import json
+import os
 import pathlib
 import re
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -34,7 +36,11 @@ PANELS = {
 }
 
 
-def plot_log(log_file, output_dir, baselines=None):
+def plot_log(
+    log_file: str | os.PathLike,
+    output_dir: str | os.PathLike,
+    baselines: Sequence[dict] | None = None,
+) -> list[pathlib.Path]:
     """Draws loss.png, accuracy.png, learning_rate.png and trust_ratios.png.
 
     Args:
@@ -76,7 +82,7 @@ def _read(log_file):
     return train, [line for line in lines if line["kind"] == "eval"]
 
 
-def plateau_end(train, baselines):
+def plateau_end(train: Sequence[dict], baselines: Sequence[dict]) -> int | None:
     """The update after which a run has left the plateau of word frequencies, or `None`.
 
     Args:
@@ -266,7 +272,7 @@ def _save(figure, path):
     return path
 
 
-def main():
+def main() -> None:
     for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
         print(path)
 

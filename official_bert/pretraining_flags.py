@@ -82,7 +82,7 @@ REFUSED = {
 }
 
 
-def define_flags(values=flags.FLAGS):
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines this command's flags; their help texts are its manual."""
     define = FlagDefinitions(values)
     text, integer, number, switch = define.text, define.integer, define.number, define.switch
@@ -269,7 +269,7 @@ def define_flags(values=flags.FLAGS):
     define.refused(REFUSED)
 
 
-def check(values):
+def check(values: flags.FlagValues) -> None:
     """Refuses flags of other scripts, and flags that others of this call would make void.
 
     Raises:

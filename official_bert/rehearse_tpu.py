@@ -19,16 +19,22 @@ import math
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from official_bert import pretraining_flags
 from official_bert.system import commands, local_paths, quiet_tensorflow, whole_files
 
+if TYPE_CHECKING:
+    from official_bert.stages import Run
+    from official_bert.tpu.tpu_compiler import Topology
+
 FLAGS = flags.FLAGS
 
 
-def define_flags():
+def define_flags() -> None:
     """Defines this command's flags, those of the run to rehearse among them."""
     pretraining_flags.define_flags()
     FLAGS.set_default("input_files", "(not read)")
@@ -44,7 +50,7 @@ def define_flags():
     flags.DEFINE_string("report_file", None, "Where the report goes as JSON.")
 
 
-def main():
+def main() -> int:
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
     pretraining_flags.check(FLAGS)
     _check_report_file()
@@ -83,7 +89,12 @@ def _check_report_file():
         raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
 
 
-def rehearse(run, topology, price_per_chip_hour=None, say=print):
+def rehearse(
+    run: "Run",
+    topology: "Topology",
+    price_per_chip_hour: float | None = None,
+    say: Callable[[str], object] = print,
+) -> dict:
     """Compiles the update of every stage of a run, with smaller micro-batches if need be.
 
     Args:
@@ -157,7 +168,9 @@ def rehearse(run, topology, price_per_chip_hour=None, say=print):
     return report
 
 
-def rehearse_stage(run, index, topology, say=print):
+def rehearse_stage(
+    run: "Run", index: int, topology: "Topology", say: Callable[[str], object] = print
+) -> dict:
     """Compiles the update of one stage.
 
     Args:

@@ -20,7 +20,7 @@ from official_bert.system import commands, freed_memory, local_paths, quiet_tens
 WORKER_LOST = 4  # exit code
 
 
-def main(values=flags.FLAGS):
+def main(values: flags.FlagValues = flags.FLAGS) -> int:
     """Trains what the flags say; returns the exit code."""
     try:
         return _main(values)
@@ -84,7 +84,7 @@ def _trainer(values):
     return trainer.Trainer(run, reporting, engine, values.model_dir, values.resume_from)
 
 
-def run_from_flags(values):
+def run_from_flags(values: flags.FlagValues) -> "Run":
     """The `stages.Run` of the flags, but for `enable_xla`, whose default needs the devices."""
     from official_bert.stages import Run
     from official_bert.tasks.pretraining import Pretraining

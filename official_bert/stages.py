@@ -7,10 +7,12 @@ next, and each stage warms up again.
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 
 import lamb_tf
 from lamb_tf import schedules
 from official_bert.model.config import BertConfig
+from official_bert.tasks import Task
 from official_bert.tasks.pretraining import Pretraining
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
@@ -82,23 +84,23 @@ class Stage:
             )
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         """Tokens an update, padding included."""
         return self.batch_size * self.max_seq_length
 
-    def depth_in(self, config):
+    def depth_in(self, config: BertConfig) -> int:
         """Encoder layers of the model of `config` in this stage."""
         return self.depth or config.num_hidden_layers
 
-    def model_key(self):
+    def model_key(self) -> tuple:
         """Stages with equal keys train the same variables of the same model."""
         return self.depth, self.trained_layers, self.train_embeddings
 
-    def resolve(self, patterns):
+    def resolve(self, patterns: Iterable[str]) -> list[str]:
         """Globs in which `{max_seq_length}` stands for this stage's."""
         return [p.replace("{max_seq_length}", str(self.max_seq_length)) for p in patterns]
 
-    def schedule(self):
+    def schedule(self) -> schedules.WarmupPolynomialDecay:
         """Linear warm-up, then polynomial decay; step 0 is the stage's first update."""
         return schedules.WarmupPolynomialDecay(
             self.learning_rate,
@@ -139,11 +141,11 @@ class Optimizer:
         _require_finite(self)
 
     @property
-    def slot_names(self):
+    def slot_names(self) -> tuple[str, ...]:
         """What is kept of every variable that trains, each as large as the variable."""
         return lamb_tf.LARS.slot_names if self.type == "lars" else lamb_tf.LAMB.slot_names
 
-    def make(self):
+    def make(self) -> lamb_tf.LAMB | lamb_tf.LARS:
         """The optimizer, at rate 0: the loop sets the rate of each step."""
         not_adapted = self.exclude_from_layer_adaptation
         if self.type == "adamw":
@@ -196,7 +198,7 @@ class Run:
     dtype: str = "fp32"
     reduce_dtype: str = "fp32"
     loss_scale: str | None = None
-    task: Pretraining = dataclasses.field(default_factory=Pretraining)
+    task: Task = dataclasses.field(default_factory=Pretraining)
     gradient_accumulation_steps: int = 1
     minutes: float | None = None
 
@@ -229,7 +231,7 @@ class Run:
             raise ValueError(f"minutes must be positive and finite; got {self.minutes!r}.")
 
     @property
-    def fixed_loss_scale(self):
+    def fixed_loss_scale(self) -> float | None:
         """The loss scale as a number, or `None` where it is dynamic or of no use."""
         if self.loss_scale in (None, "dynamic"):
             return None
@@ -241,14 +243,14 @@ class Run:
             ) from None
 
     @property
-    def total_steps(self):
+    def total_steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
-    def learning_rate(self):
+    def learning_rate(self) -> schedules.Stages:
         """The rate as a function of the run's step: each stage warms up again."""
         return schedules.Stages([(stage.schedule(), stage.steps) for stage in self.stages])
 
-    def describe(self):
+    def describe(self) -> dict:
         """The run as JSON values; runs with equal descriptions end with equal weights."""
         values = dataclasses.asdict(self)
         del values["task"]

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from official_bert.system import file_locks, whole_files
@@ -15,10 +16,10 @@ class DemoFolder(NamedTuple):
 
     folder: pathlib.Path
 
-    def text(self, split):
+    def text(self, split: str) -> pathlib.Path:
         return self.folder / "text" / f"{split}.txt"
 
-    def records(self, split, length):
+    def records(self, split: str, length: int | str) -> pathlib.Path:
         return self.folder / "records" / f"{split}_{length}.tfrecord"
 
     vocab = property(lambda self: self.folder / "vocab.txt")
@@ -33,7 +34,7 @@ class DemoFolder(NamedTuple):
     settings = property(lambda self: self.folder / "demo.json")
 
     @property
-    def written(self):
+    def written(self) -> list[pathlib.Path]:
         """The files and whole folders that a demo writes."""
         names = ("text", "records", "model", "plots")
         folders = [self.folder / name for name in names]
@@ -51,7 +52,9 @@ def alone_in(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def clock(layout, paths, corpus_format, recipe, vocab_size):
+def clock(
+    layout: DemoFolder, paths: Sequence[str], corpus_format: str, recipe: str, vocab_size: int
+) -> Iterator[Callable[[], float]]:
     """The seconds that this demo has taken so far, earlier starts in the same folder included.
 
     Raises:

@@ -5,18 +5,28 @@ results there.
 """
 
 import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from official_bert import plots
 from official_bert.data import tokenization
 from official_bert.demonstration import held_out_blanks, neighbour_baseline
+from official_bert.demonstration.demo_folder import DemoFolder
 from official_bert.system import whole_files
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from official_bert.data.input_pipeline import Batches
+    from official_bert.stages import Stage
 
 NUM_BLANKS = 20
 MORE_BLANKS = 300  # chosen in the same way, for a less random share
 GUESSES = 3
 
 
-def write_baselines(layout, stages, eval_batch_size):
+def write_baselines(layout: DemoFolder, stages: "Sequence[Stage]", eval_batch_size: int) -> str:
     """The scores of counting at the masked positions of the held-out records, for each stage."""
     tokenizer = tokenization.load(str(layout.vocab))
     counts = neighbour_baseline.NeighbourCounts(
@@ -34,14 +44,14 @@ def write_baselines(layout, stages, eval_batch_size):
     )
 
 
-def documents(text_file, tokenizer):
+def documents(text_file: pathlib.Path, tokenizer: "Tokenizer") -> Iterator[list[int]]:
     """The documents of a text as lists of ids."""
     encode = tokenization.SentenceEncoder(tokenizer)
     for document in text_file.read_text(encoding="utf-8").strip().split("\n\n"):
         yield [token for sentence in encode(document.split("\n")) for token in sentence]
 
 
-def held_out_batches(layout, stage, eval_batch_size):
+def held_out_batches(layout: DemoFolder, stage: "Stage", eval_batch_size: int) -> "Batches":
     """The batches that the run was evaluated on in a stage, its masks included."""
     from official_bert.data import input_pipeline
 
@@ -61,12 +71,12 @@ def _all(batches):
     return (batches[step] for step in range(batches.num_batches))
 
 
-def draw(layout):
+def draw(layout: DemoFolder) -> str:
     baselines = json.loads(layout.baselines.read_text())
     return ", ".join(map(str, plots.plot_log(layout.log, layout.plots, baselines)))
 
 
-def fill_blanks(layout):
+def fill_blanks(layout: DemoFolder) -> str:
     """Lets the model, after and before training, predict words of the held-out text."""
     from official_bert.fill_blanks import BlankFiller
 
@@ -96,7 +106,7 @@ def fill_blanks(layout):
     return held_out_blanks.describe(blanks, answers["before"], answers["after"])
 
 
-def results(layout, stages, eval_batch_size):
+def results(layout: DemoFolder, stages: "Sequence[Stage]", eval_batch_size: int) -> dict:
     """The content of `results.json`, as a dictionary."""
     lines = [json.loads(line) for line in layout.log.read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
@@ -132,7 +142,7 @@ def _most_frequent_label(batches):
     return max(random, count - random) / count
 
 
-def table(results):
+def table(results: dict) -> str:
     """The metrics of `results.json` for the screen."""
     rows = [
         ("masked-LM accuracy", f"{results['masked_lm_accuracy']:.1%}"),

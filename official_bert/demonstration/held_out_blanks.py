@@ -6,11 +6,16 @@ piece of the vocabulary. The seed is fixed, so a text always has the same blanks
 model predicts whole words: its most probable ones, with their probabilities among all word pieces.
 """
 
+import os
 import random
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from official_bert.data import tokenization
+
+if TYPE_CHECKING:
+    from official_bert.fill_blanks import Guess
 
 SEED = 12345
 MIN_WORDS, MAX_WORDS = 8, 24  # of a sentence
@@ -27,7 +32,7 @@ class Blank(NamedTuple):
     word: str
 
 
-def choose(text_file, vocab_file, count=20):
+def choose(text_file: str | os.PathLike, vocab_file: str, count: int = 20) -> list[Blank]:
     """`count` blanks, or fewer if the text does not have enough suitable sentences.
 
     Args:
@@ -73,7 +78,7 @@ def _words(sentence, vocabulary):
     return [match.span(1) for match in found if match[1].lower() in vocabulary]
 
 
-def hits(blanks, answers):
+def hits(blanks: Sequence[Blank], answers: "Sequence[Sequence[Guess]]") -> int:
     """The number of blanks with the right word among the guesses.
 
     Args:
@@ -86,7 +91,9 @@ def hits(blanks, answers):
     )
 
 
-def table(blanks, before, after):
+def table(
+    blanks: Sequence[Blank], before: "Sequence[Sequence[Guess]]", after: "Sequence[Sequence[Guess]]"
+) -> str:
     """The blanks as a Markdown table: sentence, right word, guesses after and before training."""
     rows = [
         "| held-out sentence | right word | after training | before |",
@@ -98,7 +105,9 @@ def table(blanks, before, after):
     return "\n".join(rows) + "\n"
 
 
-def describe(blanks, before, after):
+def describe(
+    blanks: Sequence[Blank], before: "Sequence[Sequence[Guess]]", after: "Sequence[Sequence[Guess]]"
+) -> str:
     """The same table for the screen."""
     lines = []
     for blank, *answers in zip(blanks, after, before, strict=True):

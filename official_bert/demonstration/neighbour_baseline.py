@@ -11,9 +11,11 @@ Both know how masked tokens are shown (80 % as [MASK], 10 % as a random token, 1
 no part of a model's lead over them comes from this knowledge.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import numpy as np
 
-_SHOWN_AS_MASK, _SHOWN_AS_RANDOM, _SHOWN_AS_IT_IS = 0.8, 0.1, 0.1
+from official_bert.data.masking import KEPT_SHARE, MASK_SHARE, RANDOM_SHARE
 
 
 class NeighbourCounts:
@@ -35,7 +37,7 @@ class NeighbourCounts:
         vocab_size: V; the pairs take 8 V² bytes.
     """
 
-    def __init__(self, documents, vocab_size):
+    def __init__(self, documents: Iterable[Sequence[int]], vocab_size: int):
         documents = [np.asarray(document, np.int64) for document in documents]
         pairs = np.concatenate([_runs(document, 2) for document in documents])
         triples = np.concatenate([_runs(document, 3) for document in documents])
@@ -47,7 +49,7 @@ class NeighbourCounts:
         places = (left * vocab_size + right) * vocab_size + token
         self._places, self._counts = np.unique(places, return_counts=True)
 
-    def between(self, left, right):
+    def between(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """p(x | l, r) for n pairs of neighbours, two arrays of ids: (n, V)."""
         p = self.frequencies
         size = len(p)
@@ -74,7 +76,9 @@ def _mixed(counts, fallback):
     return (counts + kinds * fallback) / (counts.sum(1, keepdims=True) + kinds)
 
 
-def evaluate(counts, batches, mask_id):
+def evaluate(
+    counts: NeighbourCounts, batches: Iterable[Mapping[str, np.ndarray]], mask_id: int
+) -> dict[str, dict[str, float]]:
     """The scores of both predictions at all masked positions.
 
     Args:
@@ -111,8 +115,8 @@ def evaluate(counts, batches, mask_id):
 def _given_what_is_shown(guess, shown, mask_id):
     """The predictions (n, V) by Bayes' rule, if the masked positions show the ids `shown`, (n,)."""
     size = guess.shape[1]
-    likelihood = np.full_like(guess, _SHOWN_AS_RANDOM / size)
-    likelihood[np.arange(len(shown)), shown] += _SHOWN_AS_IT_IS
-    likelihood[shown == mask_id] += _SHOWN_AS_MASK
+    likelihood = np.full_like(guess, RANDOM_SHARE / size)
+    likelihood[np.arange(len(shown)), shown] += KEPT_SHARE
+    likelihood[shown == mask_id] += MASK_SHARE
     guess = guess * likelihood
     return guess / guess.sum(1, keepdims=True)

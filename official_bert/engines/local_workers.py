@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from official_bert.system.child_commands import end_with_parent
 
@@ -20,7 +21,7 @@ GRACE_SECONDS = 30  # for the others to notice by themselves that one is gone
 LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it
 
 
-def run(count, command, arguments):
+def run(count: int, command: str, arguments: Sequence[str]) -> int:
     """Runs `python -m command` on so many workers to their end.
 
     What the first one says is shown as it is, what others say with their number before it. SIGINT

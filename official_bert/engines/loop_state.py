@@ -1,12 +1,19 @@
 """The state of the training loop beside weights and moments, as JSON values, for any engine."""
 
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 from lamb_tf import loss_scale
+
+if TYPE_CHECKING:
+    from official_bert.stages import Run
+
+State: TypeAlias = dict[str, Any]  # JSON values
 
 # Dynamic loss scaling, for float16.
 FIRST_LOSS_SCALE, (MIN_LOSS_SCALE, MAX_LOSS_SCALE) = loss_scale.INITIAL_SCALE, loss_scale.BOUNDS
 
 
-def first_state(run):
+def first_state(run: "Run") -> State:
     """The loop's own state before the first step, as JSON values.
 
     `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
@@ -25,27 +32,27 @@ def first_state(run):
     }
 
 
-def new_window(run):
+def new_window(run: "Run") -> State:
     """The part of the state that begins anew after every line of the log."""
     return {"sums": [0.0] * len(run.task.sums), "input_wait": 0.0}
 
 
-def new_interval(run):
+def new_interval(run: "Run") -> State:
     """The part of the state that begins anew with every checkpoint."""
     return {"sums_since_saved": [0.0] * len(run.task.sums)}
 
 
-def scales_loss(run):
+def scales_loss(run: "Run") -> bool:
     """Whether the loss is scaled: the range of float16 needs it."""
     return run.dtype == "fp16"
 
 
-def adapts_loss_scale(run):
+def adapts_loss_scale(run: "Run") -> bool:
     """Whether the scale follows the overflows."""
     return scales_loss(run) and run.fixed_loss_scale is None
 
 
-def loss_scale_before_skip(run, scale):
+def loss_scale_before_skip(run: "Run", scale: float) -> float:
     """The loss scale at a step whose update was skipped, from that after it."""
     adapted = adapts_loss_scale(run) and scale > MIN_LOSS_SCALE
     return min(2 * scale, MAX_LOSS_SCALE) if adapted else scale

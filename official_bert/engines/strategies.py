@@ -27,8 +27,13 @@ BYTES_PER_BUCKET = 16 * 2**20
 
 
 def make_strategy(
-    name, num_gpus=None, tpu="", worker_hosts=None, task_index=-1, all_reduce_alg=None
-):
+    name: str,
+    num_gpus: int | None = None,
+    tpu: str | None = "",
+    worker_hosts: str | None = None,
+    task_index: int = -1,
+    all_reduce_alg: str | None = None,
+) -> tf.distribute.Strategy:
     """The strategy that the flags of the official script ask for.
 
     Args:
@@ -156,7 +161,7 @@ def _ended_by_ctrl_c(function):
         signal.signal(signal.SIGINT, previous)
 
 
-def lost_worker(error):
+def lost_worker(error: Exception) -> str | None:
     """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
 
     A worker that ends, closes its connections; that of a machine that is gone, or a process that

@@ -1,11 +1,21 @@
 """`tf.distribute` as an engine: where a model lives, and how N updates of it are made."""
 
 import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from official_bert.engines import tf_update
+from official_bert.engines.tf_update import TrainingLoop
+from official_bert.model.tensor_types import Tensor
+
+if TYPE_CHECKING:
+    from official_bert.stages import Run
+    from official_bert.tasks import Batches, Task
 
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
 _GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
@@ -23,26 +33,30 @@ class TfDistribute:
         is_chief: Whether this process writes checkpoints and logs.
     """
 
-    def __init__(self, strategy):
+    def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync
         self.shard = _shard(strategy)
         self.is_chief = self.shard[0] == 0
         self._input_errors = []  # what reading batches raised so far
 
-    def scope(self):
+    def scope(self) -> AbstractContextManager:
         """The context in which models and optimizers of this engine are made."""
         return self._strategy.scope()
 
-    def training_loop(self, run, model, optimizer):
+    def training_loop(
+        self, run: "Run", model: keras.Model, optimizer: keras.optimizers.Optimizer
+    ) -> TrainingLoop:
         """Several updates of a run in one call: a `tf_update.TrainingLoop`."""
         return tf_update.make_training_loop(run, model, optimizer, self._strategy)
 
-    def evaluation_step(self, task, model):
+    def evaluation_step(self, task: "Task", model: keras.Model) -> Callable[[Iterator], tf.Tensor]:
         """A function that returns the task's sums over the next batch of what `feed` returned."""
         return tf_update.make_evaluation_step(task, model, self._strategy)
 
-    def outputs(self, model, open_batches):
+    def outputs(
+        self, model: keras.Model, open_batches: "Callable[[int, int], Batches]"
+    ) -> Iterator[Tensor]:
         """Yields a model's outputs over batches in order, without dropout.
 
         Args:
@@ -72,15 +86,24 @@ class TfDistribute:
         for _ in steps:
             yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
 
-    def micro_batches(self, run, rows):
+    def micro_batches(self, run: "Run", rows: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
         return tf_update.micro_batches(run, rows, self.num_replicas)
 
-    def non_finite(self, run, model, batch, rows, step, part, loss_scale):
+    def non_finite(
+        self,
+        run: "Run",
+        model: keras.Model,
+        batch: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        step: int,
+        part: int,
+        loss_scale: float,
+    ) -> tuple[list[str], list[str]]:
         """What is not finite in a micro-batch; see `tf_update.non_finite`."""
         return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)
 
-    def feed(self, open_batches, steps):
+    def feed(self, open_batches: "Callable[[int, int], Batches]", steps: range) -> Iterator:
         """The batches of `steps`, each host reading its shard only and each replica its rows of it.
 
         Args:
@@ -120,7 +143,7 @@ class TfDistribute:
             self._input_errors.append(error)
             raise
 
-    def input_error(self, error):
+    def input_error(self, error: Exception) -> Exception | None:
         """What reading a batch raised, if that is behind an error of a loop; otherwise `None`.
 
         TensorFlow, which calls for the batches, passes on the text of an error alone.
@@ -128,7 +151,7 @@ class TfDistribute:
         is_behind = self._input_errors and isinstance(error, tf.errors.OpError)
         return self._input_errors[0] if is_behind else None
 
-    def from_all_workers(self, numbers):
+    def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.
 
         Args:
@@ -153,7 +176,7 @@ class TfDistribute:
 
         return gather
 
-    def runs_on_accelerator(self):
+    def runs_on_accelerator(self) -> bool:
         """Whether the replicas are on GPUs or TPUs."""
         try:
             device = self._strategy.extended.worker_devices[0]
@@ -161,7 +184,7 @@ class TfDistribute:
             return bool(tf.config.list_logical_devices("GPU"))
         return tf.DeviceSpec.from_string(device).device_type != "CPU"
 
-    def peak_flops(self, dtype):
+    def peak_flops(self, dtype: str) -> float | None:
         """FLOP/s of all replicas at their best in dense 16-bit products, or `None` if not known."""
         gpus = tf.config.list_physical_devices("GPU")
         if dtype == "fp32" or not gpus or not self.runs_on_accelerator():

@@ -7,19 +7,31 @@ replicas nor on that of micro-batches.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
+from official_bert.engines.loop_state import State
 from official_bert.model import fused
+
+if TYPE_CHECKING:
+    from official_bert.stages import Run
+    from official_bert.tasks import Task
 
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
-def make_training_loop(run, model, optimizer, strategy):
+def make_training_loop(
+    run: "Run",
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    strategy: tf.distribute.Strategy,
+) -> "TrainingLoop":
     """Several updates inside one graph call.
 
     Args:
@@ -72,10 +84,10 @@ class TrainingLoop:
         loop: A `tf.function` of (iterator, first step, steps, state), all tensors but the first.
     """
 
-    def __init__(self, loop):
+    def __init__(self, loop: tf.types.experimental.PolymorphicFunction):
         self._loop = loop
 
-    def __call__(self, iterator, first_step, steps, state):
+    def __call__(self, iterator: Iterator, first_step: int, steps: int, state: State) -> State:
         """Does `steps` updates on batches of a distributed iterator.
 
         Takes and returns the state that `loop_state.first_state` describes.
@@ -83,7 +95,7 @@ class TrainingLoop:
         state = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
         return {name: value.numpy().tolist() for name, value in state.items()}
 
-    def reductions(self, iterator, state):
+    def reductions(self, iterator: Iterator, state: State) -> "Reductions":
         """The `Reductions` of one update, read off its graph."""
         arguments = (iterator, tf.constant(0), tf.constant(0), _tensors(state))
         return reductions(self._loop.get_concrete_function(*arguments))
@@ -101,7 +113,9 @@ def _tensors(state):
     }
 
 
-def make_replica_update(run, model, optimizer):
+def make_replica_update(
+    run: "Run", model: keras.Model, optimizer: keras.optimizers.Optimizer
+) -> Callable[..., tf.Tensor]:
     """What each replica does for one update, to be called in `strategy.run`.
 
     Args:
@@ -131,7 +145,9 @@ def make_replica_update(run, model, optimizer):
     return replica_update
 
 
-def make_evaluation_step(task, model, strategy):
+def make_evaluation_step(
+    task: "Task", model: keras.Model, strategy: tf.distribute.Strategy
+) -> Callable[[Iterator], tf.Tensor]:
     """A function that returns the task's sums of the next batch of a distributed iterator."""
 
     @tf.autograph.experimental.do_not_convert
@@ -146,7 +162,9 @@ def make_evaluation_step(task, model, strategy):
     return evaluation_step
 
 
-def make_prediction_step(model, strategy):
+def make_prediction_step(
+    model: keras.Model, strategy: tf.distribute.Strategy
+) -> Callable[[Iterator], tf.Tensor]:
     """A function that returns a model's outputs of the next batch of a distributed iterator."""
 
     @tf.autograph.experimental.do_not_convert
@@ -162,7 +180,7 @@ def make_prediction_step(model, strategy):
     return prediction_step
 
 
-def micro_batches(run, rows, replicas):
+def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
     """Numbers of the rows of each micro-batch of a global batch, in the order of `seed_of_part`.
 
     Args:
@@ -175,7 +193,15 @@ def micro_batches(run, rows, replicas):
         yield from (of_replica[index::count] for index in range(count))
 
 
-def non_finite(run, model, batch, rows, step, part, loss_scale):
+def non_finite(
+    run: "Run",
+    model: keras.Model,
+    batch: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    step: int,
+    part: int,
+    loss_scale: float,
+) -> tuple[list[str], list[str]]:
     """What is not finite in a micro-batch: names of losses and of variables with such a gradient.
 
     The arguments are those of `sums_and_gradients`.
@@ -188,7 +214,15 @@ def non_finite(run, model, batch, rows, step, part, loss_scale):
     return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
 
 
-def sums_and_gradients(run, model, batch, rows, step, part, loss_scale):
+def sums_and_gradients(
+    run: "Run",
+    model: keras.Model,
+    batch: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    step: int,
+    part: int,
+    loss_scale: float,
+) -> tuple[np.ndarray, list[tf.Tensor]]:
     """A micro-batch's sums and the gradients of its share of the loss, computed once more.
 
     Args:
@@ -239,7 +273,7 @@ def _global_weights(task, batch):
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
-def seed_of_part(run, step, part):
+def seed_of_part(run: "Run", step: int | tf.Tensor, part: int | tf.Tensor) -> tf.Tensor:
     """The seed of dropout in a part of a step's batch: int32 of shape (2,), no two of a run equal.
 
     Args:
@@ -302,7 +336,7 @@ def _clock_beside(strategy):
     return (lambda: tf.zeros((), tf.float64)) if on_tpu else tf.timestamp
 
 
-def sum_over_replicas(gradients, dtype):
+def sum_over_replicas(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> Sequence[tf.Tensor]:
     """The gradients summed over all replicas, in float32; call it in `strategy.run`.
 
     Args:
@@ -324,7 +358,7 @@ class Reductions(NamedTuple):
     bytes: int
 
 
-def reductions(concrete_function):
+def reductions(concrete_function: tf.types.experimental.ConcreteFunction) -> Reductions:
     """The reductions between workers in a traced function, those in a loop's body counted once."""
     definition = concrete_function.graph.as_graph_def(add_shapes=True)
     nodes = [node for function in definition.library.function for node in function.node_def]

@@ -94,9 +94,7 @@ class Task(Protocol):
     def metrics(self, sums: "Sequence[float] | np.ndarray") -> dict[str, float]:
         """Means from a vector of `sums`; `loss` is among them."""
 
-    def label_counts(
-        self, batch: "Mapping[str, np.ndarray]", config: "BertConfig"
-    ) -> "np.ndarray":
+    def label_counts(self, batch: "Mapping[str, np.ndarray]", config: "BertConfig") -> "np.ndarray":
         """A vector that is added up over held-out batches."""
 
     def held_out_metrics(self, sums: "np.ndarray", counts: "np.ndarray") -> dict[str, float]:

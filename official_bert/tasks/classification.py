@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import math
 import os
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
@@ -12,9 +13,14 @@ from keras import ops
 from official_bert.data import tokenization
 from official_bert.data.array_batches import ArrayBatches
 from official_bert.model.classifier import BertClassifier
+from official_bert.model.config import BertConfig
+from official_bert.model.tensor_types import Tensor, Tensors
 from official_bert.tasks import classification_features, sentence_examples
 from official_bert.tasks.labels import Classes, Numbers
 from official_bert.tasks.sentence_examples import Columns, Examples
+
+if TYPE_CHECKING:
+    from official_bert.stages import Stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,7 @@ class Classification:
             "do_lower_case": self.do_lower_case,
         }
 
-    def check(self, stage) -> None:
+    def check(self, stage: "Stage") -> None:
         """Refuses a stage with masked words to predict."""
         if stage.max_predictions_per_seq:
             raise ValueError(
@@ -77,7 +83,7 @@ class Classification:
 
     # Model and batches
 
-    def make_model(self, config, seed, dtype) -> BertClassifier:
+    def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertClassifier:
         """A built `BertClassifier` with an output per class, or one for a number."""
         outputs = len(self.labels.names) if self.predicts_classes else 1
         return BertClassifier(config, outputs, seed=seed, dtype=dtype)
@@ -86,7 +92,17 @@ class Classification:
         """All variables are of use."""
         return True
 
-    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+    def batches(
+        self,
+        files: Sequence[str],
+        stage: "Stage",
+        batch_size: int,
+        config: BertConfig,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        held_out: bool = False,
+    ) -> ArrayBatches:
         """An `ArrayBatches` of the labelled examples in tables; read once by a process."""
         read = [self.labelled_arrays(file, stage.max_seq_length, config) for file in files]
         arrays = {name: np.concatenate([part[name] for part in read]) for name in read[0]}
@@ -94,7 +110,9 @@ class Classification:
             arrays = read[0]  # not a copy
         return ArrayBatches(arrays, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
-    def labelled_arrays(self, file: str, max_seq_length: int, config) -> dict[str, np.ndarray]:
+    def labelled_arrays(
+        self, file: str, max_seq_length: int, config: BertConfig
+    ) -> dict[str, np.ndarray]:
         """The arrays of a table and its `labels`; see `classification_features.make_arrays`."""
         status = os.stat(file) if os.path.exists(file) else None
         stamp = status and (status.st_mtime_ns, status.st_size)
@@ -106,7 +124,9 @@ class Classification:
             file, self.columns, header=self.header, skip_broken=self.skip_broken
         )
 
-    def arrays(self, examples: Examples, max_seq_length: int, config) -> dict[str, np.ndarray]:
+    def arrays(
+        self, examples: Examples, max_seq_length: int, config: BertConfig
+    ) -> dict[str, np.ndarray]:
         """What the model reads of examples; and their `labels`, where they have some.
 
         Raises:
@@ -123,7 +143,7 @@ class Classification:
 
     # Losses and metrics
 
-    def batch_sums(self, outputs, batch) -> dict:
+    def batch_sums(self, outputs: Tensor, batch: Tensors) -> dict:
         """The `sums` of rows of a batch by name; float32 scalars."""
         weights, labels = batch["example_weights"], batch["labels"]
         sums = {}
@@ -136,11 +156,11 @@ class Classification:
         sums["loss"], sums["examples"] = ops.sum(weights * losses), ops.sum(weights)
         return sums | {"tokens": ops.cast(ops.sum(batch["input_mask"]), "float32")}
 
-    def loss(self, sums, weights):
+    def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
         """The rows' share of the global batch's mean loss."""
         return ops.divide_no_nan(sums["loss"], weights[0])
 
-    def metrics(self, sums) -> dict[str, float]:
+    def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """`loss`, and `accuracy` or `mean_squared_error`, from a vector of `sums`.
 
         NaN where nothing was summed up, as where every update of a window was skipped.
@@ -152,7 +172,7 @@ class Classification:
             return {"loss": loss, "accuracy": values["correct"] / examples}
         return {"loss": loss, "mean_squared_error": loss}
 
-    def label_counts(self, batch, config) -> np.ndarray:
+    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """How often each class is a label; or the number, sum and sum of squares of the labels."""
         labels, weights = batch["labels"], batch["example_weights"]
         if self.predicts_classes:
@@ -160,7 +180,7 @@ class Classification:
         labels = labels.astype(np.float64)
         return np.array([weights @ labels**power for power in range(3)])
 
-    def held_out_metrics(self, sums, counts) -> dict[str, float]:
+    def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
         """`metrics`, beside them what guessing would get, and `examples`: how many were counted.
 
         Guessing is to say the commonest class of every example, or the mean of all numbers.
@@ -173,7 +193,7 @@ class Classification:
             guessing = {"mean_label_squared_error": float(mean_square - mean**2)}
         return self.metrics(sums) | guessing | examples
 
-    def guessing_loss(self, config) -> float:
+    def guessing_loss(self, config: BertConfig) -> float:
         """The loss of guessing all classes with equal probability; of the worst number in bounds.
 
         Infinite for numbers without bounds, whose scale is not known.

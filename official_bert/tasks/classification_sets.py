@@ -5,6 +5,7 @@ They are those of a task of GLUE, in its folder, or tables of one's own.
 
 import dataclasses
 
+from official_bert.model.config import BertConfig
 from official_bert.tasks import glue, labels, sentence_examples
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes, Numbers
@@ -46,7 +47,7 @@ class ClassificationSets:
     dev_files: dict[str, str] = dataclasses.field(default_factory=dict)
     unlabelled: dict[str, Unlabelled] = dataclasses.field(default_factory=dict)
 
-    def check(self, max_seq_length: int, config) -> None:
+    def check(self, max_seq_length: int, config: BertConfig) -> None:
         """Reads all labelled sets, so that what is wrong with them shows before the work.
 
         Raises:

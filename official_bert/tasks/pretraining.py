@@ -2,13 +2,19 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
 
 from official_bert.data.input_pipeline import Batches
+from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
+from official_bert.model.tensor_types import Tensor, Tensors
+
+if TYPE_CHECKING:
+    from official_bert.stages import Stage
 
 _OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
 
@@ -46,11 +52,11 @@ class Pretraining:
         "next_sentence_accuracy": "next sentence {:.1%}",
     }
 
-    def describe(self):
+    def describe(self) -> dict:
         """The entries of `run.json`: they stand beside the run's own, as in version 0.1.0."""
         return dataclasses.asdict(self)
 
-    def check(self, stage):
+    def check(self, stage: "Stage") -> None:
         """Refuses a stage without predictions."""
         if stage.max_predictions_per_seq < 1:
             raise ValueError(
@@ -59,15 +65,25 @@ class Pretraining:
 
     # Model and batches
 
-    def make_model(self, config, seed, dtype):
+    def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertPretrainer:
         """A built `BertPretrainer`."""
         return BertPretrainer(config, seed=seed, dtype=dtype)
 
-    def trains(self, path):
+    def trains(self, path: str) -> bool:
         """Whether a variable is of use: the pooler is to the next sentence alone."""
         return self.use_next_sentence_label or not path.startswith(_OF_NEXT_SENTENCE)
 
-    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+    def batches(
+        self,
+        files: Sequence[str],
+        stage: "Stage",
+        batch_size: int,
+        config: BertConfig,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        held_out: bool = False,
+    ) -> Batches:
         """An `input_pipeline.Batches` of a stage's shapes: training's, or those held out in order.
 
         Training follows `masked_lm_prob` and its like; held-out records are masked as they were
@@ -94,12 +110,12 @@ class Pretraining:
 
     # Losses and metrics
 
-    def batch_sums(self, outputs, batch):
+    def batch_sums(self, outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
         """The `sums` of rows of a batch by name; float32 scalars."""
         tokens = ops.cast(ops.sum(batch["input_mask"]), "float32")
         return {**pretraining_sums(outputs, batch), "tokens": tokens}
 
-    def loss(self, sums, weights):
+    def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
         """The rows' share of the global batch's loss, in nats.
 
         Args:
@@ -111,7 +127,7 @@ class Pretraining:
             loss = loss + ops.divide_no_nan(sums["next_sentence_loss"], weights[1])
         return loss
 
-    def metrics(self, sums):
+    def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """Means from a vector of `sums`: losses in nats, accuracies in [0, 1], and `loss`.
 
         NaN where nothing was summed up, as where every update of a window was skipped.
@@ -126,12 +142,12 @@ class Pretraining:
         metrics["loss"] = sum(metrics[f"{part}_loss"] for part in parts)
         return metrics
 
-    def label_counts(self, batch, config):
+    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """How often each word piece is a label of a batch: a vector."""
         ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
         return np.bincount(ids, weights, minlength=config.vocab_size)
 
-    def held_out_metrics(self, sums, counts):
+    def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
         """`metrics`, and beside them what guessing would get.
 
         Args:
@@ -148,11 +164,11 @@ class Pretraining:
             "examples": int(sums[self.sums.index("next_sentence_weight")]),
         }
 
-    def guessing_loss(self, config):
+    def guessing_loss(self, config: BertConfig) -> float:
         """The loss, in nats, of guessing every word and label with equal probability."""
         return math.log(config.vocab_size * (2 if self.use_next_sentence_label else 1))
 
-    def held_out_line(self, metrics):
+    def held_out_line(self, metrics: Mapping[str, float]) -> str:
         """Held-out metrics as one line of text."""
         text = (
             f"masked LM loss {metrics['masked_lm_loss']:.3f}, accuracy "

@@ -15,6 +15,7 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +64,7 @@ CHIPS = {
 class DoesNotFit(Exception):
     """The program needs more memory than a core has; `needed` bytes, where the compiler says."""
 
-    def __init__(self, message, needed):
+    def __init__(self, message: str, needed: int | None):
         super().__init__(message, needed)  # both, for pickle
         self.needed = needed
 
@@ -88,7 +89,7 @@ class Topology:
         ImportError: without the extra `[rehearse]`.
     """
 
-    def __init__(self, name):
+    def __init__(self, name: str):
         match = re.fullmatch(r"(v\d+[a-z]?):(\d+(?:x\d+){1,2})", name)
         if match is None or match[1] not in CHIPS:
             examples = ", ".join(chip.example for chip in CHIPS.values())
@@ -111,7 +112,7 @@ class Topology:
             )
 
     @property
-    def num_cores(self):
+    def num_cores(self) -> int:
         return len(self.devices)
 
 
@@ -154,7 +155,7 @@ class ReplicaStrategy(tf.distribute.Strategy):
     What runs in `strategy.run` can be lowered, not executed: the other replicas are not there.
     """
 
-    def __init__(self, num_replicas):
+    def __init__(self, num_replicas: int):
         super().__init__(_replica_extended(self, num_replicas))
 
 
@@ -179,7 +180,7 @@ def _replica_extended(strategy, num_replicas):
     return ReplicaExtended(strategy, "CPU:0")
 
 
-def lower(function, *signature):
+def lower(function: Callable, *signature: object) -> bytes:
     """A function of tensors, as StableHLO.
 
     Args:
@@ -199,7 +200,7 @@ def lower(function, *signature):
         return ir_of(stage="stablehlo_serialized", platform_name="CPU")
 
 
-def compile_for(topology, stablehlo):
+def compile_for(topology: Topology, stablehlo: bytes) -> Compiled:
     """Compiles one replica's program for every core of a topology.
 
     Args:

@@ -6,19 +6,32 @@ resumed takes it from there, however fast the machine is then.
 """
 
 import dataclasses
+import os
 import pathlib
 import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from official_bert.engines.loop_state import first_state
 from official_bert.training import evaluation, model_directory
 from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
+if TYPE_CHECKING:
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.stages import Reporting, Run, Stage
+
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
 MIN_UPDATES = 8
 
 
-def fix(run, reporting, engine, model_dir, say=print):
+def fix(
+    run: "Run",
+    reporting: "Reporting",
+    engine: "TfDistribute",
+    model_dir: str | os.PathLike,
+    say: Callable[[str], object] = print,
+) -> "Run":
     """The run with as many updates as fit into its `minutes`.
 
     A run that has begun in `model_dir` keeps its number of updates. A new one is measured: some
@@ -56,7 +69,9 @@ def fix(run, reporting, engine, model_dir, say=print):
     return dataclasses.replace(run, stages=stages)
 
 
-def fitted(stages, seconds, available):
+def fitted(
+    stages: "Sequence[Stage]", seconds: Sequence[float], available: float
+) -> "tuple[Stage, ...]":
     """The stages with more or fewer updates, in the same proportions, to fill a time.
 
     Args:

@@ -18,8 +18,10 @@ import os
 import pathlib
 import re
 import shutil
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Self
 
+import numpy as np
 import tensorflow as tf
 
 from official_bert.system.whole_files import put_in_place, sync, write_text
@@ -37,15 +39,15 @@ class Checkpoint:
     state: dict
 
     @property
-    def name(self):
+    def name(self) -> str:
         return os.path.basename(self.prefix)
 
-    def tensors(self):
+    def tensors(self) -> dict[str, np.ndarray]:
         """All tensors by name, as NumPy arrays."""
         return read_tensors(self.prefix)
 
 
-def step_and_count(name):
+def step_and_count(name: str) -> tuple[int, int]:
     """The step and the running number in a checkpoint's name.
 
     Raises:
@@ -64,11 +66,11 @@ class Abandoned(NamedTuple):
     up_to_count: int
 
     @classmethod
-    def between(cls, resumed_from, instead_of):
+    def between(cls, resumed_from: str, instead_of: str) -> Self:
         """Of a run that returned to one checkpoint when another was the newest, by name."""
         return cls(step_and_count(resumed_from)[0], step_and_count(instead_of)[1])
 
-    def includes(self, name):
+    def includes(self, name: str) -> bool:
         step, count = step_and_count(name)
         return step > self.after_step and count <= self.up_to_count
 
@@ -88,7 +90,9 @@ class CheckpointStore:
     >>> store.save({"global_step": np.int64(7)}, step=7, state={})   # doctest: +SKIP
     """
 
-    def __init__(self, directory, keep=5, abandoned=()):
+    def __init__(
+        self, directory: str | os.PathLike, keep: int = 5, abandoned: Sequence[Abandoned] = ()
+    ):
         self.directory = pathlib.Path(directory)
         self.keep = keep
         self.abandoned = abandoned
@@ -99,7 +103,7 @@ class CheckpointStore:
                 f"model_dir must be a directory; {directory} is a file, or lies below one."
             ) from None
 
-    def save(self, tensors, step, state):
+    def save(self, tensors: Mapping[str, np.ndarray], step: int, state: dict) -> str:
         """Writes a checkpoint and forgets those beyond `keep`; returns its prefix.
 
         Raises:
@@ -123,13 +127,13 @@ class CheckpointStore:
         self.settle()
         return str(prefix)
 
-    def settle(self):
+    def settle(self) -> None:
         """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have."""
         if newest := self.newest_name():
             write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{newest}"\n')
         self._forget_old()
 
-    def latest(self, say=print):
+    def latest(self, say: Callable[[str], object] = print) -> Checkpoint | None:
         """The newest whole checkpoint, or `None`; what is damaged is said and passed over.
 
         Raises:
@@ -144,7 +148,7 @@ class CheckpointStore:
             )
         return found
 
-    def at(self, step, say=print):
+    def at(self, step: int, say: Callable[[str], object] = print) -> Checkpoint:
         """The newest whole checkpoint of a step.
 
         Raises:
@@ -160,16 +164,16 @@ class CheckpointStore:
             )
         return found
 
-    def newest_name(self):
+    def newest_name(self) -> str | None:
         """The name of the newest checkpoint, whole or not; `None` if there is none."""
         return max(self._names(), key=_count, default=None)
 
-    def confirm(self, name, **evidence):
+    def confirm(self, name: str, **evidence: object) -> None:
         """Notes down that a checkpoint is known to be good, and why."""
         record = {"checkpoint": name, "step": step_and_count(name)[0], **evidence}
         write_text(self.directory / "known_good.json", json.dumps(record, indent=1) + "\n")
 
-    def known_good(self):
+    def known_good(self) -> str | None:
         """The name of the checkpoint last confirmed, or `None`."""
         name = _read_record(self.directory / "known_good.json").get("checkpoint")
         return name if name in self._names() else None
@@ -210,7 +214,9 @@ def _count(name):
     return step_and_count(name)[1]
 
 
-def save_best(directory, weights, record):
+def save_best(
+    directory: str | os.PathLike, weights: Callable[[], Mapping[str, np.ndarray]], record: dict
+) -> None:
     """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
 
     A loss that is not finite is never the best. Losses at different sequence lengths do not
@@ -236,7 +242,7 @@ def save_best(directory, weights, record):
     _forget_bundles(directory, "bert_model", {name})
 
 
-def read_tensors(prefix):
+def read_tensors(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
     """All tensors of a bundle by name, as NumPy arrays.
 
     Raises:
@@ -258,7 +264,7 @@ def read_tensors(prefix):
         ) from None
 
 
-def write_bundle(prefix, tensors):
+def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a tensor bundle whose files appear under their names only when whole.
 
     Raises:

@@ -1,16 +1,22 @@
 """Checks before the work that a run's files fit on the disk."""
 
+import os
 import pathlib
 import shutil
+from typing import TYPE_CHECKING
 
 from official_bert.model import flops
+from official_bert.model.config import BertConfig
+
+if TYPE_CHECKING:
+    from official_bert.stages import Reporting, Run, Stage
 
 BYTES_OF_NUMBER = 4  # weights and moments are float32
 # Files that a run writes into its directory, and replaces there.
 _OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
 
 
-def require(model_dir, run, reporting):
+def require(model_dir: str | os.PathLike, run: "Run", reporting: "Reporting") -> None:
     """Refuses to begin if the checkpoints and the best and final weights do not fit.
 
     A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
@@ -44,13 +50,13 @@ def require(model_dir, run, reporting):
         )
 
 
-def checkpoint_bytes(run, stage):
+def checkpoint_bytes(run: "Run", stage: "Stage") -> int:
     """Size of a checkpoint of this stage: all weights, and the optimizer's slots of what trains."""
     slots = len(run.optimizer.slot_names) * flops.reduced_bytes(run.config, stage)
     return weight_bytes(run.config, stage) + slots
 
 
-def weight_bytes(config, stage):
+def weight_bytes(config: BertConfig, stage: "Stage") -> int:
     """Size of the weights alone."""
     parameters = (
         stage.depth_in(config) * flops.layer_parameters(config)

@@ -8,7 +8,11 @@ instance (`resume_from`). `run.json` lists both under `changes`.
 import dataclasses
 import json
 import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NoReturn
 
+from official_bert.model.config import BertConfig
 from official_bert.system import file_locks
 from official_bert.system.whole_files import write_text
 from official_bert.training import checkpoints
@@ -42,7 +46,7 @@ class Claim:
     return_to: int | None = None
     has_returned: bool = False
 
-    def abandoned(self):
+    def abandoned(self) -> list[checkpoints.Abandoned]:
         """The checkpoints that the run has left behind: a list of `checkpoints.Abandoned`."""
         return [
             checkpoints.Abandoned.between(change["resumed_from"], change["instead_of"])
@@ -50,7 +54,7 @@ class Claim:
             if "instead_of" in change
         ]
 
-    def change(self, resumed_from, newest):
+    def change(self, resumed_from: str | None, newest: str | None) -> dict | None:
         """The entry of this start under `changes`, or `None` if it changes nothing.
 
         Args:
@@ -65,7 +69,7 @@ class Claim:
             return None
         return names | {"differences": list(self.differences)}
 
-    def write(self, directory, config):
+    def write(self, directory: Path, config: BertConfig) -> None:
         """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
         contents = self.description | ({"changes": self.changes} if self.changes else {})
         write_text(directory / "run.json", json.dumps(contents, indent=1))
@@ -73,7 +77,9 @@ class Claim:
             write_text(directory / CONFIG, config.to_json())
 
 
-def check(directory, config, description, resume_from=None):
+def check(
+    directory: Path, config: BertConfig, description: dict, resume_from: int | None = None
+) -> Claim:
     """Refuses the directory of another run.
 
     Args:
@@ -121,7 +127,7 @@ def check(directory, config, description, resume_from=None):
     )
 
 
-def alone_in(directory):
+def alone_in(directory: Path) -> AbstractContextManager[None]:
     """Refuses to train where another process does: each would remove the other's checkpoints.
 
     Returns:
@@ -131,7 +137,7 @@ def alone_in(directory):
         ValueError: if there is another one.
     """
 
-    def refuse():
+    def refuse() -> NoReturn:
         raise ValueError(
             f"Another process trains in {directory}; wait for its end, or choose another model_dir."
         )
@@ -162,7 +168,7 @@ def _says(path, config):
         return False
 
 
-def describes(directory):
+def describes(directory: Path) -> dict | None:
     """What `run.json` holds, a dictionary; `None` where there is none.
 
     Raises:

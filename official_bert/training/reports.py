@@ -4,12 +4,23 @@ import importlib.util
 import math
 import pathlib
 import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Self, TypeVar
 
+import keras
 import tensorflow as tf
 
 from lamb_tf import telemetry
 from official_bert.model import flops
 from official_bert.training.training_log import TrainingLog, progress_line
+
+if TYPE_CHECKING:
+    from official_bert.engines.loop_state import State
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.engines.tf_update import Reductions
+    from official_bert.stages import Reporting, Run
+
+Done = TypeVar("Done")
 
 
 class Reports:
@@ -25,7 +36,9 @@ class Reports:
         model_dir: Where log and summaries go.
     """
 
-    def __init__(self, run, reporting, engine, model_dir):
+    def __init__(
+        self, run: "Run", reporting: "Reporting", engine: "TfDistribute", model_dir: pathlib.Path
+    ):
         self._run = run
         self._speaks = engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
@@ -39,11 +52,11 @@ class Reports:
         self._communication = {}
         self._last = None  # step and skipped updates in the last line of the log
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         if self._speaks:
             print(text, flush=True)
 
-    def saved(self, prefix, suspect, exploded, advice):
+    def saved(self, prefix: str, suspect: str | None, exploded: float | None, advice: str) -> None:
         """Reports a checkpoint, with a warning if its run has gone astray.
 
         Args:
@@ -60,7 +73,7 @@ class Reports:
                 f"warning: the mean loss since the last checkpoint is {exploded:.4g}. {advice}"
             )
 
-    def change(self, step, change):
+    def change(self, step: int, change: Mapping) -> None:
         """Reports what is changed on purpose: an entry of `model_directory.Claim.change`."""
         self.log.write(kind="change", step=step, **change)
         instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
@@ -71,7 +84,7 @@ class Reports:
             f"{float(self._learning_rate(step)):.3g}"
         )
 
-    def communication(self, reductions):
+    def communication(self, reductions: "Reductions") -> None:
         """Reports what an update of this stage sums over the workers: `tf_update.Reductions`."""
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
@@ -80,7 +93,14 @@ class Reports:
             f"{reductions.count} reductions; by a ring each worker sends {sent / 1e6:,.1f} MB"
         )
 
-    def train(self, step, stage_index, state, optimizer, pace):
+    def train(
+        self,
+        step: int,
+        stage_index: int,
+        state: "State",
+        optimizer: keras.optimizers.Optimizer,
+        pace: "Pace",
+    ) -> None:
         """Reports the updates since the last line.
 
         Args:
@@ -128,7 +148,7 @@ class Reports:
         )
         self._last = {"step": step, "skipped_updates": skipped}
 
-    def evaluation(self, step, stage_index, metrics):
+    def evaluation(self, step: int, stage_index: int, metrics: Mapping[str, float]) -> None:
         self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
         self._summarise("eval", step, metrics)
         self.say(f"held out: {self._run.task.held_out_line(metrics)}")
@@ -166,13 +186,13 @@ class Pace:
     That call also traces and compiles. Where there is no other, it has to do.
     """
 
-    def __init__(self, seconds):
+    def __init__(self, seconds: float):
         self.seconds = seconds  # of training, over all processes that have worked on the run
         self.steps_per_second = None
         self._steps, self._since = 0, 0.0  # since the last report
         self._is_warm = False
 
-    def measure(self, work, steps):
+    def measure(self, work: Callable[[], Done], steps: int) -> Done:
         """Calls `work()`, which does so many updates, and returns what it returns."""
         started = time.perf_counter()
         done = work()
@@ -186,11 +206,11 @@ class Pace:
         self._is_warm = True
         return done
 
-    def restart(self):
+    def restart(self) -> None:
         """Begins to count anew, after a report."""
         self._steps, self._since = 0, 0.0
 
-    def cool(self):
+    def cool(self) -> None:
         """The next call is a stage's first."""
         self.restart()
         self._is_warm = False
@@ -206,22 +226,22 @@ class Profiler:
         folder: Where the profile goes.
     """
 
-    def __init__(self, window, folder):
+    def __init__(self, window: tuple[int, int] | None, folder: str | pathlib.Path):
         self._first, self._last = window or (math.inf, math.inf)
         self._folder = str(folder)
         self._is_on = False
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def steps_to_border(self, step):
+    def steps_to_border(self, step: int) -> float:
         """Updates from `step` to where the profile begins or ends, if it is still to come."""
         return min((b - step for b in (self._first - 1, self._last) if b > step), default=math.inf)
 
-    def at(self, step):
+    def at(self, step: int) -> None:
         """Call when `step` updates are done, before the next ones."""
         if not self._is_on and self._first - 1 <= step < self._last:
             pathlib.Path(self._folder).mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,15 @@
 """What can be told of a run before the work: if it fits the devices, and what has no effect."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from official_bert import stacking
 
+if TYPE_CHECKING:
+    from official_bert.stages import Reporting, Run
 
-def check(run, reporting, replicas):
+
+def check(run: "Run", reporting: "Reporting", replicas: int) -> None:
     """Refuses batches that cannot be divided, and updates that the run does not have.
 
     Args:
@@ -35,7 +41,7 @@ def check(run, reporting, replicas):
         )
 
 
-def warnings(run, reporting, replicas, step):
+def warnings(run: "Run", reporting: "Reporting", replicas: int, step: int) -> Iterator[str]:
     """Sentences on settings that have no effect in a run that starts after `step` updates."""
     for index, stage in enumerate(run.stages):
         if stage.warmup_steps >= stage.steps:

@@ -1,3 +1,7 @@
+if TYPE_CHECKING:
+    from official_bert.stages import Reporting, Run, Stage
+    from official_bert.tasks import Batches
+
 """The batches of a run: each stage's training records and held-out records, opened and checked."""
 
 
@@ -10,11 +14,11 @@ class RunRecords:
         shard: Which part of each batch this process reads, and of how many.
     """
 
-    def __init__(self, run, reporting, shard):
+    def __init__(self, run: "Run", reporting: "Reporting", shard: tuple[int, int]):
         self._run, self._reporting, self._shard = run, reporting, shard
         self._held_out = {}
 
-    def check(self):
+    def check(self) -> list[str]:
         """Reads some of every stage's, so that what is wrong shows before the work.
 
         Returns:
@@ -33,12 +37,12 @@ class RunRecords:
                 self.held_out(stage, *self._shard)[0]
         return fingerprints[::-1]
 
-    def training(self, stage, shard_index=0, num_shards=1):
+    def training(self, stage: "Stage", shard_index: int = 0, num_shards: int = 1) -> "Batches":
         """The training batches of a stage, from step 0 of the run."""
         files = stage.input_files or self._run.input_files
         return self._open(files, stage, stage.batch_size, (shard_index, num_shards))
 
-    def held_out(self, stage, shard_index=0, num_shards=1):
+    def held_out(self, stage: "Stage", shard_index: int = 0, num_shards: int = 1) -> "Batches":
         """The held-out batches, in order.
 
         They stay open until another length is needed: the records are parsed once, not at every

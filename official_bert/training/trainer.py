@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +33,10 @@ from official_bert.training.reports import Pace, Profiler, Reports
 from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 from official_bert.training.training_log import StopRequest
+
+if TYPE_CHECKING:
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.stages import Reporting, Run
 
 
 class Diverged(Exception):
@@ -61,7 +67,14 @@ class Trainer:
         OSError: if the checkpoints do not fit on the disk.
     """
 
-    def __init__(self, run, reporting, engine, model_dir, resume_from=None):
+    def __init__(
+        self,
+        run: "Run",
+        reporting: "Reporting",
+        engine: "TfDistribute",
+        model_dir: str | os.PathLike,
+        resume_from: int | None = None,
+    ):
         self.run, self.reporting, self.engine = run, reporting, engine
         self.model_dir = pathlib.Path(model_dir)
         self.step = 0  # updates done, those that were skipped included
@@ -88,7 +101,7 @@ class Trainer:
             optimizer = self.optimizer if run.init_moments else None
             self._reports.say(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
 
-    def train(self):
+    def train(self) -> None:
         """Trains to the end of the last stage.
 
         Leaves, beside checkpoints and log, the weights alone as `pretrained/bert_model.ckpt-1` and

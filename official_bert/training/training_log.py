@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
+from collections.abc import Mapping
+from typing import NoReturn, Self
 
 from official_bert.system.whole_files import write_text
 
@@ -19,16 +22,16 @@ class TrainingLog:
         writes: Whether this process writes it; others of the same run pass `False`.
     """
 
-    def __init__(self, path, writes=True):
+    def __init__(self, path: str | os.PathLike, writes: bool = True):
         self._path, self._writes = pathlib.Path(path), writes
 
-    def rewind(self, step):
+    def rewind(self, step: int) -> None:
         """Drops what was written after `step`: a resumed run writes it again."""
         if self._writes:
             kept = [line for line in self._lines() if _step_of(line) <= step]
             write_text(self._path, "".join(kept))
 
-    def keep_copy(self, word):
+    def keep_copy(self, word: str) -> None:
         """Copies the log beside it with a word in the name, before steps are undone."""
         if self._writes and self._path.exists():
             shutil.copy(self._path, self._path.with_suffix(f".{word}{self._path.suffix}"))
@@ -38,14 +41,14 @@ class TrainingLog:
             return []
         return self._path.read_text(errors="replace").splitlines(keepends=True)
 
-    def last(self, kind):
+    def last(self, kind: str) -> dict:
         """The last line of a kind as a dictionary; empty if there is none, or if another writes."""
         if not self._writes:  # whose line may be there in part only
             return {}
         found = [values for values in map(json.loads, self._lines()) if values.get("kind") == kind]
         return found[-1] if found else {}
 
-    def write(self, **values):
+    def write(self, **values: object) -> None:
         if self._writes:
             with self._path.open("a") as file:
                 file.write(json.dumps(_without_non_finite(values), allow_nan=False) + "\n")
@@ -54,7 +57,7 @@ class TrainingLog:
 class Stopped(Exception):
     """The run was asked to stop and did so with its checkpoint written; `code` for the shell."""
 
-    def __init__(self, message, code):
+    def __init__(self, message: str, code: int):
         super().__init__(message)
         self.code = code
 
@@ -66,12 +69,12 @@ class StopRequest:
         self._signal = None
         self._previous = {}
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -82,10 +85,10 @@ class StopRequest:
         print("\nStopping: the checkpoint is written first …", flush=True)
 
     @property
-    def requested(self):
+    def requested(self) -> bool:
         return self._signal is not None
 
-    def raise_stopped(self, step, model_dir):
+    def raise_stopped(self, step: int, model_dir: str | os.PathLike) -> NoReturn:
         """Raises `Stopped`; call it when all is saved.
 
         A worker that stops because another one was asked to, counts as asked by SIGTERM.
@@ -97,8 +100,16 @@ class StopRequest:
 
 
 def progress_line(
-    step, total_steps, stage, numbers, metrics, skipped, learning_rate, examples_per_second, seconds
-):
+    step: int,
+    total_steps: int,
+    stage: int,
+    numbers: Mapping[str, str],
+    metrics: Mapping[str, float],
+    skipped: int,
+    learning_rate: float,
+    examples_per_second: float,
+    seconds: float,
+) -> str:
     """One line a person reads while the run goes on: of updates of which some were `skipped`.
 
     `numbers` are those of the metrics to show, {name: format}.
@@ -119,7 +130,7 @@ def progress_line(
     return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(numbers)
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     """`95.2` → `"1m 35s"`."""
     seconds = round(seconds)
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
