@@ -10,12 +10,16 @@ Run again with the same flags, it resumes from the last checkpoint in --model_di
 import contextlib
 import dataclasses
 import os
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from official_bert import optimizer_flags, pretraining_flags
 from official_bert.engines import local_workers
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+
+if TYPE_CHECKING:
+    from official_bert.stages import Run
 
 WORKER_LOST = 4  # exit code
 

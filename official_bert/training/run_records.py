@@ -1,8 +1,10 @@
+"""The batches of a run: each stage's training records and held-out records, opened and checked."""
+
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from official_bert.stages import Reporting, Run, Stage
     from official_bert.tasks import Batches
-
-"""The batches of a run: each stage's training records and held-out records, opened and checked."""
 
 
 class RunRecords:

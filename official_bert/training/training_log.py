@@ -114,20 +114,20 @@ def progress_line(
 
     `numbers` are those of the metrics to show, {name: format}.
     """
-    numbers = [
+    parts = [
         text.format(metrics[name])
         for name, text in numbers.items()
         if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
     ]
     if skipped:
-        numbers.append(f"{skipped} skipped")
-    numbers += [
+        parts.append(f"{skipped} skipped")
+    parts += [
         f"rate {learning_rate:.2e}",
         f"{examples_per_second:,.0f} examples/s",
         f"{duration(seconds)} left",
     ]
     width = len(str(total_steps))
-    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(numbers)
+    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(parts)
 
 
 def duration(seconds: float) -> str:
