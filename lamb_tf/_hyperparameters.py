@@ -6,25 +6,27 @@ the message of the ValueError.
 
 import math
 import types
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Self
 
 import keras
 import numpy as np
 
 from lamb_tf import _multipliers, _replicas, _selection
+from lamb_tf._types import Bounds, Exclusion, LearningRate, WeightDecay
 
 EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 
-def number(value, argument):
+def number(value: object, argument: str) -> float:
     """A real number."""
     if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
         raise ValueError(f"`{argument}` must be a number. Received {value!r}.")
     return float(value)
 
 
-def _number_that(holds, wanted):
+def _number_that(holds: Callable[[float], bool], wanted: str) -> Callable[[object, str], float]:
     def check(value, argument):
         if not holds(number(value, argument)):
             raise ValueError(f"`{argument}` must be {wanted}. Received {value!r}.")
@@ -38,19 +40,19 @@ positive = _number_that(lambda x: 0 < x < math.inf, "above 0, and finite")
 fraction = _number_that(lambda x: 0 <= x < 1, "in [0, 1)")
 
 
-def positive_or_none(value, argument):
+def positive_or_none(value: object, argument: str) -> float | None:
     """A finite number above 0, or None."""
     return None if value is None else positive(value, argument)
 
 
-def count(value, argument):
+def count(value: object, argument: str) -> int:
     """A whole number of at least 1."""
     if not 1 <= number(value, argument) < math.inf or int(value) != value:
         raise ValueError(f"`{argument}` must be a whole number of at least 1. Received {value!r}.")
     return int(value)
 
 
-def several_or_none(value, argument):
+def several_or_none(value: object, argument: str) -> int | None:
     """A whole number of at least 2, or None."""
     if value is None or (not isinstance(value, bool) and isinstance(value, int) and value >= 2):
         return value
@@ -59,14 +61,14 @@ def several_or_none(value, argument):
     )
 
 
-def truth(value, argument):
+def truth(value: object, argument: str) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"`{argument}` must be True or False. Received {value!r}.")
     return bool(value)
 
 
-def one_of(*choices):
+def one_of(*choices: object) -> Callable[[object, str], object]:
     """A check that takes one of `choices` only."""
 
     def check(value, argument):
@@ -77,7 +79,7 @@ def one_of(*choices):
     return check
 
 
-def bounds(value, argument):
+def bounds(value: object, argument: str) -> Bounds:
     """A pair of numbers, 0 ≤ low ≤ high, or None."""
     if value is None:
         return None
@@ -89,7 +91,7 @@ def bounds(value, argument):
     raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}.")
 
 
-def decay(value, argument):
+def decay(value: object, argument: str) -> WeightDecay:
     """A weight decay: a finite number, a schedule, or None, which Keras' optimizers have for 0."""
     if value is None:
         return 0.0
@@ -103,7 +105,7 @@ def decay(value, argument):
     return float(value)
 
 
-def rate(value, argument):
+def rate(value: object, argument: str) -> LearningRate:
     """A learning rate as Keras wants it, which wraps the number in a variable."""
     if callable(value):
         return value
@@ -142,7 +144,7 @@ class Configured(keras.optimizers.Optimizer):
         "use_ema": truth,
     }
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: object) -> None:
         """Checks the value of a hyperparameter; refuses what a compiled step would not see."""
         check = self.hyperparameters.get(name)
         if check:
@@ -173,7 +175,9 @@ class Configured(keras.optimizers.Optimizer):
         # Of a dictionary Keras would take the variables for the optimizer's own.
         self._exclusions = types.MappingProxyType(dict(zip(EXCLUSIONS, exclusions)))
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Exclusion] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
         """Excludes variables and patterns, as the method of every Keras optimizer of this name.
 
         It takes the place of the argument of the same name, and has to come before the first step.
@@ -186,7 +190,7 @@ class Configured(keras.optimizers.Optimizer):
         not_adapted = self._exclusions["exclude_from_layer_adaptation"]
         self._set_exclusions([*(var_list or []), *(var_names or [])], not_adapted)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         """The arguments, in terms that can be saved: see `_selection` for the exclusions."""
         config = super().get_config()
         for name in self.hyperparameters:
@@ -199,7 +203,7 @@ class Configured(keras.optimizers.Optimizer):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict, custom_objects: dict | None = None) -> Self:
         """The optimizer that `get_config` described.
 
         Exclusions that name none of the variables it is built with are a warning then, no error:

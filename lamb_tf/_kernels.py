@@ -7,10 +7,13 @@ fuse by themselves; torch runs one operation after the other.
 import contextlib
 import math
 from collections import namedtuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from keras import ops
 
 from lamb_tf._replicas import BACKEND, device_of, on, read
+from lamb_tf._types import Slots, Tensor, Variables
 from lamb_tf.compile_target import compiles_for_cpu, in_xla
 
 if BACKEND == "tensorflow":
@@ -30,12 +33,12 @@ elif BACKEND == "jax":
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
-def fuses():
+def fuses() -> bool:
     """Whether what is being run will be fused by a compiler."""
     return BACKEND == "jax" or in_xla()
 
 
-def compiled(function):
+def compiled(function: Callable) -> Callable:
     """The function as one fused kernel per shape, where nothing else would fuse it."""
     if BACKEND != "tensorflow":
         return function
@@ -61,7 +64,7 @@ class AdamDirection:
     `tests/test_kernels.py` shows that this is `LAMB.direction`.
     """
 
-    def __init__(self, variables, dtype):
+    def __init__(self, variables: Variables, dtype: str):
         shared, self.scratch = {}, []  # for each variable one, on its device
         for variable in variables:
             key = tuple(variable.shape), device_of(variable)
@@ -72,14 +75,20 @@ class AdamDirection:
             self.scratch.append(shared[key])
 
     @staticmethod
-    def computes(betas, epsilon):
+    def computes(betas: Sequence[float], epsilon: float) -> bool:
         """Whether there is such a kernel here, and it has all digits.
 
         It has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
         """
         return BACKEND == "tensorflow" and min(betas) >= 0.5 and epsilon > TINY
 
-    def scalars(self, betas, corrections, epsilon, finite):
+    def scalars(
+        self,
+        betas: Sequence[float],
+        corrections: Sequence[Tensor],
+        epsilon: float,
+        finite: Tensor | None,
+    ) -> AdamScalars:
         """What all tensors share, of (β₁, β₂), (c₁, c₂) and ε; `finite` as in `kept`."""
         root = ops.sqrt(corrections[1])
         beta_1, beta_2 = (tf.constant(beta, root.dtype) for beta in betas)
@@ -88,7 +97,9 @@ class AdamDirection:
         zero = tf.zeros((), root.dtype)  # for β's powers: its own bias correction loses digits
         return AdamScalars(zero, zero, -(root / corrections[0]), beta_1, beta_2, root * epsilon)
 
-    def __call__(self, x, g, slots, decay, scalars):
+    def __call__(
+        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, scalars: AdamScalars
+    ) -> Tensor:
         """u, with new m and v in `slots`, where the scratch tensor of x stands too."""
         scratch, m, v = slots["scratch"], slots["m"], slots["v"]
         scratch.assign(decay * ops.cast(x, scratch.dtype))
@@ -98,7 +109,7 @@ class AdamDirection:
         return read(scratch)
 
 
-def subtract(x, step_size, u):
+def subtract(x: Tensor, step_size: Tensor, u: Tensor) -> None:
     """x ← x − step_size u."""
     if BACKEND == "tensorflow" and x.dtype == u.dtype:
         tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
@@ -106,7 +117,9 @@ def subtract(x, step_size, u):
         x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
 
 
-def zero_unless(finite, gradients, variables):
+def zero_unless(
+    finite: Tensor | None, gradients: Sequence[Tensor], variables: Variables
+) -> Sequence[Tensor]:
     """The gradients, or zeros where they are not finite: what the kernels above can be given.
 
     XLA's kernels select by themselves. The gradients are passed on, not copied.
@@ -123,19 +136,19 @@ def zero_unless(finite, gradients, variables):
     return tf.cond(finite, lambda: gradients, zeros)
 
 
-def kept(finite, new, old):
+def kept(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new value, or the old one where the gradients were not finite (None: they are)."""
     return new if finite is None else ops.where(finite, new, old)
 
 
-def bitcast(x, dtype):
+def bitcast(x: Tensor, dtype: str) -> Tensor:
     """The bits of x taken for numbers of another type of the same width."""
     if BACKEND == "tensorflow":
         return tf.bitcast(x, dtype)
     return x.view(getattr(torch, dtype) if BACKEND == "torch" else dtype)
 
 
-def uniform(shape, seed):
+def uniform(shape: Sequence[int], seed: Tensor) -> Tensor:
     """Random float32 numbers in [0, 1), which two integers in a tensor determine."""
     if BACKEND == "tensorflow":
         return tf.random.stateless_uniform(shape, seed, alg="philox")
@@ -146,7 +159,7 @@ def uniform(shape, seed):
     return jax.random.uniform(key, shape, "float32")
 
 
-def groups(variables):
+def groups(variables: Variables) -> list[range]:
     """Ranges of consecutive variables of together at most 24 MB, or of one that is larger.
 
     Their scalars are computed as vectors, which keeps the graph of a step small.
@@ -161,12 +174,12 @@ def groups(variables):
     return [*ranges, range(start, len(variables))]
 
 
-def after(tensors):
+def after(tensors: Sequence[Tensor]) -> AbstractContextManager:
     """The context in which operations wait for `tensors`: bounds what is in memory at once."""
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
-def sums_of_squares(tensors, dtype):
+def sums_of_squares(tensors: Sequence[Tensor], dtype: str) -> Tensor:
     """Σ x² of each tensor, as a vector of this type."""
     tensors = [ops.cast(x, dtype) for x in tensors]
     if BACKEND == "tensorflow" and not fuses():
@@ -186,7 +199,7 @@ def _apart(tensors):
     return optimization_barrier(*tensors) if barred else tensors
 
 
-def elements(vector):
+def elements(vector: Tensor) -> Sequence[Tensor]:
     """The elements of a vector as scalars.
 
     XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so

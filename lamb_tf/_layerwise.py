@@ -4,6 +4,7 @@
 a step changes; `_replicas.py` and `_kernels.py` know what TensorFlow, JAX and torch do differently.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import keras
@@ -12,6 +13,7 @@ from keras import ops
 from lamb_tf import _float8, _kernels, _master_weights, _replicas
 from lamb_tf._kernels import kept
 from lamb_tf._state import OptimizerState
+from lamb_tf._types import Slots, Tensor, Variables
 
 
 class Scalars(NamedTuple):
@@ -43,7 +45,12 @@ class LayerwiseOptimizer(OptimizerState):
         self._fused_renew = compiled(_master_weights.renew)
 
     @_replicas.not_converted
-    def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Variables | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> None:
         """Updates the variables, in the order that docs/algorithm.md states.
 
         Args:
@@ -311,25 +318,29 @@ class LayerwiseOptimizer(OptimizerState):
 
     # The equations; `lamb.py` and `lars.py` fill them in.
 
-    def coefficients(self, step, finite):
+    def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple | None:
         """A named tuple of scalars that `direction` needs, made once a step. The first step is 1.
 
         Of a subclass with a kernel, what that needs has the name `kernel`.
         """
 
-    def moments(self, x, g, slots, decay):
+    def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
         """The slots that g moves, before the direction is known."""
         return {}
 
-    def direction(self, x, g, slots, decay, coefficients):
+    def direction(
+        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, coefficients: tuple | None
+    ) -> Tensor:
         """The direction u, from the moved slots."""
         raise NotImplementedError
 
-    def trust_ratio(self, weight_norm, update_norm, decay):
+    def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
         """φ(‖x‖)/‖u‖, and 1 where either is 0."""
         return self.bounded_ratio(weight_norm, update_norm)
 
-    def bounded_ratio(self, weight_norm, denominator, factor=1.0):
+    def bounded_ratio(
+        self, weight_norm: Tensor, denominator: Tensor, factor: float = 1.0
+    ) -> Tensor:
         """factor φ(‖x‖) / denominator within the bounds, and 1 where it would be 0 or ∞."""
         if self.weight_norm_bounds:
             weight_norm = self._clip(weight_norm, self.weight_norm_bounds)
@@ -340,6 +351,8 @@ class LayerwiseOptimizer(OptimizerState):
             ratio = self._clip(ratio, self.trust_ratio_bounds)
         return ratio
 
-    def move(self, x, u, slots, step_size, decay):
+    def move(
+        self, x: Tensor, u: Tensor, slots: Slots, step_size: Tensor, decay: Tensor
+    ) -> tuple[Tensor, Slots]:
         """x − step_size u, and the slots that moved."""
         return x - step_size * u, {}

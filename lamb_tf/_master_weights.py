@@ -11,17 +11,18 @@ import keras
 from keras import ops
 
 from lamb_tf import _kernels, _replicas
+from lamb_tf._types import Tensor
 
 # Explicit digits of the mantissa, and the least distance of two numbers that is taken for one.
 FORMATS = {"bfloat16": (7, 2.0**-126), "float16": (10, 2.0**-24)}
 
 
-def are_for(variable):
+def are_for(variable: keras.Variable) -> bool:
     """Whether this is a variable that rounding to nearest could freeze."""
     return keras.backend.standardize_dtype(variable.dtype) in FORMATS
 
 
-def renew(master, variable):
+def renew(master: keras.Variable, variable: keras.Variable) -> None:
     """Takes over into `master` what someone else assigned to the variable, element by element.
 
     Weights that were loaded, averaged or constrained are recognised by themselves: they are not
@@ -33,7 +34,7 @@ def renew(master, variable):
     master.assign(ops.where(ops.equal(bits, bits_of_copy), copy, ops.cast(x, copy.dtype)))
 
 
-def round_stochastically(x, dtype, noise):
+def round_stochastically(x: Tensor, dtype: str, noise: Tensor) -> Tensor:
     """x in a type of 16 bits, on average x; a number of that type stays what it is.
 
     Args:

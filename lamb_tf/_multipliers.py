@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lamb_tf import _selection
+from lamb_tf._types import Rules, Variables
 
 ARGUMENT = "learning_rate_multipliers"
 
@@ -25,7 +26,7 @@ class Multipliers:
         ValueError: a factor is not a finite number of at least 0, or an expression is malformed.
     """
 
-    def __init__(self, given):
+    def __init__(self, given: Rules):
         pairs = list(given.items() if isinstance(given, Mapping) else given or ())
         if isinstance(given, str) or not all(map(_is_pair, pairs)):
             raise TypeError(
@@ -36,7 +37,7 @@ class Multipliers:
         self.values = [_factor(*pair) for pair in pairs]
         _selection.check(self.items, ARGUMENT)
 
-    def factors(self, variables, is_restored=False):
+    def factors(self, variables: Variables, is_restored: bool = False) -> np.ndarray | None:
         """One factor per variable, an array of float64; None where there are no rules.
 
         Raises ValueError, or warns, as `_selection.excluded` does of what names no variable.
@@ -47,7 +48,7 @@ class Multipliers:
         hits = _selection.hits(self.items, variables, ARGUMENT, otherwise, is_restored)
         return np.select(hits, self.values, default=1.0)
 
-    def to_be_saved(self, variables):
+    def to_be_saved(self, variables: Variables | None) -> list | None:
         """The rules in terms of JSON, [item, factor] each; see `_selection.to_be_saved`."""
         if not self.items:
             return None
@@ -55,7 +56,7 @@ class Multipliers:
         return [[item, factor] for item, factor in zip(items, self.values)]
 
 
-def restored(saved, custom_objects=None):
+def restored(saved: object, custom_objects: dict | None = None) -> object:
     """The argument that `to_be_saved` wrote; anything else as it is."""
     if not isinstance(saved, (list, tuple)) or not all(map(_is_pair, saved)):
         return saved

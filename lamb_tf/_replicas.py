@@ -6,9 +6,14 @@ state is threaded through `keras.StatelessScope`; on torch all is eager.
 """
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import keras
+import numpy as np
 from keras import ops
+
+from lamb_tf._types import Tensor, Variables
 
 BACKEND = keras.backend.backend()
 
@@ -23,19 +28,19 @@ elif BACKEND == "jax":
 THREADS_STATE = BACKEND == "jax"
 
 
-def device_of(variable):
+def device_of(variable: keras.Variable) -> str | None:
     """The device of a variable; None where a strategy or the backend decides what lies where."""
     if BACKEND != "tensorflow" or tf.distribute.has_strategy():
         return None
     return native(variable).device
 
 
-def on(device):
+def on(device: str | None) -> AbstractContextManager:
     """The context in which variables are made, and operations run, on what `device_of` gave."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
-def strategy_of(variables):
+def strategy_of(variables: Variables) -> AbstractContextManager:
     """The scope of the strategy under which the variables were made, where it has been left."""
     if BACKEND != "tensorflow" or tf.distribute.has_strategy() or not variables:
         return contextlib.nullcontext()
@@ -43,7 +48,7 @@ def strategy_of(variables):
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
-def by_device(pairs):
+def by_device(pairs: Iterable[tuple[Tensor, keras.Variable]]) -> list[tuple]:
     """(device, gradients, variables) for each device on which any of the variables lies."""
     parts = {}
     for pair in pairs:
@@ -51,7 +56,7 @@ def by_device(pairs):
     return [(device, *map(list, zip(*pairs))) for device, pairs in parts.items()]
 
 
-def merge_replicas(function, *args):
+def merge_replicas(function: Callable, *args: Tensor) -> Tensor:
     """Calls `function(*args)` once for all replicas.
 
     What differs between replicas arrives as a distributed value.
@@ -63,7 +68,7 @@ def merge_replicas(function, *args):
     )
 
 
-def sum_over_replicas(gradients, variables):
+def sum_over_replicas(gradients: Sequence[Tensor], variables: Variables) -> Sequence[Tensor]:
     """The gradients summed over all replicas and workers. (JAX's are global already.)"""
     if BACKEND != "tensorflow" or tf.distribute.get_strategy().num_replicas_in_sync == 1:
         return gradients
@@ -73,7 +78,7 @@ def sum_over_replicas(gradients, variables):
     return tf.distribute.get_replica_context().all_reduce("SUM", gradients)
 
 
-def widen(gradients, variables, dtype):
+def widen(gradients: Sequence[Tensor], variables: Variables, dtype: str) -> list[Tensor]:
     """Gradients in the type of the arithmetic, sparse ones still sparse.
 
     A sum of many bfloat16 gradients, or of scaled float16 ones, would lose digits or overflow.
@@ -89,7 +94,7 @@ def widen(gradients, variables, dtype):
     return [ops.cast(ops.convert_to_tensor(g, sparse=False), dtype) for g in gradients]
 
 
-def densify(gradient, variable):
+def densify(gradient: Tensor, variable: keras.Variable) -> Tensor:
     """The gradient of `variable` as a dense tensor on each replica (see `dense`)."""
     if BACKEND != "tensorflow" or not isinstance(first_replica(gradient), tf.IndexedSlices):
         return gradient
@@ -99,7 +104,7 @@ def densify(gradient, variable):
     return dense(gradient, variable)
 
 
-def dense(gradient, variable):
+def dense(gradient: Tensor, variable: keras.Variable) -> Tensor:
     """A gradient as a dense tensor; repeated indices of a sparse one are summed."""
     if BACKEND == "tensorflow" and isinstance(gradient, tf.IndexedSlices):
         rows = variable.shape[0]
@@ -108,14 +113,14 @@ def dense(gradient, variable):
     return gradient
 
 
-def first_replica(value):
+def first_replica(value: Tensor) -> Tensor:
     """The value on this host's first replica, of something that is the same on all of them."""
     if BACKEND == "tensorflow" and isinstance(value, tf.distribute.DistributedValues):
         return tf.distribute.get_strategy().experimental_local_results(value)[0]
     return value
 
 
-def update_on_replicas(function, variables, *args):
+def update_on_replicas(function: Callable, variables: Variables, *args: Tensor) -> Tensor:
     """Calls `function(variables, *args)` on each replica, with that replica's share of each.
 
     Returns the tensor that it returns on the first replica.
@@ -131,13 +136,13 @@ def update_on_replicas(function, variables, *args):
     return function(variables, *args)
 
 
-def read(variable):
+def read(variable: keras.Variable) -> Tensor:
     """The value of a variable as a tensor; on a replica, that replica's."""
     variable = native(variable)
     return tf.convert_to_tensor(variable) if BACKEND == "tensorflow" else variable
 
 
-def add_locally(accumulator, value):
+def add_locally(accumulator: keras.Variable, value: Tensor) -> Tensor:
     """Adds to the replica's own part of a variable; returns the sum."""
     if BACKEND == "tensorflow":
         native(accumulator).assign_add(value)
@@ -146,7 +151,7 @@ def add_locally(accumulator, value):
     return accumulator.value
 
 
-def raise_locally(accumulator, value):
+def raise_locally(accumulator: keras.Variable, value: Tensor) -> Tensor:
     """Raises the replica's own part of a variable to the value, if that is larger; returns it."""
     if BACKEND == "tensorflow":
         accumulator = native(accumulator)
@@ -156,7 +161,7 @@ def raise_locally(accumulator, value):
     return accumulator.value
 
 
-def in_own_row(value):
+def in_own_row(value: Tensor) -> Tensor:
     """The value in the row of this replica, zeros in those of the others.
 
     The sum over replicas then has the values of all.
@@ -168,14 +173,14 @@ def in_own_row(value):
     return tf.scatter_nd(row, value[None], [context.num_replicas_in_sync, *value.shape])
 
 
-def to_numpy(variable):
+def to_numpy(variable: keras.Variable) -> np.ndarray:
     """The value of a variable as a NumPy array."""
     if BACKEND == "tensorflow":
         return native(variable).numpy()
     return ops.convert_to_numpy(native(variable))
 
 
-def set_zero(variable):
+def set_zero(variable: keras.Variable) -> None:
     """Sets a variable, or each replica's own part of it, to zero."""
     if BACKEND == "tensorflow":
         for part in tf.distribute.get_strategy().experimental_local_results(native(variable)):
@@ -184,7 +189,9 @@ def set_zero(variable):
         variable.assign(ops.zeros(variable.shape, variable.dtype))
 
 
-def run_if(condition, then, otherwise, state):
+def run_if(
+    condition: Tensor, then: Callable[[], object], otherwise: Callable[[], object], state: Variables
+) -> None:
     """Runs `then()` or `otherwise()`; both may assign to the variables in `state`."""
     if BACKEND == "tensorflow":
         tf.cond(condition, lambda: (then(), tf.no_op())[1], lambda: (otherwise(), tf.no_op())[1])
@@ -204,30 +211,30 @@ def run_if(condition, then, otherwise, state):
         variable.assign(value)
 
 
-def is_eager():
+def is_eager() -> bool:
     """Whether what is being run runs now, so that Python can branch on the value of a tensor."""
     return BACKEND == "torch" or (BACKEND == "tensorflow" and tf.executing_eagerly())
 
 
-def is_known(value):
+def is_known(value: Tensor) -> bool:
     """Whether this is a number, or a tensor or variable whose value is not being traced."""
     if BACKEND == "jax":
         return not isinstance(native(value), jax.core.Tracer)
     return is_eager() or not ops.is_tensor(native(value))
 
 
-def not_converted(function):
+def not_converted(function: Callable) -> Callable:
     """The function as it is where autograph converts its caller, which takes seconds of a trace."""
     if BACKEND != "tensorflow":
         return function
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def native(value):
+def native(value: Tensor) -> Tensor:
     """The `tf.Variable` in a `keras.Variable`; anything else as it is."""
     return value.value if isinstance(value, keras.Variable) else value
 
 
-def no_autograd():
+def no_autograd() -> AbstractContextManager:
     """The context in which torch records no graph."""
     return torch.no_grad() if BACKEND == "torch" else contextlib.nullcontext()

@@ -5,13 +5,20 @@ expression is itself, and the others are records: of the variables that they nam
 was built, and of how to find the predicate again. `to_be_saved` writes them, `restored` reads them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 import uuid
 import warnings
 import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import keras
+
+if TYPE_CHECKING:
+    from lamb_tf._types import Exclusion, Exclusions, Variables
 
 
 class Record:
@@ -22,13 +29,13 @@ class Record:
     slots; a path need not. Where other layers are trained now, a path does.
     """
 
-    def __init__(self, named):
+    def __init__(self, named: dict):
         self.named = named
 
     def __repr__(self):
         return repr(self.named["paths"])
 
-    def among(self, variables):
+    def among(self, variables: Variables) -> list[bool]:
         """One bool per variable: is it one of those?"""
         paths, here = self.named["paths"], [path_of(variable) for variable in variables]
         by_path = [any(_is_same(path, other) for other in paths) for path in here]
@@ -50,12 +57,12 @@ def _is_same(path, other):
 _predicates = weakref.WeakValueDictionary()  # of this process, by the key in their records
 
 
-def path_of(variable):
+def path_of(variable: keras.Variable) -> str:
     """`keras.Variable.path`; for a bare `tf.Variable` its name without the output number."""
     return getattr(variable, "path", None) or variable.name.split(":")[0]
 
 
-def as_list(exclusions):
+def as_list(exclusions: Exclusions) -> list[Exclusion]:
     """None, one exclusion or several, as a list."""
     if exclusions is None:
         return []
@@ -64,7 +71,7 @@ def as_list(exclusions):
     return [exclusions]
 
 
-def check(exclusions, argument):
+def check(exclusions: Exclusions, argument: str) -> None:
     """Raises TypeError on an item that is no exclusion, ValueError on a malformed expression."""
     for item in as_list(exclusions):
         if isinstance(item, str):
@@ -78,7 +85,7 @@ def check(exclusions, argument):
             )
 
 
-def pattern(text, argument):
+def pattern(text: str, argument: str) -> re.Pattern[str]:
     """The regular expression, or a ValueError that says which argument holds a malformed one."""
     try:
         return re.compile(text)
@@ -89,7 +96,7 @@ def pattern(text, argument):
         ) from None
 
 
-def to_be_saved(exclusions, variables):
+def to_be_saved(exclusions: Exclusions, variables: Variables | None) -> list | None:
     """The exclusions in terms of JSON, given the variables, or None as long as they are unknown."""
     if exclusions is None:
         return None
@@ -123,7 +130,7 @@ def _reference(predicate):
     return reference
 
 
-def restored(exclusions, argument, custom_objects=None):
+def restored(exclusions: object, argument: str, custom_objects: dict | None = None) -> object:
     """The exclusions that `to_be_saved` wrote.
 
     A predicate is itself again in the process that saved it, and in another one if keras.saving
@@ -157,12 +164,14 @@ def _restored(record, argument, custom_objects):
     return Record(record)
 
 
-def is_variable(item):
+def is_variable(item: object) -> bool:
     """Whether this is a variable of Keras or of TensorFlow."""
     return isinstance(item, keras.Variable) or hasattr(item, "assign_add")
 
 
-def excluded(variables, exclusions, argument, is_restored=False):
+def excluded(
+    variables: Variables, exclusions: Exclusions, argument: str, is_restored: bool = False
+) -> list[bool]:
     """One bool per variable: does any of `exclusions` name it?
 
     Raises ValueError if none of the exclusions names a variable, and warns of one that is idle
@@ -176,7 +185,13 @@ def excluded(variables, exclusions, argument, is_restored=False):
     return [any(column) for column in zip(*rows)]
 
 
-def hits(items, variables, argument, otherwise, is_restored=False):
+def hits(
+    items: Sequence[Exclusion],
+    variables: Variables,
+    argument: str,
+    otherwise: str,
+    is_restored: bool = False,
+) -> list[list[bool]]:
     """For each item one bool per variable: does it name it? Refuses and warns as `excluded`.
 
     `otherwise` says what to give for an argument that names no variable on purpose.
@@ -202,7 +217,7 @@ def _named(item, variables):
     return [matches(item, variable) for variable in variables]
 
 
-def matches(item, variable):
+def matches(item: Exclusion, variable: keras.Variable) -> bool:
     """Whether one exclusion, a pattern, variable or predicate, names `variable`."""
     if isinstance(item, str):
         return re.search(item, path_of(variable)) is not None
@@ -211,7 +226,12 @@ def matches(item, variable):
     return bool(item(variable))
 
 
-def table(variables, decayed, adapted, factors=None):
+def table(
+    variables: Variables,
+    decayed: Sequence[bool],
+    adapted: Sequence[bool],
+    factors: Sequence[float] | None = None,
+) -> str:
     """The choice as text, one line a variable; with the factors on the rate where there are any."""
     rows = [("variable", "shape", "weight decay", "layer adaptation")]
     for variable, decays, adapts in zip(variables, decayed, adapted):

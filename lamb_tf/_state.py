@@ -7,6 +7,7 @@ Private parts of Keras are used in this module alone; `PRIVATE_HOOKS` names them
 """
 
 import warnings
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import ClassVar
 
 import keras
@@ -15,6 +16,7 @@ from keras import ops
 
 from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
 from lamb_tf._multipliers import Multipliers
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
 from lamb_tf.telemetry import Figures
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
@@ -46,14 +48,14 @@ class OptimizerState(_hyperparameters.Configured):
 
     def __init__(
         self,
-        learning_rate,
-        weight_decay,
-        exclusions,
-        bounds,
-        master_weights,
-        name,
-        learning_rate_multipliers=None,
-        **kwargs,
+        learning_rate: LearningRate,
+        weight_decay: WeightDecay,
+        exclusions: tuple[Exclusions, Exclusions],
+        bounds: tuple[Bounds, Bounds],
+        master_weights: bool,
+        name: str | None,
+        learning_rate_multipliers: Rules = None,
+        **kwargs: object,
     ):
         if "weight_decay_rate" in kwargs:
             raise TypeError(
@@ -83,7 +85,7 @@ class OptimizerState(_hyperparameters.Configured):
 
     # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the state, in float32; in float64 where any of the variables is."""
         variables = list(variables)
         if not self.built:
@@ -190,7 +192,7 @@ class OptimizerState(_hyperparameters.Configured):
         self._track_variable(slot)
         return slot
 
-    def record_telemetry(self, traces_anew=False):
+    def record_telemetry(self, traces_anew: bool = False) -> None:
         """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
 
         After a step this is of no use, and refused, unless the caller traces the next one anew.
@@ -204,16 +206,16 @@ class OptimizerState(_hyperparameters.Configured):
             self._telemetry = Figures(self)
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable:
         """Updates made so far; skipped ones and the micro-steps of accumulation do not count."""
         return self._iterations
 
     @property
-    def trainable_variables(self):
+    def trainable_variables(self) -> list[keras.Variable]:
         """The variables that the optimizer was built with."""
         return list(self._trainable_variables)
 
-    def slots(self, variable):
+    def slots(self, variable: keras.Variable) -> dict[str, keras.Variable]:
         """The state of one variable by name; for LAMB, `{"m": keras.Variable, "v": …}`.
 
         One of 16 bits has also a "master", unless `master_weights` is False. Raises ValueError for
@@ -241,14 +243,14 @@ class OptimizerState(_hyperparameters.Configured):
             state["seed"] = ops.stack([ops.cast(self._iterations, "int32"), index])
         return state
 
-    def summary(self, print_fn=print):
+    def summary(self, print_fn: Callable[[str], object] = print) -> None:
         """Prints a table of the variables: which are decayed, and which adapted; their factors."""
         if not self.built:
             raise ValueError("The choice of variables is known once `build(variables)` was called.")
         choice = _replicas.to_numpy(self._choice)
         print_fn(_selection.table(self._trainable_variables, *choice, self._factors))
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Variables) -> None:
         """At the end of training: with `use_ema`, replaces the variables by their averages."""
         if self.use_ema and self.built:
             for variable in var_list:
@@ -260,12 +262,12 @@ class OptimizerState(_hyperparameters.Configured):
                     values = ops.where(ops.greater(self._iterations, 0), *values)
                     variable.assign(ops.cast(values, variable.dtype))
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: MutableMapping) -> None:
         """Writes the state into a `.keras` or `.weights.h5` file."""
         for key, variable in self._saved_variables().items():
             store[key] = _replicas.to_numpy(variable)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: MutableMapping) -> None:
         """Reads the state; a choice of variables that is not that of the constructor is told.
 
         Master copies may be missing, in the file or here: the next step makes what it needs of
@@ -339,7 +341,7 @@ def _difference(variables, saved):
     return ""
 
 
-def moments_of_keras_lamb(optimizer):
+def moments_of_keras_lamb(optimizer: keras.optimizers.Lamb) -> Iterator[tuple]:
     """(variable, m, v) for each variable that a `keras.optimizers.Lamb` trains."""
     return zip(
         optimizer._trainable_variables, optimizer._momentums, optimizer._velocities, strict=True

@@ -10,6 +10,7 @@ from keras import ops
 from lamb_tf import _kernels
 from lamb_tf._hyperparameters import fraction, not_negative, one_of, truth
 from lamb_tf._layerwise import LayerwiseOptimizer
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
 
 
 class Corrections(NamedTuple):
@@ -109,22 +110,22 @@ class LAMB(LayerwiseOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-6,
-        weight_decay=0.0,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: WeightDecay = 0.0,
+        exclude_from_weight_decay: Exclusions = None,
+        exclude_from_layer_adaptation: Exclusions = None,
         *,
-        bias_correction=True,
-        nesterov=None,
-        weight_norm_bounds=None,
-        trust_ratio_bounds=None,
-        master_weights=True,
-        learning_rate_multipliers=None,
-        name=None,
-        **kwargs,
+        bias_correction: bool = True,
+        nesterov: str | None = None,
+        weight_norm_bounds: Bounds = None,
+        trust_ratio_bounds: Bounds = None,
+        master_weights: bool = True,
+        learning_rate_multipliers: Rules = None,
+        name: str | None = None,
+        **kwargs: object,
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
         bounds = weight_norm_bounds, trust_ratio_bounds
@@ -154,7 +155,7 @@ class LAMB(LayerwiseOptimizer):
         if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
             self._kernel = _kernels.AdamDirection(self.trainable_variables, self._precision)
 
-    def coefficients(self, step, finite):
+    def coefficients(self, step: Tensor, finite: Tensor | None) -> Corrections:
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
         c, kernel = [1.0] * 4, None
         if self.bias_correction:
@@ -164,7 +165,7 @@ class LAMB(LayerwiseOptimizer):
             kernel = self._kernel.scalars(self._betas, now, self.epsilon, finite)
         return Corrections(*c, kernel)
 
-    def moments(self, x, g, slots, decay):
+    def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
         """m and v."""
         beta_1, beta_2 = self._betas
         return {
@@ -172,7 +173,9 @@ class LAMB(LayerwiseOptimizer):
             "v": beta_2 * slots["v"] + (1 - beta_2) * g * g,
         }
 
-    def direction(self, x, g, slots, decay, corrections):
+    def direction(
+        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, corrections: Corrections
+    ) -> Tensor:
         """u = m̂ / (√v̂ + ε) + λ x"""
         (beta_1, beta_2), m, v = self._betas, slots["m"], slots["v"]
         m_hat = m / corrections.m

@@ -6,6 +6,7 @@ import keras
 
 from lamb_tf._hyperparameters import fraction, not_negative, one_of, positive, truth
 from lamb_tf._layerwise import LayerwiseOptimizer
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
@@ -82,22 +83,22 @@ class LARS(LayerwiseOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.1,
-        momentum=0.9,
-        weight_decay=0.0,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
+        learning_rate: LearningRate = 0.1,
+        momentum: float = 0.9,
+        weight_decay: WeightDecay = 0.0,
+        exclude_from_weight_decay: Exclusions = None,
+        exclude_from_layer_adaptation: Exclusions = None,
         *,
-        ratio="before_momentum",
-        trust_coefficient=None,
-        epsilon=0.0,
-        nesterov=False,
-        weight_norm_bounds=None,
-        trust_ratio_bounds=None,
-        master_weights=True,
-        learning_rate_multipliers=None,
-        name=None,
-        **kwargs,
+        ratio: str = "before_momentum",
+        trust_coefficient: float | None = None,
+        epsilon: float = 0.0,
+        nesterov: bool = False,
+        weight_norm_bounds: Bounds = None,
+        trust_ratio_bounds: Bounds = None,
+        master_weights: bool = True,
+        learning_rate_multipliers: Rules = None,
+        name: str | None = None,
+        **kwargs: object,
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
         bounds = weight_norm_bounds, trust_ratio_bounds
@@ -120,18 +121,18 @@ class LARS(LayerwiseOptimizer):
         self.nesterov = nesterov
 
     @property
-    def moves_along_u(self):
+    def moves_along_u(self) -> bool:
         """Before the momentum, u is the gradient, and x moves along v."""
         return self.ratio == "after_momentum"
 
-    def moments(self, x, g, slots, decay):
+    def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
         """m; where the ratio comes before the momentum, that moves last, in `move`."""
         if self.ratio != "after_momentum":
             return {}
         mu = self.momentum
         return {"momentum": mu * slots["momentum"] + (1 - mu) * (g + decay * x)}
 
-    def direction(self, x, g, slots, decay, _):
+    def direction(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, _: object) -> Tensor:
         """u, whose norm is taken: g (the decay comes in `move`), g + λ x, or m."""
         if self.ratio == "before_momentum":
             return g
@@ -140,14 +141,16 @@ class LARS(LayerwiseOptimizer):
         mu, m = self.momentum, slots["momentum"]
         return mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
 
-    def trust_ratio(self, weight_norm, update_norm, decay):
+    def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
         """η φ(‖x‖) / (‖u‖ + ε), and + λ ‖x‖ in the denominator where u is g alone."""
         denominator = update_norm + self.epsilon
         if self.ratio == "before_momentum":
             denominator = denominator + decay * weight_norm
         return self.bounded_ratio(weight_norm, denominator, self.trust_coefficient)
 
-    def move(self, x, u, slots, step_size, decay):
+    def move(
+        self, x: Tensor, u: Tensor, slots: Slots, step_size: Tensor, decay: Tensor
+    ) -> tuple[Tensor, Slots]:
         """x − v with v = μ v + γ ratio (g + λ x), or x − γ ratio m."""
         if self.moves_along_u:
             return super().move(x, u, slots, step_size, decay)

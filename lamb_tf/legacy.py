@@ -11,17 +11,25 @@ variables); a step in which any gradient is not finite changes nothing; `epsilon
 `:0`, and a list that matches no variable is an error.
 """
 
+from __future__ import annotations
+
 import math
 import numbers
 import os
 import re
 import warnings
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 import tf_keras
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
 from lamb_tf import _selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamb_tf._types import LearningRate, WeightDecay
 
 PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own methods for subclasses
     "_slots": "slots by variable and name: `add_slot` adds those wider than their variable",
@@ -104,7 +112,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         """The patterns given; None means those of the decay. Read-only too."""
         return self._exclusions[1]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         names = ("learning_rate", "decay", "weight_decay")
         return {
             **super().get_config(),
@@ -114,7 +122,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict, custom_objects: dict | None = None):
         """The optimizer of a saved config, also of one written by older Addons or tf-models."""
         config = dict(config)
         if "weight_decay_rate" in config:
@@ -245,15 +253,15 @@ class LAMB(_Layerwise):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-6,
-        weight_decay=0.0,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
-        name="LAMB",
-        **kwargs,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: WeightDecay = 0.0,
+        exclude_from_weight_decay: str | Sequence[str] | None = None,
+        exclude_from_layer_adaptation: str | Sequence[str] | None = None,
+        name: str = "LAMB",
+        **kwargs: object,
     ):
         super().__init__(
             learning_rate,
@@ -286,7 +294,7 @@ class LAMB(_Layerwise):
         ratio = _trust_ratio(tf.norm(x), tf.norm(u)) if adapted else 1.0
         return x - c["learning_rate"] * ratio * u
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "beta_1": self._serialize_hyperparameter("beta_1"),
@@ -342,18 +350,18 @@ class LARS(_Layerwise):
 
     def __init__(
         self,
-        learning_rate=0.1,
-        momentum=0.9,
-        weight_decay=0.0,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
+        learning_rate: LearningRate = 0.1,
+        momentum: float = 0.9,
+        weight_decay: WeightDecay = 0.0,
+        exclude_from_weight_decay: str | Sequence[str] | None = None,
+        exclude_from_layer_adaptation: str | Sequence[str] | None = None,
         *,
-        ratio="before_momentum",
-        trust_coefficient=None,
-        epsilon=0.0,
-        nesterov=False,
-        name="LARS",
-        **kwargs,
+        ratio: str = "before_momentum",
+        trust_coefficient: float | None = None,
+        epsilon: float = 0.0,
+        nesterov: bool = False,
+        name: str = "LARS",
+        **kwargs: object,
     ):
         super().__init__(
             learning_rate,
@@ -393,12 +401,12 @@ class LARS(_Layerwise):
             return 1.0
         return _trust_ratio(tf.norm(x), update_norm + self.epsilon, self.trust_coefficient)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         names = ("momentum", "ratio", "trust_coefficient", "epsilon", "nesterov")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-def load_model(path, custom_objects=None):
+def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> tf_keras.Model:
     """Loads a tf_keras model saved with Addons' `LAMB` or this one, ready to continue training.
 
     It is `tf_keras.models.load_model` with two additions. It reads `Addons>LAMB` as this `LAMB`,

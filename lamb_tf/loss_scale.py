@@ -1,16 +1,25 @@
 """Dynamic loss scaling for float16, with the same result on any number of replicas."""
 
+from collections.abc import MutableMapping, Sequence
+
 import keras
 from keras import ops
 
 from lamb_tf import _hyperparameters, _replicas
 from lamb_tf._layerwise import LayerwiseOptimizer
+from lamb_tf._types import Tensor, Variables
 
 INITIAL_SCALE, GROWTH_STEPS = 2.0**15, 2000
 BOUNDS = 1.0, 2.0**24  # of the scale
 
 
-def next_scale(scale, good_steps, skipped, growth_steps=GROWTH_STEPS, bounds=BOUNDS):
+def next_scale(
+    scale: Tensor,
+    good_steps: Tensor,
+    skipped: Tensor,
+    growth_steps: int = GROWTH_STEPS,
+    bounds: tuple[float, float] = BOUNDS,
+) -> tuple[Tensor, Tensor]:
     """The loss scale after an update: halved if it was skipped, doubled after many good ones.
 
     Args:
@@ -65,11 +74,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
-        initial_scale=INITIAL_SCALE,
-        dynamic_growth_steps=GROWTH_STEPS,
-        name=None,
-        **kwargs,
+        inner_optimizer: LayerwiseOptimizer,
+        initial_scale: float = INITIAL_SCALE,
+        dynamic_growth_steps: int = GROWTH_STEPS,
+        name: str | None = None,
+        **kwargs: object,
     ):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
@@ -84,7 +93,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: object) -> None:
         """Checks the arguments; refuses changes that a compiled step would not see."""
         check = {"initial_scale": _scale, "dynamic_growth_steps": _hyperparameters.count}.get(name)
         if check:
@@ -96,13 +105,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 )
         super().__setattr__(name, value)
 
-    def build(self, var_list):
+    def build(self, var_list: Variables) -> None:
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
             with _replicas.strategy_of(var_list):
                 super().build(var_list)
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: MutableMapping) -> None:
         """Writes the scale, if the optimizer is built.
 
         Keras saves the inner optimizer separately.
@@ -111,14 +120,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             for name in ("step_counter", "dynamic_scale"):
                 store[name] = _replicas.to_numpy(getattr(self, name))
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: MutableMapping) -> None:
         """Reads the scale; if it was saved before the first step, the arguments' scale is used."""
         if self.built and "dynamic_scale" in store.keys():  # noqa: SIM118, Keras' store has no `in`
             for name in ("step_counter", "dynamic_scale"):
                 getattr(self, name).assign(store[name])
 
     @_replicas.not_converted
-    def apply(self, grads, trainable_variables=None, skip_gradients_aggregation=False):
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Variables | None = None,
+        skip_gradients_aggregation: bool = False,
+    ) -> None:
         """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
         if not self.built and trainable_variables is None:
             raise ValueError(

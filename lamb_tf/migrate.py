@@ -15,9 +15,15 @@ import keras
 import numpy as np
 
 from lamb_tf._state import moments_of_keras_lamb
+from lamb_tf.lamb import LAMB
 
 
-def from_tf_keras(path, model, optimizer, match="name"):
+def from_tf_keras(
+    path: str | os.PathLike,
+    model: keras.Model,
+    optimizer: LAMB,
+    match: str | dict[str, str] = "name",
+) -> dict[str, float]:
     """Reads weights, `m`, `v` and the step count of a tf_keras model into `model` and `optimizer`.
 
     Weights are paired by name: `dense/kernel:0` in the file with `dense/kernel` or, where the name
@@ -77,7 +83,7 @@ def from_tf_keras(path, model, optimizer, match="name"):
     return old.hyperparameters
 
 
-def from_keras(old, optimizer):
+def from_keras(old: keras.optimizers.Lamb, optimizer: LAMB) -> None:
     """Copies m, v and the step count of `keras.optimizers.Lamb` into `lamb_tf.LAMB`.
 
     Keras' LAMB with `weight_decay=None` is `lamb_tf.LAMB(epsilon=1e-7)`. With a weight decay it has

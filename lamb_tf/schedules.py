@@ -12,9 +12,13 @@ total_steps` would lose its digits.
 
 import math
 import operator
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import keras
 from keras import ops
+
+from lamb_tf._types import Schedule, Tensor
 
 _register = keras.saving.register_keras_serializable(package="lamb_tf")
 
@@ -27,17 +31,17 @@ class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
     with s = `start_warmup_step`.
     """
 
-    def __init__(self, peak_learning_rate, warmup_steps, start_warmup_step):
+    def __init__(self, peak_learning_rate: float, warmup_steps: int, start_warmup_step: int):
         self.peak_learning_rate = _number("peak_learning_rate", peak_learning_rate)
         self.warmup_steps = _steps("warmup_steps", warmup_steps)
         self.start_warmup_step = _steps("start_warmup_step", start_warmup_step, least=None)
 
     @property
-    def warmup_end(self):
+    def warmup_end(self) -> int:
         """The first step after the warm-up."""
         return max(0, self.start_warmup_step + self.warmup_steps)
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         step = ops.convert_to_tensor(step)
         decayed = self._decayed(step)
         if self.warmup_end == 0:
@@ -47,7 +51,7 @@ class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
         )
         return ops.where(step < self.warmup_end, warmed, decayed)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             "peak_learning_rate": self.peak_learning_rate,
             "warmup_steps": self.warmup_steps,
@@ -84,7 +88,7 @@ class _WarmupToTotal(_Warmup):
         span = self.peak_learning_rate - self.end_learning_rate
         return self.end_learning_rate + span * self._factor(remaining)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "total_steps": self.total_steps,
@@ -130,13 +134,13 @@ class WarmupPolynomialDecay(_WarmupToTotal):
 
     def __init__(
         self,
-        peak_learning_rate,
-        total_steps,
-        warmup_steps=0,
-        end_learning_rate=0.0,
-        power=1.0,
-        decay_from="warmup_end",
-        start_warmup_step=0,
+        peak_learning_rate: float,
+        total_steps: int,
+        warmup_steps: int = 0,
+        end_learning_rate: float = 0.0,
+        power: float = 1.0,
+        decay_from: str = "warmup_end",
+        start_warmup_step: int = 0,
     ):
         super().__init__(
             peak_learning_rate,
@@ -153,7 +157,7 @@ class WarmupPolynomialDecay(_WarmupToTotal):
     def _factor(self, remaining):
         return remaining**self.power
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "power": self.power}
 
 
@@ -173,12 +177,12 @@ class WarmupCosineDecay(_WarmupToTotal):
 
     def __init__(
         self,
-        peak_learning_rate,
-        total_steps,
-        warmup_steps=0,
-        end_learning_rate=0.0,
-        decay_from="warmup_end",
-        start_warmup_step=0,
+        peak_learning_rate: float,
+        total_steps: int,
+        warmup_steps: int = 0,
+        end_learning_rate: float = 0.0,
+        decay_from: str = "warmup_end",
+        start_warmup_step: int = 0,
     ):
         super().__init__(
             peak_learning_rate,
@@ -221,13 +225,13 @@ class WarmupExponentialDecay(_Warmup):
 
     def __init__(
         self,
-        peak_learning_rate,
-        decay_steps,
-        decay_rate,
-        warmup_steps=0,
-        staircase=False,
-        decay_from="warmup_end",
-        start_warmup_step=0,
+        peak_learning_rate: float,
+        decay_steps: int,
+        decay_rate: float,
+        warmup_steps: int = 0,
+        staircase: bool = False,
+        decay_from: str = "warmup_end",
+        start_warmup_step: int = 0,
     ):
         super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
         self.decay_steps = _steps("decay_steps", decay_steps, least=1)
@@ -247,7 +251,7 @@ class WarmupExponentialDecay(_Warmup):
             periods = periods + _share(past % self.decay_steps, self.decay_steps)
         return self.peak_learning_rate * ops.exp(math.log(self.decay_rate) * periods)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "decay_steps": self.decay_steps,
@@ -282,11 +286,11 @@ class WarmupMultiStepDecay(_Warmup):
 
     def __init__(
         self,
-        peak_learning_rate,
-        boundaries,
-        decay_rate=0.1,
-        warmup_steps=0,
-        start_warmup_step=0,
+        peak_learning_rate: float,
+        boundaries: Sequence[int],
+        decay_rate: float = 0.1,
+        warmup_steps: int = 0,
+        start_warmup_step: int = 0,
     ):
         super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
         self.boundaries = [_steps("boundaries", step, least=1) for step in boundaries]
@@ -311,7 +315,7 @@ class WarmupMultiStepDecay(_Warmup):
             )
         return rate
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "boundaries": list(self.boundaries),
@@ -330,7 +334,9 @@ class WarmupConstant(_Warmup):
     [0.0, 0.5, 1.0, 1.0]
     """
 
-    def __init__(self, peak_learning_rate, warmup_steps=0, start_warmup_step=0):
+    def __init__(
+        self, peak_learning_rate: float, warmup_steps: int = 0, start_warmup_step: int = 0
+    ):
         super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
 
     def _decayed(self, step):
@@ -363,14 +369,14 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
     [0.006, 0.0, 0.002, 0.004]
     """
 
-    def __init__(self, stages):
+    def __init__(self, stages: Sequence[tuple[Schedule, int]]):
         self.stages = [
             (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
         ]
         if not self.stages:
             raise ValueError("Stages needs at least one (schedule, steps) pair, got none.")
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         step = ops.convert_to_tensor(step)
         rate, start = None, 0
         for schedule, steps in self.stages:
@@ -380,7 +386,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
             start += steps
         return rate
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         return {
             "stages": [
                 [keras.optimizers.schedules.serialize(schedule), steps]
@@ -389,12 +395,12 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         deserialize = keras.optimizers.schedules.deserialize
         return cls([(deserialize(schedule), steps) for schedule, steps in config["stages"]])
 
 
-def sqrt_scaling(batch_size, base_batch_size, base_learning_rate):
+def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the square-root rule, base · √(batch / base batch).
 
     LAMB and LEGW use it. The LAMB paper's untuned BERT rates, from 32K down to 512:
@@ -405,7 +411,7 @@ def sqrt_scaling(batch_size, base_batch_size, base_learning_rate):
     return base_learning_rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
 
 
-def linear_scaling(batch_size, base_batch_size, base_learning_rate):
+def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the linear rule, base · batch / base batch.
 
     It is the usual rule for SGD with momentum.
@@ -417,8 +423,13 @@ def linear_scaling(batch_size, base_batch_size, base_learning_rate):
 
 
 def legw(
-    batch_size, base_batch_size, base_learning_rate, base_warmup_epochs, num_examples, decay=None
-):
+    batch_size: int,
+    base_batch_size: int,
+    base_learning_rate: float,
+    base_warmup_epochs: float,
+    num_examples: int,
+    decay: Callable[[float, int, float], Schedule] | None = None,
+) -> Schedule:
     """LEGW, Linear-Epoch Gradual Warm-up: a large batch's schedule, derived from a small batch's.
 
     With k = batch_size / base_batch_size:

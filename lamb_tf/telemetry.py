@@ -9,6 +9,7 @@ telemetry.plot("logs/telemetry.jsonl")
 
 import json
 import os
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -16,11 +17,15 @@ from keras import ops
 
 from lamb_tf import _replicas
 from lamb_tf._kernels import kept
+from lamb_tf._types import Tensor
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 FIGURES = ("weight_norm", "update_norm", "trust_ratio")
 
 
-def record(optimizer):
+def record(optimizer: keras.optimizers.Optimizer) -> None:
     """From now on each update keeps its figures, in variables that no file or checkpoint holds.
 
     Args:
@@ -33,7 +38,7 @@ def record(optimizer):
     _layerwise(optimizer).record_telemetry()
 
 
-def read(optimizer):
+def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
     """`{variable.path: {"weight_norm": …, "update_norm": …, "trust_ratio": …}}`, in floats.
 
     The figures are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
@@ -47,7 +52,7 @@ def read(optimizer):
     }
 
 
-def gradient_norm(optimizer):
+def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float:
     """The global norm of the last gradient: over all replicas, unscaled, before clipping.
 
     That of a skipped update counts too; it is infinite or not a number.
@@ -56,7 +61,7 @@ def gradient_norm(optimizer):
     return float(_replicas.to_numpy(norm))
 
 
-def tensors(optimizer):
+def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, keras.Variable]:
     """The variables behind `read` and `gradient_norm`, to be used in a graph.
 
     Returns:
@@ -78,12 +83,12 @@ def tensors(optimizer):
 class Figures:
     """The variables that keep an optimizer's figures, where no checkpoint of TensorFlow looks."""
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
         self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
         count = len(optimizer.trainable_variables)
         self.layers = _add_variable(optimizer, (count, len(FIGURES)), "layers")
 
-    def keep(self, figures, positions, finite):
+    def keep(self, figures: Tensor, positions: list[int], finite: Tensor | None) -> None:
         """Writes the rows of the variables at these positions, and zeros for the others.
 
         Where `finite`, a tensor or None, is false, the update is skipped: nothing is written.
@@ -128,7 +133,7 @@ class Log(keras.callbacks.Callback):
     >>> model.fit(x, y, callbacks=[lamb_tf.telemetry.Log("logs", every=100)])
     """
 
-    def __init__(self, directory, every=100):
+    def __init__(self, directory: str | os.PathLike, every: int = 100):
         super().__init__()
         if every < 1:
             raise ValueError(f"`every` must be at least 1 batch. Received {every!r}.")
@@ -136,7 +141,7 @@ class Log(keras.callbacks.Callback):
         self.every = every
         self._batches = 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         optimizer = _layerwise(self.model.optimizer)
         if optimizer._telemetry is None:
             optimizer.record_telemetry(traces_anew=True)
@@ -145,7 +150,7 @@ class Log(keras.callbacks.Callback):
         self._path = os.path.join(self.directory, "telemetry.jsonl")
         self._events = _event_writer(self.directory)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._batches += 1
         if self._batches % self.every:
             return
@@ -165,7 +170,7 @@ class Log(keras.callbacks.Callback):
         if self._events:
             _write_events(self._events, row)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         if self._events:
             self._events.close()
 
@@ -195,7 +200,9 @@ def _write_events(events, row):
     events.flush()
 
 
-def plot(path, figure="trust_ratio", output=None):
+def plot(
+    path: str | os.PathLike, figure: str = "trust_ratio", output: str | os.PathLike | None = None
+) -> "matplotlib.figure.Figure":
     """Draws one figure of every variable over the steps, as a map, and the gradient norm above it.
 
     Args:
