@@ -131,7 +131,7 @@ class Configured(keras.optimizers.Optimizer):
     A subclass adds its own to `hyperparameters`.
     """
 
-    hyperparameters: ClassVar = {  # what checks each
+    hyperparameters: ClassVar[dict[str, Callable]] = {  # what checks each
         "weight_decay": decay,
         "weight_norm_bounds": bounds,
         "trust_ratio_bounds": bounds,

@@ -5,7 +5,7 @@ a step changes; `_replicas.py` and `_kernels.py` know what TensorFlow, JAX and t
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -329,7 +329,7 @@ class LayerwiseOptimizer(OptimizerState):
         return {}
 
     def direction(
-        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, coefficients: tuple | None
+        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, coefficients: Any
     ) -> Tensor:
         """The direction u, from the moved slots."""
         raise NotImplementedError

@@ -42,7 +42,7 @@ class OptimizerState(_hyperparameters.Configured):
     State and arithmetic are float32, or float64 where any of the variables is (`_precision`).
     """
 
-    slot_names = ()
+    slot_names: tuple[str, ...] = ()
     _kernel = None  # `_kernels.AdamDirection`, where that computes `moments` and `direction`
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
 

@@ -1,6 +1,7 @@
 """LAMB, the layerwise adaptive optimizer of arXiv 1904.00962, with its two Nesterov variants."""
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import keras
@@ -99,7 +100,7 @@ class LAMB(LayerwiseOptimizer):
     """
 
     slot_names = ("m", "v")
-    hyperparameters: ClassVar = {
+    hyperparameters: ClassVar[dict[str, Callable]] = {
         **LayerwiseOptimizer.hyperparameters,
         "beta_1": fraction,
         "beta_2": fraction,

@@ -1,5 +1,6 @@
 """LARS, layerwise adaptive rate scaling, in both of its published forms and a third in use."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import keras
@@ -72,7 +73,7 @@ class LARS(LayerwiseOptimizer):
     """
 
     slot_names = ("momentum",)
-    hyperparameters: ClassVar = {
+    hyperparameters: ClassVar[dict[str, Callable]] = {
         **LayerwiseOptimizer.hyperparameters,
         "momentum": fraction,
         "ratio": one_of("before_momentum", "decayed_before_momentum", "after_momentum"),

@@ -105,7 +105,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 )
         super().__setattr__(name, value)
 
-    def build(self, var_list: Variables) -> None:
+    def build(self, var_list: Variables | None) -> None:
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
             with _replicas.strategy_of(var_list):
