@@ -78,7 +78,7 @@ REFUSED = {
 }
 
 
-def define_flags(values=flags.FLAGS):
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines this command's flags; their help texts are its manual."""
     define = FlagDefinitions(values)
     _define_data(define)
@@ -190,7 +190,7 @@ def _define_where(define):
     )
 
 
-def check(values):
+def check(values: flags.FlagValues) -> None:
     """Refuses flags of other scripts, and flags that others of this call would make void.
 
     Raises:

@@ -9,6 +9,7 @@ scripts, object checkpoints of tf-models, checkpoints of `run_pretraining`, Hugg
 """
 
 import dataclasses
+import os
 
 from absl import flags, logging
 
@@ -19,18 +20,18 @@ FLAGS = flags.FLAGS
 
 
 def convert(
-    path,
-    output,
-    output_format,
+    path: str | os.PathLike,
+    output: str | os.PathLike,
+    output_format: str,
     *,
-    bert_config_file=None,
-    vocab_file=None,
-    do_lower_case=None,
-    keep_slots=True,
-    allow_missing_heads=False,
-    allow_missing_vocabulary=False,
-    ignore_left_over=False,
-):
+    bert_config_file: str | os.PathLike | None = None,
+    vocab_file: str | os.PathLike | None = None,
+    do_lower_case: bool | None = None,
+    keep_slots: bool = True,
+    allow_missing_heads: bool = False,
+    allow_missing_vocabulary: bool = False,
+    ignore_left_over: bool = False,
+) -> list[str]:
     """Converts a checkpoint; returns what was read and what was left out, as lines of text.
 
     Args:
@@ -118,7 +119,7 @@ def _about_vocabulary(source):
     return f"{source.vocab_file}, {'lower-casing' if source.do_lower_case else 'cased'}"
 
 
-def main():
+def main() -> None:
     chosen = {name: FLAGS[name].value for name in _OPTIONS}
     try:
         logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each step of a SavedModel

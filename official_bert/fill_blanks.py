@@ -5,7 +5,9 @@ r"""Asks a pre-trained model for the words behind [MASK]: the quickest way to se
 """
 
 import json
+import os
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from absl import flags
@@ -36,7 +38,13 @@ class BlankFiller:
         ValueError: if there is no checkpoint, or the vocabulary is not the model's.
     """
 
-    def __init__(self, model_dir, vocab_file, do_lower_case=True, trained=True):
+    def __init__(
+        self,
+        model_dir: str | os.PathLike,
+        vocab_file: str | os.PathLike,
+        do_lower_case: bool = True,
+        trained: bool = True,
+    ):
         local_paths.require_local(model_dir=model_dir, vocab_file=vocab_file)
         quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
         from official_bert.data import tokenization
@@ -64,7 +72,7 @@ class BlankFiller:
         if weights:
             model_state.load_weights(self._model, weights)
 
-    def guesses(self, sentence, count=3, words_only=False):
+    def guesses(self, sentence: str, count: int = 3, words_only: bool = False) -> list[list[Guess]]:
         """The `count` likeliest word pieces for each `[MASK]` of `sentence`, likeliest first.
 
         Args:
@@ -129,7 +137,7 @@ def _beginning(model_dir):
     return run["seed"], run["init_checkpoint"]
 
 
-def describe(sentence, guesses):
+def describe(sentence: str, guesses: Sequence[Sequence[Guess]]) -> str:
     """A sentence with the guesses for its blanks below it, as text for the screen."""
     lines = [f"  {sentence}"]
     for blank in guesses:
@@ -137,7 +145,7 @@ def describe(sentence, guesses):
     return "\n".join(lines)
 
 
-def main(sentences):
+def main(sentences: list[str]) -> None:
     if not sentences:
         raise ValueError(
             'give at least one sentence with a blank: "Return the [MASK] of the list."'

@@ -18,7 +18,7 @@ from official_bert.system import commands, freed_memory, local_paths, quiet_tens
 LABELS = "labels.json"
 
 
-def main(values=flags.FLAGS):
+def main(values: flags.FlagValues = flags.FLAGS) -> int:
     """Does what the flags say; returns the exit code."""
     try:
         return _main(values)

@@ -58,7 +58,7 @@ def _read_values(path, kind, expected):
     return values
 
 
-def main():
+def main() -> int | None:
     if not FLAGS.evaluate:
         raise ValueError("nothing to do; --evaluate scores --predictions_file.")
     try:

@@ -6,8 +6,10 @@ encoders and pretrainers. So variables are found by the ends of their names.
 """
 
 import math
+import os
 import pathlib
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +17,7 @@ import tensorflow as tf
 
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
+from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -36,7 +39,9 @@ _OTHER_ENDS = {  # names of the same variables in older classes of tf-models
 _PART_BYTES = 128e6  # per part of a checkpoint; two parts are in memory at once
 
 
-def read(prefix, config):
+def read(
+    prefix: str | os.PathLike, config: BertConfig
+) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """(dialect, tensors and slots by official name, counters, leftovers by their own name).
 
     Slots are called `<name>/adam_m` and `<name>/adam_v` for every optimizer.
@@ -57,7 +62,7 @@ def read(prefix, config):
     return _read_names(tensors, config)
 
 
-def reason(error):
+def reason(error: Exception) -> str:
     """The first line of TensorFlow's error, without the place in its graph."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", first)
@@ -161,7 +166,7 @@ def _with_heads(row, config):
     return shape
 
 
-def write(prefix, tensors):
+def write(prefix: str | os.PathLike, tensors: Mapping[str, Tensor]) -> None:
     """Writes a checkpoint with plain names, two parts at a time in memory.
 
     Args:

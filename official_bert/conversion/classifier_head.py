@@ -1,14 +1,20 @@
 """The head of a fine-tuned classifier: two variables beside the encoder's, and its classes."""
 
 import json
+import os
 import pathlib
+from collections.abc import Mapping
+
+from official_bert.conversion.tensors import Tensor
 
 # Our names, those of TensorFlow 1, and Hugging Face's; both have the shapes (K, H) and (K,).
 NAMES = {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}
 _SLOTS = tuple(f"{name}/adam_{slot}" for name in NAMES for slot in "mv")
 
 
-def take(left_over):
+def take(
+    left_over: dict[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Takes a head out of what belongs to no BERT.
 
     Args:
@@ -26,7 +32,7 @@ def take(left_over):
     return head, slots, remaining
 
 
-def hugging_face_config(head, labels_file):
+def hugging_face_config(head: Mapping[str, Tensor], labels_file: str | os.PathLike | None) -> dict:
     """The entries of Hugging Face's `config.json` for a head.
 
     Args:

@@ -1,11 +1,18 @@
 """Hugging Face's form of a BERT: the names in its files, old and new, and its `config.json`."""
 
 import json
+import os
 import pathlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from official_bert.conversion import classifier_head, names, safetensors_files
+from official_bert.conversion.tensors import Tensor
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
+
+if TYPE_CHECKING:
+    from official_bert.conversion.sources import Source
 
 _FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
 _UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value that our model supports
@@ -29,7 +36,9 @@ _COPIES = {  # variables that old files contain twice
 }
 
 
-def read(file, config):
+def read(
+    file: Path, config: BertConfig
+) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Hugging Face", weights by official name, {}, leftovers by their own name).
 
     Raises:
@@ -54,13 +63,13 @@ def read(file, config):
     return "Hugging Face", found, {}, left_over
 
 
-def wrote(values):
+def wrote(values: object) -> bool:
     """Whether the values of a `config.json` are in Hugging Face's form, not in the official one."""
     keys = "model_type", "architectures", "transformers_version"
     return isinstance(values, dict) and not values.keys().isdisjoint(keys)
 
 
-def read_config(values, file):
+def read_config(values: dict, file: str | os.PathLike) -> BertConfig:
     """The `BertConfig` that a `config.json` describes.
 
     Raises:
@@ -83,7 +92,7 @@ def _activation(values):
     return _FROM_HF.get(name, name) if isinstance(name, str) else name
 
 
-def write_config(source):
+def write_config(source: "Source") -> dict:
     """The content of `config.json`."""
     config = json.loads(source.config.to_json())
     file = source.vocab_file

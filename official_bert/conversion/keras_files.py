@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import pathlib
 import tempfile
 import zipfile
+from typing import TYPE_CHECKING
 
 import h5py
 import ml_dtypes
@@ -25,11 +27,14 @@ from official_bert.conversion.tensors import Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
 
+if TYPE_CHECKING:
+    from official_bert.conversion.sources import Source
+
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
 
 
-def read_config(file):
+def read_config(file: str | os.PathLike) -> BertConfig:
     """The `BertConfig` in a `.keras` file.
 
     Raises:
@@ -49,7 +54,9 @@ def read_config(file):
     return BertConfig.from_values(values, file)
 
 
-def read(file, config):
+def read(
+    file: str | os.PathLike, config: BertConfig
+) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Keras", weights by official name, {}, leftovers by their own name).
 
     Raises:
@@ -65,7 +72,7 @@ def read(file, config):
     return "Keras", found, {}, left_over
 
 
-def write(path, source):
+def write(path: str | os.PathLike, source: "Source") -> None:
     """Writes a float32 `BertPretrainer` with the weights of a source.
 
     Raises:

@@ -4,7 +4,10 @@ Every conversion goes through the official TensorFlow 1 names; our own models an
 them too. To add a format, add a column.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
+
+from official_bert.model.config import BertConfig
 
 
 class Row(NamedTuple):
@@ -156,7 +159,7 @@ _MAX_NAMES, _LONGEST_NAME = 6, 150  # in an error
 PARTS = ("encoder", "pooler", "masked_lm", "next_sentence")
 
 
-def rows(config):
+def rows(config: BertConfig) -> list[Row]:
     """The rows of a model in the model's order, with one row per layer for variables of layers."""
     of_layers = [row for row in TABLE if "{i}" in row.official]
     first = TABLE.index(of_layers[0])
@@ -167,7 +170,7 @@ def rows(config):
     ]
 
 
-def shape(row, config):
+def shape(row: Row, config: BertConfig) -> tuple[int, ...]:
     """The shape of a variable in the official layout."""
     sizes = {
         "V": config.vocab_size,
@@ -180,7 +183,7 @@ def shape(row, config):
     return tuple(sizes[letter] for letter in row.shape)
 
 
-def listed(found):
+def listed(found: Collection[str]) -> str:
     """Some items of a list and the number of the others."""
     more = len(found) - _MAX_NAMES
     return ", ".join(map(_shown, sorted(found)[:_MAX_NAMES])) + (

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import ml_dtypes
 import numpy as np
@@ -110,7 +110,7 @@ def _entry(path, start, entry) -> Tensor:
     return Tensor(tuple(shape), dtype, read_bytes)
 
 
-def _without_repetition(pairs: Iterator[tuple[str, object]]) -> dict:
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name stands there twice")

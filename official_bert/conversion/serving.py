@@ -1,11 +1,13 @@
 """Writes a model as a SavedModel, to be served without this package."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from official_bert.conversion import bundles
+from official_bert.conversion.sources import Source
 from official_bert.conversion.tensors import Tensor
 from official_bert.conversion.text_graph import TextToIds
 from official_bert.data import tokenization
@@ -13,7 +15,7 @@ from official_bert.model import fused
 from official_bert.model.pretrainer import BertPretrainer
 
 
-def save(folder, source):
+def save(folder: Path, source: Source) -> None:
     """Writes a SavedModel with the signatures `serving_default`, of ids, and `text`.
 
     serving_default: `input_ids`, `input_mask`, `segment_ids` (B, S) and `masked_lm_positions`

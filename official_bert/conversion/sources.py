@@ -6,8 +6,10 @@ configuration, the vocabulary, and the names of all variables that belong to no 
 
 import dataclasses
 import json
+import os
 import pathlib
 import shlex
+from collections.abc import Sequence
 
 from official_bert.conversion import (
     classifier_head,
@@ -65,7 +67,7 @@ class Source:
     labels_file: pathlib.Path | None = None
 
     @property
-    def parts(self):
+    def parts(self) -> tuple[str, ...]:
         """Those of `names.PARTS` that it holds, complete or not, and "classifier"."""
         rows = names.rows(self.config)
         found = tuple(
@@ -76,13 +78,19 @@ class Source:
         return (*found, "classifier") if self.classifier else found
 
     @property
-    def missing_parts(self):
+    def missing_parts(self) -> list[str]:
         """What a whole model of its kind, for pre-training or a classifier, has besides."""
         whole = ("encoder", "pooler") if self.classifier else names.PARTS
         return [part for part in whole if part not in self.parts]
 
 
-def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_case=None) -> Source:
+def open_checkpoint(
+    path: str | os.PathLike,
+    *,
+    bert_config_file: str | os.PathLike | None = None,
+    vocab_file: str | os.PathLike | None = None,
+    do_lower_case: bool | None = None,
+) -> Source:
     """Opens a checkpoint of any format; see `Source`.
 
     Args:
@@ -116,7 +124,7 @@ def open_checkpoint(path, *, bert_config_file=None, vocab_file=None, do_lower_ca
     return dataclasses.replace(source, vocab_file=vocab, do_lower_case=lower)
 
 
-def open_for(config, path) -> Source:
+def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
     """Opens a checkpoint of any format, as the start of a model with this configuration.
 
     Variables that the model does not have are left over. An address such as `gs://bucket/a.ckpt`
@@ -175,7 +183,7 @@ def _check_same_meaning(config, other, file):
             )
 
 
-def check(source, parts, ignore_left_over=False):
+def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) -> None:
     """Raises ValueError unless `parts` are complete, in their shapes, and nothing else is there."""
     rows = [row for row in names.rows(source.config) if row.part in parts]
     shapes = {row.official: names.shape(row, source.config) for row in rows}
@@ -319,7 +327,7 @@ _READERS = {"bundle": _read_bundle, "keras": _read_keras, "hugging_face": huggin
 # Configuration and vocabulary
 
 
-def read_config(file):
+def read_config(file: str | os.PathLike) -> BertConfig:
     """The `BertConfig` in a configuration, in the official words or in Hugging Face's.
 
     Raises:

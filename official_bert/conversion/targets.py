@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from official_bert.conversion import (
@@ -19,6 +20,7 @@ from official_bert.conversion import (
     safetensors_files,
     tokenizer_files,
 )
+from official_bert.conversion.sources import Source
 from official_bert.system.whole_files import sync
 
 
@@ -39,7 +41,7 @@ class Target(NamedTuple):
 
 
 @contextlib.contextmanager
-def whole_folder(folder):
+def whole_folder(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
     """A folder that appears under its name only when the work in it is complete.
 
     Raises:
@@ -78,7 +80,7 @@ def _forget_killed(folder):
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_hugging_face(folder, source):
+def _write_hugging_face(folder: pathlib.Path, source: Source) -> None:
     tensors = [
         (row.hugging_face, tensor.transposed() if "hugging_face" in row.transposed else tensor)
         for row in names.rows(source.config)
@@ -92,7 +94,7 @@ def _write_hugging_face(folder, source):
         tokenizer_files.write(folder, source)
 
 
-def _write_tf1(folder, source):
+def _write_tf1(folder: pathlib.Path, source: Source) -> None:
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
@@ -103,12 +105,12 @@ def _write_tf1(folder, source):
     _write_official_files(folder, source)
 
 
-def _write_keras(folder, source):
+def _write_keras(folder: pathlib.Path, source: Source) -> None:
     keras_files.write(folder / "model.keras", source)
     _write_official_files(folder, source)
 
 
-def _write_savedmodel(folder, source):
+def _write_savedmodel(folder: pathlib.Path, source: Source) -> None:
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()

@@ -5,6 +5,8 @@ TensorFlow alone has no word pieces. The tokenizer itself tells once what it doe
 code points. The longest-match search of WordPiece is a loop over lookups.
 """
 
+import os
+
 import numpy as np
 import tensorflow as tf
 
@@ -32,7 +34,7 @@ class TextToIds(tf.Module):
         Ragged ids (B, (S)), int32.
     """
 
-    def __init__(self, vocab_file, do_lower_case, max_length):
+    def __init__(self, vocab_file: str | os.PathLike, do_lower_case: bool, max_length: int):
         super().__init__(name="text_to_ids")
         vocabulary = tokenization.read_vocabulary(str(vocab_file))
         characters, self._classes = _characters(tokenization.load(str(vocab_file), do_lower_case))
@@ -47,7 +49,7 @@ class TextToIds(tf.Module):
         self._longest_piece = max(map(len, tokens))
         self._max_length = max_length
 
-    def __call__(self, sentences):
+    def __call__(self, sentences: tf.Tensor) -> tf.RaggedTensor:
         parts = tf.strings.split(sentences, tokenization.MASK)  # (B, (parts))
         pieces = self._pieces(parts.values)
         is_first = tf.scatter_nd(

@@ -6,16 +6,21 @@ vocabulary without upper-case letters from an uncased one.
 
 import json
 import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import processors
 
 from official_bert.data import tokenization
 
+if TYPE_CHECKING:
+    from official_bert.conversion.sources import Source
+
 SETTINGS = "tokenizer_config.json"
 _CLASSES = ("BertTokenizer", "BertTokenizerFast")
 
 
-def do_lower_case(folder):
+def do_lower_case(folder: Path) -> bool | None:
     """The value in the settings of a folder; None if there is none.
 
     Raises:
@@ -44,7 +49,7 @@ def do_lower_case(folder):
     return lower
 
 
-def write(folder, source):
+def write(folder: Path, source: "Source") -> None:
     """Writes `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
     write_settings(folder, source)
     tokenizer = tokenization.load(str(source.vocab_file), source.do_lower_case)
@@ -56,7 +61,7 @@ def write(folder, source):
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def write_settings(folder, source):
+def write_settings(folder: Path, source: "Source") -> None:
     """Writes `vocab.txt` and `tokenizer_config.json`."""
     shutil.copyfile(source.vocab_file, folder / "vocab.txt")
     settings = {

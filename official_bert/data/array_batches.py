@@ -1,6 +1,7 @@
 """Arrays in memory as rows, and the batches of them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -47,5 +48,5 @@ class ArrayBatches(RowBatches):
         ValueError: as `Arrays` and `RowBatches`.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], batch_size: int, **settings):
+    def __init__(self, arrays: Mapping[str, np.ndarray], batch_size: int, **settings: Any):
         super().__init__(Arrays(arrays), batch_size, **settings)

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -159,7 +159,9 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     return list(unique.values())
 
 
-def require_outside(outputs: dict[str, Iterable], inputs: dict[str, str | Iterable[str]]) -> None:
+def require_outside(
+    outputs: Mapping[str, Iterable], inputs: Mapping[str, str | Iterable[str]]
+) -> None:
     """Refuses outputs that `find_files` would read as text at the next start.
 
     Args:

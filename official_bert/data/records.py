@@ -8,6 +8,7 @@ Example is simple, so it is written out here.
         the data
 """
 
+import mmap
 import struct
 from collections.abc import Iterable
 
@@ -39,7 +40,7 @@ def frame(data: bytes) -> bytes:
     )
 
 
-def payload_length(header: bytes, position: int = 0) -> int | None:
+def payload_length(header: bytes | mmap.mmap, position: int = 0) -> int | None:
     """The length in a record's header; None if the header's checksum is wrong."""
     length, crc = _HEADER.unpack_from(header, position)
     return length if masked_crc(bytes(header[position : position + 8])) == crc else None

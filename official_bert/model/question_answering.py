@@ -1,11 +1,14 @@
 """BERT with a head that says where in a text the answer to a question begins and ends."""
 
+from typing import Self
+
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Parts, matmul_transposed
+from official_bert.model.tensor_types import Tensor, Tensors
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
@@ -37,23 +40,31 @@ class BertQuestionAnswering(keras.Model):
     'cls/squad/output_weights'
     """
 
-    def __init__(self, config, seed=0, dtype=None, name="bert_question_answering"):
+    def __init__(
+        self,
+        config: BertConfig,
+        seed: int | None = 0,
+        dtype: str | keras.DTypePolicy | None = None,
+        name: str = "bert_question_answering",
+    ):
         super().__init__(name=name, dtype=dtype)
         self.config, self.seed = config, seed
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         self.head = SpanHead(Parts(config, "float32", seed))
         self.built = True
 
-    def call(self, inputs, training=False, dropout_seed=None):
+    def call(
+        self, inputs: Tensors, training: bool = False, dropout_seed: Tensor | None = None
+    ) -> Tensor:
         sequence, _ = self.encoder.encode(inputs, self.encoder.dropout(training, dropout_seed))
         return self.head(sequence)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, object]:
         """The arguments, from which Keras makes the model again when it loads a file."""
         return self.encoder.get_config() | {"name": self.name}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict) -> Self:
         """The model that `get_config` described."""
         return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
@@ -61,7 +72,7 @@ class BertQuestionAnswering(keras.Model):
 class SpanHead(keras.Layer):
     """One dense layer of two outputs, (B, S, H) → (B, S, 2), in float32."""
 
-    def __init__(self, parts):
+    def __init__(self, parts: Parts):
         super().__init__(name="squad", dtype=parts.dtype)
         with parts.scope("cls"):
             self.output_weights = self.add_weight(  # (2, H), as in the official checkpoints
@@ -72,7 +83,7 @@ class SpanHead(keras.Layer):
             self.output_bias = self.add_weight((2,), initializer="zeros", name="output_bias")
         self.built = True
 
-    def call(self, sequence):
+    def call(self, sequence: Tensor) -> Tensor:
         batch, length, width = ops.shape(sequence)
         rows = ops.reshape(ops.cast(sequence, "float32"), (-1, width))  # (T, H)
         logits = matmul_transposed(rows, self.output_weights) + self.output_bias

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
 
@@ -31,7 +31,7 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
                 )
 
 
-def require_apart(outputs: dict[str, Iterable], inputs: dict[str, Iterable]) -> None:
+def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable]) -> None:
     """Refuses an output that is also an input, under any name: writing would destroy it.
 
     Names that lead to one file through symbolic or hard links count as one name. A folder among the

@@ -172,7 +172,9 @@ class Classification:
             return {"loss": loss, "accuracy": values["correct"] / examples}
         return {"loss": loss, "mean_squared_error": loss}
 
-    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
+    def label_counts(
+        self, batch: Mapping[str, np.ndarray], config: BertConfig | None
+    ) -> np.ndarray:
         """How often each class is a label; or the number, sum and sum of squares of the labels."""
         labels, weights = batch["labels"], batch["example_weights"]
         if self.predicts_classes:

@@ -4,19 +4,24 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
 
 from official_bert.data import tokenization
 from official_bert.data.row_batches import RowBatches
+from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
+from official_bert.model.tensor_types import Tensor, Tensors
 from official_bert.tasks import squad_data, squad_features
 from official_bert.tasks.squad_data import Counts, Question
 from official_bert.tasks.squad_features import Features
 from official_bert.tasks.squad_features import Settings as Windows
+
+if TYPE_CHECKING:
+    from official_bert.stages import Stage
 
 _POOLER = "bert/pooler/"
 
@@ -56,7 +61,7 @@ class QuestionAnswering:
             "do_lower_case": self.do_lower_case,
         }
 
-    def check(self, stage) -> None:
+    def check(self, stage: "Stage") -> None:
         """Refuses a stage with masked words to predict, or with another length."""
         if stage.max_predictions_per_seq:
             raise ValueError(
@@ -71,7 +76,7 @@ class QuestionAnswering:
 
     # Model and batches
 
-    def make_model(self, config, seed, dtype) -> BertQuestionAnswering:
+    def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertQuestionAnswering:
         """A built `BertQuestionAnswering`."""
         return BertQuestionAnswering(config, seed=seed, dtype=dtype)
 
@@ -79,12 +84,22 @@ class QuestionAnswering:
         """Whether a variable is of use: the pooler is not."""
         return not path.startswith(_POOLER)
 
-    def batches(self, files, stage, batch_size, config, *, seed, shard, held_out=False):
+    def batches(
+        self,
+        files: Sequence[str],
+        stage: "Stage",
+        batch_size: int,
+        config: BertConfig,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        held_out: bool = False,
+    ) -> RowBatches:
         """`RowBatches` of the windows of files with answers; read once by a process."""
         features = self.labelled_features(files, config)
         return RowBatches(features, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
-    def labelled_features(self, files: Sequence[str], config) -> Features:
+    def labelled_features(self, files: Sequence[str], config: BertConfig) -> Features:
         """The windows of the questions that can be trained on.
 
         Raises:
@@ -118,7 +133,7 @@ class QuestionAnswering:
                 f"give --version_2_with_negative, or another file."
             )
 
-    def features(self, questions: Sequence[Question], config) -> Features:
+    def features(self, questions: Sequence[Question], config: BertConfig) -> Features:
         """The windows of any questions.
 
         Raises:
@@ -135,7 +150,7 @@ class QuestionAnswering:
 
     # Losses and metrics
 
-    def batch_sums(self, outputs, batch):
+    def batch_sums(self, outputs: Tensor, batch: Tensors) -> dict[str, Tensor]:
         """The `sums` of windows of a batch by name; float32 scalars.
 
         `loss` is the sum of their losses, `correct` counts those whose first and last position both
@@ -155,11 +170,11 @@ class QuestionAnswering:
             "tokens": ops.cast(ops.sum(batch["input_mask"]), "float32"),
         }
 
-    def loss(self, sums, weights):
+    def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
         """The windows' share of the global batch's mean loss."""
         return ops.divide_no_nan(sums["loss"], weights[0])
 
-    def metrics(self, sums) -> dict[str, float]:
+    def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """`loss` and `span_accuracy` from a vector of `sums`.
 
         NaN where nothing was summed up, as where every update of a window was skipped.
@@ -171,13 +186,13 @@ class QuestionAnswering:
             "span_accuracy": values["correct"] / examples,
         }
 
-    def label_counts(self, batch, config) -> np.ndarray:
+    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """How often each span is a label: that from s to e is number S·s + e."""
         length = self.windows.max_seq_length
         spans = batch["start_positions"].astype(np.int64) * length + batch["end_positions"]
         return np.bincount(spans, batch["example_weights"], minlength=length**2)
 
-    def held_out_metrics(self, sums, counts) -> dict[str, float]:
+    def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
         """`metrics`, what always saying the commonest span would get, and `examples`: windows.
 
         The commonest span is mostly [CLS]: the window does not hold the answer.
@@ -188,7 +203,7 @@ class QuestionAnswering:
             "examples": int(sums[self.sums.index("examples")]),
         }
 
-    def guessing_loss(self, config) -> float:
+    def guessing_loss(self, config: BertConfig) -> float:
         """The loss, in nats, of guessing all positions with equal probability."""
         return math.log(self.windows.max_seq_length)
 

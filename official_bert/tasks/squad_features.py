@@ -120,7 +120,7 @@ class Features:
         starts, lengths = self.windows[rows].T
         return firsts + starts, firsts + starts + lengths
 
-    def context_position(self, rows):
+    def context_position(self, rows: int | np.ndarray) -> int | np.ndarray:
         """Position of the first piece of the context in a row, or in each of several rows."""
         questions = self.question_of[rows]
         return self.queries.bounds[questions + 1] - self.queries.bounds[questions] + 2

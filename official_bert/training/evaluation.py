@@ -1,5 +1,14 @@
 """Held-out evaluation: what a model predicts, beside what guessing would get."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import keras
+
+if TYPE_CHECKING:
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.tasks import Batches, Task
+
 
 class Evaluator:
     """Evaluates one model, as it is then; its graph is traced once for each shape of batches.
@@ -10,11 +19,11 @@ class Evaluator:
         engine: Where the model lives.
     """
 
-    def __init__(self, task, model, engine):
+    def __init__(self, task: "Task", model: keras.Model, engine: "TfDistribute"):
         self._task, self._engine, self._config = task, engine, model.config
         self._step = engine.evaluation_step(task, model)
 
-    def __call__(self, open_batches):
+    def __call__(self, open_batches: "Callable[[int, int], Batches]") -> dict[str, float]:
         """The task's `held_out_metrics` over all held-out examples, each read and counted once.
 
         Args:

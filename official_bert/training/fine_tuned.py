@@ -1,18 +1,28 @@
 """A fine-tuned model back from its model directory, and what it says of a set of examples."""
 
+import os
 import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 
 from official_bert.data.array_batches import Arrays
-from official_bert.data.row_batches import RowBatches
+from official_bert.data.row_batches import RowBatches, Rows
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
+from official_bert.tasks import Task
 from official_bert.training import model_directory, model_state
 from official_bert.training.checkpoints import CheckpointStore
 
+if TYPE_CHECKING:
+    from official_bert.engines.tf_distribute import TfDistribute
 
-def load(task, model_dir, engine, dtype="fp32"):
+
+def load(
+    task: Task, model_dir: str | os.PathLike, engine: "TfDistribute", dtype: str = "fp32"
+) -> tuple[keras.Model, int]:
     """The model of a run from its newest whole checkpoint.
 
     Args:
@@ -46,7 +56,9 @@ def load(task, model_dir, engine, dtype="fp32"):
     return model, checkpoint.step
 
 
-def load_checkpoint(task, config, path, engine, dtype="fp32"):
+def load_checkpoint(
+    task: Task, config: BertConfig, path: str, engine: "TfDistribute", dtype: str = "fp32"
+) -> keras.Model:
     """The model in a fine-tuned checkpoint of the official script, or of any run here.
 
     Args:
@@ -68,7 +80,9 @@ def load_checkpoint(task, config, path, engine, dtype="fp32"):
     return model
 
 
-def outputs(engine, model, arrays, batch_size):
+def outputs(
+    engine: "TfDistribute", model: keras.Model, arrays: Mapping[str, np.ndarray], batch_size: int
+) -> np.ndarray:
     """What a model says of each of N examples, in order: an array of N rows.
 
     Args:
@@ -84,7 +98,9 @@ def outputs(engine, model, arrays, batch_size):
     return outputs_of_rows(engine, model, Arrays(arrays), batch_size)
 
 
-def outputs_of_rows(engine, model, rows, batch_size):
+def outputs_of_rows(
+    engine: "TfDistribute", model: keras.Model, rows: Rows, batch_size: int
+) -> np.ndarray:
     """As `outputs`, of any `row_batches.Rows`, of which a batch at a time is made."""
 
     def open_batches(*shard):

@@ -11,8 +11,15 @@ In a healthy run that is the last checkpoint but one.
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from official_bert.training import checkpoints, model_state
+
+if TYPE_CHECKING:
+    from official_bert.stages import Run
 
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
@@ -28,23 +35,23 @@ class KnownGood:
         store: Its `checkpoints.CheckpointStore`.
     """
 
-    def __init__(self, run, store):
+    def __init__(self, run: "Run", store: checkpoints.CheckpointStore):
         self._store = store
         self._task = run.task
         self._guessing = run.task.guessing_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
         self._candidate = None  # name of the checkpoint that the updates since then followed
 
-    def begin_stage(self):
+    def begin_stage(self) -> None:
         """Other depths and lengths have other losses: the next ones are not held against these."""
         self._lowest = self._guessing
 
-    def resume(self, checkpoint):
+    def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Continues as when this checkpoint was saved."""
         self._lowest = checkpoint.state.get("lowest_loss", self._guessing)  # not in version 0.1.0
         self.saved(checkpoint.name, checkpoint.state.get("suspect"))
 
-    def judge(self, sums):
+    def judge(self, sums: Sequence[float]) -> float | None:
         """Confirms the last checkpoint by the updates that followed it, if they went well.
 
         Args:
@@ -63,15 +70,15 @@ class KnownGood:
             self._store.confirm(self._candidate, loss_after=loss)
         return None
 
-    def state(self, tensors):
+    def state(self, tensors: Mapping[str, np.ndarray]) -> dict:
         """What the state of a checkpoint of these tensors must hold for `resume`."""
         return {"lowest_loss": self._lowest, "suspect": _suspect(tensors)}
 
-    def saved(self, name, suspect):
+    def saved(self, name: str, suspect: str | None) -> None:
         """The updates from here on follow this checkpoint."""
         self._candidate = None if suspect else name
 
-    def advice(self):
+    def advice(self) -> str:
         """What to do when the run has gone astray."""
         good = self._store.known_good()
         remedy = "a lower learning rate or a longer warm-up"

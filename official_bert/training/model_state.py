@@ -1,7 +1,10 @@
 """The state of a model and its optimizer as arrays under the official checkpoint names."""
 
+import os
 import re
+from collections.abc import Mapping
 
+import keras
 import numpy as np
 
 from official_bert.conversion import names, sources
@@ -11,7 +14,7 @@ _SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are s
 _STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 
 
-def gather(model, optimizer):
+def gather(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, np.ndarray]:
     """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters."""
     tensors = {variable.path: variable.numpy() for variable in model.weights}
     for name, slot in _slots(model, optimizer).items():
@@ -21,12 +24,14 @@ def gather(model, optimizer):
     return tensors
 
 
-def is_slot(name):
+def is_slot(name: str) -> bool:
     """Whether a tensor of `gather` is the optimizer's, and no weight and no counter."""
     return name.endswith(("/adam_m", "/adam_v", "/momentum"))
 
 
-def restore(model, optimizer, tensors):
+def restore(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, tensors: Mapping[str, np.ndarray]
+) -> None:
     """Puts back what `gather` gave, all of it."""
     for variable in model.weights:
         variable.assign(tensors[variable.path])
@@ -36,7 +41,12 @@ def restore(model, optimizer, tensors):
         getattr(optimizer, counter).assign(tensors[f"optimizer/{counter}"])
 
 
-def carry_over(model, optimizer, tensors, carry_moments):
+def carry_over(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    tensors: Mapping[str, np.ndarray],
+    carry_moments: bool,
+) -> str:
     """Puts the state of one stage into the model and optimizer of the next.
 
     Weights go by path. With `carry_moments` so do the moments of variables that train in both, and
@@ -61,7 +71,9 @@ def carry_over(model, optimizer, tensors, carry_moments):
     return f"{said}; moments: carried {len(known)} of {len(slots)}"
 
 
-def load_weights(model, path, optimizer=None):
+def load_weights(
+    model: keras.Model, path: str | os.PathLike, optimizer: keras.optimizers.Optimizer | None = None
+) -> str:
     """Puts the weights of a checkpoint of any dialect into a model (`conversion/sources.py`).
 
     Args:

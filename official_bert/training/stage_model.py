@@ -1,13 +1,21 @@
 """The model and the optimizer of one stage of a run."""
 
 import dataclasses
+from typing import TYPE_CHECKING
+
+import keras
 
 from lamb_tf import telemetry
 from official_bert import stacking
 from official_bert.stages import DTYPE_POLICIES
 
+if TYPE_CHECKING:
+    from official_bert.stages import Run, Stage
 
-def make_model_and_optimizer(run, stage):
+
+def make_model_and_optimizer(
+    run: "Run", stage: "Stage"
+) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """The model of a stage and the optimizer of what trains in it, with their first values.
 
     Args:
