@@ -315,26 +315,11 @@ def main(_):
 
 
 def make_records(folder):
-    import itertools
+    import stdlib_records
 
-    from official_bert.create_pretraining_data import create_pretraining_data
-    from official_bert.data import tokenization
-    from official_bert.data.instances import Settings
-    from official_bert.demonstration import stdlib_text
     from official_bert.model.config import BertConfig
 
-    documents = [
-        "\n".join(paragraphs) for _, paragraphs in itertools.islice(stdlib_text.documents(), 150)
-    ]
-    (folder / "text.txt").write_text("\n\n".join(documents))
-    size = tokenization.learn(documents, str(folder / "vocab.txt"), 4096)
-    create_pretraining_data(
-        str(folder / "text.txt"),
-        str(folder / "records"),
-        str(folder / "vocab.txt"),
-        Settings(max_seq_length=LENGTH, max_predictions_per_seq=PREDICTIONS, dupe_factor=1),
-        input_format="paragraphs",
-    )
+    records, size = stdlib_records.make(folder, LENGTH, PREDICTIONS, num_documents=150)
     config = BertConfig(
         vocab_size=size,
         hidden_size=256,
@@ -344,7 +329,7 @@ def make_records(folder):
         max_position_embeddings=LENGTH,
     )
     (folder / "bert_config.json").write_text(config.to_json())
-    return str(folder / "records")
+    return records
 
 
 def measure(count, network, records, networks):

@@ -20,13 +20,10 @@ import tempfile
 import time
 
 import machine
+import stdlib_records
 import tensorflow as tf
 from absl import app, flags
 
-from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import tokenization
-from official_bert.data.instances import Settings
-from official_bert.demonstration import stdlib_text
 from official_bert.engines import loop_state
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
@@ -50,7 +47,7 @@ MODELS = {
 def main(_):
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        records, vocab_size = make_records(pathlib.Path(folder))
+        records, vocab_size = stdlib_records.make(pathlib.Path(folder))
         for name, (config, batch_size, updates) in MODELS.items():
             config = dataclasses.replace(config, vocab_size=vocab_size)
             model_dir = pathlib.Path(folder) / name[0]
@@ -63,20 +60,6 @@ def main(_):
     month = datetime.date.today().strftime("%Y%m")
     path = pathlib.Path(FLAGS.output_dir) / f"loop_overhead_cpu{machine.cores()}_{month}.md"
     path.write_text(text)
-
-
-def make_records(folder):
-    documents = ["\n".join(paragraphs) for _, paragraphs in stdlib_text.documents()]
-    (folder / "text.txt").write_text("\n\n".join(documents))
-    size = tokenization.learn(documents, str(folder / "vocab.txt"), 4096)
-    create_pretraining_data(
-        str(folder / "text.txt"),
-        str(folder / "records"),
-        str(folder / "vocab.txt"),
-        Settings(max_seq_length=128, max_predictions_per_seq=20, dupe_factor=1),
-        input_format="paragraphs",
-    )
-    return str(folder / "records"), size
 
 
 def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):

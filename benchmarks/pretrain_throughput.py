@@ -93,9 +93,9 @@ def work(side, cell, folder):
 
 
 def make_records(_, folder):
-    import loop_overhead
+    import stdlib_records
 
-    loop_overhead.make_records(pathlib.Path(folder))
+    stdlib_records.make(pathlib.Path(folder))
     return {}
 
 

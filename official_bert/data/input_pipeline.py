@@ -26,8 +26,8 @@ from official_bert.data.record_files import RecordFiles, RecordRange
 from official_bert.data.record_pools import Pool, PoolReader
 
 WINDOW_RECORDS = 65536
-MAX_LANES = 16
-MIN_ROWS = 16  # of a lane in a batch: fewer would be slow
+MAX_SECTIONS = 16
+MIN_ROWS = 16  # of a section in a batch: fewer would be slow
 
 
 class Window(NamedTuple):
@@ -133,11 +133,11 @@ class Batches:
         window_records = window_records or WINDOW_RECORDS
         self._in_memory = self.num_examples <= window_records
         self._whole: Pool | None = None
-        # Windows and lanes must not depend on num_shards, because they decide the order.
-        self._lanes = _lanes(batch_size, max(window_records, batch_size))
+        # Windows and sections must not depend on num_shards, because they decide the order.
+        self._sections = _number_of_sections(batch_size, max(window_records, batch_size))
         self._window_steps = max(1, window_records // batch_size)
-        width = batch_size // self._lanes
-        self._my_lanes = range(self._rows.start // width, -(-self._rows.stop // width))
+        width = batch_size // self._sections
+        self._my_sections = range(self._rows.start // width, -(-self._rows.stop // width))
         self._windows: dict[int, Future] = {}
         self._loader = ThreadPoolExecutor(1, "records")
 
@@ -147,8 +147,8 @@ class Batches:
             raise IndexError(f"step {step}: there are {self.num_batches} batches.")
         pool, rows, weights = self._draw(step)
         if self._masking:
-            keys = [self._key("mask", step, lane) for lane in self._my_lanes]
-            draws = Draws(keys, self._batch_size // self._lanes)
+            keys = [self._key("mask", step, section) for section in self._my_sections]
+            draws = Draws(keys, self._batch_size // self._sections)
             batch = self._masking(pool, rows, draws)
         else:
             batch = {
@@ -157,7 +157,7 @@ class Batches:
             }
         batch["masked_lm_weights"] *= weights[:, None]
         batch["example_weights"] = weights
-        skip = self._rows.start - self._my_lanes.start * (self._batch_size // self._lanes)
+        skip = self._rows.start - self._my_sections.start * (self._batch_size // self._sections)
         return {key: values[skip : skip + len(self._rows)] for key, values in batch.items()}
 
     def __len__(self) -> int:
@@ -182,10 +182,10 @@ class Batches:
         return self._files.fingerprint()
 
     def _draw(self, step: int) -> tuple[Pool, Rows, np.ndarray]:
-        """The rows of this host's lanes: their records, and the weight of each."""
-        width = self._batch_size // self._lanes
-        first = step * self._batch_size + self._my_lanes.start * width
-        numbers = np.arange(first, first + width * len(self._my_lanes))
+        """The rows of this host's sections: their records, and the weight of each."""
+        width = self._batch_size // self._sections
+        first = step * self._batch_size + self._my_sections.start * width
+        numbers = np.arange(first, first + width * len(self._my_sections))
         weights = np.ones(len(numbers), np.float32)
         if not self._shuffle:
             weights = (numbers < self.num_examples).astype(np.float32)
@@ -198,8 +198,8 @@ class Batches:
         if not self._shuffle:
             pool = self._read(self._files.runs(int(numbers[0]), int(numbers[-1]) + 1))
             numbers -= numbers[0]
-            lanes = numbers.reshape(-1, width)
-            low, high = np.repeat(lanes[:, 0], width), np.repeat(lanes[:, -1] + 1, width)
+            sections = numbers.reshape(-1, width)
+            low, high = np.repeat(sections[:, 0], width), np.repeat(sections[:, -1] + 1, width)
             return pool, Rows(numbers, low, high), weights
         window, inside = divmod(step, self._window_steps)
         pool, orders = self._window(window)
@@ -237,16 +237,16 @@ class Batches:
         return self._windows[window].result()
 
     def _load_window(self, window: int) -> Window:
-        size = self._window_steps * self._batch_size // self._lanes
+        size = self._window_steps * self._batch_size // self._sections
         runs, orders = [], []
-        for lane in self._my_lanes:
-            start = (window * self._lanes + lane) * size
+        for section in self._my_sections:
+            start = (window * self._sections + section) * size
             stop = start + size
             while start < stop:  # in pieces: an epoch may end within the section
                 epoch, place = divmod(start, self.num_examples)
                 count = min(stop - start, self.num_examples - place)
                 runs += self._epoch_runs(epoch, place, count)
-                order = permutation(self._key("section", window, lane, epoch), count)
+                order = permutation(self._key("section", window, section, epoch), count)
                 orders.append(order + sum(map(len, orders)))
                 start += count
         return Window(self._read(runs), np.concatenate(orders).reshape(-1, size))
@@ -281,17 +281,17 @@ def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:
         raise ValueError(f"shard_index: got {shard_index}, expected 0 to {num_shards - 1}.")
 
 
-def _lanes(batch_size: int, window: int) -> int:
-    """The largest power of two that divides the batch and leaves no lane too thin."""
-    lanes = 1
+def _number_of_sections(batch_size: int, window: int) -> int:
+    """The largest power of two that divides the batch and leaves no section too thin."""
+    sections = 1
     while (
-        lanes < MAX_LANES
-        and batch_size % (2 * lanes) == 0
-        and batch_size // (2 * lanes) >= MIN_ROWS
-        and window // (2 * lanes) >= 1024
+        sections < MAX_SECTIONS
+        and batch_size % (2 * sections) == 0
+        and batch_size // (2 * sections) >= MIN_ROWS
+        and window // (2 * sections) >= 1024
     ):
-        lanes *= 2
-    return lanes
+        sections *= 2
+    return sections
 
 
 def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
