@@ -91,13 +91,13 @@ class LayerwiseOptimizer(OptimizerState):
                         return
                     finite = None  # it is known: nothing has to be selected
                 # 6. Per tensor: direction, trust ratio, movement.
-                scalars, figures = self._scalars(finite), []
+                scalars, metrics = self._scalars(finite), []
                 for device, part_grads, part in parts:
                     part_scales, scales = scales[: len(part)], scales[len(part) :]
                     with _replicas.on(device):
                         states = [self._state(variable) for variable in part]
                         tensors = part, states, part_grads, part_scales, *self._choices(part)
-                        figures.append(
+                        metrics.append(
                             _replicas.update_on_replicas(self._update_tensors, *tensors, scalars)
                         )
                 # 7. What follows: constraints, averages, telemetry, the count of updates.
@@ -106,8 +106,8 @@ class LayerwiseOptimizer(OptimizerState):
                 self._constrain(trained, finite)
                 if self.use_ema:
                     self._start_averages_of_idle(trained, scalars)
-                if self._telemetry and figures:
-                    self._telemetry.keep(ops.concatenate(figures), self._indices(trained), finite)
+                if self._telemetry and metrics:
+                    self._telemetry.keep(ops.concatenate(metrics), self._indices(trained), finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
             grads = _float8.in_own_rows(grads, variables)
@@ -192,9 +192,9 @@ class LayerwiseOptimizer(OptimizerState):
         return ops.where(decayed, decay, 0.0), adapted, factors
 
     def _update_tensors(self, variables, states, grads, scales, decays, adapted, factors, scalars):
-        """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's figures."""
+        """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's metrics."""
         grads = _kernels.zero_unless(scalars.finite, grads, variables)
-        decay_of, done, figures = _kernels.elements(decays), [], []
+        decay_of, done, metrics = _kernels.elements(decays), [], []
         for group in _kernels.groups(variables):
             part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
@@ -216,9 +216,9 @@ class LayerwiseOptimizer(OptimizerState):
             step_sizes = kept(scalars.finite, step_sizes, 0.0)
             for i, u, step_size in zip(group, us, _kernels.elements(step_sizes)):
                 self._move(variables[i], u, states[i], step_size, decay_of[i], scalars)
-            figures.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
+            metrics.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
-        return ops.concatenate(figures)
+        return ops.concatenate(metrics)
 
     def _weights(self, variable, state):
         """x: the values of the variable, or of its master copy."""

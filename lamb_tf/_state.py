@@ -17,7 +17,7 @@ from keras import ops
 from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
 from lamb_tf._multipliers import Multipliers
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
-from lamb_tf.telemetry import Figures
+from lamb_tf.telemetry import Metrics
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
@@ -203,7 +203,7 @@ class OptimizerState(_hyperparameters.Configured):
             )
         self._records_telemetry = True
         if self.built and self._telemetry is None:
-            self._telemetry = Figures(self)
+            self._telemetry = Metrics(self)
 
     @property
     def iterations(self) -> keras.Variable:
@@ -294,8 +294,8 @@ class OptimizerState(_hyperparameters.Configured):
     def _saved_variables(self):
         """The state by its keys in a file: numbers, as Keras has them, but for master copies."""
         masters = {_MASTER + position: master for position, master in self._masters.items()}
-        figures = vars(self._telemetry).values() if self._telemetry else []
-        apart = {id(v) for v in [*figures, *masters.values()]}
+        metrics = vars(self._telemetry).values() if self._telemetry else []
+        apart = {id(v) for v in [*metrics, *masters.values()]}
         numbered = [v for v in self.variables if id(v) not in apart]
         return {str(i): variable for i, variable in enumerate(numbered)} | masters
 

@@ -22,11 +22,11 @@ from lamb_tf._types import Tensor
 if TYPE_CHECKING:
     import matplotlib.figure
 
-FIGURES = ("weight_norm", "update_norm", "trust_ratio")
+METRICS = ("weight_norm", "update_norm", "trust_ratio")
 
 
 def record(optimizer: keras.optimizers.Optimizer) -> None:
-    """From now on each update keeps its figures, in variables that no file or checkpoint holds.
+    """From now on each update keeps its metrics, in variables that no file or checkpoint holds.
 
     Args:
         optimizer: a `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
@@ -41,13 +41,13 @@ def record(optimizer: keras.optimizers.Optimizer) -> None:
 def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
     """`{variable.path: {"weight_norm": …, "update_norm": …, "trust_ratio": …}}`, in floats.
 
-    The figures are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
+    The metrics are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
     was used, which is 1 for a variable that is not adapted. A variable without gradient has zeros.
     """
     layers, _ = tensors(optimizer)
     paths = [variable.path for variable in _layerwise(optimizer).trainable_variables]
     return {
-        path: dict(zip(FIGURES, row))
+        path: dict(zip(METRICS, row))
         for path, row in zip(paths, _replicas.to_numpy(layers).tolist())
     }
 
@@ -66,7 +66,7 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
 
     Returns:
         A `keras.Variable` of shape (variables, 3), a row for each of the variables that the
-        optimizer was built with and a column for each of `FIGURES`; and a scalar one.
+        optimizer was built with and a column for each of `METRICS`; and a scalar one.
 
     Raises:
         ValueError: `record` was not called, or the optimizer is not built yet.
@@ -80,22 +80,22 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
     return recorded.layers, recorded.gradient_norm
 
 
-class Figures:
-    """The variables that keep an optimizer's figures, where no checkpoint of TensorFlow looks."""
+class Metrics:
+    """The variables that keep an optimizer's metrics, where no checkpoint of TensorFlow looks."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
         count = len(optimizer.trainable_variables)
-        self.layers = _add_variable(optimizer, (count, len(FIGURES)), "layers")
+        self.layers = _add_variable(optimizer, (count, len(METRICS)), "layers")
 
-    def keep(self, figures: Tensor, positions: list[int], finite: Tensor | None) -> None:
+    def keep(self, metrics: Tensor, positions: list[int], finite: Tensor | None) -> None:
         """Writes the rows of the variables at these positions, and zeros for the others.
 
         Where `finite`, a tensor or None, is false, the update is skipped: nothing is written.
         """
         rows = ops.expand_dims(ops.convert_to_tensor(positions), 1)
         zeros = ops.zeros(self.layers.shape, "float32")
-        layers = ops.scatter_update(zeros, rows, ops.cast(figures, "float32"))
+        layers = ops.scatter_update(zeros, rows, ops.cast(metrics, "float32"))
         self.layers.assign(kept(finite, layers, _replicas.read(self.layers)))
 
 
@@ -118,7 +118,7 @@ def _layerwise(optimizer):
 
 
 class Log(keras.callbacks.Callback):
-    """A callback that writes the figures while `fit` runs, the first time or once more.
+    """A callback that writes the metrics while `fit` runs, the first time or once more.
 
     Into `directory/telemetry.jsonl`, a line each time: `{"step", "skipped_updates",
     "learning_rate", "gradient_norm", "layers": {path: {"weight_norm", …}}}`. Where TensorBoard is
@@ -192,41 +192,41 @@ def _write_events(events, row):
     summaries = []
     if row["gradient_norm"] is not None:
         summaries.append(scalar_pb("gradient_norm", row["gradient_norm"]))
-    for figure in FIGURES:
-        over_layers = np.array([layer[figure] for layer in row["layers"].values()])
-        summaries.append(histogram_pb(figure, over_layers))
+    for metric in METRICS:
+        over_layers = np.array([layer[metric] for layer in row["layers"].values()])
+        summaries.append(histogram_pb(metric, over_layers))
     for summary in summaries:
         events.add_event(Event(step=row["step"], summary=summary))
     events.flush()
 
 
 def plot(
-    path: str | os.PathLike, figure: str = "trust_ratio", output: str | os.PathLike | None = None
+    path: str | os.PathLike, metric: str = "trust_ratio", output: str | os.PathLike | None = None
 ) -> "matplotlib.figure.Figure":
-    """Draws one figure of every variable over the steps, as a map, and the gradient norm above it.
+    """Draws one metric of every variable over the steps, as a map, and the gradient norm above it.
 
     Args:
         path: a `telemetry.jsonl` that `Log` wrote.
-        figure: one of `FIGURES`.
+        metric: one of `METRICS`.
         output: an image file to write.
 
     Returns:
         The `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: another figure, or a file without lines.
+        ValueError: another metric, or a file without lines.
     """
     from matplotlib.figure import Figure
 
-    if figure not in FIGURES:
-        raise ValueError(f"`figure` must be one of {FIGURES}. Received {figure!r}.")
+    if metric not in METRICS:
+        raise ValueError(f"`metric` must be one of {METRICS}. Received {metric!r}.")
     with open(path, encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     if not rows:
         raise ValueError(f"{path} holds no lines yet.")
     steps = [row["step"] for row in rows]
     variables = list(rows[-1]["layers"])
-    values = np.array([[row["layers"][v][figure] for row in rows] for v in variables])
+    values = np.array([[row["layers"][v][metric] for row in rows] for v in variables])
 
     drawing = Figure(figsize=(9, 2.5 + 0.16 * len(variables)), layout="constrained")
     norms, layers = drawing.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.16 * len(variables)))
@@ -237,7 +237,7 @@ def plot(
         image = layers.pcolormesh(steps, range(len(variables)), logarithms, shading="nearest")
     else:
         image = layers.imshow(logarithms, aspect="auto")
-    drawing.colorbar(image, ax=layers, label=f"log10 of {figure.replace('_', ' ')}")
+    drawing.colorbar(image, ax=layers, label=f"log10 of {metric.replace('_', ' ')}")
     layers.set_yticks(range(len(variables)), variables, fontsize=6)
     layers.invert_yaxis()
     layers.set_xlabel("updates")

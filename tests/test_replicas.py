@@ -487,7 +487,7 @@ def test_telemetry_tells_the_same_in(mode):
             step = tf.function(step, jit_compile=mode == "XLA", autograph=False)
         step([tf.constant(g) for g in gradients[0]])
     figures = lamb_tf.telemetry.read(optimizer)
-    rows = [[row[name] for name in lamb_tf.telemetry.FIGURES] for row in figures.values()]
+    rows = [[row[name] for name in lamb_tf.telemetry.METRICS] for row in figures.values()]
     np.testing.assert_allclose(rows, expected_figures(weights, gradients[0]), rtol=1e-5)
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradients[0]))
     assert lamb_tf.telemetry.gradient_norm(optimizer) == pytest.approx(norm, rel=1e-5)

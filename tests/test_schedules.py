@@ -257,7 +257,7 @@ def test_legw_keeps_the_shape_of_the_decay_in_epochs():
     assert float(large(800)) == pytest.approx(2 * float(small(3200)))
 
 
-def test_linear_scaling():
+def test_the_linear_rule_scales_the_rate_with_the_batch():
     assert linear_scaling(8192, 256, 0.1) == pytest.approx(3.2)
 
 

@@ -116,7 +116,7 @@ def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
     assert events[0].stat().st_size > 1000
 
     peers.load("matplotlib")
-    for figure in telemetry.FIGURES:
+    for figure in telemetry.METRICS:
         output = tmp_path / f"{figure}.png"
         telemetry.plot(tmp_path / "telemetry.jsonl", figure, output)
         assert output.read_bytes().startswith(b"\x89PNG")
