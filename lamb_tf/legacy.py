@@ -229,11 +229,11 @@ class LAMB(_Layerwise):
         weight_decay: λ ≥ 0, inside the direction u, so that it is part of the norm: a float, a
             function without arguments or a schedule. None is 0. (The old names `weight_decay_rate`,
             and `lr` for the rate, are accepted with a warning.)
-        exclude_from_weight_decay: list of regular expressions, searched for in the names of
+        exclude_from_weight_decay: List of regular expressions, searched for in the names of
             variables; λ = 0 for each variable that matches.
-        exclude_from_layer_adaptation: likewise; the ratio is 1 for each variable that matches.
+        exclude_from_layer_adaptation: Likewise; the ratio is 1 for each variable that matches.
             `None`: the patterns of the decay. `[]`: no variable.
-        name: prefix of the names of the state.
+        name: Prefix of the names of the state.
         **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as in every tf_keras
             optimizer.
 
@@ -331,7 +331,7 @@ class LARS(_Layerwise):
         ratio: "before_momentum", "decayed_before_momentum" or "after_momentum".
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε ≥ 0.
-        nesterov: whether to use Nesterov's momentum.
+        nesterov: Whether to use Nesterov's momentum.
 
     Reference: LARS, https://arxiv.org/abs/1708.03888.
 
@@ -413,8 +413,8 @@ def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> t
     whether Addons is installed or not. And it restores the optimizer's slots from a SavedModel too.
 
     Args:
-        path: an `.h5` file or the directory of a SavedModel.
-        custom_objects: names and classes of other custom objects in the model.
+        path: An `.h5` file or the directory of a SavedModel.
+        custom_objects: Names and classes of other custom objects in the model.
 
     Returns:
         The compiled model, whose optimizer has its step count and slots.

@@ -30,10 +30,10 @@ def from_tf_keras(
     of a model stands before it, `sequential/dense/kernel`. Unless all fits, nothing is written.
 
     Args:
-        path: an `.h5` file of a whole model, the prefix of a checkpoint (of `tf.train.Checkpoint`
+        path: An `.h5` file of a whole model, the prefix of a checkpoint (of `tf.train.Checkpoint`
             or `save_weights`), or the directory of a SavedModel.
-        model: the Keras 3 model, built.
-        optimizer: the `lamb_tf.LAMB` that will train it.
+        model: The Keras 3 model, built.
+        optimizer: The `lamb_tf.LAMB` that will train it.
         match: `"name"`; or `"order"`, for models whose layers are called otherwise, to pair the
             k-th trainable weight with the k-th weight that the old optimizer updated; or a
             dictionary `{path in the model: name in the file}`, the rest being paired by name.
@@ -90,9 +90,9 @@ def from_keras(old: keras.optimizers.Lamb, optimizer: LAMB) -> None:
     no counterpart: its decay stands outside the trust ratio, so training goes on differently.
 
     Args:
-        old: the `keras.optimizers.Lamb` that trained the model, such as the `model.optimizer` of a
+        old: The `keras.optimizers.Lamb` that trained the model, such as the `model.optimizer` of a
             model loaded from a `.keras` file.
-        optimizer: the `lamb_tf.LAMB` that is to go on with the same variables; compile with it.
+        optimizer: The `lamb_tf.LAMB` that is to go on with the same variables; compile with it.
 
     Raises:
         TypeError: `old` is another optimizer.

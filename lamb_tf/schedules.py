@@ -110,13 +110,13 @@ class WarmupPolynomialDecay(_WarmupToTotal):
     rate *drops* from the peak to peak · (1 - W/T)^p when the warm-up ends.
 
     Args:
-        peak_learning_rate: the rate at which the warm-up ends.
-        total_steps: the step at which the decay ends; later steps keep `end_learning_rate`.
-        warmup_steps: length of the linear warm-up, in updates. 0: none.
-        end_learning_rate: the rate at `total_steps`.
-        power: the exponent p > 0. 1 is linear (LAMB's paper), 2 is LARS's, 0.5 NVIDIA's.
+        peak_learning_rate: The rate at which the warm-up ends.
+        total_steps: The step at which the decay ends; later steps keep `end_learning_rate`.
+        warmup_steps: Length of the linear warm-up, in updates. 0: none.
+        end_learning_rate: The rate at `total_steps`.
+        power: The exponent p > 0. 1 is linear (LAMB's paper), 2 is LARS's, 0.5 NVIDIA's.
         decay_from: `"warmup_end"` or `"start"`.
-        start_warmup_step: the step at which the warm-up starts from 0. A positive value delays it,
+        start_warmup_step: The step at which the warm-up starts from 0. A positive value delays it,
             with a rate of 0 before. With a negative value the first update starts part of the way
             up, as in MLPerf.
 
@@ -206,14 +206,14 @@ class WarmupExponentialDecay(_Warmup):
         rate(t) = peak · decay_rate ^ ((t - W) / decay_steps)
 
     Args:
-        peak_learning_rate: the rate at which the warm-up ends.
-        decay_steps: the number of updates in which the rate falls by the factor `decay_rate`.
-        decay_rate: the factor, in (0, 1].
-        warmup_steps: length of the linear warm-up, in updates.
-        staircase: round the exponent down, so that the rate falls once per `decay_steps`.
+        peak_learning_rate: The rate at which the warm-up ends.
+        decay_steps: The number of updates in which the rate falls by the factor `decay_rate`.
+        decay_rate: The factor, in (0, 1].
+        warmup_steps: Length of the linear warm-up, in updates.
+        staircase: Round the exponent down, so that the rate falls once per `decay_steps`.
         decay_from: `"warmup_end"`, or `"start"` for an exponent of t / decay_steps; the rate then
             drops when the warm-up ends.
-        start_warmup_step: as in `WarmupPolynomialDecay`.
+        start_warmup_step: As in `WarmupPolynomialDecay`.
 
     Raises:
         TypeError, ValueError: as in `WarmupPolynomialDecay`; `decay_rate` outside (0, 1].
@@ -268,12 +268,12 @@ class WarmupMultiStepDecay(_Warmup):
         rate(t) = peak · decay_rate ^ (number of boundaries ≤ t)
 
     Args:
-        peak_learning_rate: the rate at which the warm-up ends.
-        boundaries: the steps at which the rate falls, in increasing order; counted from step 0 and
+        peak_learning_rate: The rate at which the warm-up ends.
+        boundaries: The steps at which the rate falls, in increasing order; counted from step 0 and
             not from the end of the warm-up.
-        decay_rate: the factor, in (0, 1].
-        warmup_steps: length of the linear warm-up, in updates.
-        start_warmup_step: as in `WarmupPolynomialDecay`.
+        decay_rate: The factor, in (0, 1].
+        warmup_steps: Length of the linear warm-up, in updates.
+        start_warmup_step: As in `WarmupPolynomialDecay`.
 
     Raises:
         TypeError, ValueError: as in `WarmupPolynomialDecay`; boundaries that do not increase or are
@@ -352,7 +352,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
     After the last stage, its schedule continues.
 
     Args:
-        stages: a list of (schedule, steps): a `LearningRateSchedule` and its number of updates.
+        stages: A list of (schedule, steps): a `LearningRateSchedule` and its number of updates.
 
     Raises:
         TypeError: `stages` are not pairs of a schedule and an integer.
@@ -443,12 +443,12 @@ def legw(
     shape of the decay stay the same.
 
     Args:
-        batch_size: the global batch to train with.
-        base_batch_size: the global batch that was tuned.
-        base_learning_rate: its peak rate.
-        base_warmup_epochs: its warm-up, in epochs; may be a fraction.
-        num_examples: examples in an epoch.
-        decay: the shape after the warm-up, a function `(peak_learning_rate, warmup_steps,
+        batch_size: The global batch to train with.
+        base_batch_size: The global batch that was tuned.
+        base_learning_rate: Its peak rate.
+        base_warmup_epochs: Its warm-up, in epochs; may be a fraction.
+        num_examples: Examples in an epoch.
+        decay: The shape after the warm-up, a function `(peak_learning_rate, warmup_steps,
             steps_per_epoch) -> schedule`, where `steps_per_epoch` is `num_examples / batch_size`,
             not rounded. `None`: constant.
 

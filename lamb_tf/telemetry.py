@@ -29,7 +29,7 @@ def record(optimizer: keras.optimizers.Optimizer) -> None:
     """From now on each update keeps its metrics, in variables that no file or checkpoint holds.
 
     Args:
-        optimizer: a `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
+        optimizer: A `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
 
     Raises:
         TypeError: another optimizer.
@@ -125,8 +125,8 @@ class Log(keras.callbacks.Callback):
     installed, also histograms over the layers and a curve of the gradient norm.
 
     Args:
-        directory: where to write; made where it is missing.
-        every: batches from one line to the next.
+        directory: Where to write; made where it is missing.
+        every: Batches from one line to the next.
 
     Example:
 
@@ -206,9 +206,9 @@ def plot(
     """Draws one metric of every variable over the steps, as a map, and the gradient norm above it.
 
     Args:
-        path: a `telemetry.jsonl` that `Log` wrote.
-        metric: one of `METRICS`.
-        output: an image file to write.
+        path: A `telemetry.jsonl` that `Log` wrote.
+        metric: One of `METRICS`.
+        output: An image file to write.
 
     Returns:
         The `matplotlib.figure.Figure`.

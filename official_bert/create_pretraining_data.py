@@ -62,25 +62,25 @@ def create_pretraining_data(
     """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
 
     Args:
-        input_file: files, globs or folders; a list, or one string with commas. See
+        input_file: Files, globs or folders; a list, or one string with commas. See
             `corpus.documents` for the forms.
-        output_file: one path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
+        output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
-        vocab_file: the WordPiece vocabulary.
-        settings: lengths, masking, duplication; `instances.Settings()` holds the official defaults.
-        dynamic_masking: store every sequence once, unmasked; `input_pipeline.Batches` masks it
+        vocab_file: The WordPiece vocabulary.
+        settings: Lengths, masking, duplication; `instances.Settings()` holds the official defaults.
+        dynamic_masking: Store every sequence once, unmasked; `input_pipeline.Batches` masks it
             afresh at every epoch.
-        num_shards: at most 99,999; 0 means as many as `output_file` names.
-        num_workers: number of processes, at most four a core and no more than there are blocks of
+        num_shards: At most 99,999; 0 means as many as `output_file` names.
+        num_workers: Number of processes, at most four a core and no more than there are blocks of
             text; 0 means one a core. The records do not depend on it.
-        json_field: of the text in JSON lines; None means `text`.
-        language: of paragraphs, for splitting them into sentences (ISO 639-1); None means `en`.
-        drop_duplicate_documents: leave out a document whose text came before.
-        one_random_stream: draw from one stream of random numbers over the whole corpus, as the
+        json_field: Of the text in JSON lines; None means `text`.
+        language: Of paragraphs, for splitting them into sentences (ISO 639-1); None means `en`.
+        drop_duplicate_documents: Leave out a document whose text came before.
+        one_random_stream: Draw from one stream of random numbers over the whole corpus, as the
             original does, instead of one a block of 2 MB: the very records of the original, on one
             core and with the corpus in memory. Sentences longer than a sequence are then not cut.
-        allow_dropped_text: go on where over half of the text goes into no record.
-        report: a function that takes lines of progress; None for silence.
+        allow_dropped_text: Go on where over half of the text goes into no record.
+        report: A function that takes lines of progress; None for silence.
 
     Raises:
         ValueError: for any input that cannot be used; the message says which and how to mend it.

@@ -30,10 +30,10 @@ def learn_vocabulary(
     """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
 
     Args:
-        input_file: files, globs or folders, as for `create_pretraining_data`.
-        vocab_size: the size aimed at, special tokens included.
-        min_frequency: a piece must occur so often.
-        max_text_mb: learn from so much text at most, taken from the start; more changes the
+        input_file: Files, globs or folders, as for `create_pretraining_data`.
+        vocab_size: The size aimed at, special tokens included.
+        min_frequency: A piece must occur so often.
+        max_text_mb: Learn from so much text at most, taken from the start; more changes the
             vocabulary little. Of words of more than 40 letters, which are the sentences of a script
             without spaces, 15 million letters are enough: each is held in memory.
 

@@ -68,10 +68,10 @@ def check_sample(
     """Refuses a vocabulary that does not fit the first documents, and far too many shards.
 
     Args:
-        source: the corpus.
-        plan: what the records will look like.
-        num_shards: how many files there will be.
-        sample_bytes: how much text is looked at.
+        source: The corpus.
+        plan: What the records will look like.
+        num_shards: How many files there will be.
+        sample_bytes: How much text is looked at.
     """
     sample, size = [], 0
     for document in corpus.documents(source.paths, source.form, source.json_field):

@@ -30,8 +30,8 @@ class Progress:
     """Lines with the rate and the time left, every few seconds.
 
     Args:
-        source: the text that is read.
-        report: takes each line; None: no lines.
+        source: The text that is read.
+        report: Takes each line; None: no lines.
     """
 
     def __init__(self, source: corpus.Corpus, report: Callable[[str], object] | None):

@@ -39,15 +39,15 @@ class Corpus:
     """The documents of some files, and counts of what was read.
 
     Args:
-        whole: do not cut long documents and lines; see `documents`.
+        whole: Do not cut long documents and lines; see `documents`.
 
     Attributes:
-        count: documents handed out so far.
-        duplicates: documents whose text came before, recognised by 8 bytes of their digest. Only
+        count: Documents handed out so far.
+        duplicates: Documents whose text came before, recognised by 8 bytes of their digest. Only
             the first `_Fingerprints.MOST` documents are remembered.
-        text_bytes: size of the documents handed out, in UTF-8.
-        dropped_bytes: size of the duplicates that were left out.
-        share_read: fraction of the files that is read, 0 to 1.
+        text_bytes: Size of the documents handed out, in UTF-8.
+        dropped_bytes: Size of the duplicates that were left out.
+        share_read: Fraction of the files that is read, 0 to 1.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     Folders are searched recursively, through links too; hidden files are skipped.
 
     Args:
-        patterns: a list, or one string with commas between its members.
-        flag: the name of their flag, for messages.
+        patterns: A list, or one string with commas between its members.
+        flag: The name of their flag, for messages.
 
     Raises:
         ValueError: a member matches nothing or is an address (`gs://…`), or a file cannot be read.
@@ -234,7 +234,7 @@ def documents(
     `text_files.LONGEST_OBJECT` is refused. So memory is bounded for any input.
 
     Args:
-        form: how the text is laid out.
+        form: How the text is laid out.
             `sentences`: one sentence per line, a blank line between documents (the official form);
             `paragraphs`: the same with one paragraph per line, split into sentences later;
             `wikiextractor`: `<doc …>` … `</doc>`, one paragraph per line, without the title line;
@@ -242,9 +242,9 @@ def documents(
             `auto`: `jsonl` where the name ends in `.jsonl`, `.json`, `.ndjson` (before any
             compression's ending) or the text begins with `{"`, `wikiextractor` where it begins
             with `<doc `; what looks like markup or a table is refused; `sentences` otherwise.
-        advance: called during reading with the number of bytes read from the files since the last
+        advance: Called during reading with the number of bytes read from the files since the last
             call (before decompression).
-        whole: do not cut long documents and lines.
+        whole: Do not cut long documents and lines.
 
     Raises:
         ValueError: a file that is not text or not in such a form, bytes that are not UTF-8, a

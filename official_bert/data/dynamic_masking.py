@@ -56,12 +56,12 @@ class DynamicMasking:
 
     Args:
         max_seq_length, max_predictions: S and P, the lengths of the arrays.
-        masked_lm_prob: fraction of the tokens to predict.
-        whole_words: mask all pieces of a word together.
-        max_ngram_size: n; with whole words, mask runs of 1 … n words, a run of k with weight 1/k.
-        next_sentence: make pairs, half of them with a second part from another document.
-        continues_a_word: for each id of the vocabulary, whether its token starts with `##`.
-        cls, sep, mask: ids of the special tokens.
+        masked_lm_prob: Fraction of the tokens to predict.
+        whole_words: Mask all pieces of a word together.
+        max_ngram_size: N; with whole words, mask runs of 1 … n words, a run of k with weight 1/k.
+        next_sentence: Make pairs, half of them with a second part from another document.
+        continues_a_word: For each id of the vocabulary, whether its token starts with `##`.
+        cls, sep, mask: Ids of the special tokens.
     """
 
     max_seq_length: int
@@ -202,7 +202,7 @@ class _Words:
     Args:
         maskable: (b, S), which positions belong to words.
         starts: (b, S), which positions start a word.
-        max_size: words in the longest run.
+        max_size: Words in the longest run.
     """
 
     def __init__(self, maskable: np.ndarray, starts: np.ndarray, max_size: int):

@@ -48,22 +48,22 @@ class Batches:
     """The batches of a training run, by their step.
 
     Args:
-        patterns: paths or globs of the record files, official or made for dynamic masking, with or
+        patterns: Paths or globs of the record files, official or made for dynamic masking, with or
             without GZIP.
-        batch_size: examples in a batch on all hosts together.
+        batch_size: Examples in a batch on all hosts together.
         max_seq_length: S; static records must have been made with it.
         max_predictions_per_seq: P; static records must have been made with it.
-        seed: of the order, and of pairs and masks if the records are dynamic.
-        vocab_size: of the model; records with larger ids are refused.
-        shard_index: which of the `num_shards` equal parts of each batch this host reads.
-        num_shards: number of these parts.
+        seed: Of the order, and of pairs and masks if the records are dynamic.
+        vocab_size: Of the model; records with larger ids are refused.
+        shard_index: Which of the `num_shards` equal parts of each batch this host reads.
+        num_shards: Number of these parts.
         shuffle: False gives the records in the order of the files, the last batch padded with rows
             of weight 0.
-        masked_lm_prob: for dynamic records; None, here and below, means the value they were made
+        masked_lm_prob: For dynamic records; None, here and below, means the value they were made
             with.
-        do_whole_word_mask: for dynamic records.
-        max_ngram_size: for dynamic records.
-        use_next_sentence: with False, dynamic records become examples of one part with label 0;
+        do_whole_word_mask: For dynamic records.
+        max_ngram_size: For dynamic records.
+        use_next_sentence: With False, dynamic records become examples of one part with label 0;
             static ones keep their pairs.
         window_records: W; data of at most this number of records are held in memory; None:
             `WINDOW_RECORDS`.
@@ -80,7 +80,7 @@ class Batches:
 
     Attributes:
         element_spec: {key: ArraySpec} of such a dictionary.
-        num_examples: records in the files.
+        num_examples: Records in the files.
         num_batches: ceil(num_examples / batch_size): batches of one pass without shuffling.
 
     Raises:

@@ -87,7 +87,7 @@ class InstanceMaker:
     """Makes the instances of a list of documents, for one vocabulary and one set of settings.
 
     Attributes:
-        unused: number of ids that are in no instance, because they were cut off every time to make
+        unused: Number of ids that are in no instance, because they were cut off every time to make
             a pair fit.
     """
 

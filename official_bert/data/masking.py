@@ -29,10 +29,10 @@ def corrupt(
     """Puts [MASK], the same or a random word at some positions of a sequence.
 
     Args:
-        ids: the sequence; changed in place.
-        positions: where, in the order of drawing.
-        mask: the id of [MASK].
-        words: the ids that a random word is drawn from.
+        ids: The sequence; changed in place.
+        positions: Where, in the order of drawing.
+        mask: The id of [MASK].
+        words: The ids that a random word is drawn from.
 
     Returns:
         {position: the id that stood there}.
@@ -53,10 +53,10 @@ def corrupted(
     """What stands in the place of chosen tokens.
 
     Args:
-        ids: the tokens.
-        mask: the id of [MASK].
-        vocab_size: a random word is one of so many.
-        fate, word: for each token two numbers drawn from [0, 1).
+        ids: The tokens.
+        mask: The id of [MASK].
+        vocab_size: A random word is one of so many.
+        fate, word: For each token two numbers drawn from [0, 1).
     """
     random_word = (word * vocab_size).astype(ids.dtype)
     kept = np.where(fate < MASK_SHARE + KEPT_SHARE, ids, random_word)
@@ -69,7 +69,7 @@ def choose(
     """Chooses groups of positions to mask, together at most `number`, in the order of drawing.
 
     Args:
-        candidates: the words of the sequence in order; each is the list of its pieces' positions
+        candidates: The words of the sequence in order; each is the list of its pieces' positions
             (one position each if whole words are not masked together).
         max_ngram_size: n; with n > 1, runs of 1 … n words are drawn, a run of k words with weight
             1/k.

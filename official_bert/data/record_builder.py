@@ -40,12 +40,12 @@ class Builder:
     """One build: its input, its output, and the folder of its parts.
 
     Args:
-        plan: what the records look like.
-        documents: returns an iterator over the corpus, with the same documents at every call.
-        shards: the paths to write.
-        workers: maximum number of processes; only as many are started as there are tasks.
-        progress: called now and then with (bytes of text done, records made).
-        check: called with the counts when the parts are made. If it raises an error, the build ends
+        plan: What the records look like.
+        documents: Returns an iterator over the corpus, with the same documents at every call.
+        shards: The paths to write.
+        workers: Maximum number of processes; only as many are started as there are tasks.
+        progress: Called now and then with (bytes of text done, records made).
+        check: Called with the counts when the parts are made. If it raises an error, the build ends
             and the parts stay.
     """
 
@@ -222,8 +222,8 @@ class Workers:
     """Processes that answer tasks; a thread of this process drives each, and starts it when needed.
 
     Args:
-        plan: what each is told once.
-        count: maximum number of processes.
+        plan: What each is told once.
+        count: Maximum number of processes.
     """
 
     def __init__(self, plan: BuildPlan, count: int):

@@ -57,14 +57,14 @@ class RecordFiles:
     """The records of some files, in the order of the files.
 
     Args:
-        patterns: globs or paths, local or with a scheme of TensorFlow's file systems (`gs://`).
+        patterns: Globs or paths, local or with a scheme of TensorFlow's file systems (`gs://`).
 
     Attributes:
-        paths: the files.
-        manifest: of the first file that has one; None if another tool made them all.
-        blocks: all blocks, as an array with a row (file, first record, records, offset, bytes) for
+        paths: The files.
+        manifest: Of the first file that has one; None if another tool made them all.
+        blocks: All blocks, as an array with a row (file, first record, records, offset, bytes) for
             each.
-        num_records: their number.
+        num_records: Their number.
 
     Raises:
         ValueError: a pattern matches nothing, a file is truncated or has another format, the files
@@ -227,8 +227,8 @@ class _Manifests:
     """Finds the manifest that lists a file; reads each folder once.
 
     Attributes:
-        all: the manifests found, by their paths.
-        unfinished: the folders of builds that were not finished.
+        all: The manifests found, by their paths.
+        unfinished: The folders of builds that were not finished.
     """
 
     def __init__(self):

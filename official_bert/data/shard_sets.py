@@ -73,10 +73,10 @@ def require_whole(
     """Refuses files to read that are not exactly the sets that their manifests list.
 
     Args:
-        patterns: the patterns that matched the files.
-        paths: the files.
-        manifests: the manifests of their folders, by path.
-        building: the folders of unfinished builds beside them.
+        patterns: The patterns that matched the files.
+        paths: The files.
+        manifests: The manifests of their folders, by path.
+        building: The folders of unfinished builds beside them.
 
     Raises:
         ValueError: names the files that are stale or missing.

@@ -37,10 +37,10 @@ def lines(
     LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
 
     Args:
-        advance: called with the number of bytes read from the file since the last call (before
+        advance: Called with the number of bytes read from the file since the last call (before
             decompression).
-        whole: do not cut long lines.
-        objects: a line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
+        whole: Do not cut long lines.
+        objects: A line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
 
     Raises:
         ValueError: bytes that are not UTF-8, a broken archive, an object that is too long; the

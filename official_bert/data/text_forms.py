@@ -49,7 +49,7 @@ def recognise(path: str, form: str = "auto") -> str:
     """The form of a file; `corpus.documents` explains the forms.
 
     Args:
-        form: the user's form, or `auto`; a given form is only checked against the file.
+        form: The user's form, or `auto`; a given form is only checked against the file.
 
     Raises:
         ValueError: the file has other content, or not the given form; the message says what it is
@@ -90,8 +90,8 @@ def check(
     """Checks the beginning of every file before the work, and options that need a certain form.
 
     Args:
-        json_field: the user's field, or None.
-        language: the user's language, or None.
+        json_field: The user's field, or None.
+        language: The user's language, or None.
 
     Raises:
         ValueError: as `recognise`; an option would have no effect; the language is unknown.

@@ -93,8 +93,8 @@ def load(vocab_file: str, do_lower_case: bool = True) -> Tokenizer:
     """A `tokenizers.Tokenizer` that splits as Google's `FullTokenizer` does.
 
     Args:
-        vocab_file: one token per line.
-        do_lower_case: lower-case and strip accents, as for the uncased vocabularies.
+        vocab_file: One token per line.
+        do_lower_case: Lower-case and strip accents, as for the uncased vocabularies.
 
     Example:
         >>> load("vocab.txt").encode("Unaffable", add_special_tokens=False).tokens
@@ -116,7 +116,7 @@ def learn(
     text has too few pieces. The same texts give the same vocabulary.
 
     Args:
-        texts: lines of text; read twice, so an iterator is first converted to a list.
+        texts: Lines of text; read twice, so an iterator is first converted to a list.
 
     Raises:
         ValueError: there is no text, or `vocab_size` is too small.

@@ -20,10 +20,10 @@ def hold(
     A file system without locks keeps nobody out.
 
     Args:
-        path: the file; created if need be, and left there.
-        when_held: called if another process holds the lock; if it returns, this process waits.
+        path: The file; created if need be, and left there.
+        when_held: Called if another process holds the lock; if it returns, this process waits.
             None: raise BlockingIOError.
-        with_children: whether child processes hold the lock too, until they end.
+        with_children: Whether child processes hold the lock too, until they end.
 
     Raises:
         BlockingIOError: another process holds the lock, and `when_held` is None.

@@ -13,8 +13,8 @@ def available(system: pathlib.Path = _SYSTEM, group: pathlib.Path = _GROUP) -> i
     This is what Linux reports as available, or the limit of the container if that is less.
 
     Args:
-        system: the folder where Linux describes itself.
-        group: the folder where it describes the control group (version 2) of this container.
+        system: The folder where Linux describes itself.
+        group: The folder where it describes the control group (version 2) of this container.
     """
     found = []
     with contextlib.suppress(OSError):

@@ -15,8 +15,8 @@ def whole_file(
     """A file to write that appears under its name when the block ends without an error.
 
     Args:
-        path: the name; a file there is replaced in one step.
-        temporary: the name until then, on the same disk; default: `path` with `.tmp` appended.
+        path: The name; a file there is replaced in one step.
+        temporary: The name until then, on the same disk; default: `path` with `.tmp` appended.
     """
     temporary = temporary or f"{os.fspath(path)}.tmp"
     try:

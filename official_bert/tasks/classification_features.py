@@ -26,10 +26,10 @@ def make_arrays(
     """What the model reads and is to say of each of N examples.
 
     Args:
-        examples: of `glue.read` or `sentence_examples.read`.
-        labels: how their labels are encoded.
-        tokenizer: of `tokenization.load`.
-        max_seq_length: number of pieces per example, with [CLS], [SEP] and padding.
+        examples: Of `glue.read` or `sentence_examples.read`.
+        labels: How their labels are encoded.
+        tokenizer: Of `tokenization.load`.
+        max_seq_length: Number of pieces per example, with [CLS], [SEP] and padding.
 
     Returns:
         The arrays of `make_features` and, unless the set has no labels, `labels` of shape (N,):
@@ -59,8 +59,8 @@ def make_features(
     Args:
         sentences1: N sentences; an empty one has no pieces.
         sentences2: N second sentences of pairs; None for single sentences.
-        tokenizer: of `tokenization.load`.
-        max_seq_length: number of pieces per example, with [CLS], [SEP] and padding.
+        tokenizer: Of `tokenization.load`.
+        max_seq_length: Number of pieces per example, with [CLS], [SEP] and padding.
 
     Returns:
         `input_ids`, `input_mask` and `segment_ids`, int32 of shape (N, S).
@@ -103,9 +103,9 @@ def kept_lengths(
     other has what it leaves; else each has a half, and the first the odd piece.
 
     Args:
-        lengths1: pieces of the first sentences, shape (N,).
-        lengths2: pieces of the second sentences, shape (N,).
-        room: how many pieces both may have together.
+        lengths1: Pieces of the first sentences, shape (N,).
+        lengths2: Pieces of the second sentences, shape (N,).
+        room: How many pieces both may have together.
     """
     fits = lengths1 + lengths2 <= room
     kept1 = np.minimum(lengths1, np.maximum((room + 1) // 2, room - lengths2))

@@ -15,9 +15,9 @@ def compute(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -
     """Metrics by name.
 
     Args:
-        names: some of `METRICS`.
-        predictions: what the model says of each example: class numbers, or numbers.
-        labels: what is true, likewise.
+        names: Some of `METRICS`.
+        predictions: What the model says of each example: class numbers, or numbers.
+        labels: What is true, likewise.
 
     Returns:
         Fractions of 1, not percentages.

@@ -22,14 +22,14 @@ class GlueTask:
     """One of GLUE's tasks.
 
     Attributes:
-        name: the benchmark's name of it, and of its folder.
-        columns: the names of its columns; `index` stands in the test sets only.
-        labels: the classes in the order of the official script, or the bounds of a number.
-        metrics: names in `classification_metrics.METRICS`.
-        dev_splits: the labelled sets to evaluate on, each `SPLIT.tsv`.
-        test_splits: the sets without labels, each `SPLIT.tsv`.
-        header: the columns of the labelled files, where these do not name them.
-        has_broken_rows: the published files hold rows with too few or too many columns.
+        name: The benchmark's name of it, and of its folder.
+        columns: The names of its columns; `index` stands in the test sets only.
+        labels: The classes in the order of the official script, or the bounds of a number.
+        metrics: Names in `classification_metrics.METRICS`.
+        dev_splits: The labelled sets to evaluate on, each `SPLIT.tsv`.
+        test_splits: The sets without labels, each `SPLIT.tsv`.
+        header: The columns of the labelled files, where these do not name them.
+        has_broken_rows: The published files hold rows with too few or too many columns.
     """
 
     name: str
@@ -114,8 +114,8 @@ def read(one: GlueTask, data_dir: str, split: str) -> Examples:
     """Reads one set of a task.
 
     Args:
-        one: the task.
-        data_dir: the task's own folder, such as `glue_data/MRPC`.
+        one: The task.
+        data_dir: The task's own folder, such as `glue_data/MRPC`.
         split: `train`, one of `one.dev_splits`, or of `one.test_splits`, which come without labels.
 
     Raises:
@@ -157,9 +157,9 @@ def write_predictions(path: str, index: Sequence[str], predictions: Sequence[str
     """Writes a TSV file with the columns `index` and `prediction`, as the leaderboard takes it.
 
     Args:
-        path: for the leaderboard, named by `GlueTask.submission`.
-        index: what names each example (`Examples.index`).
-        predictions: what the model says of each (`Classes.decode`, `Numbers.decode`).
+        path: For the leaderboard, named by `GlueTask.submission`.
+        index: What names each example (`Examples.index`).
+        predictions: What the model says of each (`Classes.decode`, `Numbers.decode`).
 
     Raises:
         ValueError: not one prediction per example, or text that a TSV file cannot hold.

@@ -57,8 +57,8 @@ class Numbers:
     """Numbers, such as scores.
 
     Attributes:
-        low: the lowest, where the scale has bounds; predictions are clipped to them.
-        high: the highest.
+        low: The lowest, where the scale has bounds; predictions are clipped to them.
+        high: The highest.
     """
 
     low: float = -math.inf

@@ -11,10 +11,10 @@ class Columns:
     """The names of a table's columns.
 
     Attributes:
-        sentence1: the sentence.
-        sentence2: the second sentence of a pair; None for single sentences.
-        label: the class or number to predict.
-        index: what names a row in a file of predictions; None for its number, counted from 0.
+        sentence1: The sentence.
+        sentence2: The second sentence of a pair; None for single sentences.
+        label: The class or number to predict.
+        index: What names a row in a file of predictions; None for its number, counted from 0.
     """
 
     sentence1: str
@@ -38,13 +38,13 @@ class Examples:
     """The rows of a file.
 
     Attributes:
-        path: the file, for messages.
-        lines: the line on which each row begins, for messages.
-        sentences1: the sentences.
-        sentences2: the second sentences; None for single sentences.
-        labels: what is to be predicted, as text; None where the set has no labels.
-        index: what names each row in a file of predictions.
-        skipped: the lines of broken rows that were left out.
+        path: The file, for messages.
+        lines: The line on which each row begins, for messages.
+        sentences1: The sentences.
+        sentences2: The second sentences; None for single sentences.
+        labels: What is to be predicted, as text; None where the set has no labels.
+        index: What names each row in a file of predictions.
+        skipped: The lines of broken rows that were left out.
     """
 
     path: str
@@ -70,11 +70,11 @@ def read(
     """Reads a table of examples: TSV, CSV or JSON lines (`tables`).
 
     Args:
-        path: the file.
-        columns: the names of its columns.
+        path: The file.
+        columns: The names of its columns.
         labelled: False leaves the labels unread, as in a test set that has none.
-        header: the names of all columns of a file without a line of names.
-        skip_broken: leave out rows with too few or too many columns.
+        header: The names of all columns of a file without a line of names.
+        skip_broken: Leave out rows with too few or too many columns.
 
     Raises:
         ValueError: as `tables.read`.

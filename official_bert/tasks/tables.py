@@ -43,10 +43,10 @@ class Table:
     """Some columns of a file.
 
     Attributes:
-        path: the file.
-        columns: cells by the name of the column, in the order of the rows.
-        lines: the line on which each row begins, counted from 1.
-        skipped: the lines of the rows that were left out.
+        path: The file.
+        columns: Cells by the name of the column, in the order of the rows.
+        lines: The line on which each row begins, counted from 1.
+        skipped: The lines of the rows that were left out.
     """
 
     path: str
@@ -83,10 +83,10 @@ def read(
     empty cell, unless they are the last lines.
 
     Args:
-        path: a `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not.
-        columns: the names of the columns to read.
-        header: the names of all columns of a file that has no line with names.
-        skip_broken: leave out rows with too few or too many columns instead of refusing them.
+        path: A `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not.
+        columns: The names of the columns to read.
+        header: The names of all columns of a file that has no line with names.
+        skip_broken: Leave out rows with too few or too many columns instead of refusing them.
 
     Raises:
         ValueError: the file is missing, unreadable or without a row, lacks a column or holds it
