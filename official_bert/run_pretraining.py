@@ -26,11 +26,7 @@ WORKER_LOST = 4  # exit code
 
 def main(values: flags.FlagValues = flags.FLAGS) -> int:
     """Trains what the flags say; returns the exit code."""
-    try:
-        return _main(values)
-    except KeyboardInterrupt:  # before the first update, or for the second time
-        print("Stopped at once. The same command resumes the last checkpoint, if any.")
-        return 130
+    return commands.resumable(lambda: _main(values))
 
 
 def _main(values):

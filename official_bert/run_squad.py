@@ -1,19 +1,38 @@
-r"""Answers questions about texts (SQuAD 1.1 and 2.0); so far: scores answers, without TensorFlow.
+r"""Fine-tunes BERT to answer questions about texts (SQuAD 1.1 and 2.0), answers and scores.
+
+    python -m official_bert.run_squad --train_file=train-v1.1.json --predict_file=dev-v1.1.json \
+        --bert_config_file=bert_config.json --vocab_file=vocab.txt \
+        --init_checkpoint=bert_model.ckpt --output_dir=squad \
+        --do_train --do_predict --do_eval --train_batch_size=12 --learning_rate=3e-5
+
+Run again with the same flags, it resumes from the last checkpoint in --output_dir. --evaluate
+scores a file of answers, without a model:
 
     python -m official_bert.run_squad --evaluate --predict_file=dev-v1.1.json \
         --predictions_file=predictions.json
-
-It prints the official scores, in percent, as one line of JSON.
 """
 
+import functools
 import json
+import os
 
 from absl import flags
 
+from official_bert import fine_tuning, squad_flags
 from official_bert.system import commands, local_paths
 from official_bert.tasks import squad_data, squad_evaluation
 
-FLAGS = flags.FLAGS
+
+def main(values: flags.FlagValues = flags.FLAGS) -> int:
+    """Does what the flags say; returns the exit code."""
+    squad_flags.check(values)
+    if values.evaluate:
+        return _evaluate(values)
+    fine_tuning.check_paths(values, ("train_file", "predict_file"))
+    return fine_tuning.run(values, _work)
+
+
+# Scores of a file of answers
 
 
 def evaluate(
@@ -44,6 +63,15 @@ def evaluate(
     return squad_evaluation.evaluate(dataset, predictions, null_odds)
 
 
+def _evaluate(values):
+    try:
+        scores = evaluate(values.predict_file, values.predictions_file, values.null_odds_file)
+    except OverflowError as error:
+        raise commands.Failed(error) from error
+    print(json.dumps(scores))
+    return 0
+
+
 def _read_values(path, kind, expected):
     """A JSON object with a value of one kind for every question id."""
     values = squad_data.read_json(path)
@@ -58,28 +86,103 @@ def _read_values(path, kind, expected):
     return values
 
 
-def main() -> int | None:
-    if not FLAGS.evaluate:
-        raise ValueError("nothing to do; --evaluate scores --predictions_file.")
-    try:
-        scores = evaluate(FLAGS.predict_file, FLAGS.predictions_file, FLAGS.null_odds_file)
-    except OverflowError as error:
-        raise commands.Failed(error) from error
-    print(json.dumps(scores))
+# A model
 
 
-def _define_flags():
-    flags.DEFINE_bool("evaluate", False, "Score --predictions_file against --predict_file.")
-    flags.DEFINE_string("predict_file", None, "The questions: SQuAD's JSON, version 1.1 or 2.0.")
-    flags.DEFINE_string("predictions_file", None, "The answers: JSON, question id to text.")
-    flags.DEFINE_string(
-        "null_odds_file",
-        None,
-        "With --evaluate, version 2.0: JSON, question id to how far no answer is preferred; the "
-        "best thresholds are printed, too.",
+def _work(values):
+    from official_bert.tasks import squad_answers, squad_decoding
+
+    settings = squad_decoding.Settings(
+        version_2_with_negative=values.version_2_with_negative,
+        n_best_size=values.n_best_size,
+        max_answer_length=values.max_answer_length,
+        null_score_diff_threshold=values.null_score_diff_threshold,
+    )
+    task, dataset = _task(values), None
+    fine_tuning.config(values)  # checks the length
+    if values.predict_file:
+        dataset = squad_answers.read(task, values.predict_file, scored=values.do_eval)
+    return fine_tuning.Work(
+        task=task,
+        use=functools.partial(_use, values, task, dataset, settings),
+        train_file=values.train_file,
+        examples=_examples(values, task) if values.do_train else 0,
+        eval_files=(values.predict_file,) if values.do_eval else (),
+        evaluated_on={"predict_file": values.predict_file},
+        not_of_the_seed=squad_answers.NOT_OF_THE_SEED,
     )
 
 
+def _task(values):
+    from official_bert.tasks import squad_features
+    from official_bert.tasks.squad import QuestionAnswering
+
+    return QuestionAnswering(
+        vocab_file=values.vocab_file,
+        do_lower_case=values.do_lower_case,
+        version_2_with_negative=values.version_2_with_negative,
+        windows=squad_features.Settings(
+            max_seq_length=values.max_seq_length,
+            doc_stride=values.doc_stride,
+            max_query_length=values.max_query_length,
+        ),
+    )
+
+
+def _examples(values, task):
+    """The number of questions to train on, by which the official script counts epochs."""
+    file, config = values.train_file, fine_tuning.config(values)
+    questions, counts = task.read(file)
+    if values.version_2_with_negative and not any(q.is_impossible for q in questions):
+        raise ValueError(
+            f"{file}: no question is marked is_impossible, so a model would not learn when there "
+            f"is no answer; leave --version_2_with_negative out, or give a file of version 2.0."
+        )
+    windows = len(task.labelled_features([file], config))
+    print(
+        f"{file}: {counts.kept:,} questions in {windows:,} windows; {counts.moved:,} answers stand "
+        f"elsewhere than the file says; {counts.left_out:,} questions left out, whose answer is "
+        f"not in the context"
+    )
+    if values.verbose_logging:
+        _name_left_out(file, questions)
+    return counts.kept
+
+
+def _name_left_out(file, kept):
+    kept = {question.id for question in kept}
+    for question in squad_data.read(file).questions:
+        if question.id not in kept:
+            texts = ", ".join(repr(answer.text) for answer in question.answers) or "no answer"
+            print(f"left out: {question.id}: {texts}")
+
+
+def _use(values, task, dataset, settings, engine, model, step, folder):
+    """Answers, and scores the answers; returns the scores."""
+    from official_bert.tasks import squad_answers, squad_decoding
+    from official_bert.training import fine_tuned
+
+    if dataset is None:
+        return {}
+    features = task.features(dataset.questions, model.config)
+    size = values.predict_batch_size if values.do_predict else values.eval_batch_size
+    logits = fine_tuned.outputs_of_rows(engine, model, features, size)
+    answers = squad_answers.decode(dataset, features, logits, settings)
+    if values.do_predict:
+        squad_decoding.write(answers.predictions, folder)
+        path = os.path.join(folder, "predictions.json")
+        print(f"answered {len(dataset.questions):,} questions: {path}")
+    if not values.do_eval:
+        return {}
+    scores = answers.scores()
+    if "best_f1_thresh" in scores:
+        print(
+            f"best F1 {scores['best_f1']:.4f} with "
+            f"--null_score_diff_threshold={scores['best_f1_thresh']!r}"
+        )
+    return scores
+
+
 if __name__ == "__main__":
-    _define_flags()
+    squad_flags.define_flags()
     commands.run(main)

@@ -9,15 +9,16 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 FLOORS = (
     {"system", "model", "stacking"},
     {"data", "engines", "tpu", "plots", "optimizer_flags"},
-    {"tasks", "conversion", "pretraining_flags", "create_pretraining_data", "learn_vocabulary"},
+    {"tasks", "conversion", "pretraining_flags", "create_pretraining_data", "learn_vocabulary"}
+    | {"fine_tuning_flags"},
     {"stages", "convert_checkpoint"},
     {"recipes", "training"},
-    {"run_pretraining", "fill_blanks"},
+    {"run_pretraining", "fill_blanks", "fine_tuning"},
     {"demonstration", "rehearse_tpu"},
     {"demo"},
 )
 # Commands of fine-tuning stand on the loop.
-FINE_TUNING = {"run_squad", "run_classifier", "classifier_flags"}
+FINE_TUNING = {"run_squad", "squad_flags", "run_classifier", "classifier_flags"}
 
 
 def rooms():

@@ -1,24 +1,75 @@
-"""docs/squad.md keeps its word: its code runs, and its table names what the command prints."""
+"""docs/squad.md keeps its word: its commands and its code run, and leave what it says."""
 
+import dataclasses
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+from bert_checkpoints import CONFIG, make_source
+from small_questions import paragraphs
 from small_squad import qa, write_squad, write_vocabulary
 
 from official_bert import run_squad
 
-PAGE = (Path(__file__).parents[1] / "docs/squad.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/squad.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.M | re.S)
+
+
+def make_files():
+    """What the page's commands read."""
+    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=384))
+    Path("squad").mkdir()
+    write_squad(Path("new_questions.json"), *paragraphs(range(2), labelled=False))
+    Path("bert_ensemble.json").write_text('{"6-Anna": "Rome"}')
+    for split, numbers in ("train", range(6)), ("dev", range(6, 9)):
+        write_squad(Path(f"squad/{split}-v1.1.json"), *paragraphs(numbers))
+        write_squad(Path(f"squad/{split}-v2.0.json"), *paragraphs(numbers, version_2=True))
+
+
+def run(command):
+    python, *words = shlex.split(command.replace("\\\n", ""))
+    assert python == "python"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_files()
+    trained, answered, version_2, thresholded, scored = map(run, blocks("bash"))
+    for metric in re.findall(r"^    (\w+ = )[\d.]+$", PAGE, re.M):
+        assert f"\n{metric}" in trained
+    assert "answered 8 questions" in answered
+    assert "--null_score_diff_threshold=" in version_2
+    assert "best_f1 = " in thresholded
+    assert json.loads(scored)["unanswered"] == 11
+    table = re.findall(r"^\| (`[^`…]+\.\w+`(?:, `[^`]+`)?) \|", PAGE, re.M)
+    names = [name for row in table for name in re.findall("`(.*?)`", row)]
+    assert len(names) == 7
+    assert all((Path("squad_2") / name).exists() for name in names)
 
 
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    for folder in "squad", "google_bert", "output":
+        (tmp_path / folder).mkdir()
     questions = [qa(str(n), ("old mill", 8)) for n in range(3)]
-    write_squad(tmp_path / "train-v1.1.json", ("past an old mill", questions))
-    write_vocabulary(tmp_path)
-    (tmp_path / "output").mkdir()
+    write_squad(tmp_path / "squad/train-v1.1.json", ("past an old mill", questions))
+    write_vocabulary(tmp_path / "google_bert")
     monkeypatch.chdir(tmp_path)
-    features_block, answers_block = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    features_block, answers_block = blocks("python")
     names = {}
     exec(features_block, names)
     names["start_logits"] = names["end_logits"] = np.zeros((3, 384))

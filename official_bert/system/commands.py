@@ -66,6 +66,18 @@ def exit_code(
         return report(command, "interrupted.", STOPPED[0])
 
 
+def resumable(work: Callable[[], int]) -> int:
+    """Calls the work of a command that the same command resumes; returns its exit code.
+
+    Ctrl-C before the first update, or for the second time, ends it without a checkpoint.
+    """
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("Stopped at once. The same command resumes the last checkpoint, if any.")
+        return STOPPED[0]
+
+
 def report(command: str, reason: object, code: int = USAGE) -> int:
     """Prints why a command ends; returns its exit code."""
     kind = "" if code in STOPPED else "error: "

@@ -1,9 +1,7 @@
-"""What fine-tuning leaves to read: metrics of one run, of several seeds, and predictions."""
+"""What the fine-tuning of a classifier leaves to read: metrics of one run, and predictions."""
 
-import json
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -12,8 +10,7 @@ from official_bert.tasks import classification_metrics, glue
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.classification_sets import Unlabelled
 
-_LOWER_IS_BETTER = ("loss", "error")
-_NOT_OF_THE_SEED = ("majority_class_accuracy", "mean_label_squared_error", "examples")
+NOT_OF_THE_SEED = ("majority_class_accuracy", "mean_label_squared_error", "examples")
 
 
 def scores(
@@ -40,55 +37,6 @@ def scores(
     )
     predictions = task.predictions(outputs)
     return classification_metrics.compute(metrics, predictions, arrays["labels"]) | held_out
-
-
-def summary(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Mean, standard deviation (of a sample), median and best over seeds, for each metric.
-
-    The deviation of a single seed is `None`. What does not depend on the seed is left out.
-    """
-    found = {}
-    for name in of_seeds[0]:
-        if name.endswith(_NOT_OF_THE_SEED):
-            continue
-        values = [one[name] for one in of_seeds]
-        found[name] = {
-            "mean": statistics.fmean(values),
-            "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
-            "median": statistics.median(values),
-            "best": min(values) if name.endswith(_LOWER_IS_BETTER) else max(values),
-        }
-    return found
-
-
-def table(found: Mapping[str, Mapping[str, float | None]]) -> str:
-    """A `summary` as lines of text; of a single seed, whose deviation is `None`, its values."""
-    if all(values["standard_deviation"] is None for values in found.values()):
-        return "\n".join(f"{metric} = {values['mean']:.4f}" for metric, values in found.items())
-    names = ("mean", "standard_deviation", "median", "best")
-    width = max(map(len, found))
-    heads = ("mean", "deviation", "median", "best")
-    lines = [" " * width + "".join(f"{head:>11}" for head in heads)]
-    for metric, values in found.items():
-        cells = (f"{values[name]:>11.4f}" for name in names)
-        lines.append(f"{metric:<{width}}" + "".join(cells))
-    return "\n".join(lines)
-
-
-def write_eval_results(folder: str | os.PathLike, values: Mapping[str, float]) -> None:
-    """Writes `eval_results.txt` as the official script does: a line `name = value` a metric."""
-    lines = [f"{name} = {values[name]}\n" for name in sorted(values)]
-    write_text(os.path.join(folder, "eval_results.txt"), "".join(lines))
-
-
-def write_results(folder: str | os.PathLike, results: Mapping) -> None:
-    """Writes `results.json`.
-
-    Raises:
-        ValueError: a number is not finite, which JSON has no word for.
-    """
-    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(os.path.join(folder, "results.json"), text + "\n")
 
 
 def write_predictions(

@@ -9,6 +9,7 @@ cut from the context.
 
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from official_bert.system.whole_files import write_text
 from official_bert.tasks.squad_features import Features
 
+ANSWER_ALL = sys.float_info.max  # a null_score_diff_threshold that no null odds exceed
 _WINDOWS_AT_ONCE = 32  # of 384 positions with 30 ends each: 3 MB of scores
 
 
@@ -107,6 +109,19 @@ def decode(
         nulls = logits[:, slice(*features.first_of[number : number + 2]), 0].T.tolist()
         predictions.append(_predict(question.id, spans, nulls, settings))
     return predictions
+
+
+def at_threshold(predictions: Iterable[Prediction], threshold: float) -> list[Prediction]:
+    """The predictions with another `null_score_diff_threshold` than they were decoded with.
+
+    Args:
+        predictions: From `decode`, with a threshold that left no answer out: `ANSWER_ALL`.
+        threshold: Questions with larger null odds get the answer `""`.
+    """
+    return [
+        p._replace(text="") if p.null_odds is not None and p.null_odds > threshold else p
+        for p in predictions
+    ]
 
 
 def best_spans(

@@ -141,9 +141,19 @@ def best_threshold(gains: list[tuple[float, float]]) -> tuple[float, float]:
     return best, threshold
 
 
-def _check(dataset: Dataset, predictions, null_odds) -> None:
+def require_answers(dataset: Dataset) -> None:
+    """Refuses questions that no prediction can be scored against.
+
+    Raises:
+        ValueError: naming the first question without an answer, or with one although it is marked
+            as unanswerable.
+    """
     for question in dataset.questions:
         _check_answers(question, dataset.version_2)
+
+
+def _check(dataset: Dataset, predictions, null_odds) -> None:
+    require_answers(dataset)
     ids = {question.id for question in dataset.questions}
     if not ids & predictions.keys():
         raise ValueError(

@@ -1,0 +1,246 @@
+"""What the commands of fine-tuning do alike: a model per seed, trained or found, and put to use.
+
+flags → `run` → engine → the command's `Work` → for each seed: train or load → `Work.use`
+"""
+
+import dataclasses
+import gc
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import flags
+
+from official_bert import optimizer_flags
+from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+
+VOCABULARY = "vocab.txt"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a command fine-tunes, and what it does with the model then.
+
+    Args:
+        task: A task of `official_bert.tasks`.
+        use: Function of (engine, model, step, folder) that evaluates and predicts what the flags
+            ask for, and returns the metrics, {name: number}. `step` is the number of updates that
+            the model has seen, None if that is not known.
+        train_file: The examples to learn from; None if it is not trained.
+        examples: Their number, by which epochs are counted.
+        eval_files: What is evaluated on during training.
+        keep: Function of a run's folder that writes there what using the model needs later.
+        evaluated_on: What `results.json` says of the examples that were evaluated on.
+        not_of_the_seed: How the names of metrics end that are no matter of the seed.
+    """
+
+    task: Any
+    use: Callable[[Any, Any, int | None, str], dict[str, float]]
+    train_file: str | None = None
+    examples: int = 0
+    eval_files: tuple[str, ...] = ()
+    keep: Callable[[str], None] = lambda folder: None
+    evaluated_on: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    not_of_the_seed: tuple[str, ...] = ()
+
+
+def run(values: flags.FlagValues, make_work: Callable[[flags.FlagValues], Work]) -> int:
+    """Does what the flags say, and can be given again; returns the exit code.
+
+    Args:
+        values: The flags, checked.
+        make_work: Reads what the flags name; called when TensorFlow is there.
+
+    Raises:
+        ValueError, OSError, commands.Failed: for the user.
+    """
+    return commands.resumable(lambda: _run(values, make_work))
+
+
+def seeds_and_folders(values: flags.FlagValues) -> list[tuple[int, str]]:
+    """The seed and the folder of each run."""
+    if values.num_seeds is None:
+        return [(values.seed, values.output_dir)]
+    seeds = range(values.seed, values.seed + values.num_seeds)
+    return [(seed, os.path.join(values.output_dir, f"seed_{seed}")) for seed in seeds]
+
+
+def config(values: flags.FlagValues) -> Any:
+    """The `BertConfig` of the flags.
+
+    Raises:
+        ValueError: it cannot be read, or its model takes no sequences of `max_seq_length`.
+    """
+    from official_bert.conversion import sources
+
+    found = sources.read_config(values.bert_config_file)
+    if values.max_seq_length > found.max_position_embeddings:
+        raise ValueError(
+            f"--max_seq_length={values.max_seq_length}, but the model's max_position_embeddings is "
+            f"{found.max_position_embeddings}; give a shorter one."
+        )
+    return found
+
+
+def check_paths(values: flags.FlagValues, names: tuple[str, ...]) -> None:
+    """What is written is on this machine, and is not what the runs start from.
+
+    Args:
+        values: The flags.
+        names: The command's own flags that are paths.
+
+    Raises:
+        ValueError: naming the flag and the path.
+    """
+    names = ("output_dir", "bert_config_file", "vocab_file", *names)
+    local_paths.require_local(**{name: values[name].value for name in names})
+    if values.init_checkpoint:
+        start = {"init_checkpoint": [f"{values.init_checkpoint}.index"]}
+        for _, folder in seeds_and_folders(values):
+            exports = [os.path.join(folder, name) for name in ("best", "pretrained")]
+            local_paths.require_apart({"output_dir": exports}, start)
+
+
+def _run(values, make_work):
+    freed_memory.keep()
+    quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
+    from official_bert.engines.strategies import make_strategy
+    from official_bert.engines.tf_distribute import TfDistribute
+
+    strategy = make_strategy(values.distribution_strategy.lower(), num_gpus=values.num_gpus)
+    engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
+    for seed, folder in seeds_and_folders(values):
+        code, results = _run_seed(values, work, engine, seed, folder)
+        if code:
+            return code
+        of_seeds.append(results)
+        gc.collect()  # a model and its graphs refer to each other, and fill a GPU
+    if values.do_eval:
+        _report(values, work, of_seeds)
+    return 0
+
+
+def _run_seed(values, work, engine, seed, folder):
+    """Trains or loads a model and puts it to use; the exit code, and what was measured."""
+    from official_bert.training import exits, fine_tuned
+
+    if values.do_train:
+        trainer = _trainer(values, work, engine, seed, folder)
+        code = exits.train(trainer)
+        if code:
+            return code, None
+        model, step = trainer.model, trainer.step
+    elif values.init_checkpoint:
+        start = work.task, config(values), values.init_checkpoint
+        model, step = fine_tuned.load_checkpoint(*start, engine, values.dtype), None
+    else:
+        model, step = fine_tuned.load(work.task, folder, engine, values.dtype)
+    os.makedirs(folder, exist_ok=True)
+    metrics = work.use(engine, model, step, folder)
+    return 0, _results(values, seed, folder, step, metrics)
+
+
+def _results(values, seed, folder, step, metrics):
+    """One run's entry in `results.json`; its metrics go to `eval_results.txt`, too."""
+    from official_bert.tasks import seed_results
+
+    results = {"seed": seed, "output_dir": folder, "global_step": step}
+    if not values.do_eval:
+        return results
+    steps = {} if step is None else {"global_step": step}
+    seed_results.write_eval_results(folder, metrics | steps)
+    return results | {"metrics": metrics}
+
+
+def _trainer(values, work, engine, seed, folder):
+    from official_bert.stages import Reporting
+    from official_bert.training.trainer import Trainer
+
+    reporting = Reporting(
+        log_steps=values.log_steps,
+        save_checkpoints_steps=values.save_checkpoints_steps,
+        keep_checkpoint_max=values.keep_checkpoint_max,
+        eval_steps=values.eval_steps,
+        eval_files=work.eval_files,
+        eval_batch_size=values.eval_batch_size if values.do_eval else engine.num_replicas,
+        steps_per_loop=values.steps_per_loop,
+        tensorboard=True,
+    )
+    run = _stages_run(values, work, engine, seed)
+    trainer = Trainer(run, reporting, engine, folder, values.resume_from)
+    os.makedirs(folder, exist_ok=True)
+    _keep_vocabulary(values.vocab_file, folder)
+    work.keep(folder)
+    return trainer
+
+
+def _stages_run(values, work, engine, seed):
+    from official_bert.stages import Optimizer, Run
+
+    enable_xla = values.enable_xla
+    if enable_xla is None:
+        enable_xla = engine.runs_on_accelerator()
+    return Run(
+        config=config(values),
+        stages=(_stage(values, work.examples),),
+        optimizer=Optimizer(
+            **{field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
+        ),
+        input_files=(work.train_file,),
+        init_checkpoint=values.init_checkpoint,
+        seed=seed,
+        enable_xla=enable_xla,
+        dtype=values.dtype,
+        loss_scale=values.loss_scale,
+        task=work.task,
+        gradient_accumulation_steps=values.gradient_accumulation_steps,
+    )
+
+
+def _stage(values, examples):
+    """As many updates as the official scripts make, and as many of them to warm up."""
+    from official_bert.stages import Stage
+
+    steps = int(examples / values.train_batch_size * values.num_train_epochs)
+    if steps < 1:
+        raise ValueError(
+            f"--num_train_epochs={values.num_train_epochs:g} of {examples} examples in batches of "
+            f"--train_batch_size={values.train_batch_size} are not one update; give more epochs or "
+            f"a smaller batch."
+        )
+    return Stage(
+        steps=steps,
+        batch_size=values.train_batch_size,
+        max_seq_length=values.max_seq_length,
+        learning_rate=values.learning_rate,
+        warmup_steps=int(steps * values.warmup_proportion),
+    )
+
+
+def _keep_vocabulary(vocab_file, folder):
+    """Copies the vocabulary beside the model, which is of no use without it."""
+    from official_bert.data import tokenization
+    from official_bert.system.whole_files import write_whole
+
+    copy = os.path.join(folder, VOCABULARY)
+    if os.path.exists(copy):
+        given, there = map(tokenization.read_vocabulary, (vocab_file, copy))
+        if given != there:
+            raise ValueError(
+                f"{copy} is another vocabulary than --vocab_file={vocab_file}, and would be "
+                f"overwritten; choose another output_dir."
+            )
+        return
+    write_whole(copy, [pathlib.Path(vocab_file).read_bytes()])
+
+
+def _report(values, work, of_seeds):
+    """Prints the metrics over the seeds, and writes them to `results.json`."""
+    from official_bert.tasks import seed_results
+
+    of_runs = [results["metrics"] for results in of_seeds]
+    summary = seed_results.summary(of_runs, work.not_of_the_seed)
+    print(seed_results.table(summary))
+    results = {**work.evaluated_on, "runs": of_seeds, "summary": summary}
+    seed_results.write_results(values.output_dir, results)

@@ -1,0 +1,216 @@
+"""The flags that the commands of fine-tuning have alike, and which of other scripts they refuse."""
+
+from absl import flags
+
+from official_bert import optimizer_flags
+from official_bert.system.flag_definitions import (
+    FlagDefinitions,
+    refuse,
+    require_finite,
+    require_no_refused,
+)
+
+STRATEGIES = ("off", "one_device", "mirrored")
+# What only training reads.
+_OF_TRAINING = (
+    "train_file",
+    "train_batch_size",
+    "learning_rate",
+    "num_train_epochs",
+    "warmup_proportion",
+    *optimizer_flags.FIELDS,
+    "gradient_accumulation_steps",
+    "loss_scale",
+    "enable_xla",
+    "log_steps",
+    "eval_steps",
+    "save_checkpoints_steps",
+    "keep_checkpoint_max",
+    "resume_from",
+    "steps_per_loop",
+)
+_ON_SEVERAL_HOSTS = (
+    "has no counterpart: fine-tuning runs on one host, on one of its devices or all of them; "
+    "see --distribution_strategy."
+)
+# Flags of the scripts of google-research/bert, tensorflow/models and Hugging Face not here.
+REFUSED = {
+    # google-research/bert
+    "iterations_per_loop": "is called --steps_per_loop here.",
+    "use_tpu": _ON_SEVERAL_HOSTS,
+    "tpu_name": _ON_SEVERAL_HOSTS,
+    "tpu_zone": _ON_SEVERAL_HOSTS,
+    "gcp_project": _ON_SEVERAL_HOSTS,
+    "master": _ON_SEVERAL_HOSTS,
+    "num_tpu_cores": _ON_SEVERAL_HOSTS,
+    # tensorflow/models
+    "mode": "is --do_train, --do_eval and --do_predict here.",
+    "model_dir": "is called --output_dir here.",
+    "num_eval_per_epoch": "is --eval_steps here, in steps.",
+    "train_data_size": "has no counterpart: the examples are counted.",
+    "predict_checkpoint_path": "is --output_dir here, with --do_predict alone.",
+    "end_lr": "has no counterpart: the learning rate ends at 0.",
+    "tpu": _ON_SEVERAL_HOSTS,
+    "worker_hosts": _ON_SEVERAL_HOSTS,
+    "task_index": _ON_SEVERAL_HOSTS,
+    "hub_module_url": "has no counterpart: the model is that of --bert_config_file, and "
+    "--init_checkpoint gives it weights.",
+    "hub_module_trainable": "has no counterpart: see --hub_module_url.",
+    "model_export_path": "has no counterpart: the weights go to pretrained/ in --output_dir.",
+    "use_keras_compile_fit": "has no counterpart: there is one loop.",
+    "run_eagerly": "has no counterpart: the loop is always a graph.",
+    # Hugging Face
+    "model_name_or_path": "is --init_checkpoint and --bert_config_file here.",
+    "test_file": "is called --predict_file here.",
+    "per_device_train_batch_size": "is --train_batch_size here, for all devices together.",
+    "per_device_eval_batch_size": "is --eval_batch_size here, for all devices together.",
+    "warmup_ratio": "is called --warmup_proportion here.",
+    "fp16": "is --dtype=fp16 here.",
+    "bf16": "is --dtype=bf16 here.",
+}
+
+
+def define(definitions: FlagDefinitions) -> None:
+    """Defines the flags; their help texts are the commands' manual."""
+    _define_model(definitions)
+    _define_training(definitions)
+    _define_where(definitions)
+
+
+def _define_model(define):
+    text = define.text
+    text("bert_config_file", None, "Model configuration: a bert_config.json. Required.")
+    text(
+        "vocab_file",
+        None,
+        "The vocab.txt that the model was pre-trained with. A copy goes to --output_dir. Required.",
+    )
+    define.switch("do_lower_case", True, "Whether the vocabulary is an uncased one.")
+    text(
+        "init_checkpoint",
+        None,
+        "Pre-trained weights: a checkpoint of TensorFlow 1, tf-models or run_pretraining, a "
+        "Hugging Face folder, or a .keras file. A resumed run no longer needs it. Without "
+        "--do_train: a fine-tuned checkpoint to use instead of the newest in --output_dir.",
+    )
+    text("output_dir", None, "Folder for checkpoints, log, scores and predictions. Required.")
+    define.switch("do_train", False, "Train. An existing run in --output_dir is resumed.")
+
+
+def _define_training(define):
+    integer, number = define.integer, define.number
+    integer("train_batch_size", 32, "Global batch size in training.", lower_bound=1)
+    integer("eval_batch_size", 8, "Global batch size in evaluation.", lower_bound=1)
+    integer("predict_batch_size", 8, "Global batch size in prediction.", lower_bound=1)
+    number("learning_rate", 5e-5, "Learning rate after warm-up; it then falls to 0 linearly.")
+    number("num_train_epochs", 3.0, "Number of epochs; total steps = examples / batch × epochs.")
+    number(
+        "warmup_proportion",
+        0.1,
+        "Fraction of the steps with linear warm-up from 0.",
+        lower_bound=0.0,
+        upper_bound=1.0,
+    )
+    optimizer_flags.define(define)
+    integer(
+        "gradient_accumulation_steps",
+        1,
+        "Number of micro-batches per step, which saves memory.",
+        lower_bound=1,
+    )
+    integer("seed", 12345, "Random seed of the head's first weights, example order and dropout.")
+    integer(
+        "num_seeds",
+        None,
+        "Train with this many seeds in turn, from --seed up, each in seed_N of --output_dir, and "
+        "print mean, deviation, median and best of each metric.",
+        lower_bound=1,
+    )
+    integer(
+        "resume_from",
+        None,
+        "Step of the checkpoint to resume from, instead of the newest. The learning rate and other "
+        "optimizer settings may then change; run.json records it.",
+        lower_bound=1,
+    )
+
+
+def _define_where(define):
+    text, integer, switch = define.text, define.integer, define.switch
+    text("dtype", "fp32", "Data type of the computation: fp32, bf16 or fp16. Weights are float32.")
+    text("loss_scale", None, "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.")
+    switch(
+        "enable_xla",
+        None,
+        "Compile the forward and backward pass with XLA. Default: on for GPUs, off for CPUs.",
+    )
+    text("distribution_strategy", "mirrored", "off, one_device or mirrored.")
+    integer(
+        "num_gpus",
+        None,
+        "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one.",
+    )
+    integer("steps_per_loop", 1, "Maximum steps per compiled call.", lower_bound=1)
+    integer("log_steps", 100, "Steps between lines of the log.", lower_bound=1)
+    integer(
+        "eval_steps",
+        0,
+        "Steps between evaluations during training, with --do_eval; 0: at its end only.",
+        lower_bound=0,
+    )
+    integer("save_checkpoints_steps", 1000, "Steps between checkpoints.", lower_bound=1)
+    integer(
+        "keep_checkpoint_max",
+        5,
+        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
+        lower_bound=0,
+    )
+
+
+def check_required(values: flags.FlagValues, refused: dict[str, str], work: str) -> None:
+    """Refuses flags of other scripts, and a call that lacks what every call needs.
+
+    Args:
+        values: The flags.
+        refused: The command's own and `REFUSED`.
+        work: What the command can do, for the error if nothing is to be done.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    require_no_refused(values, refused)
+    require_finite(values)
+    if not (values.do_train or values.do_eval or values.do_predict):
+        raise ValueError(f"nothing to do; {work}.")
+    for name in ("bert_config_file", "vocab_file", "output_dir"):
+        if not values[name].value:
+            raise ValueError(f"--{name} is required.")
+    if values.distribution_strategy.lower() not in STRATEGIES:
+        raise ValueError(
+            f"--distribution_strategy must be {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}; "
+            f"got {values.distribution_strategy!r}. Fine-tuning runs on one host."
+        )
+
+
+def check_void(values: flags.FlagValues) -> None:
+    """Refuses flags that others of this call would make void.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    optimizer_flags.check(values)
+    refuse(
+        values,
+        ("num_seeds",),
+        bool(values.init_checkpoint) and not values.do_train,
+        "--init_checkpoint is one model; leave one of the two out.",
+    )
+    refuse(values, _OF_TRAINING, not values.do_train, "only with --do_train.")
+    refuse(values, ("eval_batch_size", "eval_steps"), not values.do_eval, "only with --do_eval.")
+    refuse(values, ("predict_batch_size",), not values.do_predict, "only with --do_predict.")
+    refuse(
+        values,
+        ("resume_from",),
+        values.num_seeds is not None,
+        "it is one run that returns; leave --num_seeds out, and name its folder as --output_dir.",
+    )

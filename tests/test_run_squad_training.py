@@ -1,0 +1,483 @@
+"""The command that trains and answers: its flags, what it leaves, seeds, version 2.0, a kill."""
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl import flags
+from bert_checkpoints import make_hugging_face, make_source
+from small_questions import PEOPLE, PLACES
+from small_questions import small_questions as small_questions
+from small_runs import final_tensors, log_lines, without_dropout
+from small_squad import qa, write_squad, write_vocabulary
+
+from official_bert import fine_tuning_flags, run_squad, squad_flags
+from official_bert.data import tokenization
+from official_bert.system import commands
+from official_bert.training.checkpoints import step_and_count
+
+OFFICIAL_DEFAULTS = {
+    "do_lower_case": True,
+    "max_seq_length": 384,
+    "doc_stride": 128,
+    "max_query_length": 64,
+    "do_train": False,
+    "do_predict": False,
+    "train_batch_size": 32,
+    "predict_batch_size": 8,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3.0,
+    "warmup_proportion": 0.1,
+    "save_checkpoints_steps": 1000,
+    "n_best_size": 20,
+    "max_answer_length": 30,
+    "verbose_logging": False,
+    "version_2_with_negative": False,
+    "null_score_diff_threshold": 0.0,
+}
+OFFICIAL_FLAGS = """
+    bert_config_file vocab_file output_dir train_file predict_file init_checkpoint do_lower_case
+    max_seq_length doc_stride max_query_length do_train do_predict train_batch_size
+    predict_batch_size learning_rate num_train_epochs warmup_proportion save_checkpoints_steps
+    iterations_per_loop n_best_size max_answer_length use_tpu tpu_name tpu_zone gcp_project master
+    num_tpu_cores verbose_logging version_2_with_negative null_score_diff_threshold
+"""
+SMALL = {
+    "max_seq_length": 32,
+    "doc_stride": 10,
+    "max_query_length": 8,
+    "train_batch_size": 8,
+    "num_train_epochs": 2,
+    "learning_rate": 5e-3,
+    "beta_2": 0.98,
+    "log_steps": 2,
+    "distribution_strategy": "off",
+    "do_train": True,
+    "do_predict": True,
+    "do_eval": True,
+}
+OF_TRAINING = ("do_train", "train_file", "train_batch_size", "num_train_epochs", "learning_rate")
+OF_TRAINING += ("beta_2", "log_steps")
+BY_HEART = {  # a window holds the whole text; see `small_questions.by_heart`
+    "max_seq_length": 48,
+    "train_batch_size": 16,
+    "num_train_epochs": 150,
+    "learning_rate": 1e-2,
+    "log_steps": 50,
+    "steps_per_loop": 50,
+}
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    squad_flags.define_flags(values)
+    values(["run_squad", *arguments])
+    return values
+
+
+def as_flags(settings):
+    return [f"--{name}={value}" for name, value in settings.items() if value is not None]
+
+
+def call(settings):
+    values = parse(*as_flags(settings))
+    return commands.exit_code("run_squad", lambda: run_squad.main(values), [])
+
+
+@pytest.fixture
+def files(small_questions, tmp_path):
+    """The flags that name files, with those of a small training."""
+    (tmp_path / "bert_config.json").write_text(small_questions.config.to_json())
+    return SMALL | {
+        "bert_config_file": str(tmp_path / "bert_config.json"),
+        "vocab_file": small_questions.vocab_file,
+        "train_file": small_questions.train,
+        "predict_file": small_questions.dev,
+        "output_dir": str(tmp_path / "output"),
+    }
+
+
+def without(settings, *names):
+    return {name: value for name, value in settings.items() if name not in names}
+
+
+def read(folder, name):
+    return json.loads((Path(folder) / name).read_text())
+
+
+def eval_results(folder):
+    lines = (Path(folder) / "eval_results.txt").read_text().splitlines()
+    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
+
+
+# Flags
+
+
+def test_flags_of_the_official_script_keep_their_names_and_defaults():
+    values = parse()
+    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    assert set(OFFICIAL_FLAGS.split()) <= set(values)
+
+
+def test_every_flag_is_explained():
+    shown = parse().flags_by_module_dict()[sys.argv[0]]
+    for flag in shown:
+        assert len(flag.help) > 14, flag.name
+    assert not {flag.name for flag in shown} & {*squad_flags.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
+        ({"validation_file": "x"}, "--validation_file is called --predict_file here."),
+        ({"vocab_file": ""}, "--vocab_file is required."),
+        (
+            {"do_train": False, "do_predict": False, "do_eval": False},
+            "nothing to do; --evaluate scores",
+        ),
+        ({"do_train": False}, "--train_file: only with --do_train."),
+        ({"train_file": None}, "--do_train needs --train_file"),
+        ({"predict_file": None}, "--do_predict needs --predict_file"),
+        ({"predict_file": None, "do_predict": False}, "--do_eval needs --predict_file"),
+        ({"do_predict": False, "do_eval": False}, "--predict_file: only with --do_predict"),
+        ({"do_eval": False, "eval_steps": 4}, "--eval_steps: only with --do_eval."),
+        ({"predictions_file": "x"}, "--predictions_file: only with --evaluate."),
+        ({"evaluate": True}, "--bert_config_file, --beta_2, --distribution_strategy, --do_eval"),
+        ({"null_score_diff_threshold": -2}, "only with --version_2_with_negative: without it"),
+        ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
+        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
+        ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
+        ({"output_dir": "gs://a/b"}, "output_dir: 'gs://a/b' is an address"),
+        ({"train_file": "/nowhere/a.json"}, "/nowhere/a.json"),
+        ({"predict_file": "/nowhere/b.json"}, "/nowhere/b.json"),
+        ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
+        ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
+        ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
+        ({"max_seq_length": 65}, "the model's max_position_embeddings is 64"),
+        ({"max_seq_length": 11}, "max_seq_length: got 11, expected 12 or more"),
+        ({"num_train_epochs": 0.1}, "--num_train_epochs=0.1 of 24 examples in batches of"),
+        ({"version_2_with_negative": True}, "no question is marked is_impossible"),
+        ({"optimizer_type": "lars"}, "--beta_2: LARS has no second moment"),
+    ],
+)
+def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
+    assert call(files | changed) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("run_squad: error: ")
+    assert error.count("\n") == 1
+    assert not list(Path(files["output_dir"]).glob("ctl_step*"))
+
+
+# What it leaves
+
+
+def test_it_trains_answers_and_scores(files, small_questions, capsys):
+    assert call(files | {"num_train_epochs": 20, "verbose_logging": True}) == 0
+    folder, said = Path(files["output_dir"]), capsys.readouterr().out
+    assert "24 questions in 48 windows; 0 answers stand elsewhere" in said
+    found = read(folder, "predictions.json")
+    nbest = read(folder, "nbest_predictions.json")
+    assert found == {id: candidates[0]["text"] for id, candidates in nbest.items()}
+    assert not (folder / "null_odds.json").exists()
+    scores = run_squad.evaluate(small_questions.dev, str(folder / "predictions.json"))
+    results = eval_results(folder)
+    assert results == {**scores, "global_step": 60}
+    (run,) = read(folder, "results.json")["runs"]
+    assert run["metrics"] == scores
+    assert f"exact_match = {scores['exact_match']:.4f}" in said
+    held_out = [line for line in log_lines(folder) if line["kind"] == "eval"][-1]
+    assert held_out["loss"] > 0
+
+
+def test_the_folder_holds_what_the_model_needs_later(files, small_questions):
+    assert call(files) == 0
+    folder = Path(files["output_dir"])
+    assert (folder / "vocab.txt").read_bytes() == Path(small_questions.vocab_file).read_bytes()
+    described = read(folder, "run.json")
+    assert described["task"] == "question answering"
+    assert described["do_lower_case"] is True
+    assert described["version_2_with_negative"] is False
+    assert described["windows"] == {
+        name: SMALL[name] for name in ("max_seq_length", "doc_stride", "max_query_length")
+    }
+    assert described["vocabulary"] == tokenization.digest(
+        tokenization.read_vocabulary(str(folder / "vocab.txt"))
+    )
+
+
+def test_another_vocabulary_in_the_folder_is_not_overwritten(files, capsys):
+    output = Path(files["output_dir"])
+    output.mkdir()
+    before = Path(write_vocabulary(output, "lake")).read_bytes()
+    assert call(files) == 2
+    assert "vocab.txt is another vocabulary than --vocab_file=" in capsys.readouterr().err
+    assert (output / "vocab.txt").read_bytes() == before
+
+
+def test_prediction_alone_takes_the_model_of_the_folder(files, small_questions):
+    assert call(files) == 0
+    folder = Path(files["output_dir"])
+    names = ("predictions.json", "nbest_predictions.json", "eval_results.txt")
+    before = {name: (folder / name).read_text() for name in names}
+    for name in names:
+        (folder / name).unlink()
+    alone = without(files, *OF_TRAINING)
+    assert call(alone) == 0
+    assert {name: (folder / name).read_text() for name in names} == before
+    unlabelled = {"predict_file": small_questions.unlabelled}
+    assert call(without(alone, "do_eval") | unlabelled) == 0  # which answers nothing is known of
+    assert (folder / "predictions.json").read_text() == before["predictions.json"]
+
+
+def test_scores_alone_write_no_predictions(files):
+    assert call(without(files, "do_predict")) == 0
+    folder = Path(files["output_dir"])
+    assert "f1" in eval_results(folder)
+    assert not (folder / "predictions.json").exists()
+
+
+def test_other_windows_than_those_of_training_are_refused_in_its_folder(files, tmp_path, capsys):
+    """A checkpoint may be given any; it is the way the official script takes."""
+    assert call(files) == 0
+    alone = without(files, *OF_TRAINING)
+    assert call(alone | {"doc_stride": 9}) == 2
+    assert "was trained for another task: windows was" in capsys.readouterr().err
+    checkpoint = f"{files['output_dir']}/pretrained/bert_model.ckpt-1"
+    other = {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
+    assert call(alone | other) == 0
+    trained = without(eval_results(files["output_dir"]), "global_step")
+    assert eval_results(tmp_path / "other") == trained
+    assert call(alone | other | {"doc_stride": 9}) == 0
+
+
+def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
+    make_source(tmp_path / "start")
+    alone = without(files, *OF_TRAINING) | start_of(tmp_path / "start")
+    assert call(alone) == 2
+    error = capsys.readouterr().err
+    assert "no fine-tuned model of the task" in error
+    assert "fresh: cls/squad/output_weights, cls/squad/output_bias" in error
+
+
+def start_of(folder):
+    """The flags of a foreign checkpoint, whose vocabulary knows hardly a word."""
+    return {
+        "bert_config_file": str(folder / "bert_config.json"),
+        "vocab_file": str(folder / "vocab.txt"),
+        "init_checkpoint": str(folder),
+        "max_seq_length": 20,
+        "doc_stride": 4,
+    }
+
+
+@pytest.mark.parametrize("make", [make_source, make_hugging_face])
+def test_it_starts_from_checkpoints_of_others(files, tmp_path, capsys, make):
+    make(tmp_path / "start")
+    assert call(files | start_of(tmp_path / "start")) == 0
+    dialect = "Hugging Face" if make is make_hugging_face else "TensorFlow 1"
+    said = capsys.readouterr().out
+    assert f"({dialect}): weights: carried" in said
+    assert "; fresh: cls/squad/output_weights, cls/squad/output_bias" in said
+
+
+def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, capsys):
+    assert call(files | {"num_seeds": 3, "seed": 4, "num_train_epochs": 10}) == 0
+    said, output = capsys.readouterr().out, tmp_path / "output"
+    results = read(output, "results.json")
+    assert [run["seed"] for run in results["runs"]] == [4, 5, 6]
+    found = [run["metrics"]["f1"] for run in results["runs"]]
+    assert len(set(found)) > 1
+    expected = {
+        "mean": statistics.fmean(found),
+        "standard_deviation": statistics.stdev(found),
+        "median": sorted(found)[1],
+        "best": max(found),
+    }
+    assert results["summary"]["f1"] == pytest.approx(expected)
+    assert results["summary"].keys() == {"exact_match", "f1"}
+    row = next(line for line in said.splitlines() if line.startswith("f1"))
+    assert row.split()[1:] == [f"{value:.4f}" for value in expected.values()]
+    for seed, score in zip((4, 5, 6), found, strict=True):
+        assert eval_results(output / f"seed_{seed}")["f1"] == score
+        assert (output / f"seed_{seed}" / "predictions.json").exists()
+        assert (output / f"seed_{seed}" / "vocab.txt").exists()
+
+
+# Version 2.0
+
+
+@pytest.fixture
+def version_2(files, small_questions):
+    """The flags that learn questions by heart, some of which have no answer."""
+    config = without_dropout(small_questions.config)
+    Path(files["bert_config_file"]).write_text(config.to_json())
+    of_version = {"train_file": small_questions.train_2, "predict_file": small_questions.train_2}
+    return files | BY_HEART | of_version | {"version_2_with_negative": True}
+
+
+def test_questions_without_answer_are_left_unanswered_and_a_threshold_is_found(version_2, capsys):
+    assert call(version_2) == 0
+    folder, said = Path(version_2["output_dir"]), capsys.readouterr().out
+    results, odds = eval_results(folder), read(folder, "null_odds.json")
+    assert results["HasAns_exact_match"] == results["NoAns_exact_match"] == 100
+    assert results["best_f1"] == 100
+    threshold = results["best_f1_thresh"]
+    assert f"--null_score_diff_threshold={threshold!r}" in said
+    texts = read(folder, "predictions.json")
+    assert {id for id in texts if odds[id] <= threshold} == {id for id in texts if texts[id]}
+    nothing = without(version_2, *OF_TRAINING, "steps_per_loop")
+    lowest = min(odds.values()) - 1
+    assert call(nothing | {"null_score_diff_threshold": lowest}) == 0
+    assert set(read(folder, "predictions.json").values()) == {""}
+    kept = eval_results(folder)
+    assert (kept["HasAns_f1"], kept["NoAns_f1"]) == (0, 100)
+    assert kept["best_f1_thresh"] == threshold  # whatever the threshold that is applied
+    assert call(nothing | {"null_score_diff_threshold": threshold}) == 0
+    assert read(folder, "predictions.json") == texts
+
+
+def test_a_file_of_version_2_without_its_flag_is_refused(files, small_questions, capsys):
+    for name in "train", "predict":
+        changed = {f"{name}_file": small_questions.train_2}
+        assert call(files | changed) == 2
+        error = capsys.readouterr().err
+        assert "6 of its 30 questions are marked is_impossible" in error
+        assert "give --version_2_with_negative" in error
+
+
+def test_questions_of_a_file_without_marks_may_be_left_unanswered(version_2, small_questions):
+    plain = {"predict_file": small_questions.unlabelled, "num_train_epochs": 4}
+    assert call(without(version_2, "do_eval") | plain) == 0
+    folder = Path(version_2["output_dir"])
+    assert read(folder, "null_odds.json").keys() == read(folder, "predictions.json").keys()
+    scored = {"predict_file": small_questions.dev}  # of version 1.1: there are no best thresholds
+    assert call(without(version_2, *OF_TRAINING, "steps_per_loop") | scored) == 0
+    assert "best_f1" not in eval_results(folder)
+
+
+# Data as it comes
+
+
+def test_answers_that_are_not_in_their_context_are_named_and_left_out(files, tmp_path, capsys):
+    text = "Anna lives in Rome. Ben lives in Paris."
+    train = write_squad(
+        tmp_path / "train.json",
+        (text, [qa("right", ("Rome", 14)), qa("elsewhere", ("Paris", 0))]),
+        (text, [qa("absent", ("Lima", 14)), qa("none")]),
+        bom=True,
+    )
+    settings = {"train_file": train, "verbose_logging": True, "train_batch_size": 2}
+    assert call(files | settings) == 0
+    said = capsys.readouterr().out
+    assert "2 questions in 2 windows; 1 answers stand elsewhere than the file says; 2" in said
+    assert "left out: absent: 'Lima'\nleft out: none: no answer\n" in said
+
+
+def test_texts_that_are_empty_long_or_foreign_are_answered(files, tmp_path):
+    """Answers are cut from the text, so they keep its letters."""
+    foreign = "Анна живёт в Риме. 安娜住在罗马。 آنا تعيش في روما."
+    odd = write_squad(
+        tmp_path / "odd.json",
+        ("", [qa("empty")]),
+        ("   ", [qa("blank")]),
+        (foreign, [qa("foreign", question="Где живёт Анна?")]),
+        ("Anna lives in Rome. " * 60, [qa("long")]),
+        ("Anna lives in Rome.", [qa("asked at length", question="where " * 50)]),
+    )
+    settings = {"predict_file": odd, "num_train_epochs": 4}
+    assert call(without(files, "do_eval") | settings) == 0
+    found = read(files["output_dir"], "predictions.json")
+    assert found["empty"] == found["blank"] == ""
+    assert found["foreign"]
+    assert found["foreign"] in foreign
+    assert found["long"] in "Anna lives in Rome. " * 60
+    assert found["asked at length"] in "Anna lives in Rome."
+
+
+def test_predictions_cannot_be_scored_without_answers(files, small_questions, capsys):
+    assert call(files | {"predict_file": small_questions.unlabelled}) == 2
+    error = capsys.readouterr().err
+    assert "new.json: question '6-" in error
+    assert "has no answer to compare with" in error
+
+
+def test_a_cased_vocabulary_needs_do_lower_case_off(files, tmp_path, capsys):
+    folder = tmp_path / "cased"
+    folder.mkdir()
+    cased = write_vocabulary(folder, *PEOPLE, *PLACES)
+    assert call(files | {"vocab_file": cased}) == 2
+    assert "is a cased vocabulary (it holds 'Anna')" in capsys.readouterr().err
+    assert call(files | {"vocab_file": cased, "do_lower_case": False}) == 0
+
+
+# Interruptions
+
+
+def start(settings):
+    """The command as a process, quiet."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "official_bert.run_squad", *as_flags(settings)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
+def run_to_the_end(settings):
+    with start(settings) as process:
+        assert process.wait() == 0
+
+
+def kill_after_first_checkpoint(settings, seconds):
+    folder = Path(settings["output_dir"])
+    with start(settings) as process:
+        while process.poll() is None and not list(folder.glob("ctl_step_*.json")):
+            time.sleep(0.02)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
+    settings = files | {"num_train_epochs": 100, "save_checkpoints_steps": 40, "eval_steps": 50}
+    run_to_the_end(settings | {"output_dir": str(tmp_path / "whole")})
+    killed = settings | {"output_dir": str(tmp_path / "killed")}
+    kill_after_first_checkpoint(killed, random.Random(3).uniform(0, 0.3))
+    names = (tmp_path / "killed").glob("ctl_step_*.json")
+    assert 40 <= max(step_and_count(path.stem)[0] for path in names) < 300
+    run_to_the_end(killed)
+    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
+    for name in "eval_results.txt", "predictions.json", "nbest_predictions.json":
+        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
+    assert resumed.keys() == whole.keys()
+    for name in whole:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+# Both commands
+
+
+def test_what_both_commands_take_is_declared_once():
+    from official_bert import classifier_flags
+    from official_bert.system.flag_definitions import FlagDefinitions
+
+    shared = flags.FlagValues()
+    fine_tuning_flags.define(FlagDefinitions(shared))
+    of_classifier = flags.FlagValues()
+    classifier_flags.define_flags(of_classifier)
+    squad = parse()
+    for name in shared:
+        assert squad[name].help == of_classifier[name].help
+        assert squad[name].default == of_classifier[name].default
