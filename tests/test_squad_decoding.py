@@ -1,5 +1,6 @@
 """From logits to answers, against all spans of all windows written out one by one."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -14,7 +15,7 @@ from small_squad import WORDS, question, write_vocabulary
 
 from official_bert.tasks import squad_decoding, squad_evaluation
 from official_bert.tasks.squad_data import Dataset
-from official_bert.tasks.squad_decoding import Candidate, decode
+from official_bert.tasks.squad_decoding import ANSWER_ALL, Candidate, decode
 from official_bert.tasks.squad_features import Settings, make_features
 
 SMALL = Settings(max_seq_length=10, doc_stride=2, max_query_length=3)
@@ -213,6 +214,23 @@ def test_the_best_threshold_of_the_odds_gives_the_best_score_when_decoding(vocab
     chosen = scores(everything["best_f1_thresh"])
     assert chosen["f1"] == pytest.approx(everything["best_f1"])
     assert chosen["f1"] > everything["f1"]
+
+
+def test_a_threshold_can_be_applied_after_decoding(vocab_file):
+    draw = np.random.default_rng(5)
+    contexts = [CONTEXT, "old mill", "", "past an old mill"] * 5
+    questions = [question(text)._replace(id=str(n)) for n, text in enumerate(contexts)]
+    features = make_features(questions, vocab_file, settings=SMALL)
+    starts, ends = draw.normal(size=(2, len(features), 10))
+    for n_best_size, threshold in itertools.product((1, 20), (-1.5, 0.0, 2.0)):
+        chosen = squad_decoding.Settings(True, n_best_size, 30, threshold)
+        answer_all = dataclasses.replace(chosen, null_score_diff_threshold=ANSWER_ALL)
+        expected = decode(features, starts, ends, chosen)
+        decoded = decode(features, starts, ends, answer_all)
+        assert squad_decoding.at_threshold(decoded, threshold) == expected
+        assert decoded != expected
+    plain = decode(features, starts, ends)
+    assert squad_decoding.at_threshold(plain, -99.0) == plain
 
 
 @pytest.mark.parametrize("context", ["", " \u200b"])
