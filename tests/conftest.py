@@ -59,3 +59,11 @@ def small_sentences(small_corpus, tmp_path_factory):
     import small_sentences
 
     return small_sentences.make(tmp_path_factory.mktemp("small_sentences"), small_corpus)
+
+
+@pytest.fixture(scope="session")
+def small_questions(tmp_path_factory):
+    """A `small_questions.SmallQuestions`: texts, and questions that a tiny BERT can learn."""
+    import small_questions
+
+    return small_questions.make(tmp_path_factory.mktemp("small_questions"))

@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 from small_runs import without_dropout
 from small_squad import qa, write_squad, write_vocabulary
 
@@ -34,9 +33,8 @@ class SmallQuestions(NamedTuple):
     vocab_file: str
 
 
-@pytest.fixture(scope="session")
-def small_questions(tmp_path_factory) -> SmallQuestions:
-    folder = tmp_path_factory.mktemp("questions")
+def make(folder: Path) -> SmallQuestions:
+    """Writes the files."""
     names = " ".join((*PEOPLE, *PLACES)).lower().split()
     vocab_file = write_vocabulary(folder, *names, "where", "does", "live", "lives", "in")
     paths = [

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +13,15 @@ import numpy as np
 import pytest
 from absl import flags
 from bert_checkpoints import make_hugging_face, make_source
+from command_processes import (
+    as_flags,
+    eval_results,
+    kill_after_first_checkpoint,
+    newest_step,
+    run_to_the_end,
+    start,
+    without,
+)
 from small_runs import SHORT, final_tensors, log_lines, train
 from small_runs import make_run as make_pretraining
 from small_text import SHARED
@@ -22,7 +29,6 @@ from small_text import SHARED
 from official_bert import classifier_flags, run_classifier
 from official_bert.system import commands
 from official_bert.tasks import classification_metrics, glue
-from official_bert.training.checkpoints import step_and_count
 
 OFFICIAL_DEFAULTS = {
     "do_lower_case": True,
@@ -52,10 +58,6 @@ def parse(*arguments):
     classifier_flags.define_flags(values)
     values(["run_classifier", *arguments])
     return values
-
-
-def as_flags(settings):
-    return [f"--{name}={value}" for name, value in settings.items() if value is not None]
 
 
 def call(settings):
@@ -90,18 +92,9 @@ def files(small_sentences, tmp_path):
     }
 
 
-def without(settings, *names):
-    return {name: value for name, value in settings.items() if name not in names}
-
-
 def read_table(path):
     with open(path, newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
-
-
-def eval_results(folder):
-    lines = (Path(folder) / "eval_results.txt").read_text().splitlines()
-    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
 
 
 # Flags
@@ -367,44 +360,14 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
 # Interruptions
 
 
-def start(settings):
-    """The command as a process, quiet."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "official_bert.run_classifier", *as_flags(settings)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-
-
-def run_to_the_end(settings):
-    with start(settings) as process:
-        assert process.wait() == 0
-
-
-def kill_after_first_checkpoint(settings, seconds):
-    folder = Path(settings["output_dir"])
-    with start(settings) as process:
-        while process.poll() is None and not list(folder.glob("ctl_step_*.json")):
-            time.sleep(0.02)
-        time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-
-
-def newest_steps(settings):
-    names = Path(settings["output_dir"]).glob("ctl_step_*.json")
-    return [step_and_count(path.stem)[0] for path in names]
-
-
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 60, "save_checkpoints_steps": 40, "eval_steps": 50}
-    run_to_the_end(settings | {"output_dir": str(tmp_path / "whole")})
+    run_to_the_end("run_classifier", settings | {"output_dir": str(tmp_path / "whole")})
     killed = settings | {"output_dir": str(tmp_path / "killed")}
-    kill_after_first_checkpoint(killed, random.Random(3).uniform(0, 0.3))
-    assert 40 <= max(newest_steps(killed)) < 300
-    run_to_the_end(killed)
+    kill_after_first_checkpoint("run_classifier", killed, random.Random(3).uniform(0, 0.3))
+    assert 40 <= newest_step(killed) < 300
+    run_to_the_end("run_classifier", killed)
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     assert eval_results(tmp_path / "killed") == eval_results(tmp_path / "whole")
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
@@ -415,7 +378,7 @@ def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, 
 
 def test_sigterm_saves_and_ends_with_its_code(files):
     settings = files | {"num_train_epochs": 2000}
-    with start(settings) as process:
+    with start("run_classifier", settings) as process:
         folder = Path(settings["output_dir"])
         while process.poll() is None and not (folder / "train_log.jsonl").exists():
             time.sleep(0.02)

@@ -1,28 +1,30 @@
 """The command that trains and answers: its flags, what it leaves, seeds, version 2.0, a kill."""
 
 import json
-import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from absl import flags
 from bert_checkpoints import make_hugging_face, make_source
+from command_processes import (
+    as_flags,
+    eval_results,
+    kill_after_first_checkpoint,
+    newest_step,
+    run_to_the_end,
+    without,
+)
 from small_questions import PEOPLE, PLACES
-from small_questions import small_questions as small_questions
 from small_runs import final_tensors, log_lines, without_dropout
 from small_squad import qa, write_squad, write_vocabulary
 
 from official_bert import fine_tuning_flags, run_squad, squad_flags
 from official_bert.data import tokenization
 from official_bert.system import commands
-from official_bert.training.checkpoints import step_and_count
 
 OFFICIAL_DEFAULTS = {
     "do_lower_case": True,
@@ -83,10 +85,6 @@ def parse(*arguments):
     return values
 
 
-def as_flags(settings):
-    return [f"--{name}={value}" for name, value in settings.items() if value is not None]
-
-
 def call(settings):
     values = parse(*as_flags(settings))
     return commands.exit_code("run_squad", lambda: run_squad.main(values), [])
@@ -105,17 +103,8 @@ def files(small_questions, tmp_path):
     }
 
 
-def without(settings, *names):
-    return {name: value for name, value in settings.items() if name not in names}
-
-
 def read(folder, name):
     return json.loads((Path(folder) / name).read_text())
-
-
-def eval_results(folder):
-    lines = (Path(folder) / "eval_results.txt").read_text().splitlines()
-    return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
 
 
 # Flags
@@ -423,40 +412,14 @@ def test_a_cased_vocabulary_needs_do_lower_case_off(files, tmp_path, capsys):
 # Interruptions
 
 
-def start(settings):
-    """The command as a process, quiet."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "official_bert.run_squad", *as_flags(settings)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-
-
-def run_to_the_end(settings):
-    with start(settings) as process:
-        assert process.wait() == 0
-
-
-def kill_after_first_checkpoint(settings, seconds):
-    folder = Path(settings["output_dir"])
-    with start(settings) as process:
-        while process.poll() is None and not list(folder.glob("ctl_step_*.json")):
-            time.sleep(0.02)
-        time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-
-
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 100, "save_checkpoints_steps": 40, "eval_steps": 50}
-    run_to_the_end(settings | {"output_dir": str(tmp_path / "whole")})
+    run_to_the_end("run_squad", settings | {"output_dir": str(tmp_path / "whole")})
     killed = settings | {"output_dir": str(tmp_path / "killed")}
-    kill_after_first_checkpoint(killed, random.Random(3).uniform(0, 0.3))
-    names = (tmp_path / "killed").glob("ctl_step_*.json")
-    assert 40 <= max(step_and_count(path.stem)[0] for path in names) < 300
-    run_to_the_end(killed)
+    kill_after_first_checkpoint("run_squad", killed, random.Random(3).uniform(0, 0.3))
+    assert 40 <= newest_step(killed) < 300
+    run_to_the_end("run_squad", killed)
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     for name in "eval_results.txt", "predictions.json", "nbest_predictions.json":
         assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from bert_checkpoints import CONFIG, make_hugging_face, make_source
 from small_questions import STAGE, WINDOWS, by_heart, make_run, make_task
-from small_questions import small_questions as small_questions
 from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
 from small_squad import qa, write_squad
 from two_replicas import two_replicas
