@@ -1,7 +1,8 @@
 """A model's answers to the questions of one file: read, decoded, written and scored."""
 
 import dataclasses
-from typing import Any
+
+import numpy as np
 
 from official_bert.tasks import squad_data, squad_decoding, squad_evaluation
 from official_bert.tasks.squad import QuestionAnswering
@@ -40,14 +41,16 @@ class Answers:
         return scores | {name: best[name] for name in best if name.startswith("best_")}
 
 
-def decode(dataset: Dataset, features: Features, logits: Any, settings) -> Answers:
+def decode(
+    dataset: Dataset, features: Features, logits: np.ndarray, settings: squad_decoding.Settings
+) -> Answers:
     """The answers that a model's logits mean.
 
     Args:
         dataset: The questions.
         features: Their windows.
         logits: Start and end logits of every window, (windows, S, 2).
-        settings: A `squad_decoding.Settings`.
+        settings: How answers are chosen.
 
     Raises:
         ValueError: as `squad_decoding.decode`.

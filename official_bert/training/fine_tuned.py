@@ -12,16 +12,16 @@ from official_bert.data.array_batches import Arrays
 from official_bert.data.row_batches import RowBatches, Rows
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
-from official_bert.tasks import Task
 from official_bert.training import model_directory, model_state
 from official_bert.training.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
     from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.tasks import Task
 
 
 def load(
-    task: Task, model_dir: str | os.PathLike, engine: "TfDistribute", dtype: str = "fp32"
+    task: "Task", model_dir: str | os.PathLike, engine: "TfDistribute", dtype: str = "fp32"
 ) -> tuple[keras.Model, int]:
     """The model of a run from its newest whole checkpoint.
 
@@ -57,7 +57,7 @@ def load(
 
 
 def load_checkpoint(
-    task: Task, config: BertConfig, path: str, engine: "TfDistribute", dtype: str = "fp32"
+    task: "Task", config: BertConfig, path: str, engine: "TfDistribute", dtype: str = "fp32"
 ) -> keras.Model:
     """The model in a fine-tuned checkpoint of the official script, or of any run here.
 
