@@ -1,6 +1,8 @@
 """A file is there whole or not at all."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +42,14 @@ def test_a_file_is_renamed_only_once_its_data_are_on_the_disk(tmp_path, monkeypa
     whole_files.write_text(tmp_path / "a.txt", "é")
     assert done == ["sync", "rename"]
     assert (tmp_path / "a.txt").read_bytes() == "é".encode()
+
+
+def test_no_other_room_renames_syncs_or_locks_files_by_itself():
+    root = Path(__file__).parents[1]
+    found = {
+        path.name
+        for folder in ("official_bert", "lamb_tf", "benchmarks")
+        for path in (root / folder).rglob("*.py")
+        if re.search(r"\bos\.(replace|rename|fsync)\b|\bfcntl\b", path.read_text())
+    }
+    assert found == {"whole_files.py", "file_locks.py"}

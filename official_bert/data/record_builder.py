@@ -22,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -322,7 +322,8 @@ def _send(process: subprocess.Popen, task) -> None:
         process.stdin.flush()
 
 
-def _read(path: str) -> dict | list | None:
+def _read(path: str) -> Any:
+    """The JSON value in a file; None if there is none."""
     try:
         with open(path) as file:
             return json.load(file)
