@@ -11,6 +11,8 @@ FIELDS = {  # the field of `stages.Optimizer` that each one sets
     "beta_2": "beta_2",
     "epsilon": "epsilon",
     "global_clipnorm": "global_clipnorm",
+    "layer_decay": "layer_decay",
+    "freeze": "freeze",
 }
 
 
@@ -30,6 +32,19 @@ def define(definitions: FlagDefinitions) -> None:
         "global_clipnorm",
         1.0,
         "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
+    )
+    number(
+        "layer_decay",
+        1.0,
+        "Factor on the learning rate from each encoder layer to the one below it. The head and the "
+        "pooler have --learning_rate, the top layer that times the factor, the embeddings the "
+        "least. 1: one rate for all.",
+    )
+    definitions.texts(
+        "freeze",
+        (),
+        "Variables that are not trained: comma-separated regular expressions, found in their "
+        "paths. The embeddings and the first six layers: --freeze='embeddings/,layer_[0-5]/'.",
     )
 
 

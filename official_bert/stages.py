@@ -7,7 +7,10 @@ next, and each stage warms up again.
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+
+import keras
 
 import lamb_tf
 from lamb_tf import schedules
@@ -122,6 +125,14 @@ class Optimizer:
 
     `exclude_from_layer_adaptation`, for LAMB and LARS: `None`, the variables without decay have no
     trust ratio either, as in the authors' BERT code; `()`, every variable has one, as in NVIDIA's.
+
+    `layer_decay` is the factor on the learning rate from one encoder layer to the next below: the
+    rate of the head and the pooler is the stage's, that of the top layer × `layer_decay`, and that
+    of the embeddings of a model with L layers × `layer_decay` to the power L + 1, as in BEiT.
+
+    `freeze`: regular expressions, searched for in the variables' paths as those of
+    `exclude_from_weight_decay`; what matches keeps its initial values, and has no gradient and no
+    moments.
     """
 
     type: str = "lamb"
@@ -132,21 +143,38 @@ class Optimizer:
     exclude_from_weight_decay: tuple[str, ...] = ("LayerNorm", "bias")
     exclude_from_layer_adaptation: tuple[str, ...] | None = None
     global_clipnorm: float = 1.0
+    layer_decay: float = 1.0
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.type not in OPTIMIZER_TYPES:
             raise ValueError(
                 f"optimizer_type must be {' or '.join(OPTIMIZER_TYPES)}; got {self.type!r}."
             )
         _require_finite(self)
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(
+                f"layer_decay must be above 0 and at most 1; got {self.layer_decay}. 1 trains all "
+                "layers at one rate; to leave layers as they are, freeze them."
+            )
+        for pattern in self.freeze:
+            _require_expression(pattern)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
         """What is kept of every variable that trains, each as large as the variable."""
         return lamb_tf.LARS.slot_names if self.type == "lars" else lamb_tf.LAMB.slot_names
 
-    def make(self) -> lamb_tf.LAMB | lamb_tf.LARS:
-        """The optimizer, at rate 0: the loop sets the rate of each step."""
+    def make(
+        self, learning_rate_multipliers: Sequence[tuple[keras.Variable, float]] | None = None
+    ) -> lamb_tf.LAMB | lamb_tf.LARS:
+        """The optimizer, at rate 0: the loop sets the rate of each step.
+
+        Args:
+            learning_rate_multipliers: Factors on the rate by variable, as of `lamb_tf.LAMB`;
+                `training.stage_model` derives them from `layer_decay`.
+        """
         not_adapted = self.exclude_from_layer_adaptation
         if self.type == "adamw":
             not_adapted = ("",)  # the empty pattern matches every path
@@ -157,6 +185,7 @@ class Optimizer:
             "exclude_from_weight_decay": list(self.exclude_from_weight_decay),
             "exclude_from_layer_adaptation": None if not_adapted is None else list(not_adapted),
             "global_clipnorm": self.global_clipnorm or None,
+            "learning_rate_multipliers": learning_rate_multipliers,
         }
         if self.type == "lars":
             return lamb_tf.LARS(momentum=self.beta_1, ratio="after_momentum", **shared)
@@ -287,6 +316,15 @@ class Reporting:
     max_skipped_updates: int = 20
     tensorboard: bool = False
     profile_steps: tuple[int, int] | None = None
+
+
+def _require_expression(pattern):
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"freeze holds {pattern!r}, which is not a regular expression: {error}."
+        ) from None
 
 
 def _require_finite(settings):

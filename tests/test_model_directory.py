@@ -267,6 +267,32 @@ def test_an_empty_directory_gets_the_configuration(tmp_path):
     assert not model_directory.check(tmp_path, CONFIG, DESCRIPTION).differences
 
 
+def describe_with(**optimizer):
+    return DESCRIPTION | {"optimizer": {"type": "adamw", **optimizer}}
+
+
+DEFAULTS = {"layer_decay": 1.0, "freeze": []}
+
+
+def test_a_run_from_before_layer_wise_rates_is_resumed_without_them_only(tmp_path):
+    model_directory.check(tmp_path, CONFIG, describe_with()).write(tmp_path, CONFIG)
+    assert not model_directory.check(tmp_path, CONFIG, describe_with(**DEFAULTS)).differences
+    for name, value in (("layer_decay", 0.9), ("freeze", ["embeddings/"])):
+        with pytest.raises(ValueError, match=rf"optimizer\.{name} was .* and is "):
+            model_directory.check(tmp_path, CONFIG, describe_with(**DEFAULTS | {name: value}))
+
+
+def test_a_return_may_change_the_layer_wise_rates_and_not_what_is_frozen(tmp_path):
+    description = describe_with(**DEFAULTS)
+    model_directory.check(tmp_path, CONFIG, description).write(tmp_path, CONFIG)
+    slower = describe_with(layer_decay=0.9, freeze=[])
+    claim = model_directory.check(tmp_path, CONFIG, slower, resume_from=4)
+    assert claim.differences == ("optimizer.layer_decay was 1.0 and is 0.9",)
+    frozen = describe_with(layer_decay=1.0, freeze=["embeddings/"])
+    with pytest.raises(ValueError, match="optimizer.freeze was"):
+        model_directory.check(tmp_path, CONFIG, frozen, resume_from=4)
+
+
 def test_what_a_return_left_behind_is_not_resumed_and_goes_first(tmp_path):
     tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
     for step in (2, 4, 6):

@@ -150,6 +150,10 @@ def test_every_flag_is_explained():
         ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw or lars; got 'sgd'"),
         ({"optimizer_type": "lars"}, "--beta_2: LARS has no second moment"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
+        ({"layer_decay": 0}, "layer_decay must be above 0 and at most 1; got 0.0"),
+        ({"freeze": "layer_[0-5"}, "freeze holds 'layer_[0-5', which is not a regular expression"),
+        ({"freeze": "embeddings/,layer_9/"}, "freeze: no variable's path matches 'layer_9/'"),
+        ({"freeze": "."}, "freeze='.' leaves no variable to train"),
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
@@ -177,6 +181,20 @@ def test_a_folder_of_glue_that_is_not_there_ends_with_one_line(files, capsys, ch
 
 
 # What it leaves
+
+
+def test_layer_wise_rates_and_frozen_layers_are_flags_and_part_of_the_run(files, capsys):
+    settings = without(files, "dev_file", "do_eval") | {"num_train_epochs": 1}
+    both = {"layer_decay": 0.8, "freeze": "embeddings/,layer_0/attention"}
+    assert call(settings | both) == 0
+    described = json.loads((Path(files["output_dir"]) / "run.json").read_text())["optimizer"]
+    assert described["layer_decay"] == 0.8
+    assert described["freeze"] == ["embeddings/", "layer_0/attention"]
+    tensors = final_tensors(Path(files["output_dir"]))
+    assert "output_weights/adam_m" in tensors
+    assert "bert/embeddings/word_embeddings/adam_m" not in tensors
+    assert call(settings) == 2
+    assert "optimizer.freeze was" in capsys.readouterr().err
 
 
 def test_it_trains_evaluates_and_predicts(files, small_sentences, capsys):

@@ -247,7 +247,8 @@ def _make_forward_backward(run, model):
 
     def forward_backward(batch, weights, dropout_seed, loss_scale):
         """Gradients of this micro-batch's share of the loss, times its scale; and its sums."""
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([variable.value for variable in variables])  # nothing for what is frozen
             outputs = model(batch, training=True, dropout_seed=dropout_seed)
             sums = task.batch_sums(outputs, batch)
             loss = task.loss(sums, weights)

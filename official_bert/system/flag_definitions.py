@@ -22,6 +22,10 @@ class FlagDefinitions:
         """A flag with text as its value; `words` are its manual."""
         flags.DEFINE_string(name, default, words, **self._arguments)
 
+    def texts(self, name: str, default: Iterable[str], words: str) -> None:
+        """A flag with a list of texts, separated by commas."""
+        flags.DEFINE_list(name, list(default), words, **self._arguments)
+
     def integer(self, name: str, default: int | None, words: str, **bounds: int) -> None:
         """A whole number, within `lower_bound` and `upper_bound`."""
         flags.DEFINE_integer(name, default, words, **bounds, **self._arguments)

@@ -22,10 +22,13 @@ CONFIG = "bert_config.json"
 # state depends on it.
 _CHANGED_ON_RETURN = re.compile(
     r"stages\[\d+\]\.(learning_rate|warmup_steps|end_learning_rate|decay_power|decay_from)"
-    r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm)|seed|records\[\d+\]"
+    r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm|layer_decay)"
+    r"|seed|records\[\d+\]"
 )
 # Which version 0.1.0 did not write: unknown, so not compared.
 _NEW_KEYS = ("enable_xla", "init_moments", "minutes", "records")
+# What runs of earlier versions did, which did not write it.
+_EARLIER_OPTIMIZER = {"layer_decay": 1.0, "freeze": []}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +104,8 @@ def check(
         return Claim(description)
     claim = Claim(description, tuple(theirs.pop("changes", ())))
     theirs = {key: description.get(key) for key in _NEW_KEYS} | theirs
+    if isinstance(theirs.get("optimizer"), dict):
+        theirs["optimizer"] = _EARLIER_OPTIMIZER | theirs["optimizer"]
     differences, refused = [], []
     for name, was, now in _differences(theirs, description):
         lengthens = name == f"stages[{len(theirs['stages']) - 1}].steps" and was < now
