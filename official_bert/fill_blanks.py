@@ -55,6 +55,7 @@ class BlankFiller:
 
         model_dir = pathlib.Path(model_dir)
         self._tokenizer = tokenization.load(str(vocab_file), do_lower_case)
+        tokenization.check_case(self._tokenizer.get_vocab(), str(vocab_file), do_lower_case)
         config = BertConfig.from_json_file(model_dir / "bert_config.json")
         if self._tokenizer.get_vocab_size() != config.vocab_size:
             raise ValueError(

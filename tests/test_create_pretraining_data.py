@@ -144,6 +144,14 @@ def test_text_that_cannot_be_used_is_refused_before_the_work(small_text, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cased_vocabulary_is_refused_unless_case_is_kept(small_text, tmp_path):
+    cased = tmp_path / "cased.txt"
+    cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\n")
+    with pytest.raises(ValueError, match=r"is a cased vocabulary .it holds 'The'"):
+        create(small_text, tmp_path, b"The text.\n", vocab_file=str(cased))
+    assert not (tmp_path / "out").exists()
+
+
 def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path, monkeypatch):
     monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
     good = Path(small_text.path).read_bytes()

@@ -24,6 +24,12 @@ def filler(tmp_path):
     return fill_blanks.BlankFiller(tmp_path, tmp_path / "vocab.txt")
 
 
+def test_a_cased_vocabulary_is_refused_unless_case_is_kept(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "The"]) + "\n")
+    with pytest.raises(ValueError, match="is a cased vocabulary .it holds 'The'"):
+        fill_blanks.BlankFiller(tmp_path, tmp_path / "vocab.txt")
+
+
 def test_guesses_are_the_likeliest_words_of_the_sentence_without_padding(filler):
     blanks = filler.guesses("the [MASK] is [MASK].")
     model = BertPretrainer(CONFIG, seed=3)

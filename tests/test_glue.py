@@ -152,7 +152,7 @@ def test_a_folder_without_the_file_is_refused_with_the_folder_that_may_be_meant(
         glue.read(glue.task("rte"), str(tmp_path), "train")
 
 
-def test_broken_rows_are_skipped_in_the_labelled_sets_of_qqp_alone(tmp_path):
+def test_broken_rows_are_skipped_in_the_labelled_sets_of_qqp_alone(tmp_path, capsys):
     task = glue.task("QQP")
     for split in "train", "test":
         write_set(task, tmp_path, split)
@@ -160,6 +160,11 @@ def test_broken_rows_are_skipped_in_the_labelled_sets_of_qqp_alone(tmp_path):
             file.write("7\t8\t9\tHalf a\n question\tAnother?\t0\n")
     examples = glue.read(task, str(tmp_path), "train")
     assert (len(examples), examples.skipped) == (4, [6, 7])
+    glue.read(task, str(tmp_path), "train")  # again: it is told once
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/train.tsv: left out 2 of 6 rows, whose number of columns is not the header's "
+        "(lines 6, 7)\n"
+    )
     with pytest.raises(ValueError, match=r"test\.tsv, line 6: this row has 4 columns, expected 3"):
         glue.read(task, str(tmp_path), "test")
     write_set(glue.task("RTE"), tmp_path, "train")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from small_runs import QUIET, SHORT, make_run, train
 
 from official_bert.engines import loop_state
 from official_bert.stages import Optimizer
+from official_bert.tasks.classification import Classification
+from official_bert.tasks.labels import Classes, Numbers
 from official_bert.tasks.pretraining import Pretraining
+from official_bert.tasks.sentence_examples import Columns
 from official_bert.training import checkpoints
 from official_bert.training.known_good import KnownGood
 from official_bert.training.trainer import Diverged
@@ -86,6 +90,38 @@ def test_weights_that_are_huge_or_not_finite_are_never_good_whatever_the_losses(
     assert store.known_good() is None
     save(5.0)
     assert store.known_good() == "ctl_step_2.ckpt-2"
+
+
+def judged(task, losses):
+    """Which mean losses have exploded, from one checkpoint to the next."""
+    run, store = types.SimpleNamespace(task=task, config=None), types.SimpleNamespace()
+    good, found = KnownGood(run, store), []
+    for loss in losses:
+        values = {"loss": loss, "examples": 1.0}
+        found.append(good.judge([values.get(name, 0.0) for name in task.sums]))
+        copy = KnownGood(run, store)
+        copy.resume(types.SimpleNamespace(name="a", state=good.state({}) | {"suspect": "b"}))
+        good = copy  # as if the run were resumed
+    return [loss is not None for loss in found]
+
+
+def classification(labels):
+    return Classification(labels=labels, columns=Columns("text"), vocab_file="vocab.txt")
+
+
+def test_a_loss_of_two_classes_explodes_by_less_than_a_nat():
+    task = classification(Classes(("no", "yes")))
+    assert judged(task, [0.7, 0.3, 0.1, 0.4, 0.5, 0.1]) == [False] * 4 + [True, False]
+    assert judged(task, [1.0, 1.1]) == [False, True]  # what guessing gets is 0.69
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e6])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_loss_of_numbers_is_judged_on_the_scale_that_it_has(scale, bounded):
+    bounds = (0.0, 2 * scale**0.5) if bounded else ()
+    task = classification(Numbers(*bounds))
+    losses = [scale * loss for loss in (0.9, 0.2, 0.6, 0.1, 0.7, 0.2)]
+    assert judged(task, losses) == [False] * 4 + [True, False]
 
 
 def test_large_moments_and_counters_are_no_fault(saves):

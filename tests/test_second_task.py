@@ -93,6 +93,8 @@ class Sentences:
     def held_out_metrics(self, sums, counts):
         return {**self.metrics(sums), "majority": counts.max() / counts.sum()}
 
+    loss_in_nats = True
+
     def guessing_loss(self, config):
         return math.log(2)
 

@@ -174,6 +174,32 @@ def test_a_vocabulary_that_cannot_be_used_is_refused(tmp_path, content, message)
         tokenization.read_vocabulary(str(path))
 
 
+@pytest.mark.parametrize(
+    ("words", "do_lower_case", "outcome"),
+    [
+        (["a", "the"], True, "fits"),
+        (["a", "the", "The"], True, "refused"),
+        (["a", "the", "The"], False, "fits"),
+        (["a", "the"], False, "warned"),
+        (["的", "é"], False, "fits"),  # no word of the Latin alphabet is known anyway
+    ],
+)
+def test_the_case_of_a_vocabulary_is_held_against_lower_casing(
+    capsys, words, do_lower_case, outcome
+):
+    vocabulary = {token: i for i, token in enumerate([*tokenization.SPECIAL_TOKENS, *words])}
+    arguments = vocabulary, f"/{outcome}/{do_lower_case}/{len(words)}.txt", do_lower_case
+    if outcome == "refused":
+        with pytest.raises(ValueError, match="cased vocabulary .it holds 'The'.*=false"):
+            tokenization.check_case(*arguments)
+        return
+    tokenization.check_case(*arguments)
+    tokenization.check_case(*arguments)  # a warning comes once per file
+    assert capsys.readouterr().out.count("every word with a capital letter") == (
+        outcome == "warned"
+    )
+
+
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_vocabulary(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("\ufeff[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]\r\nword\r\n".encode())

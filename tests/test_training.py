@@ -313,6 +313,13 @@ def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
     assert_same(final_tensors(tmp_path / "killed"), whole)
 
 
+def test_lars_refuses_the_moments_of_lamb(small_corpus, whole, tmp_path):
+    start = {"init_checkpoint": str(whole), "init_moments": True}
+    run = make_run(small_corpus, [SHORT], optimizer=Optimizer(type="lars"), **start)
+    with pytest.raises(ValueError, match="--init_moments: the moments in .* are those of LAMB or"):
+        Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "model")
+
+
 def test_lars_takes_over_the_momentum_of_a_checkpoint(small_corpus, tmp_path):
     stage = dataclasses.replace(SHORT, steps=4)
     lars = Optimizer(type="lars")

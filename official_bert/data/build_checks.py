@@ -84,6 +84,7 @@ def check_sample(
             f"input_file: no text in {', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}."
         )
     tokenizer = tokenization.load(plan.vocab_file, plan.do_lower_case)
+    tokenization.check_case(tokenizer.get_vocab(), plan.vocab_file, plan.do_lower_case)
     unknown = tokenizer.token_to_id(tokenization.UNK)
     ids = [
         i

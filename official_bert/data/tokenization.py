@@ -3,6 +3,7 @@
 The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer.
 """
 
+import functools
 import hashlib
 import string
 from collections import Counter
@@ -13,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models, trainers
 
 from official_bert.data import basic_tokenizer
 from official_bert.system.whole_files import write_whole
+
+_LETTERS = frozenset(string.ascii_lowercase)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -81,6 +84,29 @@ def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str)
             f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
             f"{vocab_size:,}; is it another model's?"
         )
+
+
+def check_case(vocabulary: dict[str, int], vocab_file: str, do_lower_case: bool) -> None:
+    """Refuses a cased vocabulary where text is lower-cased; warns of an uncased one where it isn't.
+
+    A vocabulary is known to be uncased if it has letters of the Latin alphabet, and no capital one:
+    then every word with a capital letter is unknown to it.
+
+    Raises:
+        ValueError: as `require_uncased`.
+    """
+    if do_lower_case:
+        require_uncased(vocabulary, vocab_file)
+    elif upper_case_token(vocabulary) is None and not vocabulary.keys().isdisjoint(_LETTERS):
+        _warn_uncased(str(vocab_file))
+
+
+@functools.cache  # once per file
+def _warn_uncased(vocab_file: str) -> None:
+    print(
+        f"warning: do_lower_case is off, but {vocab_file} is an uncased vocabulary: every word "
+        f"with a capital letter becomes {UNK}. Give --do_lower_case unless all text is lower-case."
+    )
 
 
 def digest(vocabulary: dict[str, int]) -> str:

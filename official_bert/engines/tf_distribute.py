@@ -103,13 +103,19 @@ class TfDistribute:
         """What is not finite in a micro-batch; see `tf_update.non_finite`."""
         return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)
 
-    def feed(self, open_batches: "Callable[[int, int], Batches]", steps: range) -> Iterator:
+    def feed(
+        self,
+        open_batches: "Callable[[int, int], Batches]",
+        steps: range,
+        on_read: Callable[[dict[str, np.ndarray]], None] | None = None,
+    ) -> Iterator:
         """The batches of `steps`, each host reading its shard only and each replica its rows of it.
 
         Args:
             open_batches: Function of (shard index, number of shards) that returns a task's batches
                 of that shard.
             steps: Range of steps.
+            on_read: Called with each batch that this process has read, once.
 
         Returns:
             An iterator for the training loop or the evaluation step: an element is a global batch.
@@ -122,6 +128,8 @@ class TfDistribute:
             def replica_batches():
                 for step in steps:
                     batch = self._read(batches, step)
+                    if on_read:
+                        on_read(batch)
                     for replica in range(replicas):
                         yield {
                             name: np.split(rows, replicas)[replica] for name, rows in batch.items()

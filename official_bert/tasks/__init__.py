@@ -50,6 +50,10 @@ class Task(Protocol):
     def progress(self) -> dict[str, str]:
         """{metric: format} of the progress line, beside the loss."""
 
+    @property
+    def loss_in_nats(self) -> bool:
+        """Whether the loss is a cross-entropy; of any other the unit is not known."""
+
     def describe(self) -> dict:
         """The task as JSON values, for `run.json`."""
 

@@ -54,6 +54,11 @@ class Classification:
         return isinstance(self.labels, Classes)
 
     @property
+    def loss_in_nats(self) -> bool:
+        """Whether the loss is a cross-entropy; else it is a squared error."""
+        return self.predicts_classes
+
+    @property
     def sums(self) -> tuple[str, ...]:
         """Names of what is summed over the batches."""
         return ("loss", *(["correct"] if self.predicts_classes else []), "examples", "tokens")
@@ -136,9 +141,9 @@ class Classification:
 
     def _arrays(self, examples, max_seq_length, vocab_size):
         tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
-        tokenization.require_within(vocab_size, tokenizer.get_vocab(), self.vocab_file)
-        if self.do_lower_case:
-            tokenization.require_uncased(tokenizer.get_vocab(), self.vocab_file)
+        vocabulary = tokenizer.get_vocab()
+        tokenization.require_within(vocab_size, vocabulary, self.vocab_file)
+        tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
         return classification_features.make_arrays(examples, self.labels, tokenizer, max_seq_length)
 
     # Losses and metrics

@@ -47,6 +47,7 @@ class Pretraining:
         "tokens",
     )
     weights: ClassVar[tuple[str, ...]] = ("masked_lm_weights", "example_weights")
+    loss_in_nats: ClassVar[bool] = True
     progress: ClassVar[dict[str, str]] = {
         "masked_lm_accuracy": "masked LM {:.1%}",
         "next_sentence_accuracy": "next sentence {:.1%}",

@@ -1,6 +1,7 @@
 """What sentence classification learns from: one sentence or two, and what is to be predicted."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from official_bert.tasks import tables
@@ -83,7 +84,19 @@ def read(
     wanted = [columns.sentence1, columns.sentence2, label, columns.index]
     names = [name for name in wanted if name is not None]
     table = tables.read(path, names, header=header, skip_broken=skip_broken)
+    _report_skipped(path, len(table.lines), tuple(table.skipped))
     sentences1, sentences2, labels, index = map(table.columns.get, wanted)
     rows = range(len(sentences1))
     index = list(map(str, rows)) if index is None else index
     return Examples(path, table.lines, sentences1, sentences2, labels, index, table.skipped)
+
+
+@functools.cache  # a file that is read again has the same ones
+def _report_skipped(path: str, rows: int, skipped: tuple[int, ...]) -> None:
+    """Prints how many rows of a file are left out, and on which lines the first of them begin."""
+    if skipped:
+        first = ", ".join(map(str, skipped[:5])) + (", …" if len(skipped) > 5 else "")
+        print(
+            f"{path}: left out {len(skipped):,} of {rows + len(skipped):,} rows, whose number of "
+            f"columns is not the header's (lines {first})"
+        )

@@ -49,6 +49,7 @@ class QuestionAnswering:
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "correct", "examples", "tokens")
     weights: ClassVar[tuple[str, ...]] = ("example_weights",)
+    loss_in_nats: ClassVar[bool] = True
     progress: ClassVar[dict[str, str]] = {"span_accuracy": "spans {:.1%}"}
 
     def describe(self) -> dict:

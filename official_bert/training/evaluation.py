@@ -1,5 +1,6 @@
 """Held-out evaluation: what a model predicts, beside what guessing would get."""
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,28 +32,15 @@ class Evaluator:
                 batches of that shard, in order. It is called for every input pipeline of this
                 process: one, or on a TPU one per host.
         """
-        counted = []
+        counts, lock = 0.0, threading.Lock()  # every input pipeline reads in a thread of its own
 
-        def open_counted(*shard):
-            counted.append(_LabelCounts(open_batches(*shard), self._task, self._config))
-            return counted[-1]
+        def count(batch):
+            nonlocal counts
+            with lock:
+                counts = counts + self._task.label_counts(batch, self._config)
 
         steps = range(open_batches(*self._engine.shard).num_batches)
-        batches = self._engine.feed(open_counted, steps)
+        batches = self._engine.feed(open_batches, steps, count)
         sums = sum(self._step(batches).numpy().astype("float64") for _ in steps)
-        counts = sum(part.counts for part in counted)
         counts = self._engine.from_all_workers(counts).sum(0)
         return self._task.held_out_metrics(sums, counts)
-
-
-class _LabelCounts:
-    """Hands out batches and adds up the task's label counts of them."""
-
-    def __init__(self, batches, task, config):
-        self._batches, self._task, self._config = batches, task, config
-        self.element_spec, self.counts = batches.element_spec, 0.0
-
-    def __getitem__(self, step):
-        batch = self._batches[step]
-        self.counts = self.counts + self._task.label_counts(batch, self._config)
-        return batch

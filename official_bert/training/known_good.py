@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
-# the loss of guessing every label with equal probability.
+# the loss of guessing. A cross-entropy may rise by half of the loss of guessing, at most by 1 nat.
+# Another loss, whose unit is the labels', may rise by half of what the stage began with.
+TOLERATED_SHARE = 0.5
 TOLERATED_NATS = 1.0
 
 
@@ -40,15 +42,17 @@ class KnownGood:
         self._task = run.task
         self._guessing = run.task.guessing_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
+        self._first = None  # such a loss, the first of this stage
         self._candidate = None  # name of the checkpoint that the updates since then followed
 
     def begin_stage(self) -> None:
         """Other depths and lengths have other losses: the next ones are not held against these."""
-        self._lowest = self._guessing
+        self._lowest, self._first = self._guessing, None
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Continues as when this checkpoint was saved."""
         self._lowest = checkpoint.state.get("lowest_loss", self._guessing)  # not in version 0.1.0
+        self._first = checkpoint.state.get("first_loss")
         self.saved(checkpoint.name, checkpoint.state.get("suspect"))
 
     def judge(self, sums: Sequence[float]) -> float | None:
@@ -63,16 +67,25 @@ class KnownGood:
         loss = self._task.metrics(sums)["loss"]
         if not any(sums):
             return None  # every update was skipped, so nothing was learned
-        if not loss <= self._lowest + TOLERATED_NATS:
+        if not loss <= self._lowest + self._tolerated():
             return loss
+        self._first = loss if self._first is None else self._first
         self._lowest = min(loss, self._lowest)
         if self._candidate:
             self._store.confirm(self._candidate, loss_after=loss)
         return None
 
+    def _tolerated(self) -> float:
+        """How far above the lowest a mean loss may be."""
+        if self._task.loss_in_nats:
+            return min(TOLERATED_NATS, TOLERATED_SHARE * self._guessing)
+        begun = self._guessing if self._first is None else min(self._first, self._guessing)
+        return TOLERATED_SHARE * begun
+
     def state(self, tensors: Mapping[str, np.ndarray]) -> dict:
         """What the state of a checkpoint of these tensors must hold for `resume`."""
-        return {"lowest_loss": self._lowest, "suspect": _suspect(tensors)}
+        losses = {"lowest_loss": self._lowest, "first_loss": self._first}
+        return losses | {"suspect": _suspect(tensors)}
 
     def saved(self, name: str, suspect: str | None) -> None:
         """The updates from here on follow this checkpoint."""

@@ -133,6 +133,13 @@ def _head_alone(model, source):
 
 def _step_with_moments(model, optimizer, source):
     """The number of updates that the source's moments have seen; they are all there."""
+    if optimizer.slot_names == ("momentum",) and any(n.endswith("/adam_v") for n in source.slots):
+        raise ValueError(
+            f"--init_moments: the moments in {source.path} ({source.dialect}) are those of LAMB or "
+            "Adam, averages of gradients. LARS' momentum averages gradients with the weight decay "
+            "in them, and has no second moment. Leave --init_moments out, or train with "
+            "--optimizer_type=lamb or adamw."
+        )
     missing = [name for name in _slots(model, optimizer) if _official(name) not in source.slots]
     # A run of ours counts the updates it skipped in global_step, too, and so its own name is first.
     steps = [t for name, t in sorted(source.counters.items(), reverse=True) if _STEP.search(name)]
