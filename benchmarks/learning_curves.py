@@ -69,7 +69,7 @@ def main(_):
             return 0
         return study(SETTINGS | json.loads(FLAGS.settings))
     except child_commands.Interrupted:
-        print("\nStopped. The same command goes on with the next trial.", flush=True)
+        print("\nStopped. Run the same command again to continue with the next trial.", flush=True)
         return 130
 
 

@@ -152,18 +152,18 @@ class Configured(keras.optimizers.Optimizer):
         settled = vars(self).get("_is_settled")
         if settled and (check or name in KERAS_OPTIONS) and value != getattr(self, name):
             raise AttributeError(
-                f"`{name}` is settled when the optimizer is built: a compiled step would not see "
-                f"the change. Make a new {type(self).__name__}, with a schedule for a weight decay "
-                "that is to change."
+                f"`{name}` is fixed once the optimizer is built, because a compiled step would not "
+                f"see a change. Make a new {type(self).__name__}. For a weight decay that changes, "
+                "pass a schedule."
             )
         if name in (*EXCLUSIONS, _multipliers.ARGUMENT):
             raise AttributeError(
-                f"`{name}` cannot be assigned: give it to the constructor of {type(self).__name__}."
+                f"`{name}` cannot be assigned: pass it to the constructor of {type(self).__name__}."
             )
         if name == "learning_rate" and callable(value) and vars(self).get("_has_stepped"):
             raise AttributeError(
-                "`learning_rate` can become a schedule or a callable before the first step only; "
-                "a number can be assigned at any time."
+                "`learning_rate` can be set to a schedule or a callable only before the first "
+                "step; a number can be assigned at any time."
             )
         if name == "learning_rate" and _replicas.is_known(value):
             rate(value, name)
@@ -184,8 +184,8 @@ class Configured(keras.optimizers.Optimizer):
         """
         if self.built:
             raise ValueError(
-                "The choice of variables is settled when the optimizer is built. Give "
-                "`exclude_from_weight_decay` to the constructor, or call this before."
+                "The choice of variables is fixed once the optimizer is built. Pass "
+                "`exclude_from_weight_decay` to the constructor, or call this method before."
             )
         not_adapted = self._exclusions["exclude_from_layer_adaptation"]
         self._set_exclusions([*(var_list or []), *(var_names or [])], not_adapted)

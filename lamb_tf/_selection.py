@@ -92,7 +92,7 @@ def pattern(text: str, argument: str) -> re.Pattern[str]:
     except re.error as error:
         raise ValueError(
             f"`{argument}` holds {text!r}, which is not a regular expression: {error}. "
-            "re.escape(text) searches for text as it stands."
+            "Use re.escape(text) to search for literal text."
         ) from None
 
 
@@ -158,8 +158,8 @@ def _restored(record, argument, custom_objects):
         raise ValueError(
             f"`{argument}` was saved before the optimizer was built, with a predicate that is not "
             f"known here: {record['predicate']}. Register a named function with "
-            "keras.saving.register_keras_serializable or give it as one of the `custom_objects`; "
-            "or load with compile=False and compile anew."
+            "keras.saving.register_keras_serializable or pass it in `custom_objects`; "
+            "or load with compile=False and compile again."
         )
     return Record(record)
 

@@ -119,7 +119,7 @@ class OptimizerState(_hyperparameters.Configured):
     def _model_variables_moving_average(self):
         """What keras.callbacks.SwapEMAWeights swaps with the variables."""
         if not (self.built and self.use_ema):
-            raise AttributeError("Averages are there once an optimizer with `use_ema` is built.")
+            raise AttributeError("There are no averages: build an optimizer with `use_ema` first.")
         narrow = [v for v in self._trainable_variables if _master_weights.are_for(v)]
         if narrow and _replicas.BACKEND == "tensorflow":
             raise ValueError(
@@ -199,7 +199,7 @@ class OptimizerState(_hyperparameters.Configured):
         """
         if self._has_stepped and self._telemetry is None and not traces_anew:
             raise ValueError(
-                f"Optimizer {self.name!r} has made a step; telemetry has to be asked for before."
+                f"Optimizer {self.name!r} has made a step; turn telemetry on before the first step."
             )
         self._records_telemetry = True
         if self.built and self._telemetry is None:
@@ -246,7 +246,7 @@ class OptimizerState(_hyperparameters.Configured):
     def summary(self, print_fn: Callable[[str], object] = print) -> None:
         """Prints a table of the variables: which are decayed, and which adapted; their factors."""
         if not self.built:
-            raise ValueError("The choice of variables is known once `build(variables)` was called.")
+            raise ValueError("The choice of variables is not known yet: call `build(variables)`.")
         choice = _replicas.to_numpy(self._choice)
         print_fn(_selection.table(self._trainable_variables, *choice, self._factors))
 
@@ -287,7 +287,7 @@ class OptimizerState(_hyperparameters.Configured):
         if self.built and (_replicas.to_numpy(self._choice) != configured).any():
             warnings.warn(
                 "The loaded state decays or adapts other variables than the arguments of "
-                f"{self.name!r} say; the loaded choice holds. `summary()` shows it.",
+                f"{self.name!r} select; the loaded choice is used. `summary()` shows it.",
                 stacklevel=2,
             )
 
@@ -332,12 +332,12 @@ def _difference(variables, saved):
         sum(not key.startswith(_MASTER) for key in keys) for keys in (variables, saved)
     )
     if needed != found:
-        return f"the file holds {found} of its variables, where {needed} are needed"
+        return f"the file holds {found} of its variables, expected {needed}"
     for key in [key for key in variables if key in saved]:
         shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
         if shape != there:
             name = _selection.path_of(variables[key])
-            return f"in the file {name} has shape {there}, where {shape} is needed"
+            return f"in the file {name} has shape {there}, expected {shape}"
     return ""
 
 

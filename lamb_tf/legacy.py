@@ -97,8 +97,8 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         stepped = vars(self).get("_exclusions_were_checked")
         if stepped and (name in self._settled or (name in self._hyper and callable(value))):
             raise AttributeError(
-                f"`{name}` cannot become {value!r} after the first step, which was traced without: "
-                f"make a new {type(self).__name__} and restore a checkpoint into it."
+                f"`{name}` cannot be set to {value!r} after the first step, because the traced "
+                f"step would not use it: make a new {type(self).__name__} and restore a checkpoint."
             )
         super().__setattr__(name, value)
 

@@ -83,7 +83,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
                 "`inner_optimizer` must be a lamb_tf.LAMB or LARS, which say whether they skipped "
-                f"an update. Received a {type(inner_optimizer).__name__}: take "
+                f"an update. Received a {type(inner_optimizer).__name__}: use "
                 "keras.optimizers.LossScaleOptimizer for it."
             )
         if inner_optimizer.loss_scale_factor is not None:
@@ -100,8 +100,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             value = check(value, name)
             if vars(self).get("built") and value != getattr(self, name):
                 raise AttributeError(
-                    f"`{name}` is settled when the optimizer is built: a compiled step would not "
-                    "see the change."
+                    f"`{name}` is fixed once the optimizer is built, because a compiled step would "
+                    "not see a change."
                 )
         super().__setattr__(name, value)
 

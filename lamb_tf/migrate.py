@@ -49,7 +49,7 @@ def from_tf_keras(
         FileNotFoundError: there is nothing at `path`.
     """
     if not model.trainable_variables:
-        raise ValueError("The model has no weights yet: build it, or call it on a batch, before.")
+        raise ValueError("The model has no weights yet: build it first, or call it on a batch.")
     if str(path).endswith(".keras"):
         raise ValueError(
             f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Expected an "
@@ -267,7 +267,7 @@ def _partner(variable, weights, match):
     if len(found) != 1:
         names = "\n  ".join(sorted(weight.name for weight in weights))
         raise ValueError(
-            f"{len(found) or 'No'} weights in the file go by the name of {variable.path!r}"
+            f"{len(found) or 'No'} weights in the file have the name {variable.path!r}"
             f"{f' (given: {wanted!r})' if wanted else ''}. The file has\n  {names}\n"
             'Pair by hand with match={path in the model: name in the file}, or with match="order".'
         )

@@ -112,7 +112,8 @@ def _layerwise(optimizer):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "record_telemetry"):
         raise TypeError(
-            f"Telemetry is of lamb_tf's optimizers. Received a {type(inner).__name__} optimizer."
+            "Telemetry works with lamb_tf's optimizers only. Received a "
+            f"{type(inner).__name__} optimizer."
         )
     return inner
 

@@ -1,11 +1,11 @@
-r"""Converts a BERT checkpoint of any dialect into another one, without losing a bit.
+r"""Converts a BERT checkpoint from any format into another one, bit for bit.
 
     python -m official_bert.convert_checkpoint --input=uncased_L-12_H-768_A-12 \
         --output=bert_base --output_format=huggingface
 
-The dialect of the input is recognised from its contents: checkpoints of Google's TensorFlow 1
-scripts, object checkpoints of tf-models, checkpoints of `run_pretraining`, Hugging Face folders,
-`.keras` files.
+The format of the input is recognised from its contents: a checkpoint of Google's TensorFlow 1
+scripts, an object checkpoint of tf-models, a checkpoint of `run_pretraining`, a Hugging Face
+folder, or a `.keras` file.
 """
 
 import dataclasses
@@ -91,24 +91,24 @@ def _write(output, target, source):
 def _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary):
     if "encoder" not in source.parts:
         raise ValueError(
-            f"{source.path} ({source.dialect}) holds no variable of a BERT encoder, but "
+            f"{source.path} ({source.dialect}) holds no variable of a BERT encoder; it holds "
             f"{names.listed(list(source.left_over)) or 'nothing'}."
         )
     missing = source.missing_parts
     if missing and not allow_missing_heads:
         raise ValueError(
-            f"{source.path} ({source.dialect}) has no {' and no '.join(missing)}. With "
-            "--allow_missing_heads what is there is converted."
+            f"{source.path} ({source.dialect}) has no {' and no '.join(missing)}. Give "
+            "--allow_missing_heads to convert the rest."
         )
     missing = [part for part in names.PARTS if part not in source.parts]
     if missing and target.needs_heads:
         raise ValueError(
-            f"--output_format={output_format} holds whole pre-training models, but {source.path} "
-            f"has no {' and no '.join(missing)}; huggingface and tf1 can hold it."
+            f"--output_format={output_format} needs a complete pre-training model, but "
+            f"{source.path} has no {' and no '.join(missing)}; use huggingface or tf1."
         )
     if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
         raise ValueError(
-            f"There is no vocab.txt beside {source.path}; name it with --vocab_file, or go without "
+            f"There is no vocab.txt beside {source.path}; give --vocab_file, or convert without it "
             "by --allow_missing_vocabulary."
         )
 
@@ -145,41 +145,44 @@ def _define_flags():
     flags.DEFINE_string(
         "input",
         None,
-        "The checkpoint: a folder, the prefix of a TensorFlow checkpoint, or a .safetensors or "
-        ".keras file. Its dialect is found out.",
+        "Checkpoint to read: a folder, the prefix of a TensorFlow checkpoint, or a .safetensors or "
+        ".keras file. Required.",
         required=True,
     )
-    flags.DEFINE_string("output", None, "The folder to write; must not exist.", required=True)
+    flags.DEFINE_string("output", None, "Folder to write; must not exist. Required.", required=True)
     flags.DEFINE_enum(
         "output_format",
         None,
         list(targets.TARGETS),
-        "huggingface: model.safetensors, config.json and tokenizer files, for transformers and "
-        "KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, a BertPretrainer. "
-        "savedmodel: for serving, with signatures for ids and for raw text.",
+        "Format to write. huggingface: model.safetensors, config.json and tokenizer files, for "
+        "transformers and KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, "
+        "a BertPretrainer. savedmodel: for serving, with signatures for ids and for raw text. "
+        "Required.",
         required=True,
     )
     flags.DEFINE_string(
         "bert_config_file",
         None,
-        "The model's configuration; default: bert_config.json or config.json beside the input.",
+        "Model configuration. Default: bert_config.json or config.json beside the input.",
     )
     flags.DEFINE_string(
-        "vocab_file", None, "The model's vocabulary; default: vocab.txt beside the input."
+        "vocab_file", None, "Vocabulary of the model. Default: vocab.txt beside the input."
     )
     flags.DEFINE_bool(
         "do_lower_case",
         None,
-        "Whether the vocabulary is an uncased one; default: what tokenizer_config.json says, or "
-        "else whether it holds no upper-case letter.",
+        "Whether the vocabulary is uncased. Default: as in tokenizer_config.json; without that "
+        "file, whether the vocabulary has no upper-case letter.",
     )
-    flags.DEFINE_bool("keep_slots", True, "Write the optimizer's moments where tf1 can hold them.")
+    flags.DEFINE_bool("keep_slots", True, "Write the optimizer's moments; only tf1 can hold them.")
     flags.DEFINE_bool(
-        "allow_missing_heads", False, "Convert a checkpoint without pooler or pre-training heads."
+        "allow_missing_heads",
+        False,
+        "Convert a checkpoint even if it has no pooler or no pre-training heads.",
     )
-    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert without a vocabulary.")
+    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert even if there is no vocabulary.")
     flags.DEFINE_bool(
-        "ignore_left_over", False, "Leave out variables that belong to no BERT; they are listed."
+        "ignore_left_over", False, "Leave out variables that are not part of BERT, and list them."
     )
 
 

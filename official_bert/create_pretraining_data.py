@@ -71,15 +71,16 @@ def create_pretraining_data(
         dynamic_masking: Store every sequence once, unmasked; `input_pipeline.Batches` masks it
             afresh at every epoch.
         num_shards: At most 99,999; 0 means as many as `output_file` names.
-        num_workers: Number of processes, at most four a core and no more than there are blocks of
-            text; 0 means one a core. The records do not depend on it.
+        num_workers: Number of processes, at most four per core and no more than there are blocks of
+            text; 0 means one per core. The records do not depend on it.
         json_field: Of the text in JSON lines; None means `text`.
         language: Of paragraphs, for splitting them into sentences (ISO 639-1); None means `en`.
         drop_duplicate_documents: Leave out a document whose text came before.
         one_random_stream: Draw from one stream of random numbers over the whole corpus, as the
-            original does, instead of one a block of 2 MB: the very records of the original, on one
-            core and with the corpus in memory. Sentences longer than a sequence are then not cut.
-        allow_dropped_text: Go on where over half of the text goes into no record.
+            original does, instead of one per block of 2 MB: exactly the records of the original, on
+            one core and with the corpus in memory. Sentences longer than a sequence are then not
+            cut.
+        allow_dropped_text: Continue even if more than half of the text would be in no record.
         report: A function that takes lines of progress; None for silence.
 
     Raises:
@@ -204,63 +205,87 @@ def _finished(shards: list[str], described: dict) -> dict | None:
 
 def _workers(asked: int, one_stream: bool) -> int:
     if asked < 0:
-        raise ValueError(f"num_workers: got {asked}, expected 0 (one a core) or more.")
+        raise ValueError(f"num_workers: got {asked}, expected 0 (one per core) or more.")
     cores = len(os.sched_getaffinity(0))
     return 1 if one_stream else min(asked or cores, WORKERS_PER_CORE * cores)
 
 
 def _define_flags() -> None:
     flags.DEFINE_string(
-        "input_file", None, "Input text: files, globs or folders, separated by commas."
+        "input_file",
+        None,
+        "Input text: comma-separated files, globs or folders. Files may be compressed. Required.",
     )
     flags.DEFINE_string(
-        "output_file", None, "Output TFRecord file, or several separated by commas."
+        "output_file",
+        None,
+        "Output: a TFRecord file, or the comma-separated names of all --num_shards. Required.",
     )
-    flags.DEFINE_string("vocab_file", None, "The vocabulary that the model will be trained on.")
-    flags.DEFINE_bool("do_lower_case", True, "Lower-case the text: True for uncased vocabularies.")
-    flags.DEFINE_bool("do_whole_word_mask", False, "Mask whole words, all their pieces together.")
+    flags.DEFINE_string("vocab_file", None, "Vocabulary: the vocab.txt of the model. Required.")
+    flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is uncased.")
+    flags.DEFINE_bool("do_whole_word_mask", False, "Mask all word pieces of a word together.")
     flags.DEFINE_integer(
-        "max_ngram_size", None, "Mask runs of up to so many whole words (needs do_whole_word_mask)."
+        "max_ngram_size",
+        None,
+        "Maximum length of a masked run in words; needs --do_whole_word_mask. Default: 1.",
     )
     flags.DEFINE_bool("gzip_compress", False, "Compress the records with GZIP.")
     flags.DEFINE_bool(
-        "use_v2_feature_names", False, "Name the features input_word_ids and input_type_ids."
+        "use_v2_feature_names",
+        False,
+        "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
+        "input_ids and segment_ids.",
     )
-    flags.DEFINE_integer("max_seq_length", 128, "Length of the sequences.")
-    flags.DEFINE_integer("max_predictions_per_seq", 20, "Masked tokens a sequence, at most.")
-    flags.DEFINE_integer("random_seed", 12345, "Seed of every random draw.")
-    flags.DEFINE_integer("dupe_factor", 10, "How often to go over the text, with other masks.")
-    flags.DEFINE_float("masked_lm_prob", 0.15, "Share of the tokens that is masked.")
+    flags.DEFINE_integer("max_seq_length", 128, "Sequence length in tokens.")
+    flags.DEFINE_integer(
+        "max_predictions_per_seq", 20, "Maximum number of masked tokens per sequence."
+    )
+    flags.DEFINE_integer("random_seed", 12345, "Random seed.")
+    flags.DEFINE_integer(
+        "dupe_factor", 10, "Number of passes over the text, each with different masks."
+    )
+    flags.DEFINE_float("masked_lm_prob", 0.15, "Fraction of the tokens to mask.")
     flags.DEFINE_float(
-        "short_seq_prob", 0.1, "Share of the sequences made shorter than the length."
+        "short_seq_prob", 0.1, "Fraction of the sequences that are shorter than --max_seq_length."
     )
     # Beyond the original's.
     flags.DEFINE_bool(
-        "dynamic_masking", False, "Store sequences once and mask them while training."
+        "dynamic_masking",
+        False,
+        "Store each sequence once, without masks. Training masks it anew in every epoch.",
     )
     flags.DEFINE_integer(
-        "num_shards", 0, "Number of output files; 0: as many as output_file names."
+        "num_shards", 0, "Number of output files; 0: the number of names in --output_file."
     )
     flags.DEFINE_integer(
         "num_workers",
         0,
-        "Number of processes, at most 4 a core; 0: one a core. The output does not depend on it.",
+        "Number of processes, at most 4 per core; 0: one per core. The records do not depend on "
+        "it.",
     )
-    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
-    flags.DEFINE_string("json_field", None, "JSON lines: the field of the text. Default: text.")
+    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
+    flags.DEFINE_string(
+        "json_field", None, "Name of the field with the text, for JSON lines. Default: text."
+    )
     flags.DEFINE_string(
         "language",
         None,
-        "Language of paragraphs (ISO 639-1), for splitting them into sentences. Default: en.",
+        "Language of the text (ISO 639-1 code), for splitting paragraphs into sentences. Default: "
+        "en.",
     )
     flags.DEFINE_bool(
-        "drop_duplicate_documents", False, "Leave out documents whose text came before."
+        "drop_duplicate_documents", False, "Leave out a document that has occurred before."
     )
     flags.DEFINE_bool(
-        "one_random_stream", False, "Draw as the original does: one core, the corpus in memory."
+        "one_random_stream",
+        False,
+        "Reproduce the records of the original script exactly: one process, with the whole corpus "
+        "in memory.",
     )
     flags.DEFINE_bool(
-        "allow_dropped_text", False, "Go on where over half of the text goes into no record."
+        "allow_dropped_text",
+        False,
+        "Continue even if more than half of the text would be in no record.",
     )
     flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
 
@@ -280,7 +305,7 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         raise commands.Failed(
-            f"{error}; what is finished stays: free some space and start again."
+            f"{error}; the finished part is kept: free some space and run the same command again."
         ) from error
     except KeyboardInterrupt:
         raise commands.Failed("interrupted; the same command resumes.", 130) from None

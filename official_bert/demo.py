@@ -4,8 +4,8 @@
 
 Text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
 held-out scores beside simple baselines, plots, filled blanks. Each step runs the command that a
-larger run would use. An interrupted demo resumes: a step that has finished is not repeated. Use
---corpus for text of your own.
+larger run would use. Run the same command again to resume an interrupted demo: finished steps are
+not repeated. Use --corpus for text of your own.
 """
 
 import importlib.util
@@ -43,14 +43,16 @@ def main() -> int:
     try:
         run(folder, FLAGS.corpus, FLAGS.corpus_format, FLAGS.recipe)
     except child_commands.Interrupted:
-        print(f"\nStopped. The same command goes on from what is in {folder}.", flush=True)
+        print(f"\nStopped. Run the same command again to resume from {folder}.", flush=True)
         return 130
     except child_commands.ChildFailed as failed:
         return failed.code
     except ValueError as error:
         # What reads text speaks of the flags of the commands that have more of them.
         reason = str(error).replace("--input_format", "--corpus_format")
-        reason = reason.replace("--json_field names another field", "the demo reads no other field")
+        reason = reason.replace(
+            "give --json_field for another field", "the demo reads no other field"
+        )
         raise commands.Failed(reason) from error
     return 0
 
@@ -64,9 +66,10 @@ def run(
     """The whole demo; returns what `results.json` then holds.
 
     Args:
-        folder: Where everything is left, and where an earlier start is gone on with.
-        corpus_patterns: The user's own text: files, globs or folders. None: what comes with Python.
-        corpus_format: How that text is laid out; see `corpus.documents`.
+        folder: Output folder. An existing demo in it is resumed.
+        corpus_patterns: The user's own text: files, globs or folders. None: the documentation that
+            comes with Python.
+        corpus_format: Format of that text; see `corpus.documents`.
         recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
 
     Raises:
@@ -89,7 +92,7 @@ def run(
         stages = _stages(recipe)
         _step(3, "records", _write_records, layout, stages)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
-        _step(5, "what counting gets", demo_scores.write_baselines, layout, stages, EVAL_BATCH_SIZE)
+        _step(5, "baselines", demo_scores.write_baselines, layout, stages, EVAL_BATCH_SIZE)
         _step(6, "plots", demo_scores.draw, layout)
         _step(7, "blanks in held-out sentences", _fill_blanks, layout)
         results = demo_scores.results(layout, stages, EVAL_BATCH_SIZE)
@@ -130,8 +133,8 @@ def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> 
         if not counts["held_out"][0]:
             raise ValueError(
                 f"The corpus has {counts['train'][0]} documents; at least two are needed, because "
-                "whole ones are held out. Blank lines separate documents in a file with a sentence "
-                "a line; --corpus_format names other forms."
+                "complete documents are held out. In a file with one sentence per line, blank "
+                "lines separate documents; for other formats see --corpus_format."
             )
     return "; ".join(
         f"{split.replace('_', ' ')}: {count} documents, {size / 1e6:.2f} MB"
@@ -252,12 +255,19 @@ def _step(number, title, function, *arguments):
 
 
 def _define_flags():
-    flags.DEFINE_string("output_dir", "demo_output", "Where everything is left.")
-    flags.DEFINE_list(
-        "corpus", [], "Your own text: files, globs or folders. Default: what comes with Python."
+    flags.DEFINE_string(
+        "output_dir", "demo_output", "Folder for all output. An existing demo in it is resumed."
     )
-    flags.DEFINE_enum("corpus_format", "auto", corpus.FORMS, "How that text is laid out.")
-    flags.DEFINE_string("recipe", RECIPE, "The stages of the pre-training, by name.")
+    flags.DEFINE_list(
+        "corpus",
+        [],
+        "Text to train on: comma-separated files, globs or folders. Default: the documentation "
+        "that comes with Python.",
+    )
+    flags.DEFINE_enum("corpus_format", "auto", corpus.FORMS, "Format of --corpus.")
+    flags.DEFINE_string(
+        "recipe", RECIPE, "A recipe of official_bert/recipes.py; it sets the stages of the run."
+    )
 
 
 if __name__ == "__main__":

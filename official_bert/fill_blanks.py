@@ -1,4 +1,4 @@
-r"""Asks a pre-trained model for the words behind [MASK]: the quickest way to see what it knows.
+r"""Predicts the words at [MASK] with a pre-trained model: a quick check of what it has learned.
 
     python -m official_bert.fill_blanks --model_dir=demo_output/model \
         --vocab_file=demo_output/vocab.txt "Return the [MASK] of the list."
@@ -157,9 +157,16 @@ def main(sentences: list[str]) -> None:
 
 
 def _define_flags():
-    flags.DEFINE_string("model_dir", None, "Folder of a pre-training run.", required=True)
-    flags.DEFINE_string("vocab_file", None, "The model's vocab.txt.", required=True)
-    flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is an uncased one.")
+    flags.DEFINE_string(
+        "model_dir",
+        None,
+        "Folder of a run: --model_dir of run_pretraining. Required.",
+        required=True,
+    )
+    flags.DEFINE_string(
+        "vocab_file", None, "Vocabulary: the vocab.txt of the model. Required.", required=True
+    )
+    flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is uncased.")
 
 
 if __name__ == "__main__":

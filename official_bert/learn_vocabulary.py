@@ -32,10 +32,11 @@ def learn_vocabulary(
     Args:
         input_file: Files, globs or folders, as for `create_pretraining_data`.
         vocab_size: The size aimed at, special tokens included.
-        min_frequency: A piece must occur so often.
-        max_text_mb: Learn from so much text at most, taken from the start; more changes the
-            vocabulary little. Of words of more than 40 letters, which are the sentences of a script
-            without spaces, 15 million letters are enough: each is held in memory.
+        min_frequency: Minimum number of occurrences of a word piece.
+        max_text_mb: Maximum amount of text to read, from the start, in millions of characters; more
+            changes the vocabulary little. Words of more than 40 letters are the sentences of a
+            script without spaces. Of these, 15 million letters are read, because each is held in
+            memory.
 
     Raises:
         ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
@@ -58,7 +59,7 @@ def learn_vocabulary(
     return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
 
 
-# Some 65 bytes of memory a letter. Ideographs are words of their own.
+# Some 65 bytes of memory per letter. Ideographs are words of their own.
 MAX_LETTERS = 15_000_000
 _LONG_WORD = re.compile(r"[^\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{41,}")
 
@@ -100,14 +101,22 @@ def main() -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string(
-        "input_file", None, "Input text: files, globs or folders, separated by commas."
+        "input_file",
+        None,
+        "Input text: comma-separated files, globs or folders. Files may be compressed. Required.",
     )
-    flags.DEFINE_string("vocab_file", None, "The vocabulary to write.")
+    flags.DEFINE_string("vocab_file", None, "Output: the vocab.txt to write. Required.")
     flags.DEFINE_integer("vocab_size", 30522, "Number of word pieces, special tokens included.")
     flags.DEFINE_bool("do_lower_case", True, "Learn an uncased vocabulary.")
-    flags.DEFINE_integer("min_frequency", 2, "A word piece must occur so often.")
-    flags.DEFINE_float("max_text_mb", 1000.0, "Learn from so much text at most.")
-    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "How the text is laid out.")
-    flags.DEFINE_string("json_field", None, "JSON lines: the field of the text. Default: text.")
+    flags.DEFINE_integer("min_frequency", 2, "Minimum number of occurrences of a word piece.")
+    flags.DEFINE_float(
+        "max_text_mb",
+        1000.0,
+        "Maximum amount of text to read, from the start, in millions of characters.",
+    )
+    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
+    flags.DEFINE_string(
+        "json_field", None, "Name of the field with the text, for JSON lines. Default: text."
+    )
     flags.mark_flags_as_required(["input_file", "vocab_file"])
     commands.run(main)

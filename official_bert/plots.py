@@ -78,7 +78,7 @@ def _read(log_file):
         raise ValueError(f"{log_file} cannot be read: {error.strerror}.") from None
     train = [line for line in lines if line["kind"] == "train"]
     if not train:
-        raise ValueError(f"{log_file} holds no line of training yet.")
+        raise ValueError(f"{log_file} has no line of training yet.")
     return train, [line for line in lines if line["kind"] == "eval"]
 
 

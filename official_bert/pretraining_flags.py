@@ -47,8 +47,8 @@ REFUSED = {
     "use_keras_compile_fit": "has no counterpart: there is one loop.",
     "run_eagerly": "has no counterpart: the loop is always a graph.",
     "scale_loss": "has no counterpart: the loss is always the mean over the global batch.",
-    "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once an "
-    "update and before they are clipped.",
+    "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once "
+    "per update and before they are clipped.",
     "allreduce_bytes_per_pack": "has no counterpart: gradients travel in buckets of 16 MB.",
     "num_packs": "has no counterpart: gradients travel in buckets of 16 MB.",
     "fp16_implementation": "has no counterpart: --dtype=fp16 has one implementation.",
@@ -70,7 +70,7 @@ REFUSED = {
     "use_horovod": "is --distribution_strategy=mirrored on one host, multi_worker_mirrored on "
     "several.",
     "num_accumulation_steps": "is called --gradient_accumulation_steps here, and "
-    "--train_batch_size is the whole update's: theirs, times the GPUs, times the micro-batches.",
+    "--train_batch_size is the global batch size: theirs × GPUs × micro-batches.",
     "use_fp16": "is --dtype=fp16 here.",
     "use_xla": "is called --enable_xla here.",
     "dynamic_loss_scale": "is --loss_scale=dynamic here, the default with --dtype=fp16.",
@@ -293,14 +293,14 @@ def check(values: flags.FlagValues) -> None:
         values,
         STAGE,
         values.recipe is not None,
-        f"--recipe={values.recipe} sets what these would set; leave them out, or the recipe.",
+        f"--recipe={values.recipe} already sets this; leave these flags out, or the recipe.",
     )
     optimizer_flags.check(values)
     refuse(
         values,
         ("worker_hosts", "task_index", "tpu", "distribution_strategy"),
         values.local_workers is not None,
-        "--local_workers sets what these would set; leave them out.",
+        "--local_workers already sets this; leave these flags out.",
     )
     refuse(
         values,

@@ -41,13 +41,19 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "topology",
         None,
-        "Generation and chips along each axis of the slice: v3:32x32, v4:8x8x16, v5e:16x16, …",
+        "Generation and number of chips along each axis of the slice, such as v3:32x32, v4:8x8x16 "
+        "or v5e:16x16. Required.",
         required=True,
     )
     flags.DEFINE_float(
-        "price_per_chip_hour", None, "Price of one chip for an hour, in any money.", lower_bound=0
+        "price_per_chip_hour",
+        None,
+        "Price of one chip per hour, in any currency. Default: no cost in the report.",
+        lower_bound=0,
     )
-    flags.DEFINE_string("report_file", None, "Where the report goes as JSON.")
+    flags.DEFINE_string(
+        "report_file", None, "Also write the report to this file, as JSON. Default: no file."
+    )
 
 
 def main() -> int:
@@ -141,7 +147,7 @@ def rehearse(
             report["fits"], found = False, {}
             needed = "more memory" if error.needed is None else _gib(error.needed)
             say(
-                f"  does not fit: micro-batches of {sequences[index] // parts} sequences a core "
+                f"  does not fit: micro-batches of {sequences[index] // parts} sequences per core "
                 f"need {needed}; a core has {_gib(topology.chip.memory)}"
             )
             parts = _next_parts(run, index, topology, parts, error.needed)
@@ -154,15 +160,15 @@ def rehearse(
         "estimated_cost": None,
     }
     if parts is None:
-        say("No micro-batch fits: take a smaller model, or chips with more memory.")
+        say("No micro-batch fits: use a smaller model, or chips with more memory.")
         return report
     hours = report["estimated_hours"] = sum(s["estimated_hours"] for s in report["stages"])
     chip_hours = hours * topology.num_chips
     line = f"the run: {_duration(hours)}, {chip_hours:,.1f} chip-hours"
     if price_per_chip_hour is not None:
         report["estimated_cost"] = chip_hours * price_per_chip_hour
-        line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} a chip-hour"
-    say(f"{line} (estimates; input, evaluation, checkpoints and compiling left out)")
+        line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} per chip-hour"
+    say(f"{line} (estimates, without input, evaluation, checkpoints and compilation)")
     if not report["fits"]:
         say(f"It needs --gradient_accumulation_steps={parts}.")
     return report
@@ -199,14 +205,14 @@ def rehearse_stage(
     share = model_flops / topology.num_cores / (computing + reducing) / chip.flops
     hours = (computing + reducing) * stage.steps / 3600
     say(
-        f"  compiles in {took:.0f} s with micro-batches of {sequences // parts} sequences a core, "
-        f"{parts} an update\n"
-        f"  memory a core: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
-        f"  an update: {model_flops / 1e12:,.4g} TFLOP by the model; "
-        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in all\n"
-        f"  estimate of an update: {1e3 * computing:,.1f} ms of computing, without "
+        f"  compiled in {took:.0f} s with micro-batches of {sequences // parts} sequences per "
+        f"core, {parts} per update\n"
+        f"  memory per core: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
+        f"  per update: {model_flops / 1e12:,.4g} TFLOP of the model; "
+        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in total\n"
+        f"  estimate per update: {1e3 * computing:,.1f} ms of computation, without "
         f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
-        f"estimate; {1e3 * reducing:,.1f} ms of reducing; {share:.0%} of the cores' peak\n"
+        f"estimate; {1e3 * reducing:,.1f} ms of all-reduces; {share:.0%} of the cores' peak\n"
         f"  estimate of the stage: {_duration(hours)}"
     )
     return {

@@ -136,7 +136,7 @@ def check(config: "BertConfig", stages: Sequence["Stage"]) -> None:
     if depth != config.num_hidden_layers:
         raise ValueError(
             f"The stages end with {depth} encoder layers, but num_hidden_layers in the "
-            f"configuration is {config.num_hidden_layers}; choose the one that fits the other."
+            f"configuration is {config.num_hidden_layers}; make them equal."
         )
 
 
@@ -252,8 +252,8 @@ def _cut(stages, steps, partial, whole):
     left = first.steps - sum(steps)
     if left < 1:
         raise ValueError(
-            f"The stages that grow take {sum(steps)} updates, but the first stage of the run from "
-            f"scratch, which they are cut from, has {first.steps}."
+            f"The partial stages take {sum(steps)} updates, but the first stage of the run from "
+            f"scratch, which they are part of, has {first.steps}."
         )
     pieces = [
         dataclasses.replace(

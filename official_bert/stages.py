@@ -247,7 +247,7 @@ class Run:
         if self.reduce_dtype == "fp16" and self.dtype != "fp16":
             raise ValueError(
                 "reduce_dtype=fp16 needs the loss scale of dtype=fp16, or small gradients would "
-                f"become 0; with dtype={self.dtype} take bf16, which has the range of float32."
+                f"become 0; with dtype={self.dtype} use bf16, which has the range of float32."
             )
         if self.loss_scale is not None and self.dtype != "fp16":
             raise ValueError(

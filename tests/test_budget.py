@@ -80,7 +80,9 @@ def test_the_updates_fill_the_time_in_the_proportions_and_with_the_warmup_of_the
 
 
 def test_a_budget_that_has_no_room_for_every_stage_is_refused():
-    with pytest.raises(ValueError, match=r"too small: 0 s are left .* 2 stages take 0.01, 0.05 s"):
+    with pytest.raises(
+        ValueError, match=r"too small: 0 s are left .* takes 0.01, 0.05 s in the 2 stages"
+    ):
         budget.fitted((FIRST, SECOND), (0.01, 0.05), 0.1)
 
 

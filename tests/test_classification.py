@@ -119,7 +119,7 @@ def test_it_learns_and_reports_beside_the_majority_class(small_sentences, tmp_pa
     assert last["examples"] == 26
     said = capsys.readouterr().out
     assert "held out: loss" in said
-    assert "(always the commonest class: 50.0%)" in said
+    assert "(most frequent class: 50.0%)" in said
     assert "accuracy" in next(line for line in said.splitlines() if line.startswith("step 60/60"))
 
 

@@ -24,12 +24,25 @@ def test_help_shows_a_command_line_that_can_be_pasted(command):
     shown = re.search(r"\n\n((?:    .*\n)+)", done.stdout)[1]
     begin, *given = shlex.split(shown.replace("\\\n", ""))[1:]
     assert [begin, given.pop(0)] == ["-m", module]
-    flags = {match[1] for match in re.finditer(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M)}
+    flags = re.findall(r"^  --(?:\[no\])?(\w+): (?:<.*>: )?\S", done.stdout, re.M)
+    assert len(flags) == len(set(flags))
+    assert len(flags) == len(re.findall("^  --", done.stdout, re.M))  # each has a description
     for argument in given:
         if argument.startswith("--"):
             assert argument[2:].partition("=")[0] in flags
     assert done.returncode == 0
     assert not done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_wait_for_tensorflow(command):
+    arguments = ["-X", "importtime", "-m", f"official_bert.{command}", "--help"]
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    imported = set(re.findall(r"\| +(\w+)$", done.stderr, re.M))
+    assert "absl" in imported
+    assert not imported & {"keras", "lamb_tf", "tensorflow"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

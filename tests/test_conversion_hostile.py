@@ -129,7 +129,7 @@ def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes,
     arrays = {n: a for n, a in arrays.items() if n.startswith(prefixes)}
     write_hugging_face(tmp_path / "in", arrays, CONFIG)
     for there, output_format in ("tf1", "tf1"), ("hf", "huggingface"):
-        with pytest.raises(ValueError, match="With --allow_missing_heads what is there"):
+        with pytest.raises(ValueError, match="Give --allow_missing_heads to convert"):
             convert_checkpoint.convert(tmp_path / "in", tmp_path / there, output_format)
         convert_checkpoint.convert(
             tmp_path / "in", tmp_path / there, output_format, allow_missing_heads=True
@@ -137,7 +137,7 @@ def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes,
         assert_same_bytes(weights_of(tmp_path / there), arrays)
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["architectures"] == [architecture]
-    with pytest.raises(ValueError, match="holds whole pre-training models"):
+    with pytest.raises(ValueError, match="needs a complete pre-training model"):
         convert_checkpoint.convert(
             tmp_path / "in", tmp_path / "keras", "keras", allow_missing_heads=True
         )
@@ -182,7 +182,7 @@ def test_another_architecture_is_refused_by_its_name(tmp_path, values):
     make_hugging_face(tmp_path / "in")
     config = json.loads(CONFIG.to_json()) | values
     (tmp_path / "in/config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="another model than BERT") as error:
+    with pytest.raises(ValueError, match="the model is not a BERT") as error:
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
     assert str([*values.values()][-1]) in str(error.value)
 
@@ -193,7 +193,7 @@ def test_variables_of_another_model_are_named(tmp_path):
         name.replace("bert/", "electra/"): array for name, array in random_tensors(CONFIG).items()
     }
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
-    with pytest.raises(ValueError, match="no variable of a BERT encoder, but electra/embeddings"):
+    with pytest.raises(ValueError, match="no variable of a BERT encoder; it holds electra/embeddings"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
 
 

@@ -85,7 +85,7 @@ def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
     [
         ({"model_type": "roberta"}, "model_type='roberta'"),
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05"),
-        ({"position_embedding_type": "relative_key"}, "another model than BERT"),
+        ({"position_embedding_type": "relative_key"}, "the model is not a BERT"),
         ({"hidden_act": "silu"}, "hidden_act must be one of"),
         ({"hidden_size": 10**400}, "hidden_size must be"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
@@ -112,7 +112,7 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
 def test_a_vocabulary_is_asked_for_where_the_format_needs_it(tmp_path):
     make_source(tmp_path / "a/in")
     (tmp_path / "a/in/vocab.txt").unlink()
-    with pytest.raises(ValueError, match="name it with --vocab_file"):
+    with pytest.raises(ValueError, match="give --vocab_file"):
         convert_checkpoint.convert(tmp_path / "a/in", tmp_path / "out", "huggingface")
     convert_checkpoint.convert(
         tmp_path / "a/in", tmp_path / "out", "huggingface", allow_missing_vocabulary=True

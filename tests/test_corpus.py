@@ -98,7 +98,7 @@ def test_an_output_is_found_among_the_inputs_through_links(tmp_path, pattern, ou
     (tmp_path / "far").mkdir()
     (tmp_path / "link").symlink_to("texts")
     (tmp_path / "texts/sub/far").symlink_to(tmp_path / "far")
-    with pytest.raises(ValueError, match="output_file: .* would be taken for text by input_file="):
+    with pytest.raises(ValueError, match="output_file: .* would be read as text by input_file="):
         corpus.require_outside(
             {"output_file": [str(tmp_path / output)]}, {"input_file": str(tmp_path / pattern)}
         )
@@ -191,7 +191,7 @@ def test_a_json_object_that_would_fill_the_memory_is_refused_by_its_line(tmp_pat
     for whole in (False, True):
         assert len(list(corpus.documents([str(path)], whole=whole))) == 2
         path.write_text(f"{fits}\n {fits}\n")
-        with pytest.raises(ValueError, match=r"a.jsonl, line 2: more than 1 MB in a line; a JSON"):
+        with pytest.raises(ValueError, match=r"a.jsonl, line 2: a JSON object of more than 1 MB"):
             list(corpus.documents([str(path)], whole=whole))
         path.write_text(f"{fits}\n{fits}\n")
 

@@ -87,7 +87,7 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
         ({"max_seq_length": 2}, "max_seq_length: got 2"),
         ({"num_workers": -1}, "num_workers: got -1"),
         ({"num_shards": 100_000}, "num_shards: got 100000, expected at most 99,999"),
-        ({"num_shards": 90_000}, "num_shards: 90000 shards are more than the records that there"),
+        ({"num_shards": 90_000}, "num_shards: got 90000, but there will be fewer than"),
         ({"max_seq_length": 100_000_000}, "max_seq_length: got 100000000, expected 8 to 65,536"),
         ({"output_file": "tests"}, "output_file: 'tests' names no file"),
         ({"output_file": "tests/", "num_shards": 2}, "output_file: 'tests/' names no file"),
@@ -230,7 +230,7 @@ def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_pa
     made = create(small_text, tmp_path, text, report=lines.append)
     assert 0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5
     (warning,) = [line for line in lines[-1].split("\n") if line.startswith("warning")]
-    assert "tokens are in no record: with sentences of 80 tokens on average" in warning
+    assert "tokens are in no record: sentences have 80 tokens on average" in warning
     assert "--dupe_factor" in warning
 
 
@@ -402,8 +402,8 @@ def inputs(small_text, tmp_path):
         ({"input_file": "text.txt,soft_vocab.txt"}, "name the same file"),
         ({"input_file": "*.txt"}, "vocab_file and input_file name the same file"),
         ({"input_file": "."}, "name the same file"),
-        ({"input_file": "t*", "output_file": "t.tfrecord"}, "would be taken for text"),
-        ({"input_file": "te*", "output_file": "texts/t"}, "would be taken for text"),
+        ({"input_file": "t*", "output_file": "t.tfrecord"}, "would be read as text"),
+        ({"input_file": "te*", "output_file": "texts/t"}, "would be read as text"),
     ],
 )
 def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
@@ -420,7 +420,7 @@ def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
 def test_a_vocabulary_is_not_learned_over_its_text(inputs, tmp_path, name):
     with pytest.raises(ValueError, match="vocab_file and input_file name the same file"):
         learn_vocabulary(str(tmp_path / "text.txt"), str(tmp_path / name), vocab_size=300)
-    with pytest.raises(ValueError, match="would be taken for text by input_file="):
+    with pytest.raises(ValueError, match="would be read as text by input_file="):
         learn_vocabulary(str(tmp_path), str(tmp_path / "new.txt"), vocab_size=300)
     assert {path.name: path.read_bytes() for path in sorted(tmp_path.iterdir())} == inputs
 

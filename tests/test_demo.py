@@ -157,7 +157,7 @@ def test_an_interrupted_demo_goes_on_and_ends_with_the_same_weights(
     else:
         assert process.wait() == 130
         assert "Traceback" not in rest
-        assert re.search(r"Stopped\. The same command goes on", rest.splitlines()[-1])
+        assert re.search(r"Stopped\. Run the same command again", rest.splitlines()[-1])
     assert finish(command).count("step ") < 5  # of 140 updates, 50 were done
     expected = weights(uninterrupted[2])
     for name, value in weights(tmp_path / "output").items():
@@ -258,7 +258,7 @@ def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
 def test_a_second_demo_waits_for_the_first(command, tmp_path):
     output = tmp_path / "output"
     output.mkdir()
-    with demo_folder.alone_in(output), started(command, "waiting for its end") as process:
+    with demo_folder.alone_in(output), started(command, "waiting until it ends") as process:
         time.sleep(0.2)
         assert not (output / "demo.json").exists()
         process.terminate()

@@ -80,7 +80,7 @@ def test_bert_base_and_large_have_the_published_numbers_of_parameters():
 def test_a_stage_is_described_by_what_it_trains_and_costs():
     fields = {"depth": 6, "trained_layers": (3, 4, 5), "train_embeddings": False}
     text = flops.describe(BASE, stage_of(batch_size=32, **fields))
-    assert "6 layers, of which 3 train, embeddings frozen" in text
+    assert "6 layers, 3 of them trained, embeddings frozen" in text
     assert "0.777 TFLOP, 89.9 MB of gradients" in text
 
 

@@ -238,13 +238,13 @@ def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
     ):
         Batches([f"{made}/static.tfrecord-*"], 2, 64, PREDICTIONS)
     with pytest.raises(
-        ValueError, match="made with a vocabulary of 800, the model's vocab_size is"
+        ValueError, match="made with a vocabulary of 800, but the model's vocab_size is"
     ):
         batches(made, vocab_size=700)
     with pytest.raises(ValueError, match="made for max_seq_length=32, which does not fit 16"):
         Batches([f"{made}/dynamic.tfrecord-*"], 2, 16, PREDICTIONS)
     with pytest.raises(
-        ValueError, match="its pairs and masks are in the records; masked_lm_prob is"
+        ValueError, match="pairs and masks of these records are fixed; masked_lm_prob is"
     ):
         batches(made, masked_lm_prob=0.3)
     with pytest.raises(ValueError, match="batch_size: 10 cannot be divided among 4 hosts"):

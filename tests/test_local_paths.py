@@ -15,7 +15,7 @@ ADDRESSES = ("gs://b/a", "s3://b/a", "hdfs://host:9000/a", "gs:/b/a", "file:///t
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_is_refused_with_the_flag_and_what_to_do(address):
     for given in (address, f"a.txt,{address}", ["a.txt", address], Path(address)):
-        with pytest.raises(ValueError, match=r"output_file: '\w+:/.*is an address.*give a path"):
+        with pytest.raises(ValueError, match=r"output_file: '\w+:/.*is an address.*copy the files"):
             local_paths.require_local(output_file=given)
 
 
@@ -123,7 +123,7 @@ def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
         ),
         ("demo", {"output_dir": "out", "corpus": "out/text"}, "and corpus names 'out/text/b.txt'"),
         ("demo", {"output_dir": "out", "corpus": "."}, "and corpus names './out/text/b.txt'"),
-        ("demo", {"output_dir": "new", "corpus": "*"}, "would be taken for text by corpus='*'"),
+        ("demo", {"output_dir": "new", "corpus": "*"}, "would be read as text by corpus='*'"),
     ],
 )
 def test_no_command_writes_over_what_it_reads(tmp_path, module, flags, message):

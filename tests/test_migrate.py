@@ -171,7 +171,7 @@ def test_layers_that_are_called_otherwise_are_paired_in_order_or_by_hand(tmp_pat
     old = old_model(legacy.LAMB(0.01), named=False)
     path = save(old, form, tmp_path)
     model, optimizer = new_model(), lamb_tf.LAMB(0.01)
-    with pytest.raises(ValueError, match="No weights in the file go by the name of"):
+    with pytest.raises(ValueError, match="No weights in the file have the name"):
         migrate.from_tf_keras(path, model, optimizer)
 
     by_hand = dict(zip([v.path for v in model.weights], [v.name for v in old.weights], strict=True))

@@ -61,7 +61,7 @@ def test_a_run_is_lengthened_by_more_steps_which_log_and_run_json_tell(
         *(("train", 4), ("train", 8), ("change", 8), ("train", 12))
     ]
     assert lines[2]["differences"] == [difference]
-    assert f"{difference}; its next learning rate is 0.00222" in capsys.readouterr().out
+    assert f"{difference}; next learning rate 0.00222" in capsys.readouterr().out
     expected = final_tensors(folder)
     (folder / "ctl_step_12.ckpt-3.json").unlink()  # as if killed before
     train(longer, folder)
@@ -92,7 +92,7 @@ def test_a_run_returns_to_a_checkpoint_with_another_rate_only_if_told_to(
     assert tf.train.latest_checkpoint(folder) == str(folder / "ctl_step_8.ckpt-3")
     expected = final_tensors(folder)
     make(slower, folder, resume_from=4).train()  # the same command, once more
-    assert "resume_from is left out: an earlier start returned there" in capsys.readouterr().out
+    assert "resume_from is ignored: an earlier start has returned there" in capsys.readouterr().out
     make(slower, folder).train()
     assert len(changes(folder)) == 1
     assert_same(final_tensors(folder), expected)
@@ -114,8 +114,8 @@ def test_a_run_killed_right_after_its_return_resumes_where_it_returned_to(
 @pytest.mark.parametrize(
     ("changed", "step", "message"),
     [
-        ({}, 5, r"no whole checkpoint of that step. The others are of the steps 4, 8\."),
-        ({"batch_size": 8}, 4, r"batch_size was 16 and is 8\. Go on with its settings, or choose"),
+        ({}, 5, r"no complete checkpoint of that step. It has those of the steps 4, 8\."),
+        ({"batch_size": 8}, 4, r"batch_size was 16 and is 8\. Use its settings, or choose"),
         ({"steps": 6}, 4, "steps was 8 and is 6"),
     ],
 )
@@ -146,7 +146,7 @@ def test_records_replaced_under_the_same_names_are_noticed_and_taken_if_told_to(
     description = json.loads((whole / "run.json").read_text())
     assert description["records"] == [found[0]] != [found[1]]
     others = description | {"records": [found[1]]}
-    message = "the records of stage 1 are not those that it began with.*--resume_from=STEP"
+    message = "the records of stage 1 have changed.*--resume_from=STEP"
     with pytest.raises(ValueError, match=message):
         model_directory.check(whole, small_corpus.config, others)
     assert model_directory.check(whole, small_corpus.config, others, resume_from=4).differences

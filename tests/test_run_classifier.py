@@ -371,7 +371,7 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
     error = capsys.readouterr().err
-    assert "no fine-tuned model of the task" in error
+    assert "not a fine-tuned model of the task" in error
     assert "fresh: output_weights, output_bias" in error
 
 

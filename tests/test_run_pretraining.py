@@ -186,7 +186,7 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"distribution_strategy": "mirrored", "num_gpus": 64}, "num_gpus=64, but this host"),
         ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
-        ({"local_workers": 2}, "--distribution_strategy: --local_workers sets what these would"),
+        ({"local_workers": 2}, "--distribution_strategy: --local_workers already sets this"),
         ({"num_gpus": 1}, "num_gpus=1 has no effect with distribution_strategy='off'"),
         ({"eval_steps": 5}, "--eval_steps: only with --eval_files"),
         ({"eval_batch_size": 8}, "--eval_batch_size: only with --eval_files"),
@@ -335,7 +335,7 @@ def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
 
 def test_masks_that_are_in_the_records_are_not_asked_for_otherwise(files, capsys):
     assert call(*as_flags(files | SMALL | {"masked_lm_prob": 0.3})) == 2
-    assert "its pairs and masks are in the records" in capsys.readouterr().err
+    assert "the pairs and masks of these records are fixed" in capsys.readouterr().err
 
 
 def test_summaries_and_a_profile_are_written(files, tmp_path):
@@ -373,7 +373,7 @@ def test_a_profile_that_lies_behind_is_not_silently_left_out(files, capsys):
     assert call(*as_flags(files | SMALL)) == 0
     assert "warning" not in capsys.readouterr().out
     assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
-    assert "warning: no profile of the updates 2 to 3" in capsys.readouterr().out
+    assert "warning: there will be no profile of updates 2 to 3" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -417,7 +417,7 @@ def assert_ended_at_a_record(code, error, where, what, model_dir):
     assert error.count("\n") == 1, error
     assert error.startswith(f"run_pretraining: error: {where}")
     assert what in error
-    assert "Mend the records and give the same command again." in error
+    assert "Repair the records and run the same command again." in error
     assert checkpoints.CheckpointStore(model_dir).latest().step > 0
 
 
@@ -598,6 +598,6 @@ def test_a_signal_saves_says_how_to_go_on_and_ends(files, number, code):
     process.stdout.close()
     assert process.wait() == code
     step = checkpoints.CheckpointStore(files["model_dir"]).latest().step
-    assert f"Stopped at step {step}; the same command goes on" in rest
+    assert f"Stopped at step {step}. Run the same command again" in rest
     assert "Traceback" not in rest
     assert list(pathlib.Path(files["model_dir"]).rglob("*.xplane.pb"))

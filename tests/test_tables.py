@@ -167,7 +167,7 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
         ("t.jsonl", '{"a": "\\ud83d"}\n', "line 1: 'a' holds half of a character"),
         ("t.jsonl", '{\n"a": "x"}\n', "t.jsonl, line 1: this is not JSON"),
         ("t.jsonl", '[{"a": "x"}]\n', "line 1: this is JSON, but not an object"),
-        ("t.xlsx", "PK", "t.xlsx: the form of this table is not told by its name"),
+        ("t.xlsx", "PK", "t.xlsx: the name does not tell the format of this table"),
     ],
 )
 def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, content, message):

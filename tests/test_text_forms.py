@@ -128,7 +128,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
         ("a.pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "a PDF document; extract its text"),
         ("a.txt", "Some text.\n".encode("utf-16"), "text in UTF-16.*iconv -f utf-16"),
         ("a.txt", "Some text.\n".encode("utf-16-le"), "not text: it holds bytes of value 0"),
-        ("a.tfrecord", tfrecord(), "a file of TFRecords"),
+        ("a.tfrecord", tfrecord(), "a TFRecord file"),
         ("a.db", b"SQLite format 3\0" + bytes(80), "an SQLite database"),
     ],
     ids=shown,

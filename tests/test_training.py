@@ -255,7 +255,7 @@ def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
         np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
     assert "(Hugging Face): weights: carried" in capsys.readouterr().out
     moments = dataclasses.replace(run, init_moments=True)
-    with pytest.raises(ValueError, match="lacks what --init_moments asks for: .*adam_m"):
+    with pytest.raises(ValueError, match="lacks what --init_moments needs: .*adam_m"):
         Trainer(moments, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "b")
     moments = dataclasses.replace(moments, init_checkpoint=str(whole))
     started = Trainer(moments, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "c")

@@ -124,7 +124,7 @@ def test_a_signal_to_one_worker_stops_all_after_the_same_update(
     step = checkpoints.CheckpointStore(tmp_path / "model").latest().step
     assert 20 <= step < STEPS
     for worker in workers:
-        assert f"Stopped at step {step}; the same command goes on" in worker.said()
+        assert f"Stopped at step {step}. Run the same command again" in worker.said()
         assert "Traceback" not in worker.said()
     assert_same(run(2, flags, tmp_path, source="Slurm"), trained(2))
 
@@ -176,7 +176,7 @@ def test_workers_that_do_not_share_a_model_dir_or_the_flags_are_refused(argument
     alone = arguments(tmp_path / "model_0", num_steps_per_epoch=3)
     assert worker_processes.finish(worker_processes.start(1, alone, tmp_path)) == [0]
     for differs, message in (
-        ({}, "go on from different steps: [3, 0]"),
+        ({}, "resume from different steps: [3, 0]"),
         ({"learning_rate": 2e-3}, "worker 1 differs from worker 0"),
     ):
         workers = worker_processes.start(

@@ -78,11 +78,11 @@ def read_config(values: dict, file: str | os.PathLike) -> BertConfig:
     for key, only in _UNLIKE_BERT.items():
         if values.get(key, only) != only:
             raise ValueError(
-                f"{file} has {key}={values[key]!r}, expected {only!r}: another model than BERT."
+                f"{file} has {key}={values[key]!r}, expected {only!r}: the model is not a BERT."
             )
     architectures = values.get("architectures")
     if "model_type" not in values and architectures and "'Bert" not in str(architectures):
-        raise ValueError(f"{file} has architectures={architectures!r}: another model than BERT.")
+        raise ValueError(f"{file} has architectures={architectures!r}: the model is not a BERT.")
     return BertConfig.from_values(values | {"hidden_act": _activation(values)}, file)
 
 

@@ -56,7 +56,8 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
     end = 0
     for first, last in ranges:
         if first != end:
-            raise _damaged(path, f"bytes {min(first, end):,} to {max(first, end):,} are disputed")
+            gap = f"bytes {min(first, end):,} to {max(first, end):,}"
+            raise _damaged(path, f"{gap} belong to no tensor, or to more than one")
         end = last
     if end != size - 8 - length:
         raise _damaged(path, f"{end:,} bytes of tensors expected, {size - 8 - length:,} found")
@@ -95,16 +96,16 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
 def _entry(path, start, entry) -> Tensor:
     dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-        raise ValueError(f"{entry} has a number that is not a whole one")
+        raise ValueError(f"{entry} has a number that is not a whole number of at least 0")
     if last - first != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{entry} has another number of bytes")
+        raise ValueError(f"{entry} has the wrong number of bytes")
 
     def read_bytes():
         array = np.empty(shape, dtype)
         with open(path, "rb") as file:
             file.seek(start + first)
             if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:
-                raise _damaged(path, "it has become shorter while it was read")
+                raise _damaged(path, "it was truncated while it was read")
         return array
 
     return Tensor(tuple(shape), dtype, read_bytes)
@@ -113,9 +114,9 @@ def _entry(path, start, entry) -> Tensor:
 def _without_repetition(pairs: list[tuple[str, object]]) -> dict:
     entries = dict(pairs)
     if len(entries) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name occurs twice")
     return entries
 
 
 def _damaged(path, problem) -> ValueError:
-    return ValueError(f"{path} is not a whole safetensors file: {problem}.")
+    return ValueError(f"{path} is not a complete safetensors file: {problem}.")

@@ -178,8 +178,8 @@ def _check_same_meaning(config, other, file):
         if ours != theirs:
             raise ValueError(
                 f"The weights beside {file} were trained with {name}={getattr(other, name)!r}, but "
-                f"the model has {getattr(config, name)!r} and would compute something else with "
-                f"them; give it {theirs!r} in its bert_config.json."
+                f"the model has {getattr(config, name)!r}, which gives other results; set "
+                f"{theirs!r} in its bert_config.json."
             )
 
 
@@ -281,8 +281,8 @@ def _newest(folder):
 def _pickled(path):
     files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
     return ValueError(
-        f"{path} is a pickle, which could run any code. Where PyTorch is installed, turn it into "
-        f"{path.with_name(SAFETENSORS)}, then convert that; run: {_UNPICKLE} "
+        f"{path} is a pickle, which can run any code when it is read. Convert it to "
+        f"{path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
         f"{shlex.join(map(str, files))}"
     )
 
@@ -349,7 +349,7 @@ def _lower_case(vocab_file, given, config):
     if len(vocabulary) > config.vocab_size:
         raise ValueError(
             f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
-            f"{config.vocab_size:,}; is it another model's?"
+            f"{config.vocab_size:,}; does it belong to another model?"
         )
     chosen = tokenizer_files.do_lower_case(vocab_file.parent) if given is None else given
     if chosen is None:

@@ -43,8 +43,8 @@ def do_lower_case(folder: Path) -> bool | None:
         raise ValueError(f"{file} is not a JSON object of settings: {error}.") from None
     if others:
         raise ValueError(
-            f"{file} has {', '.join(others)}, which BERT's tokenizer does not do. Give "
-            "--do_lower_case to go without these settings."
+            f"{file} has {', '.join(others)}, which BERT's tokenizer does not support. Give "
+            "--do_lower_case to ignore these settings."
         )
     return lower
 

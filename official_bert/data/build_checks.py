@@ -95,8 +95,8 @@ def check_sample(
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
             f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
-            f"{plan.vocab_file} does not fit this text (another language, or another casing than "
-            f"--do_lower_case={plan.do_lower_case}?)."
+            f"{plan.vocab_file} does not fit this text (is it of another language, or does its "
+            f"casing differ from --do_lower_case={plan.do_lower_case}?)."
         )
     # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
     # rest of the text may be of another kind.
@@ -105,8 +105,8 @@ def check_sample(
     most = 2 * times * (len(sample) + len(ids) / (plan.settings.max_seq_length - 3))
     if num_shards > most:
         raise ValueError(
-            f"num_shards: {num_shards} shards are more than the records that there will be, fewer "
-            f"than {most:,.0f}."
+            f"num_shards: got {num_shards}, but there will be fewer than {most:,.0f} records; give "
+            "fewer shards."
         )
 
 
@@ -124,7 +124,7 @@ def check_disk(paths: list[str], shards: list[str], plan: BuildPlan) -> None:
     if free < text * each:
         raise ValueError(
             f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
-            f"of {shards[0]}, which has room for {free / 1e9:,.1f} GB."
+            f"of {shards[0]}, which has {free / 1e9:,.1f} GB free."
         )
 
 
@@ -141,8 +141,8 @@ def check_memory(paths: list[str], plan: BuildPlan) -> None:
     if free is not None and needed > free:
         raise ValueError(
             f"one_random_stream: {text / 1e9:,.1f} GB of text and {passes} times its records would "
-            f"take about {needed / 1e9:,.1f} GB of memory, since one stream holds all of them, and "
-            f"{free / 1e9:,.1f} GB are free; leave it out, and blocks of 2 MB bound the memory."
+            f"take about {needed / 1e9:,.1f} GB of memory, but {free / 1e9:,.1f} GB are free; "
+            "leave it out: the text is then processed in blocks of 2 MB."
         )
 
 

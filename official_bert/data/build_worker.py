@@ -191,7 +191,8 @@ def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterato
                 data = file.read(min(left, chunk))
                 if not data:
                     raise ValueError(
-                        f"{path}.records is shorter than it was; delete its folder and start again."
+                        f"{path}.records was truncated; delete its folder and run the command "
+                        "again."
                     )
                 left -= len(data)
                 yield data

@@ -178,8 +178,8 @@ def require_outside(
             for path in paths:
                 if any(fnmatch.fnmatch(_real(path), name) for name in searched):
                     raise ValueError(  # a `*` matches folders too
-                        f"{flag}: {os.path.abspath(path)!r} would be taken for text by "
-                        f"{other}={pattern!r} when the command is given again; write into a folder "
+                        f"{flag}: {os.path.abspath(path)!r} would be read as text by "
+                        f"{other}={pattern!r} when the command runs again; write into a folder "
                         f"outside of it."
                     )
 
@@ -385,7 +385,7 @@ def _json_lines(path: str, lines: Iterator[str], field: str, whole: bool) -> Ite
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # UnicodeError is one
             raise ValueError(
                 f"{path}, line {number}: expected a JSON object with the text in {field!r} "
-                f"({error!r}); --json_field names another field."
+                f"({error!r}); give --json_field for another field."
             ) from None
         if not isinstance(text, str):
             raise ValueError(

@@ -4,8 +4,8 @@ from official_bert.data.build_worker import BuildPlan
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
 PARAGRAPHS = (
-    "lines that are paragraphs or documents are split into sentences by "
-    "--input_format=paragraphs, by the rules of --language"
+    "if lines are paragraphs or documents, give --input_format=paragraphs, which splits them into "
+    "sentences by the rules of --language"
 )
 
 
@@ -16,7 +16,7 @@ def describe(summary: dict) -> str:
     if dropped:
         reasons.append(f"{dropped:,} cut off so that pairs fit")
     if summary["dropped_bytes"]:
-        reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates left out unread")
+        reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates skipped")
     long = f"; sentences longer than a sequence: {summary['long_sentences']:,}"
     return (
         f"{read:,} tokens read, {read - dropped:,} written, {dropped:,} dropped "
@@ -36,12 +36,12 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     elif _in_paragraphs(summary) > TOO_MUCH:
         found.append(
             f"{_in_paragraphs(summary):.0%} of the text is in lines that look like three sentences "
-            f"or more, and each line was taken for one: {PARAGRAPHS}."
+            f"or more, but each line was read as one sentence; {PARAGRAPHS}."
         )
     if summary["documents"] == 1 and summary["text_bytes"] > 1_000_000:
         found.append(
-            "all of the text is one document, so random second parts come from it, too: a blank "
-            "line ends a document."
+            "all of the text is one document, so random second segments come from it, too; "
+            "separate documents with a blank line."
         )
     return found
 
@@ -55,7 +55,7 @@ def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
     if _share(counts) > TOO_MUCH and not allowed:
         raise ValueError(
             f"input_file: {_share(counts):.1%} of the text's {counts['text_tokens']:,} tokens "
-            f"would be in no record: {_likely_cause(counts, plan)}. (To go on all the same, give "
+            f"would be in no record: {_likely_cause(counts, plan)}. (To continue anyway, give "
             f"--allow_dropped_text.)"
         )
 
@@ -83,7 +83,7 @@ def _likely_cause(counts: dict, plan: BuildPlan) -> str:
         )
     mean = counts["text_tokens"] / max(counts["sentences"], 1)
     return (
-        f"with sentences of {mean:.0f} tokens on average the pairs of a sequence of "
-        f"{plan.settings.max_seq_length} run over, and what is over is cut off; a larger "
-        f"--dupe_factor cuts elsewhere every time, --dynamic_masking cuts nothing off"
+        f"sentences have {mean:.0f} tokens on average, so pairs are longer than a sequence of "
+        f"{plan.settings.max_seq_length} and are cut; with a larger --dupe_factor other parts are "
+        f"cut off in each pass, with --dynamic_masking nothing is"
     )

@@ -144,7 +144,7 @@ class Batches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """The rows of this shard in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
-            raise IndexError(f"step {step}: there are {self.num_batches} batches.")
+            raise IndexError(f"step {step}: there are only {self.num_batches} batches.")
         pool, rows, weights = self._draw(step)
         if self._masking:
             keys = [self._key("mask", step, section) for section in self._my_sections]
@@ -298,7 +298,8 @@ def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
     if files.manifest and vocab_size and files.manifest["vocabulary"]["size"] > vocab_size:
         raise ValueError(
             f"{files.paths[0]}: made with a vocabulary of "
-            f"{files.manifest['vocabulary']['size']:,}, the model's vocab_size is {vocab_size:,}."
+            f"{files.manifest['vocabulary']['size']:,}, but the model's vocab_size is "
+            f"{vocab_size:,}."
         )
 
 
@@ -310,9 +311,8 @@ def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, a
     given = [name for name, value in asked.items() if value is not None]
     if given:
         raise ValueError(
-            f"{files.paths[0]}: its pairs and masks are in the records; "
-            f"{', '.join(given)} is for records made with "
-            f"--dynamic_masking."
+            f"{files.paths[0]}: the pairs and masks of these records are fixed; "
+            f"{', '.join(given)} is for records made with --dynamic_masking."
         )
     return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths), None
 

@@ -81,7 +81,7 @@ class Builder:
 
     def _refuse(self) -> NoReturn:
         raise ValueError(
-            f"output_file: another process is building into {self._folder}; wait for it."
+            f"output_file: another process is building into {self._folder}; wait until it ends."
         )
 
     def _forget_other_builds(self) -> None:
@@ -167,8 +167,8 @@ class Builder:
         ends = np.cumsum([0, *(part["counts"]["sequences"] for part in parts)])
         if ends[-1] < len(self._shards):
             raise ValueError(
-                f"num_shards: {len(self._shards)} shards are more than the {ends[-1]} records "
-                f"there are."
+                f"num_shards: got {len(self._shards)}, but there are only {ends[-1]} records; give "
+                "fewer shards."
             )
         cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
         made = [_read(self._made(n)) for n in range(len(self._shards))]
@@ -308,8 +308,8 @@ def _ask(process: subprocess.Popen, task):
         answer = pickle.load(process.stdout)
     except EOFError:
         raise ValueError(
-            f"a worker process died (exit code {process.wait()}), perhaps for want of memory; what "
-            f"is finished stays: start again, with fewer --num_workers."
+            f"a worker process died (exit code {process.wait()}), perhaps out of memory; the "
+            f"finished part is kept: run the same command again with fewer --num_workers."
         ) from None
     if isinstance(answer, Exception):
         raise answer

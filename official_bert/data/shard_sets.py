@@ -88,19 +88,19 @@ def require_whole(
         if stale:
             raise ValueError(
                 f"{_several(stale)} stale, left by another build: {path} lists "
-                f"{len(listed)} other files; remove what is stale."
+                f"{len(listed)} other files; remove the stale ones."
             )
         missing = _missing(patterns, paths, listed)
         if missing:
             raise ValueError(
                 f"{_several(missing)} missing of the {len(listed)} files that {path} lists; fetch "
-                f"or make them again, or name the files to read one by one."
+                f"or make them again, or list the files to read one by one."
             )
     others = [path for path in paths if path not in vouched]
     for path in others:
         if manifest.building_folder([path]) in building:
             raise ValueError(
-                f"{path}: its build was not finished; give that command again, or remove "
+                f"{path}: its build was not finished; run that command again, or remove "
                 f"{manifest.building_folder([path])}."
             )
     _check_one_count(others)
@@ -127,8 +127,8 @@ def _check_one_count(paths: Iterable[str]) -> None:
             first = counts.setdefault(match[1], (match[2], path))
             if first[0] != match[2]:
                 raise ValueError(
-                    f"{first[1]} and {path} are of two sets that hold the same data cut into "
-                    f"{int(first[0])} and {int(match[2])} files; remove one set."
+                    f"{first[1]} and {path} belong to two copies of the same data, in "
+                    f"{int(first[0])} and {int(match[2])} files; remove one copy."
                 )
 
 

@@ -107,9 +107,8 @@ def _opened(path: str):
             yield raw, file, place
     except _TooLong:
         raise ValueError(
-            f"{path}, line {place.line}: more than {LONGEST_OBJECT / 1e6:.0f} MB in a line; a JSON "
-            f"object is read as a whole and may have that much: write long documents as several "
-            f"objects."
+            f"{path}, line {place.line}: a JSON object of more than {LONGEST_OBJECT / 1e6:.0f} MB, "
+            f"the maximum, since it is read as a whole; split long documents into several objects."
         ) from None
     except UnicodeDecodeError as error:
         raise ValueError(

@@ -22,10 +22,10 @@ _BINARY = {
     b"PK\x03\x04": ("a ZIP archive, or a document packed in one (.docx, .xlsx, .epub)", _UNPACK),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
     b"Rar!\x1a\x07": ("a RAR archive", _UNPACK),
-    b"\x1f\x8b": ("GZIP-compressed", "let its name end in .gz"),
-    b"BZh": ("bzip2-compressed", "let its name end in .bz2"),
-    b"\xfd7zXZ\0": ("xz-compressed", "let its name end in .xz"),
-    b"\x28\xb5\x2f\xfd": ("Zstandard-compressed", "let its name end in .zst"),
+    b"\x1f\x8b": ("GZIP-compressed", "rename it to end in .gz"),
+    b"BZh": ("bzip2-compressed", "rename it to end in .bz2"),
+    b"\xfd7zXZ\0": ("xz-compressed", "rename it to end in .xz"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard-compressed", "rename it to end in .zst"),
     b"PAR1": ("a Parquet file", f"{_CONVERT} (pandas: `read_parquet` and `to_json`)"),
     b"ARROW1": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
     b"\xff\xff\xff\xff": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
@@ -65,7 +65,7 @@ def recognise(path: str, form: str = "auto") -> str:
     if form == "wikiextractor" and text and not text.startswith("<doc "):
         raise ValueError(
             f"{path}: not output of WikiExtractor, since it begins with {first[:40]!r} and not "
-            f"with `<doc `; give --input_format=auto, or the form that it has."
+            f"with `<doc `; give --input_format=auto, or its actual format."
         )
     if form != "auto":
         return form
@@ -111,13 +111,13 @@ def check(
         )
     if language is not None and forms == {"sentences"}:
         raise ValueError(
-            f"language: {language!r} would have no effect, since the text is read as a sentence a "
-            f"line; leave it out, or give --input_format=paragraphs."
+            f"language: {language!r} would have no effect, since the text is read as one sentence "
+            f"per line; leave it out, or give --input_format=paragraphs."
         )
 
 
 def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
-    override = "; if it is text as it stands, say --input_format=sentences" if may_be_text else ""
+    override = "; if it is plain text, give --input_format=sentences" if may_be_text else ""
     raise ValueError(f"{path}: this is {what}; {mend}{override}.")
 
 
@@ -130,7 +130,7 @@ def _refuse_binary(path: str, start: bytes) -> None:
     if start[257:262] == b"ustar":
         _refuse(path, *_TAR, may_be_text=False)
     if len(start) >= records.HEADER_BYTES and records.payload_length(start) is not None:
-        _refuse(path, "a file of TFRecords", "give the text that it was made of", may_be_text=False)
+        _refuse(path, "a TFRecord file", "give the text that it was made from", may_be_text=False)
     if b"\0" in start:
         mend = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
         _refuse(path, "not text: it holds bytes of value 0", mend, may_be_text=False)
@@ -139,10 +139,10 @@ def _refuse_binary(path: str, start: bytes) -> None:
 def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:
     """Refuses JSON that begins an array, or an object that does not end in its first line."""
     if first.startswith("["):
-        _refuse(path, "a JSON array", "write an object a line, for example with `jq -c '.[]'`")
+        _refuse(path, "a JSON array", "write one object per line, for example by `jq -c '.[]'`")
     if first.startswith("{") and is_whole_line and not first.rstrip().endswith("}"):
         _refuse(
-            path, "JSON over several lines", "write an object a line, for example with `jq -c .`"
+            path, "JSON over several lines", "write one object per line, for example by `jq -c .`"
         )
 
 

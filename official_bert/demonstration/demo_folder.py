@@ -46,7 +46,7 @@ def alone_in(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Waits until no other demo, nor a command that one started, works in `folder`."""
 
     def tell():
-        print(f"Another demo is at work in {folder}; waiting for its end …", flush=True)
+        print(f"Another demo is running in {folder}; waiting until it ends …", flush=True)
 
     return file_locks.hold(folder / ".lock", tell, with_children=True)
 

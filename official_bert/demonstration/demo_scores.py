@@ -169,7 +169,7 @@ def table(results: dict) -> str:
             f"{results['blanks_right_in_top_3_before_training']} of {results['blanks']} blanks",
         ),
         (
-            "  of more blanks, chosen alike",
+            "  of more blanks, chosen in the same way",
             f"{results['more_blanks_right_in_top_3']} of {results['more_blanks']}",
         ),
         ("plateau left", "never" if left is None else f"after {left} updates"),

@@ -67,7 +67,7 @@ def find(worker_hosts: str | None, task_index: int, environment: Mapping[str, st
         if task_index not in (-1, cluster.index):
             raise ValueError(
                 f"task_index={task_index}, but {cluster.source} says that this is worker "
-                f"{cluster.index}; task_index goes with worker_hosts."
+                f"{cluster.index}; leave task_index out, or give worker_hosts, too."
             )
     _check(cluster)
     return cluster
@@ -93,8 +93,8 @@ def _check(cluster):
         )
     if len(hosts) < 2:
         raise ValueError(
-            f"multi_worker_mirrored is for two workers or more, but {hosts[0]} is all that is "
-            f"given by {source}; train on one with distribution_strategy=mirrored."
+            f"multi_worker_mirrored needs at least two workers, but {source} gives only "
+            f"{hosts[0]}; on one host, use distribution_strategy=mirrored."
         )
     if not 0 <= index < len(hosts):
         raise ValueError(
@@ -165,7 +165,7 @@ def _from_slurm(environment):
     told = tuple(int(environment.get(f"SLURM_{name}", -1)) for name in ("NODEID", "LOCALID"))
     if cluster.index in range(len(places)) and -1 not in told and told != places[cluster.index]:
         raise ValueError(
-            f"Slurm put task {index} on node {told[0]} as its task {told[1]}; expected were node "
+            f"Slurm put task {index} on node {told[0]} as its task {told[1]}; expected node "
             f"{places[cluster.index][0]} and task {places[cluster.index][1]}. Start the step with "
             "srun --distribution=block."
         )

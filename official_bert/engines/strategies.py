@@ -62,8 +62,8 @@ def make_strategy(
         )
     if tpu and name != "tpu":
         raise ValueError(
-            f"A TPU is asked for (tpu={tpu!r}) together with distribution_strategy={name!r}, which "
-            "would train without it; pass distribution_strategy=tpu."
+            f"tpu={tpu!r} has no effect with distribution_strategy={name!r}, which would train "
+            "without the TPU; pass distribution_strategy=tpu."
         )
     if (worker_hosts or task_index != -1) and name != "multi_worker_mirrored":
         given = "worker_hosts" if worker_hosts else "task_index"
@@ -71,7 +71,9 @@ def make_strategy(
             f"{given} is for distribution_strategy=multi_worker_mirrored; got {name!r}."
         )
     if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
-        raise ValueError(f"all_reduce_alg is for several devices; got {name!r} with it.")
+        raise ValueError(
+            f"all_reduce_alg is for several devices; got distribution_strategy={name!r}."
+        )
     if num_gpus is not None and name in ("off", "tpu"):
         raise ValueError(
             f"num_gpus={num_gpus} has no effect with distribution_strategy={name!r}, "
@@ -113,8 +115,8 @@ def make_strategy(
     reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
     if reduction and len(devices) == 1:
         raise ValueError(
-            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has {devices[0]} "
-            "alone. Pass num_gpus, or leave it out."
+            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has only "
+            f"{devices[0]}. Pass num_gpus, or leave all_reduce_alg out."
         )
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
 
@@ -132,7 +134,7 @@ def _tpu_strategy(tpu):
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"No TPU could be reached as --tpu={tpu!r}: {reason} On a TPU VM, install the extra "
-            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu tells what a run would do."
+            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu estimates a run."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 
@@ -176,8 +178,8 @@ def lost_worker(error: Exception) -> str | None:
     who = f" TensorFlow names worker {named[-1]}." if named else ""
     return (
         f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
-        "Its own output says why, unless it was killed. Start all workers again with the same "
-        "commands: they go on from the last checkpoint."
+        "Its own output gives the reason, unless it was killed. Start all workers again with the "
+        "same commands: they resume from the last checkpoint."
     )
 
 

@@ -50,7 +50,7 @@ def describe(config: BertConfig, stage: "Stage") -> str:
     embeddings = "" if stage.train_embeddings else ", embeddings frozen"
     return (
         f"{stage.steps:,} updates of {stage.batch_size:,} × {stage.max_seq_length} tokens; "
-        f"{depth} layers, of which {trained} train{embeddings}; an update: "
+        f"{depth} layers, {trained} of them trained{embeddings}; per update: "
         f"{step_flops(config, stage) / 1e12:,.3g} TFLOP, "
         f"{reduced_bytes(config, stage) / 1e6:,.3g} MB of gradients"
     )

@@ -54,7 +54,7 @@ def exit_code(
 ) -> int:
     """Calls a command's `main` and prints its error, if any; the exit code."""
     if given and not arguments:
-        reason = f"unexpected argument {given[0]!r}; flags begin with --, globs stand in quotes."
+        reason = f"unexpected argument {given[0]!r}; flags begin with --, globs need quotes."
         return report(command, reason)
     try:
         return (main(given) if arguments else main()) or 0
@@ -74,7 +74,7 @@ def resumable(work: Callable[[], int]) -> int:
     try:
         return work()
     except KeyboardInterrupt:
-        print("Stopped at once. The same command resumes the last checkpoint, if any.")
+        print("Stopped at once. Run the same command again to resume from the last checkpoint.")
         return STOPPED[0]
 
 

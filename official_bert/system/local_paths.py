@@ -26,8 +26,8 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
             if is_address(path):
                 raise ValueError(
                     f"{flag}: {path!r} is an address, and only paths on this machine can be used "
-                    f"here; give a path, and copy the files (`gcloud storage cp`, `aws s3 cp`, "
-                    f"`hdfs dfs -get`) or mount what holds them."
+                    f"here; copy the files (`gcloud storage cp`, `aws s3 cp`, `hdfs dfs -get`) or "
+                    "mount them, and give their path."
                 )
 
 

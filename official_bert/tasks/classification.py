@@ -213,12 +213,12 @@ class Classification:
         """Held-out metrics as one line of text."""
         if not self.predicts_classes:
             return (
-                f"mean squared error {metrics['mean_squared_error']:.4g} (always the mean label: "
+                f"mean squared error {metrics['mean_squared_error']:.4g} (mean label: "
                 f"{metrics['mean_label_squared_error']:.4g})"
             )
         return (
-            f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%} (always the commonest "
-            f"class: {metrics['majority_class_accuracy']:.1%})"
+            f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%} (most frequent class: "
+            f"{metrics['majority_class_accuracy']:.1%})"
         )
 
     # Predictions

@@ -64,8 +64,8 @@ def form_of(path: str) -> str:
     ending = os.path.splitext(_COMPRESSED.sub("", path))[1].lower()
     if ending not in _ENDINGS:
         raise ValueError(
-            f"{path}: the form of this table is not told by its name; expected a name that ends in "
-            f"{', '.join(_ENDINGS)}."
+            f"{path}: the name does not tell the format of this table; expected a name that ends "
+            f"in {', '.join(_ENDINGS)}."
         )
     return _ENDINGS[ending]
 

@@ -261,7 +261,7 @@ def _jax_topologies():
     missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"The TPU compiler comes with {' and '.join(missing)}, not installed here: "
+            f"The TPU compiler needs {' and '.join(missing)}, not installed here: "
             "pip install 'lamb_tf[rehearse]'."
         )
     # libtpu would look for the TPU of this machine, and JAX for any accelerator.

@@ -62,7 +62,7 @@ def fix(
     stages = fitted(run.stages, updates, 60 * run.minutes - spent - sum(ends))
     if engine.is_chief:
         counts = ", ".join(
-            f"{stage.steps} of {1000 * seconds:.0f} ms"
+            f"{stage.steps} × {1000 * seconds:.0f} ms"
             for stage, seconds in zip(stages, updates, strict=True)
         )
         say(f"budget of {run.minutes:g} minutes, measured in {spent:.0f} s: updates {counts}")
@@ -90,9 +90,9 @@ def fitted(
     steps = [int(factor * stage.steps) for stage in stages]
     if min(steps) < 1:
         raise ValueError(
-            f"The budget is too small: {available:.0f} s are left for updates, of which those of "
-            f"this recipe's {len(stages)} stages take "
-            f"{', '.join(f'{each:.2f}' for each in seconds)} s each; allow more minutes."
+            f"The budget is too small: {available:.0f} s are left for updates, and one update "
+            f"takes {', '.join(f'{each:.2f}' for each in seconds)} s in the {len(stages)} stages "
+            "of this recipe; give more minutes."
         )
     return tuple(
         dataclasses.replace(

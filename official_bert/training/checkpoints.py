@@ -55,7 +55,7 @@ def step_and_count(name: str) -> tuple[int, int]:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no name of a checkpoint like ctl_step_8.ckpt-2.")
+        raise ValueError(f"{name!r} is not the name of a checkpoint, such as ctl_step_8.ckpt-2.")
     return int(match[1]), int(match[2])
 
 
@@ -143,8 +143,8 @@ class CheckpointStore:
         found = self._newest_whole(names, say)
         if names and found is None:
             raise ValueError(
-                f"No checkpoint in {self.directory} is whole. Restore one, or move them away to "
-                "start from the beginning."
+                f"No checkpoint in {self.directory} is complete. Restore one, or move them to "
+                "another folder to start from the beginning."
             )
         return found
 
@@ -159,8 +159,8 @@ class CheckpointStore:
         if found is None:
             others = sorted({*steps.values()} - {step})
             raise ValueError(
-                f"resume_from={step}: {self.directory} has no whole checkpoint of that step. The "
-                f"others are of the steps {', '.join(map(str, others)) or '(none)'}."
+                f"resume_from={step}: {self.directory} has no complete checkpoint of that step. "
+                f"It has those of the steps {', '.join(map(str, others)) or '(none)'}."
             )
         return found
 
@@ -195,7 +195,7 @@ class CheckpointStore:
             try:
                 return _read_whole(prefix)
             except ValueError as problem:
-                say(f"Checkpoint {prefix} is damaged ({problem}); looking for the one before.")
+                say(f"Checkpoint {prefix} is damaged ({problem}); trying the previous one.")
         return None
 
     def _forget_old(self):

@@ -45,7 +45,7 @@ def require(model_dir: str | os.PathLike, run: "Run", reporting: "Reporting") ->
             f"The disk of {model_dir} has {_gigabytes(free)} free, but this run needs "
             f"{_gigabytes(needed)} more: {count:,} checkpoints of {_gigabytes(one)} "
             f"(keep_checkpoint_max={keep}{kept}) and "
-            f"{_gigabytes(exports * weights)} of {best}, less what is there. Free some space, "
+            f"{_gigabytes(exports * weights)} of {best}, minus existing files. Free some space, "
             "lower keep_checkpoint_max, or choose a model_dir on another disk."
         )
 

@@ -75,7 +75,9 @@ def load_checkpoint(
         model = task.make_model(config, None, DTYPE_POLICIES[dtype])
     said = model_state.load_weights(model, path)
     if "; fresh: " in said:
-        raise ValueError(f"This is no fine-tuned model of the task: {said}. Train it (--do_train).")
+        raise ValueError(
+            f"This is not a fine-tuned model of the task: {said}. Train it (--do_train)."
+        )
     print(said)
     return model
 

@@ -113,8 +113,8 @@ def check(
         (differences if lengthens or returns else refused).append((name, _said(name, was, now)))
     if refused:
         raise ValueError(
-            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Go on with "
-            f"its settings, {_hint(refused)}or choose another model_dir (and its checkpoint as "
+            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Use its "
+            f"settings, {_hint(refused)}or choose another model_dir (with its checkpoint as "
             "init_checkpoint, to start from its weights)."
         )
     last = claim.changes[-1] if claim.changes else {}
@@ -144,7 +144,8 @@ def alone_in(directory: Path) -> AbstractContextManager[None]:
 
     def refuse() -> NoReturn:
         raise ValueError(
-            f"Another process trains in {directory}; wait for its end, or choose another model_dir."
+            f"Another process trains in {directory}; wait until it ends, or choose another "
+            "model_dir."
         )
 
     return file_locks.hold(directory / ".lock", refuse)
@@ -153,7 +154,7 @@ def alone_in(directory: Path) -> AbstractContextManager[None]:
 def _check_unclaimed(directory, config, resume_from):
     if any(directory.glob("*.index")):
         raise ValueError(
-            f"{directory} holds checkpoints but no run.json, so they are not of such a run; choose "
+            f"{directory} holds checkpoints but no run.json, so another program wrote them; choose "
             "another model_dir."
         )
     if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
@@ -187,11 +188,11 @@ def describes(directory: Path) -> dict | None:
         for stage in held["stages"]:
             for count in (stage["steps"], stage["warmup_steps"]):
                 if not isinstance(count, int):
-                    raise TypeError(f"{count!r} is no number of steps")
+                    raise TypeError(f"{count!r} is not a number of steps")
         Claim({}, tuple(held.get("changes", ()))).abandoned()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path} is damaged, so it cannot be told whose checkpoints these are "
+            f"{path} is damaged, so the run of these checkpoints is unknown "
             f"({type(error).__name__}: {error}). Restore it, or choose another model_dir."
         ) from None
     return held
@@ -200,13 +201,13 @@ def describes(directory: Path) -> dict | None:
 def _said(name, was, now):
     if name.startswith("records["):
         number = int(name.removeprefix("records[").removesuffix("]")) + 1
-        return f"the records of stage {number} are not those that it began with"
+        return f"the records of stage {number} have changed"
     return f"{name} was {json.dumps(was)} and is {json.dumps(now)}"
 
 
 def _hint(refused):
     if all(_CHANGED_ON_RETURN.fullmatch(name) for name, _ in refused):
-        return "return to one of its checkpoints with the new ones (--resume_from=STEP), "
+        return "resume from one of its checkpoints with the new settings (--resume_from=STEP), "
     return ""
 
 

@@ -94,7 +94,7 @@ def load_weights(
     fresh = [variable.path for variable in model.weights if variable.path not in weights]
     if len(fresh) == len(model.weights):
         raise ValueError(
-            f"{path} ({source.dialect}) carries none of the model's variables; expected names like "
+            f"{path} ({source.dialect}) has none of the model's variables; expected names like "
             f"{fresh[0]}, found {names.listed(source.left_over) or 'nothing'}."
         )
     pairs = [
@@ -145,7 +145,7 @@ def _step_with_moments(model, optimizer, source):
     steps = [t for name, t in sorted(source.counters.items(), reverse=True) if _STEP.search(name)]
     if missing or not steps:
         raise ValueError(
-            f"{source.path} ({source.dialect}) lacks what --init_moments asks for: "
+            f"{source.path} ({source.dialect}) lacks what --init_moments needs: "
             f"{names.listed(missing) or 'the number of updates'}."
         )
     return int(steps[0].read())
@@ -160,7 +160,7 @@ def _values(variable, name, tensor, path):
     if tensor.shape != tuple(variable.shape):
         raise ValueError(
             f"{path} has {name} of shape {tensor.shape}, but the model's is "
-            f"{tuple(variable.shape)}; is it another bert_config.json's?"
+            f"{tuple(variable.shape)}; does it belong to another bert_config.json?"
         )
     values = tensor.read()
     if not np.isfinite(values).all():

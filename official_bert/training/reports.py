@@ -79,8 +79,8 @@ class Reports:
         instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
         differences = "; ".join(change["differences"]) or "with the same settings"
         self.say(
-            f"the run is changed on purpose, from {change['resumed_from'] or 'its start'}"
-            f"{instead_of}: {differences}; its next learning rate is "
+            f"settings changed, resuming from {change['resumed_from'] or 'the start'}"
+            f"{instead_of}: {differences}; next learning rate "
             f"{float(self._learning_rate(step)):.3g}"
         )
 
@@ -89,8 +89,9 @@ class Reports:
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
         self.say(
-            f"an update sums {reductions.bytes / 1e6:,.1f} MB over {self._workers} workers in "
-            f"{reductions.count} reductions; by a ring each worker sends {sent / 1e6:,.1f} MB"
+            f"communication per update: {reductions.bytes / 1e6:,.1f} MB over {self._workers} "
+            f"workers in {reductions.count} all-reduces; with a ring, each worker sends "
+            f"{sent / 1e6:,.1f} MB"
         )
 
     def train(

@@ -47,16 +47,16 @@ def warnings(run: "Run", reporting: "Reporting", replicas: int, step: int) -> It
         if stage.warmup_steps >= stage.steps:
             yield (
                 f"stage {index + 1} has {stage.steps} steps, but its warm-up takes "
-                f"{stage.warmup_steps}: the rate never comes to {stage.learning_rate:g}."
+                f"{stage.warmup_steps}: the learning rate never reaches {stage.learning_rate:g}."
             )
     if run.reduce_dtype != "fp32" and replicas == 1:
         yield (
-            f"reduce_dtype={run.reduce_dtype} has no effect: one replica alone has nothing to "
+            f"reduce_dtype={run.reduce_dtype} has no effect: with one replica there is nothing to "
             "reduce."
         )
     window = reporting.profile_steps
     if window and step >= window[1]:
         yield (
-            f"no profile of the updates {window[0]} to {window[1]}: this run is resumed after "
-            f"update {step}."
+            f"there will be no profile of updates {window[0]} to {window[1]}: this run resumes "
+            f"after update {step}."
         )

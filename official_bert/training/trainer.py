@@ -1,7 +1,7 @@
 """The training loop: from stages and records to a checkpoint.
 
 What a step does is a function of (run, step): the batch, the dropout, the learning rate. With the
-weights, the moments and the loop's own state in the checkpoint, a run that was killed goes on as
+weights, the moments and the loop's own state in the checkpoint, a run that was killed resumes as
 if nothing had happened.
 """
 
@@ -145,7 +145,7 @@ class Trainer:
         if behind:
             raise InputFailed(
                 f"{behind} The run ended after update {self.step}; the last checkpoint in "
-                f"{self.model_dir} is intact. Mend the records and give the same command again."
+                f"{self.model_dir} is intact. Repair the records and run the same command again."
             ) from error
 
     def _train_stage(self, index, stop):
@@ -317,7 +317,7 @@ class Trainer:
             self._reports.say(f"resumes {self._checkpoint.prefix}")
 
     def _write_claim(self):
-        """Notes down whose the directory is and what is changed on purpose."""
+        """Records which run owns the directory, and which settings were changed on purpose."""
         change = self._claim.change(
             self._checkpoint and self._checkpoint.name, self._store.newest_name()
         )
@@ -334,7 +334,7 @@ class Trainer:
         if change:
             self._reports.change(self.step, change)
         if self._claim.has_returned:
-            self._reports.say("resume_from is left out: an earlier start returned there already.")
+            self._reports.say("resume_from is ignored: an earlier start has returned there.")
 
     def _check_that_workers_agree(self):
         description = json.dumps(self._description, sort_keys=True).encode()
@@ -342,13 +342,13 @@ class Trainer:
         steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
             raise ValueError(
-                f"The workers were not given the same run: worker {_odd_one(runs)} differs from "
-                "worker 0. Start all of them with the same flags, but for task_index."
+                f"The workers have different settings: worker {_odd_one(runs)} differs from "
+                "worker 0. Start all of them with the same flags, except task_index."
             )
         if len(set(steps)) > 1:
             raise ValueError(
-                f"The workers go on from different steps: {steps}, in the order of their places. "
-                f"model_dir ({self.model_dir}) must be one directory that all of them see."
+                f"The workers resume from different steps: {steps}, in the order of task_index. "
+                f"model_dir ({self.model_dir}) must be one directory that all of them share."
             )
 
     def _weights(self):
@@ -367,7 +367,7 @@ class Trainer:
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
-        self._reports.say(f"trained {self.step} steps; weights: {prefix}; figures: {path}")
+        self._reports.say(f"trained {self.step} steps; weights: {prefix}; metrics: {path}")
 
 
 def _first_row(rows, is_bad):

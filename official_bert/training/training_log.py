@@ -82,7 +82,7 @@ class StopRequest:
         if self._signal == signal.SIGINT == number:
             raise KeyboardInterrupt
         self._signal = number
-        print("\nStopping: the checkpoint is written first …", flush=True)
+        print("\nStopping after a checkpoint is written …", flush=True)
 
     @property
     def requested(self) -> bool:
@@ -94,7 +94,7 @@ class StopRequest:
         A worker that stops because another one was asked to, counts as asked by SIGTERM.
         """
         raise Stopped(
-            f"Stopped at step {step}; the same command goes on from {model_dir}.",
+            f"Stopped at step {step}. Run the same command again to resume from {model_dir}.",
             128 + (self._signal or signal.SIGTERM),
         )
 
