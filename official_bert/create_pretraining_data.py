@@ -34,7 +34,9 @@ from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import commands, local_paths
+from official_bert.system.flag_definitions import FlagDefinitions
 
+_SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]
 WORKERS_PER_CORE = 4  # more would only take memory
 
 
@@ -211,6 +213,10 @@ def _workers(asked: int, one_stream: bool) -> int:
 
 
 def _define_flags() -> None:
+    define = FlagDefinitions(flags.FLAGS)
+    for name in _SETTINGS:
+        define.field(Settings, name)
+    define.field(Settings, "max_ngram_size", default=None, more="Default: 1.")
     flags.DEFINE_string(
         "input_file",
         None,
@@ -223,12 +229,6 @@ def _define_flags() -> None:
     )
     flags.DEFINE_string("vocab_file", None, "Vocabulary: the vocab.txt of the model. Required.")
     flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is uncased.")
-    flags.DEFINE_bool("do_whole_word_mask", False, "Mask all word pieces of a word together.")
-    flags.DEFINE_integer(
-        "max_ngram_size",
-        None,
-        "Maximum length of a masked run in words; needs --do_whole_word_mask. Default: 1.",
-    )
     flags.DEFINE_bool("gzip_compress", False, "Compress the records with GZIP.")
     flags.DEFINE_bool(
         "use_v2_feature_names",
@@ -236,18 +236,7 @@ def _define_flags() -> None:
         "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
         "input_ids and segment_ids.",
     )
-    flags.DEFINE_integer("max_seq_length", 128, "Sequence length in tokens.")
-    flags.DEFINE_integer(
-        "max_predictions_per_seq", 20, "Maximum number of masked tokens per sequence."
-    )
     flags.DEFINE_integer("random_seed", 12345, "Random seed.")
-    flags.DEFINE_integer(
-        "dupe_factor", 10, "Number of passes over the text, each with different masks."
-    )
-    flags.DEFINE_float("masked_lm_prob", 0.15, "Fraction of the tokens to mask.")
-    flags.DEFINE_float(
-        "short_seq_prob", 0.1, "Fraction of the sequences that are shorter than --max_seq_length."
-    )
     # Beyond the original's.
     flags.DEFINE_bool(
         "dynamic_masking",
@@ -291,11 +280,10 @@ def _define_flags() -> None:
 
 
 def main() -> None:
-    names = [field.name for field in dataclasses.fields(Settings)]
-    values = {name: flags.FLAGS[name].value for name in names}
+    values = {name: flags.FLAGS[name].value for name in _SETTINGS}
     others = inspect.signature(create_pretraining_data).parameters.keys() - {"settings", "report"}
     try:
-        settings = Settings(**values | {"max_ngram_size": values["max_ngram_size"] or 1})
+        settings = Settings(**values, max_ngram_size=flags.FLAGS.max_ngram_size or 1)
         create_pretraining_data(
             **{name: flags.FLAGS[name].value for name in others},
             settings=settings,
@@ -308,7 +296,7 @@ def main() -> None:
             f"{error}; the finished part is kept: free some space and run the same command again."
         ) from error
     except KeyboardInterrupt:
-        raise commands.Failed("interrupted; the same command resumes.", 130) from None
+        raise commands.Failed("interrupted; run the same command again to resume.", 130) from None
 
 
 if __name__ == "__main__":

@@ -1,25 +1,53 @@
-"""The flags of `run_pretraining`, and which of them, of other scripts too, are refused and why."""
+"""The flags of `run_pretraining`, and which of them, of other scripts too, are refused and why.
+
+Most are fields of the dataclasses in `stages` and `tasks.pretraining`, where their words stand.
+"""
 
 from absl import flags
 
 from official_bert import optimizer_flags
+from official_bert.stages import Reporting, Run, Stage
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
     refuse,
     require_finite,
     require_no_refused,
 )
+from official_bert.tasks.pretraining import Pretraining
 
-# What a recipe decides; a flag that contradicts it would be ignored, so it is refused.
-STAGE = (
-    "max_seq_length",
-    "max_predictions_per_seq",
-    "train_batch_size",
-    "num_steps_per_epoch",
-    "num_train_epochs",
-    "learning_rate",
-    "end_lr",
-    "warmup_steps",
+# {flag: the field of `Stage` that it sets, the official default}. A recipe decides these; a flag
+# that contradicts it would be ignored, so it is refused.
+STAGE = {
+    "max_seq_length": ("max_seq_length", 128),
+    "max_predictions_per_seq": ("max_predictions_per_seq", 20),
+    "train_batch_size": ("batch_size", 32),
+    "learning_rate": ("learning_rate", 5e-5),
+    "end_lr": ("end_learning_rate", 0.0),
+    "warmup_steps": ("warmup_steps", 10000.0),
+}
+# Fields that are flags of the same name, type and default.
+RUN = (
+    "init_checkpoint",
+    "init_moments",
+    "seed",
+    "dtype",
+    "reduce_dtype",
+    "loss_scale",
+    "gradient_accumulation_steps",
+)
+PRETRAINING = (
+    "use_next_sentence_label",
+    "masked_lm_prob",
+    "do_whole_word_mask",
+    "max_ngram_size",
+)
+REPORTING = (
+    "log_steps",
+    "save_checkpoints_steps",
+    "keep_checkpoint_max",
+    "eval_steps",
+    "eval_batch_size",
+    "max_skipped_updates",
 )
 # Flags of the scripts of google-research/bert, tensorflow/models and NVIDIA that are not here.
 REFUSED = {
@@ -85,13 +113,35 @@ REFUSED = {
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines this command's flags; their help texts are its manual."""
     define = FlagDefinitions(values)
-    text, integer, number, switch = define.text, define.integer, define.number, define.switch
-    text(
-        "input_files",
-        None,
-        "Training records: comma-separated paths or globs, each of which must match a file. "
-        "{max_seq_length} in them stands for the sequence length of the stage. Required.",
+    optimizer_flags.define(define)
+    for flag, (name, default) in STAGE.items():
+        define.field(Stage, name, flag, default=default, kind=type(default))
+    for owner, names in ((Run, RUN), (Pretraining, PRETRAINING), (Reporting, REPORTING)):
+        for name in names:
+            define.field(owner, name)
+    define.field(Run, "input_files", more="Comma-separated.")
+    define.field(
+        Run,
+        "enable_xla",
+        default=None,
+        more="Default: on for GPUs and TPUs, where it is faster; off for CPUs, where it is slower. "
+        "A resumed run keeps it.",
     )
+    define.field(
+        Reporting,
+        "steps_per_loop",
+        default=None,
+        more="Default: on a TPU the steps of an epoch, at most 1000; elsewhere 1.",
+    )
+    define.field(Reporting, "eval_files")
+    define.field(Reporting, "profile_steps")
+    _define_others(define)
+    define.refused(REFUSED)
+
+
+def _define_others(define):
+    """Flags that are no fields: of files, of the official script's epochs, of the devices."""
+    text, integer, number = define.text, define.integer, define.number
     text("bert_config_file", None, "Model configuration: a bert_config.json. Required.")
     text("model_dir", "/tmp", "Folder for checkpoints and logs. An existing run in it is resumed.")
     integer(
@@ -102,34 +152,11 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         lower_bound=1,
     )
     text(
-        "init_checkpoint",
-        None,
-        "Initial weights: a checkpoint of TensorFlow 1, tf-models or this command, a Hugging Face "
-        "folder, or a .keras file. The weights of its heads are used if it has them. A resumed run "
-        "no longer needs it.",
-    )
-    switch(
-        "init_moments",
-        False,
-        "Also load the optimizer's moments and step count from --init_checkpoint.",
-    )
-    text(
         "recipe",
         None,
         "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
         "(sequence length, predictions, batch size, steps, learning rate, warm-up), whose flags "
         "are then refused, and the optimizer, whose flags take precedence over the recipe.",
-    )
-    integer("max_seq_length", 128, "Sequence length in tokens; must be that of the records.")
-    integer(
-        "max_predictions_per_seq",
-        20,
-        "Maximum number of masked tokens per sequence; must be that of the records.",
-    )
-    integer(
-        "train_batch_size",
-        32,
-        "Global batch size in sequences, over all replicas and micro-batches.",
     )
     integer(
         "num_steps_per_epoch",
@@ -143,92 +170,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "Number of epochs; total steps = steps per epoch × epochs. On resuming, a larger number "
         "extends the run.",
     )
-    number("learning_rate", 5e-5, "Learning rate after warm-up.")
-    number("end_lr", 0.0, "Learning rate at the end of the run.")
-    number("warmup_steps", 10000, "Steps of linear warm-up from 0 to --learning_rate.")
-    optimizer_flags.define(define)
-    switch("use_next_sentence_label", True, "Whether the next-sentence task is trained.")
-    integer(
-        "gradient_accumulation_steps",
-        1,
-        "Number of micro-batches per step. Each replica processes its share of the batch in this "
-        "many parts, which saves memory; gradients are still reduced once per step.",
-        lower_bound=1,
-    )
-    number(
-        "masked_lm_prob",
-        None,
-        "Fraction of the tokens to mask, for records made with --dynamic_masking. The default of "
-        "this and the next two flags is what the records were made with.",
-    )
-    switch("do_whole_word_mask", None, "Mask whole words; for records made with --dynamic_masking.")
-    integer(
-        "max_ngram_size",
-        None,
-        "Maximum length of a masked run in words; for records made with --dynamic_masking.",
-    )
-    integer("seed", 12345, "Random seed of initial weights, record order, masks and dropout.")
-    text(
-        "dtype",
-        "fp32",
-        "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32.",
-    )
-    text(
-        "reduce_dtype",
-        "fp32",
-        "Data type of the gradient all-reduce: fp32, bf16, or with --dtype=fp16 also fp16. 16 bits "
-        "halve the traffic.",
-    )
-    text(
-        "loss_scale",
-        None,
-        "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.",
-    )
-    switch(
-        "enable_xla",
-        None,
-        "Compile the forward and backward pass with XLA. Default: on for GPUs and TPUs, where it "
-        "is faster; off for CPUs, where it is slower. It changes rounding: a resumed run keeps it.",
-    )
-    integer(
-        "steps_per_loop",
-        None,
-        "Maximum steps per compiled call. Default: on a TPU the steps of an epoch, at most 1000; "
-        "elsewhere 1.",
-        lower_bound=1,
-    )
-    text("eval_files", None, "Held-out records, given like --input_files. Default: no evaluation.")
-    integer(
-        "eval_batch_size",
-        32,
-        "Global batch size of the evaluation in sequences.",
-        lower_bound=1,
-    )
-    integer(
-        "eval_steps",
-        0,
-        "Steps between evaluations; 0: only at the end of each stage.",
-        lower_bound=0,
-    )
-    integer("log_steps", 100, "Steps between lines of the log.", lower_bound=1)
     integer(
         "train_summary_interval",
         0,
         "TensorBoard summaries: 0 for one per line of the log, a negative number for none.",
-    )
-    text("profile_steps", None, "FIRST,LAST: write a TensorFlow profile of these steps.")
-    integer("save_checkpoints_steps", 1000, "Steps between checkpoints.", lower_bound=1)
-    integer(
-        "keep_checkpoint_max",
-        5,
-        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
-        lower_bound=0,
-    )
-    integer(
-        "max_skipped_updates",
-        20,
-        "Stop after this many consecutive steps with non-finite gradients.",
-        lower_bound=1,
     )
     text(
         "distribution_strategy",
@@ -266,7 +211,6 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "multi_worker_mirrored on one machine.",
         lower_bound=2,
     )
-    define.refused(REFUSED)
 
 
 def check(values: flags.FlagValues) -> None:
@@ -291,7 +235,7 @@ def check(values: flags.FlagValues) -> None:
     )
     refuse(
         values,
-        STAGE,
+        (*STAGE, "num_steps_per_epoch", "num_train_epochs"),
         values.recipe is not None,
         f"--recipe={values.recipe} already sets this; leave these flags out, or the recipe.",
     )

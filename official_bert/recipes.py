@@ -22,6 +22,8 @@ import runpy
 
 from official_bert import stacking
 from official_bert.stages import Optimizer, Stage
+from official_bert.system import settings
+from official_bert.system.settings import setting
 
 PAPER_SEQUENCES = 512 * 1_000_000  # of the LAMB paper's BERT-Large runs; 40 epochs in its count
 BERT_SEQUENCES = 256 * 1_000_000  # of the original BERT
@@ -29,22 +31,19 @@ LAMB_RATE_AT_32K = 5e-3
 LAMB_WARMUP_STEPS = 3_125
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides a run's result beside the model and the records.
+    """Everything that decides a run's result beside the model and the records."""
 
-    Args:
-        stages: The stages of the run, in order.
-        optimizer: The settings of the optimizer.
-        use_next_sentence_label: Whether the next-sentence task is trained too.
-        minutes: A wall-clock budget. The updates of the stages are then proportions; their number
-            is measured when the run begins (`budget.py`).
-    """
-
-    stages: tuple[Stage, ...]
-    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
-    use_next_sentence_label: bool = True
-    minutes: float | None = None
+    stages: tuple[Stage, ...] = setting("The stages of the run, in order.")
+    optimizer: Optimizer = setting("The settings of the optimizer.", default_factory=Optimizer)
+    use_next_sentence_label: bool = setting("Whether the next-sentence task is trained.", True)
+    minutes: float | None = setting(
+        "A wall-clock budget. The steps of the stages are then proportions; their number is "
+        "measured when the run begins (`budget.py`).",
+        None,
+    )
 
 
 def find(name: str) -> Recipe:

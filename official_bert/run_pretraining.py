@@ -10,16 +10,14 @@ Run again with the same flags, it resumes from the last checkpoint in --model_di
 import contextlib
 import dataclasses
 import os
-from typing import TYPE_CHECKING
 
 from absl import flags
 
-from official_bert import optimizer_flags, pretraining_flags
+from official_bert import optimizer_flags, pretraining_flags, recipes, stages
 from official_bert.engines import local_workers
+from official_bert.model.config import BertConfig
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
-
-if TYPE_CHECKING:
-    from official_bert.stages import Run
+from official_bert.tasks.pretraining import Pretraining
 
 WORKER_LOST = 4  # exit code
 
@@ -84,37 +82,22 @@ def _trainer(values):
     return trainer.Trainer(run, reporting, engine, values.model_dir, values.resume_from)
 
 
-def run_from_flags(values: flags.FlagValues) -> "Run":
+def run_from_flags(values: flags.FlagValues) -> stages.Run:
     """The `stages.Run` of the flags, but for `enable_xla`, whose default needs the devices."""
-    from official_bert.stages import Run
-    from official_bert.tasks.pretraining import Pretraining
-
     recipe = _recipe(values)
-    return Run(
+    task = {name: values[name].value for name in pretraining_flags.PRETRAINING}
+    return stages.Run(
         config=_config(values.bert_config_file),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
         input_files=tuple(values.input_files.split(",")),
-        init_checkpoint=values.init_checkpoint,
-        init_moments=values.init_moments,
-        seed=values.seed,
-        dtype=values.dtype,
-        reduce_dtype=values.reduce_dtype,
-        loss_scale=values.loss_scale,
-        task=Pretraining(
-            use_next_sentence_label=recipe.use_next_sentence_label,
-            masked_lm_prob=values.masked_lm_prob,
-            do_whole_word_mask=values.do_whole_word_mask,
-            max_ngram_size=values.max_ngram_size,
-        ),
-        gradient_accumulation_steps=values.gradient_accumulation_steps,
+        task=Pretraining(**task | {"use_next_sentence_label": recipe.use_next_sentence_label}),
         minutes=recipe.minutes,
+        **{name: values[name].value for name in pretraining_flags.RUN},
     )
 
 
 def _config(path):
-    from official_bert.model.config import BertConfig
-
     try:
         return BertConfig.from_json_file(path)
     except OSError as error:
@@ -123,19 +106,12 @@ def _config(path):
 
 def _recipe(values):
     """The recipe of --recipe, less what flags change; or that of the flags."""
-    from official_bert import recipes, stages
-
     if values.recipe is None:
         optimizer = {field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
-        stage = stages.Stage(
-            steps=round(values.num_steps_per_epoch * values.num_train_epochs),
-            batch_size=values.train_batch_size,
-            max_seq_length=values.max_seq_length,
-            max_predictions_per_seq=values.max_predictions_per_seq,
-            learning_rate=values.learning_rate,
-            warmup_steps=int(values.warmup_steps),
-            end_learning_rate=values.end_lr,
-        )
+        fields = {name: values[flag].value for flag, (name, _) in pretraining_flags.STAGE.items()}
+        steps = round(values.num_steps_per_epoch * values.num_train_epochs)
+        warmup_steps = int(values.warmup_steps)  # a number in the official script
+        stage = stages.Stage(**fields | {"steps": steps, "warmup_steps": warmup_steps})
         return recipes.Recipe(
             stages=(stage,),
             optimizer=stages.Optimizer(**optimizer),
@@ -154,23 +130,16 @@ def _recipe(values):
 
 
 def _reporting(values):
-    from official_bert.stages import Reporting
-
     steps_per_loop = values.steps_per_loop
     if steps_per_loop is None:
         on_tpu = values.distribution_strategy == "tpu"
         steps_per_loop = min(1000, values.num_steps_per_epoch) if on_tpu else 1
-    return Reporting(
-        log_steps=values.log_steps,
-        save_checkpoints_steps=values.save_checkpoints_steps,
-        keep_checkpoint_max=values.keep_checkpoint_max,
-        eval_steps=values.eval_steps,
+    return stages.Reporting(
         eval_files=tuple(values.eval_files.split(",")) if values.eval_files else (),
-        eval_batch_size=values.eval_batch_size,
         steps_per_loop=steps_per_loop,
-        max_skipped_updates=values.max_skipped_updates,
         tensorboard=values.train_summary_interval >= 0,
         profile_steps=_pair(values.profile_steps),
+        **{name: values[name].value for name in pretraining_flags.REPORTING},
     )
 
 

@@ -1,7 +1,8 @@
 """What a run is: a tuple of stages, an optimizer, a model; and what it shows on the way.
 
 The training loop knows only this. Weights, heads and moments carry over from one stage to the
-next, and each stage warms up again.
+next, and each stage warms up again. The fields are the flags of `run_pretraining`, too, so what
+takes long to import is imported when it is used.
 """
 
 import dataclasses
@@ -9,71 +10,79 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import keras
-
-import lamb_tf
-from lamb_tf import schedules
 from official_bert.model.config import BertConfig
+from official_bert.system import settings
+from official_bert.system.settings import setting
 from official_bert.tasks import Task
 from official_bert.tasks.pretraining import Pretraining
+
+if TYPE_CHECKING:
+    import keras
+
+    import lamb_tf
+    from lamb_tf import schedules
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
 OPTIMIZER_TYPES = ("lamb", "adamw", "lars")
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """A number of updates with one batch shape and one learning-rate schedule.
 
-    Args:
-        steps: Updates in this stage.
-        batch_size: Global batch size in sequences, summed over all replicas and micro-batches.
-        max_seq_length: Sequence length in tokens; must be that of the records.
-        max_predictions_per_seq: Masked positions per sequence; must equal the records'. 0 for a
-            task that masks nothing.
-        learning_rate: Rate at the end of warm-up.
-        warmup_steps: Updates of linear warm-up from zero. If more than `steps`, as by the
-            official script's defaults, the stage ends while the rate still rises.
-        end_learning_rate: Rate at the end of the stage.
-        decay_power: Power of the polynomial decay from warm-up's end to the stage's.
-        decay_from: `"warmup_end"`, or `"start"` for a decay counted from the stage's first update,
-            as in Google's and NVIDIA's code: the rate drops when the warm-up ends.
-        input_files: Globs of this stage's records; the run's own are used where empty.
-        depth: Encoder layers of the model in this stage; `None`, the configuration's.
-        growth: How layers beyond the previous stage's get their values: `"copy_top"`,
-            `"copy_stack"` or `"fresh"`; see `stacking.grow`.
-        trained_layers: Indices of the encoder layers that train; `None`, all of them.
-        train_embeddings: Whether the embeddings, and with them the tied output matrix, train.
-        carry_moments: Whether the optimizer's moments and count of updates carry over from the
-            stage before; without, they start at zero.
+    If `warmup_steps` is more than `steps`, as by the official script's defaults, the stage ends
+    while the rate still rises.
 
     Raises:
         ValueError: if a value is out of range.
     """
 
-    steps: int
-    batch_size: int
-    max_seq_length: int
-    max_predictions_per_seq: int = 0
-    learning_rate: float
-    warmup_steps: int = 0
-    end_learning_rate: float = 0.0
-    decay_power: float = 1.0
-    decay_from: str = "warmup_end"
-    input_files: tuple[str, ...] = ()
-    depth: int | None = None
-    growth: str = "copy_top"
-    trained_layers: tuple[int, ...] | None = None
-    train_embeddings: bool = True
-    carry_moments: bool = True
+    steps: int = setting("Number of steps (updates).", minimum=1)
+    batch_size: int = setting(
+        "Global batch size in sequences, over all replicas and micro-batches.", minimum=1
+    )
+    max_seq_length: int = setting(
+        "Sequence length in tokens; must be that of the records.", minimum=1
+    )
+    max_predictions_per_seq: int = setting(
+        "Maximum number of masked tokens per sequence; must be that of the records.", 0
+    )
+    learning_rate: float = setting("Learning rate after warm-up.")
+    warmup_steps: int = setting("Steps of linear warm-up from 0 to --learning_rate.", 0)
+    end_learning_rate: float = setting("Learning rate at the end.", 0.0)
+    decay_power: float = setting("Power of the polynomial decay after warm-up.", 1.0)
+    decay_from: str = setting(
+        '"warmup_end", or "start" to count the decay from the first step of the stage, as in '
+        "Google's and NVIDIA's code: the rate then drops when the warm-up ends.",
+        "warmup_end",
+    )
+    input_files: tuple[str, ...] = setting("Records of this stage; by default, the run's.", ())
+    depth: int | None = setting(
+        "Number of encoder layers; by default, that of the configuration.", None
+    )
+    growth: str = setting(
+        'How layers beyond the previous stage\'s get their values: "copy_top", "copy_stack" or '
+        '"fresh"; see `stacking.grow`.',
+        "copy_top",
+    )
+    trained_layers: tuple[int, ...] | None = setting(
+        "Indices of the encoder layers that are trained; by default, all.", None
+    )
+    train_embeddings: bool = setting(
+        "Whether the embeddings, and with them the tied output matrix, are trained.", True
+    )
+    carry_moments: bool = setting(
+        "Whether the optimizer's moments and step count carry over from the previous stage; "
+        "otherwise they start at zero.",
+        True,
+    )
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "max_seq_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        _require_finite(self)
+        settings.check(self)
         if max(self.steps, self.warmup_steps) > MAX_STEPS:
             raise ValueError(
                 f"steps and warmup_steps must be at most {MAX_STEPS:,}; got {self.steps} and "
@@ -103,8 +112,10 @@ class Stage:
         """Globs in which `{max_seq_length}` stands for this stage's."""
         return [p.replace("{max_seq_length}", str(self.max_seq_length)) for p in patterns]
 
-    def schedule(self) -> schedules.WarmupPolynomialDecay:
+    def schedule(self) -> "schedules.WarmupPolynomialDecay":
         """Linear warm-up, then polynomial decay; step 0 is the stage's first update."""
+        from lamb_tf import schedules
+
         return schedules.WarmupPolynomialDecay(
             self.learning_rate,
             total_steps=max(self.steps, self.warmup_steps + 1),
@@ -152,7 +163,7 @@ class Optimizer:
             raise ValueError(
                 f"optimizer_type must be {' or '.join(OPTIMIZER_TYPES)}; got {self.type!r}."
             )
-        _require_finite(self)
+        settings.check(self)
         if not 0 < self.layer_decay <= 1:
             raise ValueError(
                 f"layer_decay must be above 0 and at most 1; got {self.layer_decay}. 1 trains all "
@@ -164,17 +175,21 @@ class Optimizer:
     @property
     def slot_names(self) -> tuple[str, ...]:
         """What is kept of every variable that trains, each as large as the variable."""
+        import lamb_tf
+
         return lamb_tf.LARS.slot_names if self.type == "lars" else lamb_tf.LAMB.slot_names
 
     def make(
-        self, learning_rate_multipliers: Sequence[tuple[keras.Variable, float]] | None = None
-    ) -> lamb_tf.LAMB | lamb_tf.LARS:
+        self, learning_rate_multipliers: "Sequence[tuple[keras.Variable, float]] | None" = None
+    ) -> "lamb_tf.LAMB | lamb_tf.LARS":
         """The optimizer, at rate 0: the loop sets the rate of each step.
 
         Args:
             learning_rate_multipliers: Factors on the rate by variable, as of `lamb_tf.LAMB`;
                 `training.stage_model` derives them from `layer_decay`.
         """
+        import lamb_tf
+
         not_adapted = self.exclude_from_layer_adaptation
         if self.type == "adamw":
             not_adapted = ("",)  # the empty pattern matches every path
@@ -192,46 +207,60 @@ class Optimizer:
         return lamb_tf.LAMB(beta_1=self.beta_1, beta_2=self.beta_2, **shared)
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """All that decides which weights a run ends with.
+    """All that decides which weights a run ends with."""
 
-    Args:
-        config: The model.
-        stages: What is trained, in order.
-        optimizer: How.
-        input_files: Globs of the training records; `{max_seq_length}` stands for the stage's.
-        init_checkpoint: A checkpoint of any dialect (`conversion/sources.py`), whose weights the
-            run starts from.
-        init_moments: Whether it starts from the moments and the number of updates there, too.
-        seed: Decides initial weights, order of the records and dropout.
-        enable_xla: Whether forward and backward pass are compiled by XLA, which rounds otherwise.
-        dtype: `"fp32"`, `"bf16"` or `"fp16"`; weights and moments are float32 in every case.
-        reduce_dtype: In what gradients are summed over replicas: as `dtype`, but `"fp16"` only with
-            that dtype, whose loss scale keeps small gradients in its range.
-        loss_scale: For fp16: `"dynamic"`, the default, or a number.
-        task: What is learned: a task of `official_bert.tasks`.
-        gradient_accumulation_steps: Micro-batches per update.
-        minutes: The wall-clock budget, if any, for which the updates of the stages were fixed
-            (`budget.py`).
-    """
-
-    config: BertConfig
-    stages: tuple[Stage, ...]
-    optimizer: Optimizer
-    input_files: tuple[str, ...]
-    init_checkpoint: str | None = None
-    init_moments: bool = False
-    seed: int = 12345
-    enable_xla: bool = False
-    dtype: str = "fp32"
-    reduce_dtype: str = "fp32"
-    loss_scale: str | None = None
-    task: Task = dataclasses.field(default_factory=Pretraining)
-    gradient_accumulation_steps: int = 1
-    minutes: float | None = None
+    config: BertConfig = setting("The shape of the model.")
+    stages: tuple[Stage, ...] = setting("What is trained, in order.")
+    optimizer: Optimizer = setting("The optimizer and its settings.")
+    input_files: tuple[str, ...] = setting(
+        "Training records: paths or globs, each of which must match a file. {max_seq_length} in "
+        "them stands for the sequence length of the stage."
+    )
+    init_checkpoint: str | None = setting(
+        "Initial weights: a checkpoint of TensorFlow 1, tf-models or run_pretraining, a Hugging "
+        "Face folder, or a .keras file. The weights of its heads are used if it has them. A "
+        "resumed run no longer needs it.",
+        None,
+    )
+    init_moments: bool = setting(
+        "Also load the optimizer's moments and step count from --init_checkpoint.", False
+    )
+    seed: int = setting("Random seed of initial weights, record order, masks and dropout.", 12345)
+    enable_xla: bool = setting(
+        "Compile the forward and backward pass with XLA, which rounds differently.", False
+    )
+    dtype: str = setting(
+        "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32.",
+        "fp32",
+    )
+    reduce_dtype: str = setting(
+        "Data type of the gradient all-reduce: fp32, bf16, or with --dtype=fp16 also fp16. 16 bits "
+        "halve the traffic.",
+        "fp32",
+    )
+    loss_scale: str | None = setting(
+        "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.", None
+    )
+    task: Task = setting(
+        "What is learned: a task of `official_bert.tasks`.", default_factory=Pretraining
+    )
+    gradient_accumulation_steps: int = setting(
+        "Number of micro-batches per step. Each replica processes its share of the batch in this "
+        "many parts, which saves memory; gradients are still reduced once per step.",
+        1,
+        minimum=1,
+    )
+    minutes: float | None = setting(
+        "The wall-clock budget, if any, for which the steps of the stages were fixed "
+        "(`budget.py`).",
+        None,
+    )
 
     def __post_init__(self):
+        settings.check(self)
         for stage in self.stages:
             self.task.check(stage)
         if not -(2**63) <= self.seed < 2**63:
@@ -275,8 +304,10 @@ class Run:
     def total_steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
-    def learning_rate(self) -> schedules.Stages:
+    def learning_rate(self) -> "schedules.Stages":
         """The rate as a function of the run's step: each stage warms up again."""
+        from lamb_tf import schedules
+
         return schedules.Stages([(stage.schedule(), stage.steps) for stage in self.stages])
 
     def describe(self) -> dict:
@@ -286,36 +317,45 @@ class Run:
         return json.loads(json.dumps(values | self.task.describe()))
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """What a run shows and keeps on the way; none of it changes the weights.
+    """What a run logs, saves and evaluates on the way; none of it changes the weights.
 
-    Args:
-        log_steps: Updates between lines of the log.
-        save_checkpoints_steps: Updates between checkpoints; one is always written at the end of
-            a stage and when the process is asked to stop. 0: then only.
-        keep_checkpoint_max: Newest checkpoints to keep; 0 keeps all.
-        eval_steps: Updates between held-out evaluations; 0 evaluates at the ends of stages only.
-        eval_files: Globs of held-out records; none, no evaluation. As `Run.input_files`.
-        eval_batch_size: Global batch size of the evaluation.
-        steps_per_loop: Maximum steps per compiled call.
-        max_skipped_updates: The run gives up after so many updates in a row were skipped for
-            gradients that are not finite.
-        tensorboard: Whether TensorBoard summaries are written beside the log, where TensorBoard
-            is installed.
-        profile_steps: First and last of the updates that the TensorFlow profiler watches.
+    A checkpoint is also written at the end of a stage and when the process is asked to stop.
     """
 
-    log_steps: int = 100
-    save_checkpoints_steps: int = 1000
-    keep_checkpoint_max: int = 5
-    eval_steps: int = 0
-    eval_files: tuple[str, ...] = ()
-    eval_batch_size: int = 32
-    steps_per_loop: int = 1
-    max_skipped_updates: int = 20
-    tensorboard: bool = False
-    profile_steps: tuple[int, int] | None = None
+    log_steps: int = setting("Steps between lines of the log.", 100, minimum=1)
+    save_checkpoints_steps: int = setting(
+        "Steps between checkpoints; 0: only at the end of each stage.", 1000, minimum=0
+    )
+    keep_checkpoint_max: int = setting(
+        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
+        5,
+        minimum=0,
+    )
+    eval_steps: int = setting(
+        "Steps between evaluations; 0: only at the end of each stage.", 0, minimum=0
+    )
+    eval_files: tuple[str, ...] = setting(
+        "Held-out records, given like --input_files. Default: no evaluation.", ()
+    )
+    eval_batch_size: int = setting(
+        "Global batch size of the evaluation in sequences.", 32, minimum=1
+    )
+    steps_per_loop: int = setting("Maximum steps per compiled call.", 1, minimum=1)
+    max_skipped_updates: int = setting(
+        "Stop after this many consecutive steps with non-finite gradients.", 20, minimum=1
+    )
+    tensorboard: bool = setting(
+        "Whether to write TensorBoard summaries, if it is installed.", False
+    )
+    profile_steps: tuple[int, int] | None = setting(
+        "FIRST,LAST: write a TensorFlow profile of these steps.", None
+    )
+
+    def __post_init__(self):
+        settings.check(self)
 
 
 def _require_expression(pattern):
@@ -325,11 +365,3 @@ def _require_expression(pattern):
         raise ValueError(
             f"freeze holds {pattern!r}, which is not a regular expression: {error}."
         ) from None
-
-
-def _require_finite(settings):
-    """Refuses infinities and NaN, which comparisons with bounds let through."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{field.name} must be a finite number; got {value}.")

@@ -9,10 +9,9 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 FLOORS = (
     {"system", "model", "stacking"},
     {"data", "engines", "tpu", "plots", "optimizer_flags"},
-    {"tasks", "conversion", "pretraining_flags", "create_pretraining_data", "learn_vocabulary"}
-    | {"fine_tuning_flags"},
+    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"} | {"fine_tuning_flags"},
     {"stages", "convert_checkpoint"},
-    {"recipes", "training"},
+    {"recipes", "training", "pretraining_flags"},
     {"run_pretraining", "fill_blanks", "fine_tuning"},
     {"demonstration", "rehearse_tpu"},
     {"demo"},

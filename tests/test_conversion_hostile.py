@@ -193,7 +193,9 @@ def test_variables_of_another_model_are_named(tmp_path):
         name.replace("bert/", "electra/"): array for name, array in random_tensors(CONFIG).items()
     }
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
-    with pytest.raises(ValueError, match="no variable of a BERT encoder; it holds electra/embeddings"):
+    with pytest.raises(
+        ValueError, match="no variable of a BERT encoder; it holds electra/embeddings"
+    ):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
 
 

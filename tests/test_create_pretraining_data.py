@@ -373,7 +373,7 @@ def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path
     _, said = process.communicate()
     assert process.returncode == 130
     *progress, last = said.splitlines()
-    assert last == "create_pretraining_data: interrupted; the same command resumes."
+    assert last == "create_pretraining_data: interrupted; run the same command again to resume."
     assert all(line.endswith(" left") for line in progress)
     assert run(*arguments).returncode == 0
     assert not building.exists()

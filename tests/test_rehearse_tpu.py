@@ -125,7 +125,7 @@ def test_the_documents_figures_are_those_of_the_reports():
             r"train_batch_size must be a multiple .*accumulation_steps=1.*100",
         ),
         ("--tpu_name=mine", "--tpu_name is called --tpu here"),
-        ("--max_seq_length=0", "max_seq_length must be at least 1"),
+        ("--max_seq_length=0", "--max_seq_length=0: 0 is not a positive integer"),
         ("--max_seq_length=1024", "max_seq_length 1024, but .* max_position_embeddings is"),
         ("--report_file=no/such/folder.json", "report_file's folder no/such does not exist"),
     ],

@@ -250,7 +250,9 @@ def test_ctrl_c_before_the_first_update_ends_with_one_line(files, capsys, monkey
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
     assert call(*as_flags(files | SMALL)) == 130
     said = capsys.readouterr()
-    assert said.out == "Stopped at once. The same command resumes the last checkpoint, if any.\n"
+    assert said.out == (
+        "Stopped at once. Run the same command again to resume from the last checkpoint.\n"
+    )
     assert said.err == ""
 
 

@@ -13,25 +13,28 @@ from random import Random
 from typing import NamedTuple
 
 from official_bert.data import masking, tokenization
+from official_bert.system.settings import documented, setting
 
 Sentences = list[list[int]]
 LONGEST = 1 << 16  # tokens of a sequence
 
 
+@documented
 @dataclass(frozen=True)
 class Settings:
-    """The form of an instance; the names and defaults are the official flags'.
+    """The form of an instance; the names and defaults are the official flags'."""
 
-    `max_ngram_size` above 1 needs `do_whole_word_mask`.
-    """
-
-    max_seq_length: int = 128
-    max_predictions_per_seq: int = 20
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
-    dupe_factor: int = 10
-    do_whole_word_mask: bool = False
-    max_ngram_size: int = 1
+    max_seq_length: int = setting("Sequence length in tokens.", 128)
+    max_predictions_per_seq: int = setting("Maximum number of masked tokens per sequence.", 20)
+    masked_lm_prob: float = setting("Fraction of the tokens to mask.", 0.15)
+    short_seq_prob: float = setting(
+        "Fraction of the sequences that are shorter than --max_seq_length.", 0.1
+    )
+    dupe_factor: int = setting("Number of passes over the text, each with different masks.", 10)
+    do_whole_word_mask: bool = setting("Mask all word pieces of a word together.", False)
+    max_ngram_size: int = setting(
+        "Maximum length of a masked run in words; above 1 it needs --do_whole_word_mask.", 1
+    )
 
     def __post_init__(self):
         if not 8 <= self.max_seq_length <= LONGEST:

@@ -1,10 +1,14 @@
 """How a command defines its flags, and refuses those of other scripts with a reason."""
 
+import dataclasses
 import math
 import sys
+import typing
 from collections.abc import Iterable, Mapping
 
 from absl import flags
+
+_SAME = object()  # as the field's
 
 
 class FlagDefinitions:
@@ -37,6 +41,36 @@ class FlagDefinitions:
     def switch(self, name: str, default: bool | None, words: str) -> None:
         """A flag that is on or off."""
         flags.DEFINE_bool(name, default, words, **self._arguments)
+
+    def field(
+        self,
+        owner: type,
+        name: str,
+        flag: str | None = None,
+        *,
+        default: object = _SAME,
+        kind: type | None = None,
+        more: str = "",
+    ) -> None:
+        """The flag of a field that `settings.setting` declares: its type, words, bounds, default.
+
+        Args:
+            owner: A dataclass.
+            name: A field of it.
+            flag: Name of the flag, if it is not the field's.
+            default: Default of the flag, if it is not the field's.
+            kind: Type of the flag, if it is not the field's: str, int, float or bool.
+            more: Sentences to add to the field's.
+        """
+        field = owner.__dataclass_fields__[name]
+        default = field.default if default is _SAME else default
+        types = typing.get_args(field.type) or (field.type,)
+        kind = kind or next((k for k in (bool, int, float) if k in types), str)
+        words = [field.metadata["words"], more, "Required." * (default is dataclasses.MISSING)]
+        bounds = {"lower_bound": field.metadata["minimum"]} if kind in (int, float) else {}
+        define = {str: self.text, bool: self.switch, int: self.integer, float: self.number}[kind]
+        default = None if default in (dataclasses.MISSING, ()) else default
+        define(flag or name, default, " ".join(filter(None, words)), **bounds)
 
     def refused(self, reasons: Mapping[str, str]) -> None:
         """Flags of other scripts, which `require_no_refused` refuses; not in what --help shows."""

@@ -6,36 +6,41 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from keras import ops
 
-from official_bert.data.input_pipeline import Batches
 from official_bert.model.config import BertConfig
-from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.system import settings
+from official_bert.system.settings import setting
 
 if TYPE_CHECKING:
+    from official_bert.data.input_pipeline import Batches
+    from official_bert.model.pretrainer import BertPretrainer
     from official_bert.stages import Stage
 
 _OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretraining:
     """What the training loop must not know of BERT's pre-training (arXiv 1810.04805).
 
-    `official_bert.tasks` says what a task has to offer.
-
-    Args:
-        use_next_sentence_label: Whether the next-sentence loss is trained.
-        masked_lm_prob, do_whole_word_mask, max_ngram_size: How training records made for dynamic
-            masking are masked; `None`, as they were made to be. Not for records that hold their
-            masks.
+    `official_bert.tasks` says what a task has to offer. What needs Keras is imported when it is
+    used, because the flags of `run_pretraining` are made from the fields.
     """
 
-    use_next_sentence_label: bool = True
-    masked_lm_prob: float | None = None
-    do_whole_word_mask: bool | None = None
-    max_ngram_size: int | None = None
+    use_next_sentence_label: bool = setting("Whether the next-sentence task is trained.", True)
+    masked_lm_prob: float | None = setting(
+        "Fraction of the tokens to mask, for records made with --dynamic_masking. The default of "
+        "this and the next two settings is what the records were made with.",
+        None,
+    )
+    do_whole_word_mask: bool | None = setting(
+        "Mask whole words; for records made with --dynamic_masking.", None
+    )
+    max_ngram_size: int | None = setting(
+        "Maximum length of a masked run in words; for records made with --dynamic_masking.", None
+    )
 
     sums: ClassVar[tuple[str, ...]] = (
         "masked_lm_loss",
@@ -66,8 +71,10 @@ class Pretraining:
 
     # Model and batches
 
-    def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertPretrainer:
+    def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> "BertPretrainer":
         """A built `BertPretrainer`."""
+        from official_bert.model.pretrainer import BertPretrainer
+
         return BertPretrainer(config, seed=seed, dtype=dtype)
 
     def trains(self, path: str) -> bool:
@@ -84,12 +91,14 @@ class Pretraining:
         seed: int,
         shard: tuple[int, int],
         held_out: bool = False,
-    ) -> Batches:
+    ) -> "Batches":
         """An `input_pipeline.Batches` of a stage's shapes: training's, or those held out in order.
 
         Training follows `masked_lm_prob` and its like; held-out records are masked as they were
         made to be.
         """
+        from official_bert.data.input_pipeline import Batches
+
         masking = {
             "masked_lm_prob": self.masked_lm_prob,
             "do_whole_word_mask": self.do_whole_word_mask,
@@ -113,6 +122,10 @@ class Pretraining:
 
     def batch_sums(self, outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
         """The `sums` of rows of a batch by name; float32 scalars."""
+        from keras import ops
+
+        from official_bert.model.pretrainer import pretraining_sums
+
         tokens = ops.cast(ops.sum(batch["input_mask"]), "float32")
         return {**pretraining_sums(outputs, batch), "tokens": tokens}
 
@@ -123,6 +136,8 @@ class Pretraining:
             sums: Of these rows, by name.
             weights: Of the global batch: the totals of what `self.weights` names, in its order.
         """
+        from keras import ops
+
         loss = ops.divide_no_nan(sums["masked_lm_loss"], weights[0])
         if self.use_next_sentence_label:
             loss = loss + ops.divide_no_nan(sums["next_sentence_loss"], weights[1])
