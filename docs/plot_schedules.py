@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from lamb_tf.schedules import (
-    Stages,
+    JoinedSchedules,
     WarmupConstant,
     WarmupCosineDecay,
     WarmupExponentialDecay,
@@ -56,7 +56,7 @@ def main(folder=Path(__file__).parent):
     ]
     draw(
         folder / "schedules_stages.png",
-        {"batch 65,536,\nthen 32,768": Stages(nvidia)},
+        {"batch 65,536,\nthen 32,768": JoinedSchedules(nvidia)},
         7_038 + 1_563,
         "Re-warm-up: two stages, NVIDIA's rates",
     )

@@ -344,7 +344,8 @@ class WarmupConstant(_Warmup):
 
 
 @_register
-class Stages(keras.optimizers.schedules.LearningRateSchedule):
+@keras.saving.register_keras_serializable("lamb_tf", "Stages")  # its name in version 0.1.0
+class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     """One schedule after another, each counting from the start of its own stage: re-warm-up.
 
         rate(t) = schedule_k(t - S_k),   S_k = steps_0 + … + steps_(k-1),   S_k ≤ t < S_(k+1)
@@ -361,7 +362,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
     The paper's mixed-batch run (section 4.1; the rate ramps up from zero again in stage 2), with
     NVIDIA's rates:
 
-    >>> schedule = Stages([
+    >>> schedule = JoinedSchedules([
     ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_001, power=0.5), 7_038),
     ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
     ... ])
@@ -374,7 +375,7 @@ class Stages(keras.optimizers.schedules.LearningRateSchedule):
             (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
         ]
         if not self.stages:
-            raise ValueError("Stages needs at least one (schedule, steps) pair, got none.")
+            raise ValueError("JoinedSchedules needs at least one (schedule, steps) pair, got none.")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = ops.convert_to_tensor(step)

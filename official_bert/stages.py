@@ -304,11 +304,11 @@ class Run:
     def total_steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
-    def learning_rate(self) -> "schedules.Stages":
+    def learning_rate(self) -> "schedules.JoinedSchedules":
         """The rate as a function of the run's step: each stage warms up again."""
         from lamb_tf import schedules
 
-        return schedules.Stages([(stage.schedule(), stage.steps) for stage in self.stages])
+        return schedules.JoinedSchedules([(stage.schedule(), stage.steps) for stage in self.stages])
 
     def describe(self) -> dict:
         """The run as JSON values; runs with equal descriptions end with equal weights."""

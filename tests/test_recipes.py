@@ -45,7 +45,7 @@ def sequences_of(stages):
 
 def rates(stages):
     """The rate of some updates over the whole run."""
-    schedule = schedules.Stages([(stage.schedule(), stage.steps) for stage in stages])
+    schedule = schedules.JoinedSchedules([(stage.schedule(), stage.steps) for stage in stages])
     steps = np.unique(np.linspace(0, steps_of(stages) - 1, 2_001).astype("int64"))
     return steps, np.asarray(schedule(steps))
 
@@ -111,7 +111,7 @@ def test_the_mixed_batch_takes_8599_updates_nine_tenths_of_the_sequences_in_the_
 
 def test_the_mixed_batch_warms_up_again_from_zero():
     stages = recipes.bert_large_mixed_batch().stages
-    schedule = schedules.Stages([(stage.schedule(), stage.steps) for stage in stages])
+    schedule = schedules.JoinedSchedules([(stage.schedule(), stage.steps) for stage in stages])
     rate = [float(schedule(step)) for step in (7_037, 7_038, 7_138, 7_238, 8_598)]
     decayed = (6e-3 / 5_038, 4e-3 / 1_361)  # one update before the end of each phase
     assert rate == pytest.approx([decayed[0], 0, 2e-3, 4e-3, decayed[1]], rel=1e-5)
@@ -138,7 +138,7 @@ def test_page_and_docstring_on_schedules_show_the_stages_of_nvidias_recipe():
     ]
     page = Path(__file__).parents[1] / "docs/schedules.md"
     call = r"WarmupPolynomialDecay\((.+), (.+), warmup_steps=(.+), power=0.5\), "
-    for text in (page.read_text(), schedules.Stages.__doc__):
+    for text in (page.read_text(), schedules.JoinedSchedules.__doc__):
         shown = re.findall(call, text)
         assert [(float(rate), int(steps), int(warmup)) for rate, steps, warmup in shown] == wanted
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lamb_tf import schedules
 from lamb_tf.schedules import (
-    Stages,
+    JoinedSchedules,
     WarmupConstant,
     WarmupCosineDecay,
     WarmupExponentialDecay,
@@ -147,7 +147,7 @@ def test_a_schedule_survives_its_config_and_json(case):
 
 def test_stages_start_again_from_zero_and_count_their_own_steps():
     first, second = (6e-3, 70, 20, 0.0, 0.5), (4e-3, 16, 4, 0.0, 0.5)
-    schedule = Stages(
+    schedule = JoinedSchedules(
         [(WarmupPolynomialDecay(*first), 70), (WarmupPolynomialDecay(*second), 16)],
     )
     expected = [
@@ -159,13 +159,23 @@ def test_stages_start_again_from_zero_and_count_their_own_steps():
 
 
 def test_stages_hold_for_their_own_steps_also_when_their_schedule_is_longer():
-    schedule = Stages([(WarmupConstant(1.0), 3), (WarmupConstant(2.0, warmup_steps=2), 5)])
+    schedule = JoinedSchedules([(WarmupConstant(1.0), 3), (WarmupConstant(2.0, warmup_steps=2), 5)])
     assert [float(schedule(step)) for step in range(7)] == [1, 1, 1, 0, 1, 2, 2]
 
 
+def test_joined_schedules_saved_by_version_0_1_0_as_stages_are_read():
+    schedule = JoinedSchedules([(WarmupConstant(1.0), 3), (WarmupConstant(2.0), 5)])
+    config = keras.optimizers.schedules.serialize(schedule)
+    old = {"class_name": "Stages", "registered_name": "lamb_tf>Stages"}
+    assert config["registered_name"] == "lamb_tf>JoinedSchedules"
+    again = keras.optimizers.schedules.deserialize(config | old)
+    assert type(again) is JoinedSchedules
+    assert again.get_config() == schedule.get_config()
+
+
 def test_stages_survive_their_config_and_json_and_nest():
-    inner = Stages([(WarmupConstant(1.0, 2), 4), (WarmupCosineDecay(1.0, 10), 10)])
-    schedule = Stages([(inner, 14), (WarmupMultiStepDecay(1.0, [5, 7]), 9)])
+    inner = JoinedSchedules([(WarmupConstant(1.0, 2), 4), (WarmupCosineDecay(1.0, 10), 10)])
+    schedule = JoinedSchedules([(inner, 14), (WarmupMultiStepDecay(1.0, [5, 7]), 9)])
     config = json.loads(json.dumps(keras.optimizers.schedules.serialize(schedule)))
     again = keras.optimizers.schedules.deserialize(config)
     assert again.get_config() == schedule.get_config()
@@ -180,7 +190,7 @@ def test_large_step_numbers_lose_nothing_to_float32(steps):
     schedule = WarmupPolynomialDecay(1.0, steps, warmup, power=2.0)
     cosine_schedule = WarmupCosineDecay(1.0, steps, warmup)
     exponential_schedule = WarmupExponentialDecay(1.0, steps // 8, 0.5, warmup)
-    stages = Stages([(WarmupConstant(1.0), steps - 7), (WarmupConstant(1.0, 10), 10)])
+    stages = JoinedSchedules([(WarmupConstant(1.0), steps - 7), (WarmupConstant(1.0, 10), 10)])
     for step in (1, warmup - 1, warmup, warmup + 1, steps // 2, steps - 1000, steps - 3, steps - 1):
         np.testing.assert_allclose(
             float(schedule(step)), polynomial(step, 1.0, steps, warmup, power=2.0), rtol=1e-6
@@ -282,9 +292,9 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
         (lambda: WarmupMultiStepDecay(1.0, [5, 5]), ValueError, "rising"),
         (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0), ValueError, "decay_rate"),
         (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0.1, 6), ValueError, "inside the warm-up"),
-        (lambda: Stages([]), ValueError, "at least one"),
-        (lambda: Stages([(0.1, 10)]), TypeError, "WarmupConstant"),
-        (lambda: Stages([(WarmupConstant(0.1), 0)]), ValueError, "steps must be ≥ 1"),
+        (lambda: JoinedSchedules([]), ValueError, "at least one"),
+        (lambda: JoinedSchedules([(0.1, 10)]), TypeError, "WarmupConstant"),
+        (lambda: JoinedSchedules([(WarmupConstant(0.1), 0)]), ValueError, "steps must be ≥ 1"),
         (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "batch_size must be positive, got 0"),
         (lambda: linear_scaling(256, -1, 0.1), ValueError, "base_batch_size"),
         (lambda: legw(64, 32, 0.1, -1, 100), ValueError, "base_warmup_epochs"),
@@ -297,7 +307,7 @@ def test_bad_values_are_refused_with_what_was_given(make, error, message):
 
 
 def test_a_schedule_is_saved_with_the_optimizer_and_the_model(tmp_path):
-    schedule = Stages(
+    schedule = JoinedSchedules(
         [(WarmupPolynomialDecay(0.1, 6, 2), 6), (WarmupExponentialDecay(0.2, 3, 0.5, 2), 9)]
     )
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

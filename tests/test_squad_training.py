@@ -157,7 +157,7 @@ def test_a_tiny_model_learns_a_handful_of_questions_by_heart(small_questions, tm
     hits = [tuple(row) == span for row, span in zip(logits.argmax(1).tolist(), spans)]
     assert last["span_accuracy"] == pytest.approx(np.mean(hits), abs=1e-6)
     said = capsys.readouterr().out
-    assert "(always the commonest span: " in said
+    assert "(most frequent span: " in said
     assert "spans " in next(line for line in said.splitlines() if line.startswith("step 250/250"))
 
 

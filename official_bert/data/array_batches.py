@@ -22,7 +22,7 @@ class Arrays:
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         counts = {name: len(array) for name, array in arrays.items()}
         if len(set(counts.values())) != 1 or not min(counts.values()):
-            raise ValueError(f"arrays must have one length, and examples; got lengths {counts}.")
+            raise ValueError(f"arrays must have the same length, at least 1; got {counts}.")
         self._arrays, self._count = arrays, next(iter(counts.values()))
 
     def __len__(self) -> int:

@@ -76,7 +76,7 @@ class RowBatches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
-            raise IndexError(f"step {step}: there are {self.num_batches} batches.")
+            raise IndexError(f"step {step}: there are only {self.num_batches} batches.")
         numbers = step * self._batch_size + self._places
         weights = np.ones(len(numbers), np.float32)
         if self._shuffle:

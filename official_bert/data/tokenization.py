@@ -82,7 +82,7 @@ def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str)
     if len(vocabulary) > vocab_size:
         raise ValueError(
             f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
-            f"{vocab_size:,}; is it another model's?"
+            f"{vocab_size:,}; does it belong to another model?"
         )
 
 

@@ -211,8 +211,8 @@ class QuestionAnswering:
     def held_out_line(self, metrics: dict[str, float]) -> str:
         """Held-out metrics as one line of text."""
         return (
-            f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (always the "
-            f"commonest span: {metrics['most_frequent_span_accuracy']:.1%})"
+            f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (most "
+            f"frequent span: {metrics['most_frequent_span_accuracy']:.1%})"
         )
 
 
