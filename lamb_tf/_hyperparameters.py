@@ -106,7 +106,7 @@ def decay(value: object, argument: str) -> WeightDecay:
 
 
 def rate(value: object, argument: str) -> LearningRate:
-    """A learning rate as Keras wants it, which wraps the number in a variable."""
+    """A learning rate as Keras expects it, which wraps the number in a variable."""
     if callable(value):
         return value
     if not _is_finite_and_not_negative(value):
@@ -126,7 +126,7 @@ def _is_finite_and_not_negative(value):
 
 
 class Configured(keras.optimizers.Optimizer):
-    """A Keras optimizer whose arguments are checked, settled when it is built, and saved.
+    """A Keras optimizer whose arguments are checked, fixed when it is built, and saved.
 
     A subclass adds its own to `hyperparameters`.
     """

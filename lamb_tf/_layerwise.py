@@ -319,7 +319,7 @@ class LayerwiseOptimizer(OptimizerState):
     # The equations; `lamb.py` and `lars.py` fill them in.
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple | None:
-        """A named tuple of scalars that `direction` needs, made once a step. The first step is 1.
+        """A named tuple of scalars that `direction` needs, made once per step. The first step is 1.
 
         Of a subclass with a kernel, what that needs has the name `kernel`.
         """

@@ -268,7 +268,7 @@ class OptimizerState(_hyperparameters.Configured):
             store[key] = _replicas.to_numpy(variable)
 
     def load_own_variables(self, store: MutableMapping) -> None:
-        """Reads the state; a choice of variables that is not that of the constructor is told.
+        """Reads the state; warns if its choice of variables is not that of the constructor.
 
         Master copies may be missing, in the file or here: the next step makes what it needs of
         them. If anything else is another, nothing is read, with a warning.

@@ -36,7 +36,7 @@ def target() -> str | None:
 
 
 def in_xla() -> bool:
-    """Whether TensorFlow is tracing something that XLA will compile; False if it cannot be told."""
+    """Whether TensorFlow is tracing something that XLA will compile; False if that is not known."""
     if GraphOrParentsInXlaContext is None or tf.executing_eagerly():
         return False
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())

@@ -3,7 +3,7 @@
     from_tf_keras   a file of `tfa.optimizers.LAMB`, tf-models' `LAMB` or `lamb_tf.legacy.LAMB`
     from_keras      a model trained with `keras.optimizers.Lamb`
 
-Training then goes on as it would have gone on there, given the arguments that make `lamb_tf.LAMB`
+Training then continues as it would have there, given the arguments that make `lamb_tf.LAMB`
 compute the same: `docs/which_lamb.md` lists them, `docs/migration.md` has the steps.
 """
 
@@ -87,12 +87,12 @@ def from_keras(old: keras.optimizers.Lamb, optimizer: LAMB) -> None:
     """Copies m, v and the step count of `keras.optimizers.Lamb` into `lamb_tf.LAMB`.
 
     Keras' LAMB with `weight_decay=None` is `lamb_tf.LAMB(epsilon=1e-7)`. With a weight decay it has
-    no counterpart: its decay stands outside the trust ratio, so training goes on differently.
+    no counterpart: its decay stands outside the trust ratio, so training continues differently.
 
     Args:
         old: The `keras.optimizers.Lamb` that trained the model, such as the `model.optimizer` of a
             model loaded from a `.keras` file.
-        optimizer: The `lamb_tf.LAMB` that is to go on with the same variables; compile with it.
+        optimizer: The `lamb_tf.LAMB` that continues with the same variables; compile with it.
 
     Raises:
         TypeError: `old` is another optimizer.

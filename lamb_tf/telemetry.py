@@ -33,7 +33,7 @@ def record(optimizer: keras.optimizers.Optimizer) -> None:
 
     Raises:
         TypeError: another optimizer.
-        ValueError: it has made a step already: a traced step would go on without recording.
+        ValueError: it has made a step already: a traced step would not record.
     """
     _layerwise(optimizer).record_telemetry()
 

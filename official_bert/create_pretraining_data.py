@@ -205,11 +205,11 @@ def _finished(shards: list[str], described: dict) -> dict | None:
     )
 
 
-def _workers(asked: int, one_stream: bool) -> int:
-    if asked < 0:
-        raise ValueError(f"num_workers: got {asked}, expected 0 (one per core) or more.")
+def _workers(requested: int, one_stream: bool) -> int:
+    if requested < 0:
+        raise ValueError(f"num_workers: got {requested}, expected 0 (one per core) or more.")
     cores = len(os.sched_getaffinity(0))
-    return 1 if one_stream else min(asked or cores, WORKERS_PER_CORE * cores)
+    return 1 if one_stream else min(requested or cores, WORKERS_PER_CORE * cores)
 
 
 def _define_flags() -> None:

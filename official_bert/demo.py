@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 
 RECIPE = "demo"
 VOCAB_SIZE = 2048
-HELD_OUT_SHARE = 12  # one document of so many is held out …
+HELD_OUT_SHARE = 12  # one document in this number is held out …
 HELD_OUT_CHARACTERS = 300_000  # … up to this much text
 MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write_records`
 EVAL_BATCH_SIZE = 128

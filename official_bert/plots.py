@@ -279,9 +279,9 @@ def main() -> None:
 
 def _define_flags():
     flags.DEFINE_string(
-        "log_file", None, "The train_log.jsonl of a model directory.", required=True
+        "log_file", None, "The train_log.jsonl of a model directory. Required.", required=True
     )
-    flags.DEFINE_string("output_dir", "plots", "Folder for the pictures.")
+    flags.DEFINE_string("output_dir", "plots", "Folder for the plots.")
 
 
 if __name__ == "__main__":

@@ -297,7 +297,7 @@ def _next_parts(run, index, topology, parts, needed):
     """The next number of micro-batches to try after `parts`, or `None` after the last.
 
     Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
-    to the micro-batch. The number has to divide every stage's sequences a core.
+    to the micro-batch. The number has to divide every stage's sequences per core.
     """
     from official_bert.model import flops
 

@@ -192,7 +192,7 @@ def doubling(
     """The stages of a run by Gong et al.'s progressive stacking: the whole stack is copied.
 
     All layers train, and the optimizer starts anew at each doubling. Their BERT-Base, 3 → 6 → 12
-    layers, took 50,000, 70,000 and 280,000 updates (recalled), hence the shares.
+    layers, took 50,000, 70,000 and 280,000 updates (recalled), which gives the shares.
 
     Args:
         stages: Tuple of `Stage`, the run from scratch.

@@ -97,7 +97,7 @@ class Stage:
 
     @property
     def tokens(self) -> int:
-        """Tokens an update, padding included."""
+        """Tokens per update, padding included."""
         return self.batch_size * self.max_seq_length
 
     def depth_in(self, config: BertConfig) -> int:

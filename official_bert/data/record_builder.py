@@ -222,7 +222,7 @@ class Workers:
     """Processes that answer tasks; a thread of this process drives each, and starts it when needed.
 
     Args:
-        plan: What each is told once.
+        plan: What each process is sent once.
         count: Maximum number of processes.
     """
 

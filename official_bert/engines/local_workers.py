@@ -22,7 +22,7 @@ LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it
 
 
 def run(count: int, command: str, arguments: Sequence[str]) -> int:
-    """Runs `python -m command` on so many workers to their end.
+    """Runs `python -m command` on this number of workers to their end.
 
     What the first one says is shown as it is, what others say with their number before it. SIGINT
     and SIGTERM are passed on to all. If one dies, the others end, too.

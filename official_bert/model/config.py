@@ -20,7 +20,7 @@ class BertConfig:
         vocab_size: Number of word pieces.
         hidden_size: Width H of a token's representation; a multiple of `num_attention_heads`.
         num_hidden_layers: Number of Transformer layers.
-        num_attention_heads: Attention heads a layer.
+        num_attention_heads: Number of attention heads per layer.
         intermediate_size: Width of the feed-forward layer, customarily 4 H.
         hidden_act: `"gelu"`, tanh-approximated as in the official code (`"gelu_new"` is another
             name of the same); `"gelu_erf"`, the exact x Φ(x), which Hugging Face's configurations

@@ -1,8 +1,8 @@
-"""The work of a stage in figures: model FLOPs an update, and bytes that the replicas reduce.
+"""The work of a stage in numbers: model FLOPs per update, and bytes that the replicas reduce.
 
-Model FLOPs are the multiplications and additions of the matrix products that the mathematics asks
-for: no recomputation, no padding of shapes, no element-wise operations (some 1 % in BERT-Base).
-They are what "share of the device's peak" is measured by. Shapes: S tokens a sequence, H hidden,
+Model FLOPs are the multiplications and additions of the matrix products that the mathematics needs:
+no recomputation, no padding of shapes, no element-wise operations (some 1 % in BERT-Base). The
+"share of the device's peak" is computed from them. Shapes: S tokens per sequence, H hidden,
 F feed-forward, V word pieces, P masked positions.
 
 A product's backward pass is two products of the same size, one for the gradient of its inputs and
@@ -13,7 +13,7 @@ one for that of its weights. So, in units of the forward pass, a layer costs
     1   if it and everything below it are frozen.
 
 By this convention MSLT's five equal phases of a 12-layer encoder cost 9, 12, 15, 18 and 36 layers
-a sequence, 90 against the 180 of training all layers throughout: 2.0× less. The lowest trained
+per sequence, 90 against the 180 of training all layers throughout: 2.0× less. The lowest trained
 layer above frozen ones is counted in full, although its query, key and value need no gradient of
 their inputs: 3 H² of its 3 · (4 H² + 2 H F) products, 1/12 of that layer, are never done. The last
 layer is counted in full as well, for all S tokens: the model computes queries, mixtures and what

@@ -56,7 +56,7 @@ class Table:
 
 
 def form_of(path: str) -> str:
-    """One of `FORMS`, told by the ending of the name; `.gz`, `.bz2`, `.xz`, `.zst` may follow it.
+    """One of `FORMS`, by the ending of the name; `.gz`, `.bz2`, `.xz`, `.zst` may follow it.
 
     Raises:
         ValueError: the ending says nothing.

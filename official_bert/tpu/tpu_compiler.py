@@ -29,13 +29,13 @@ class Chip:
     """A generation of TPU, as Google's documentation states it.
 
     Attributes:
-        cores: Devices a chip, each of which runs a replica of its own. In v4 the compiler takes
+        cores: Devices per chip, each of which runs a replica of its own. In v4 the compiler takes
             the chip's two cores for two devices, in v5p for one.
-        memory: Bytes of high-bandwidth memory a core.
-        flops: FLOP/s a core in bfloat16 products.
+        memory: Bytes of high-bandwidth memory per core.
+        flops: FLOP/s per core in bfloat16 products.
         clock: Cycles/s.
         interconnect: Bytes/s that a chip sends over all of its links together.
-        example: A topology of this generation, as `Topology` wants it.
+        example: A topology of this generation, as `Topology` expects it.
     """
 
     cores: int
@@ -82,7 +82,7 @@ class Topology:
         name: As given.
         chip: The `Chip`.
         num_chips: Chips in the slice.
-        devices: What JAX calls its devices, one a core.
+        devices: What JAX calls its devices, one per core.
 
     Raises:
         ValueError: where there is no such slice.

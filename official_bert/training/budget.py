@@ -1,4 +1,4 @@
-"""A wall-clock budget: how many updates of a run fit into so many minutes on this machine.
+"""A wall-clock budget: how many updates of a run fit into a number of minutes on this machine.
 
 The number decides the weights, so it is fixed before the first update and belongs to the `Run`:
 from then on the run is one of a given number of updates. `run.json` keeps it, and a run that is
@@ -114,7 +114,7 @@ def _with_updates_of(run, described):
 
 
 def _costs(run, reporting, engine, stage):
-    """Seconds an update of a stage, with its share of the evaluations; and at the stage's end."""
+    """Seconds per update of a stage, with its share of the evaluations; and at the stage's end."""
     records = RunRecords(run, reporting, engine.shard)
     with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)

@@ -40,7 +40,7 @@ class Claim:
         changes: The changes made on purpose so far.
         differences: Sentences on what this start changes.
         return_to: The step of the checkpoint to return to; `None` resumes the newest one.
-        has_returned: Whether a return was asked for that an earlier start has made.
+        has_returned: Whether an earlier start has made the return that `resume_from` requests.
     """
 
     description: dict
@@ -73,7 +73,7 @@ class Claim:
         return names | {"differences": list(self.differences)}
 
     def write(self, directory: Path, config: BertConfig) -> None:
-        """Says in the directory whose it is; `bert_config.json` is what other tools ask for."""
+        """Records which run owns the directory; `bert_config.json` is for other tools."""
         contents = self.description | ({"changes": self.changes} if self.changes else {})
         write_text(directory / "run.json", json.dumps(contents, indent=1))
         if not _says(directory / CONFIG, config):  # it may be the user's own, with more in it

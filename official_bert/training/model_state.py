@@ -87,7 +87,7 @@ def load_weights(
 
     Raises:
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
-            another shape or one that is not finite, or not the moments that are asked for.
+            another shape or one that is not finite, or not the moments that are needed.
     """
     source = sources.open_for(model.config, path)
     weights = source.weights | _head_alone(model, source)

@@ -194,7 +194,7 @@ class Pace:
         self._is_warm = False
 
     def measure(self, work: Callable[[], Done], steps: int) -> Done:
-        """Calls `work()`, which does so many updates, and returns what it returns."""
+        """Calls `work()`, which makes `steps` updates, and returns its result."""
         started = time.perf_counter()
         done = work()
         seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What can be told of a run before the work: if it fits the devices, and what has no effect."""
+"""What is checked of a run before the work: whether it fits the devices; what has no effect."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

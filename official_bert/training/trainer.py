@@ -198,7 +198,7 @@ class Trainer:
         return self._owes_checkpoint and (not self._state["skipped_in_a_row"] or self.step == end)
 
     def _must_stop(self, stop):
-        """Whether this process was asked to, or, of several workers, any one before this call."""
+        """Whether this process, or any one of several workers, was asked to before this call."""
         if self.engine.shard[1] == 1:
             return stop.requested
         return self._state["stop_requests"] > 0
@@ -373,7 +373,7 @@ class Trainer:
 def _first_row(rows, is_bad):
     """The first of `rows` for which alone `is_bad`, by halving; `None` if it takes several.
 
-    `is_bad` is asked of as many rows every time, or TensorFlow would compile for every number.
+    `is_bad` gets the same number of rows every time: TensorFlow would compile for each number.
     """
     count = len(rows)
     while len(rows) > 1:

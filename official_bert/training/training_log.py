@@ -91,7 +91,7 @@ class StopRequest:
     def raise_stopped(self, step: int, model_dir: str | os.PathLike) -> NoReturn:
         """Raises `Stopped`; call it when all is saved.
 
-        A worker that stops because another one was asked to, counts as asked by SIGTERM.
+        A worker that stops because another one was asked to ends as by SIGTERM.
         """
         raise Stopped(
             f"Stopped at step {step}. Run the same command again to resume from {model_dir}.",
@@ -110,7 +110,7 @@ def progress_line(
     examples_per_second: float,
     seconds: float,
 ) -> str:
-    """One line a person reads while the run goes on: of updates of which some were `skipped`.
+    """One line on the screen for a number of updates, some of which were `skipped`.
 
     `numbers` are those of the metrics to show, {name: format}.
     """
