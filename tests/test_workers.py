@@ -115,7 +115,7 @@ def test_worker_processes_give_the_weights_and_the_held_out_figures_of_one(
 def test_a_signal_to_one_worker_stops_all_after_the_same_update(
     trained, arguments, tmp_path, monkeypatch
 ):
-    """On workers from TF_CONFIG; gone on with on workers from Slurm's variables."""
+    """On workers from TF_CONFIG; resumed on workers from Slurm's variables."""
     flags = arguments(tmp_path / "model")
     workers = start_waiting(flags, tmp_path, monkeypatch, source="TF_CONFIG")
     workers[1].process.send_signal(signal.SIGTERM)
