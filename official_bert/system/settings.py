@@ -17,11 +17,16 @@ with their dashes, which the docstring leaves out.
 import dataclasses
 import inspect
 import math
+from typing import Any
 
 
 def setting(
-    words: str, default: object = dataclasses.MISSING, *, minimum: float | None = None, **options
-):
+    words: str,
+    default: object = dataclasses.MISSING,
+    *,
+    minimum: float | None = None,
+    **options: object,
+) -> Any:
     """A field of a dataclass with its description and the smallest number that it can be.
 
     Args:
@@ -29,6 +34,9 @@ def setting(
         default: The value of a field that is not given; without one, it must be.
         minimum: The smallest number allowed.
         options: Further arguments of `dataclasses.field`.
+
+    Returns:
+        A `dataclasses.Field`, whose annotation is that of the value.
     """
     metadata = {"words": words, "minimum": minimum}
     return dataclasses.field(default=default, metadata=metadata, **options)
