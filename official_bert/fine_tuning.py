@@ -8,12 +8,19 @@ import gc
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from official_bert import optimizer_flags
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+
+if TYPE_CHECKING:
+    import keras
+
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.model.config import BertConfig
+    from official_bert.tasks import Task
 
 VOCABULARY = "vocab.txt"
 
@@ -24,9 +31,8 @@ class Work:
 
     Args:
         task: A task of `official_bert.tasks`.
-        use: Function of (engine, model, step, folder) that evaluates and predicts what the flags
-            ask for, and returns the metrics, {name: number}. `step` is the number of updates that
-            the model has seen, None if that is not known.
+        use: Function of (engine, model, folder) that evaluates and predicts what the flags ask for,
+            and returns the metrics, {name: number}.
         train_file: The examples to learn from; None if it is not trained.
         examples: Their number, by which epochs are counted.
         eval_files: What is evaluated on during training.
@@ -35,8 +41,8 @@ class Work:
         not_of_the_seed: How the names of metrics end that are no matter of the seed.
     """
 
-    task: Any
-    use: Callable[[Any, Any, int | None, str], dict[str, float]]
+    task: "Task"
+    use: "Callable[[TfDistribute, keras.Model, str], dict[str, float]]"
     train_file: str | None = None
     examples: int = 0
     eval_files: tuple[str, ...] = ()
@@ -66,7 +72,7 @@ def seeds_and_folders(values: flags.FlagValues) -> list[tuple[int, str]]:
     return [(seed, os.path.join(values.output_dir, f"seed_{seed}")) for seed in seeds]
 
 
-def config(values: flags.FlagValues) -> Any:
+def config(values: flags.FlagValues) -> "BertConfig":
     """The `BertConfig` of the flags.
 
     Raises:
@@ -137,7 +143,7 @@ def _run_seed(values, work, engine, seed, folder):
     else:
         model, step = fine_tuned.load(work.task, folder, engine, values.dtype)
     os.makedirs(folder, exist_ok=True)
-    metrics = work.use(engine, model, step, folder)
+    metrics = work.use(engine, model, folder)
     return 0, _results(values, seed, folder, step, metrics)
 
 

@@ -87,7 +87,7 @@ def _known_labels(values):
     return labels.load(os.path.join(fine_tuning.seeds_and_folders(values)[0][1], LABELS))
 
 
-def _use(values, sets, engine, model, step, folder):
+def _use(values, sets, engine, model, folder):
     """Evaluates and predicts; returns the metrics."""
     metrics = _evaluate(values, sets, engine, model) if values.do_eval else {}
     if values.do_predict:

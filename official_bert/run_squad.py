@@ -157,7 +157,7 @@ def _name_left_out(file, kept):
             print(f"left out: {question.id}: {texts}")
 
 
-def _use(values, task, dataset, settings, engine, model, step, folder):
+def _use(values, task, dataset, settings, engine, model, folder):
     """Answers, and scores the answers; returns the scores."""
     from official_bert.tasks import squad_answers, squad_decoding
     from official_bert.training import fine_tuned

@@ -1,6 +1,7 @@
 """The command that trains and answers: its flags, what it leaves, seeds, version 2.0, a kill."""
 
 import json
+import lzma
 import random
 import statistics
 import sys
@@ -20,7 +21,8 @@ from command_processes import (
 )
 from small_questions import PEOPLE, PLACES
 from small_runs import final_tensors, log_lines, without_dropout
-from small_squad import qa, write_squad, write_vocabulary
+from small_squad import DEV, needs_squad, qa, write_squad, write_vocabulary
+from small_text import UNCASED
 
 from official_bert import fine_tuning_flags, run_squad, squad_flags
 from official_bert.data import tokenization
@@ -427,6 +429,39 @@ def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, 
     assert resumed.keys() == whole.keys()
     for name in whole:
         np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+# Real data
+
+
+@needs_squad
+@pytest.mark.slow
+def test_real_questions_are_trained_on_answered_and_scored(files, tmp_path, capsys):
+    with lzma.open(DEV.with_name("heldout12.json.xz"), "rt") as file:
+        articles = json.load(file)["data"]
+    (tmp_path / "dev.json").write_text(json.dumps({"data": articles[:1]}))
+    config = json.loads(Path(files["bert_config_file"]).read_text())
+    Path(files["bert_config_file"]).write_text(json.dumps(config | {"vocab_size": 30522}))
+    settings = files | {
+        "vocab_file": str(UNCASED),
+        "train_file": str(DEV.with_name("train36.json.xz")),
+        "predict_file": str(tmp_path / "dev.json"),
+        "train_batch_size": 512,
+        "num_train_epochs": 0.5,
+        "max_seq_length": 64,
+        "doc_stride": 32,
+        "max_query_length": 20,
+        "predict_batch_size": 64,
+    }
+    assert call(settings) == 0
+    assert "8,123 questions in" in capsys.readouterr().out
+    questions = [qa for part in articles[0]["paragraphs"] for qa in part["qas"]]
+    answers = read(files["output_dir"], "predictions.json")
+    assert list(answers) == [question["id"] for question in questions]
+    assert all(answers.values())
+    results = eval_results(files["output_dir"])
+    assert results["global_step"] == 7  # 8,123 / 512 / 2
+    assert results["total"] == len(questions)
 
 
 # Both commands
