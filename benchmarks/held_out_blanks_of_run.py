@@ -14,7 +14,7 @@ from absl import app, flags
 
 from official_bert.data import corpus
 from official_bert.demonstration import held_out_blanks
-from official_bert.fill_blanks import BlankFiller
+from official_bert.prediction import loading
 from official_bert.system.whole_files import write_text
 
 FLAGS = flags.FLAGS
@@ -35,9 +35,10 @@ def main(_):
             held_out_blanks.choose(str(lines), FLAGS.vocab_file, count)
             for count in (FLAGS.shown, FLAGS.counted)
         )
-    fillers = [BlankFiller(FLAGS.model_dir, FLAGS.vocab_file, trained=t) for t in (False, True)]
-    before, after = ([guesses(filler, b) for b in shown] for filler in fillers)
-    hits = held_out_blanks.hits(counted, [guesses(fillers[1], blank) for blank in counted])
+    untrained = loading.load_untrained(FLAGS.model_dir, FLAGS.vocab_file)
+    trained = loading.load(FLAGS.model_dir, FLAGS.vocab_file)
+    before, after = guesses(untrained, shown), guesses(trained, shown)
+    hits = held_out_blanks.hits(counted, guesses(trained, counted))
     table = held_out_blanks.table(shown, before, after)
     words = collections.Counter(blank.word for blank in counted).most_common(3)
     counts = (
@@ -48,8 +49,9 @@ def main(_):
     write_text(FLAGS.output, f"{table}\n{counts}")
 
 
-def guesses(filler, blank):
-    return filler.guesses(blank.sentence, 3, words_only=True)[0]
+def guesses(filler, blanks):
+    sentences = [blank.sentence for blank in blanks]
+    return [of_blanks[0] for of_blanks in filler.predict(sentences, 3, words_only=True)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,14 @@
-"""BERT pre-training with large batches, from raw text to a checkpoint."""
+"""BERT with large batches, from raw text to a model in use: `load` loads one that was trained."""
 
 import importlib.util
+import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from official_bert.prediction.blank_filler import BlankFiller
+    from official_bert.prediction.question_answerer import QuestionAnswerer
+    from official_bert.prediction.sentence_classifier import SentenceClassifier
 
 NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that brings it
     "absl": "bert",
@@ -27,6 +34,52 @@ def _check_installed():
         raise ImportError(message)
     print(message, file=sys.stderr)
     sys.exit(2)
+
+
+def load(
+    folder: str | os.PathLike,
+    vocab_file: str | os.PathLike | None = None,
+    do_lower_case: bool | None = None,
+    dtype: str = "fp32",
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer":
+    """Loads a trained model for use, of the kind that the folder holds.
+
+    | the folder | the result, whose `predict` takes |
+    |---|---|
+    | of `run_pretraining`, or any pre-trained BERT | `BlankFiller`: texts with `[MASK]` |
+    | of `run_classifier`, or any fine-tuned classifier | `SentenceClassifier`: texts or pairs |
+    | of `run_squad`, or any such model | `QuestionAnswerer`: pairs (question, context) |
+
+    Each has the Keras model as `.model` and the tokenizer as `.tokenizer`. Any checkpoint that
+    `convert_checkpoint` reads will do: TensorFlow 1's, Hugging Face's, one of a run here.
+
+    Args:
+        folder: The folder, or the path of one checkpoint in it. Of a run, the newest whole
+            checkpoint is taken.
+        vocab_file: The model's vocabulary; default: the `vocab.txt` beside the checkpoint or in the
+            folder above. Pre-training does not copy it to its folder.
+        do_lower_case: Whether that is an uncased one; default: what the run or
+            `tokenizer_config.json` says, or else whether it holds no upper-case letter.
+        dtype: Data type of the arithmetic, `"fp32"`, `"bf16"` or `"fp16"`.
+
+    Returns:
+        A `BlankFiller`, `SentenceClassifier` or `QuestionAnswerer` of `official_bert.prediction`.
+
+    Raises:
+        ValueError: if there is no such model, or it is damaged, or its vocabulary is missing or
+            another model's.
+        OSError: if a file cannot be read.
+
+    Example:
+
+    >>> import official_bert
+    >>> model = official_bert.load("reviews")     # doctest: +SKIP
+    >>> model.predict(["A good cat."])            # doctest: +SKIP
+    [ClassPrediction(label='5', probabilities={'1': 0.02, …, '5': 0.81})]
+    """
+    from official_bert.prediction import loading
+
+    return loading.load(folder, vocab_file, do_lower_case, dtype)
 
 
 _check_installed()

@@ -60,16 +60,17 @@ def convert(
     )
     _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
     sources.check(source, source.parts, ignore_left_over)
+    said = [_about(source), f"          {_about_vocabulary(source)}"]
     left_out = [*source.counters, *source.left_over]
+    if target.drops_unread and source.head:
+        unread, source = sources.without_unread(source)
+        left_out += unread
     if not (target.holds_slots and keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
     written = _write(output, target, source)
     return [
-        f"read      {source.dialect}: {source.path}, {len(source.weights)} variables "
-        f"({', '.join(source.parts)}), {source.config.num_hidden_layers} layers of width "
-        f"{source.config.hidden_size}",
-        f"          {_about_vocabulary(source)}",
+        *said,
         f"written   {output}: {', '.join(written)}",
         *([f"left out  {names.listed(left_out)}"] if left_out else []),
     ]
@@ -111,6 +112,14 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
             f"There is no vocab.txt beside {source.path}; give --vocab_file, or convert without it "
             "by --allow_missing_vocabulary."
         )
+
+
+def _about(source):
+    return (
+        f"read      {source.dialect}: {source.path}, "
+        f"{len(source.weights) + len(source.head_weights)} variables ({', '.join(source.parts)}), "
+        f"{source.config.num_hidden_layers} layers of width {source.config.hidden_size}"
+    )
 
 
 def _about_vocabulary(source):

@@ -240,7 +240,7 @@ plots       {layout.plots}
 What to try next
   your own text        python -m official_bert.demo --corpus=FOLDER --output_dir=my_output
   your own blanks      python -m official_bert.fill_blanks --model_dir={layout.model} \\
-                           --vocab_file={layout.vocab} "Your sentence with a [MASK]."
+                           "Your sentence with a [MASK]."
   a larger model       python -m official_bert.run_pretraining --help"""
 
 

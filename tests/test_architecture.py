@@ -12,8 +12,8 @@ FLOORS = (
     {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"} | {"fine_tuning_flags"},
     {"stages", "convert_checkpoint"},
     {"recipes", "training", "pretraining_flags"},
-    {"run_pretraining", "fill_blanks", "fine_tuning"},
-    {"demonstration", "rehearse_tpu"},
+    {"run_pretraining", "prediction", "fine_tuning"},
+    {"demonstration", "rehearse_tpu", "fill_blanks"},
     {"demo"},
 )
 # Commands of fine-tuning stand on the loop.
@@ -54,6 +54,8 @@ def executed(node):
 
 
 def floor(room):
+    if room == "__init__":  # `official_bert.load`, which is called from outside
+        return len(FLOORS) + 1
     if room in FINE_TUNING:
         return len(FLOORS)
     return next(number for number, floor in enumerate(FLOORS) if room in floor)

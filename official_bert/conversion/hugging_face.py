@@ -6,7 +6,7 @@ import pathlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from official_bert.conversion import classifier_head, names, safetensors_files
+from official_bert.conversion import heads, names, safetensors_files
 from official_bert.conversion.tensors import Tensor
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
@@ -41,6 +41,8 @@ def read(
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Hugging Face", weights by official name, {}, leftovers by their own name).
 
+    Of those left over, the head of a fine-tuned model has our names.
+
     Raises:
         ValueError: a file is damaged, or holds two versions of a tied variable.
     """
@@ -60,7 +62,16 @@ def read(
             found[row.official] = tensor.transposed()
         else:
             found[row.official] = tensor
-    return "Hugging Face", found, {}, left_over
+    return "Hugging Face", found, {}, heads.with_our_names(left_over, values_beside(file))
+
+
+def values_beside(file: Path) -> dict:
+    """What the `config.json` beside a file of weights holds; {} if nothing is readable there."""
+    try:
+        values = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def wrote(values: object) -> bool:
@@ -97,7 +108,7 @@ def write_config(source: "Source") -> dict:
     config = json.loads(source.config.to_json())
     file = source.vocab_file
     vocabulary = tokenization.read_vocabulary(str(file)) if file else {}
-    kinds = {str(tensor.dtype) for tensor in source.weights.values()}
+    kinds = {str(t.dtype) for t in (*source.weights.values(), *source.head_weights.values())}
     return {
         "architectures": [_ARCHITECTURES.get(source.parts, "BertForPreTraining")],
         "model_type": "bert",
@@ -108,8 +119,8 @@ def write_config(source: "Source") -> dict:
         "position_embedding_type": "absolute",
         "dtype": kinds.pop() if len(kinds) == 1 else "float32",
     } | (
-        classifier_head.hugging_face_config(source.classifier, source.labels_file)
-        if source.classifier
+        heads.hugging_face_config(source.head, source.head_weights, source.labels)
+        if source.head
         else {}
     )
 

@@ -8,11 +8,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import shlex
 from collections.abc import Sequence
 
 from official_bert.conversion import (
-    classifier_head,
+    finding,
+    heads,
     hugging_face,
     keras_files,
     names,
@@ -33,7 +33,6 @@ CONFIG_NAMES = {
 }
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
 _FLOATING = tuple(safetensors_files.DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
-SAFETENSORS = "model.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +49,9 @@ class Source:
         config: the shape of the model.
         vocab_file: its `vocab.txt`; None if none was found or given.
         do_lower_case: whether the vocabulary is uncased; None without a vocabulary.
-        classifier: the head of a fine-tuned classifier, {our name: tensor}; empty without one.
-        labels_file: the `labels.json` of that head, if there is one.
+        head: the kind of head of a fine-tuned model; None without one.
+        head_weights: the tensors of that head, {our name: tensor}.
+        labels: what a classifier predicts, as `labels.json` holds it; None if nothing says it.
     """
 
     path: str
@@ -63,24 +63,25 @@ class Source:
     config: BertConfig
     vocab_file: pathlib.Path | None = None
     do_lower_case: bool | None = None
-    classifier: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    labels_file: pathlib.Path | None = None
+    head: heads.Head | None = None
+    head_weights: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    labels: dict | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of `names.PARTS` that it holds, complete or not, and "classifier"."""
+        """Those of `names.PARTS` that it holds, complete or not, and the fine-tuned head."""
         rows = names.rows(self.config)
         found = tuple(
             part
             for part in names.PARTS
             if any(row.part == part and row.official in self.weights for row in rows)
         )
-        return (*found, "classifier") if self.classifier else found
+        return (*found, self.head.part) if self.head else found
 
     @property
     def missing_parts(self) -> list[str]:
-        """What a whole model of its kind, for pre-training or a classifier, has besides."""
-        whole = ("encoder", "pooler") if self.classifier else names.PARTS
+        """What a whole model of its kind, for pre-training or fine-tuned, has besides."""
+        whole = self.head.reads if self.head else names.PARTS
         return [part for part in whole if part not in self.parts]
 
 
@@ -105,7 +106,7 @@ def open_checkpoint(
         ValueError: there is no checkpoint, it is not a BERT's, or it is damaged.
         OSError: a file cannot be read.
     """
-    kind, file = _find(pathlib.Path(path))
+    kind, file = finding.find(pathlib.Path(path))
     config_file = _beside(file, CONFIG_NAMES[kind], bert_config_file)
     if config_file:
         config = read_config(config_file)
@@ -116,7 +117,7 @@ def open_checkpoint(
             f"{path} has no bert_config.json or config.json beside it; name it with "
             "--bert_config_file."
         )
-    source = _with_classifier(_open(kind, file, config), file)
+    source = _with_head(_open(kind, file, config), kind, file)
     vocab = _beside(file, ("vocab.txt",), vocab_file)
     if vocab is None:
         return source
@@ -127,8 +128,8 @@ def open_checkpoint(
 def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
     """Opens a checkpoint of any format, as the start of a model with this configuration.
 
-    Variables that the model does not have are left over. An address such as `gs://bucket/a.ckpt`
-    must be of a TensorFlow checkpoint; TensorFlow itself reads it from there.
+    Variables that pre-training does not have, such as a fine-tuned head, are left over. An address
+    such as `gs://bucket/a.ckpt` must be of a TensorFlow checkpoint; TensorFlow itself reads it.
 
     Raises:
         ValueError: as `open_checkpoint`; or a configuration beside it gives the same weights
@@ -137,11 +138,12 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
     """
     if local_paths.is_address(path):
         return _open("bundle", path, config)
-    kind, file = _find(pathlib.Path(path))
+    kind, file = finding.find(pathlib.Path(path))
     beside = [file.parent / name for name in CONFIG_NAMES[kind] if (file.parent / name).is_file()]
     if beside:
         _check_same_meaning(config, read_config(beside[0]), beside[0])
-    return _open(kind, file, config)
+    source = _open(kind, file, config)
+    return dataclasses.replace(source, labels=_with_head(source, kind, file).labels)
 
 
 def _open(kind, file, config):
@@ -157,18 +159,28 @@ def _open(kind, file, config):
     )
 
 
-def _with_classifier(source, file):
-    """The source with the head of a fine-tuned classifier apart; not beside pre-training's."""
-    head, slots, left_over = classifier_head.take(source.left_over)
+def _with_head(source, kind, file):
+    """The source with the head of a fine-tuned model apart; not beside pre-training's."""
+    head, tensors, slots, left_over = heads.take(source.left_over, source.config.hidden_size)
     if not head or "masked_lm" in source.parts:
         return source
     return dataclasses.replace(
         source,
-        classifier=head,
+        head=head,
+        head_weights=tensors,
         slots=source.slots | slots,
         left_over=left_over,
-        labels_file=_beside(file, ("labels.json",), None),
+        labels=_labels(kind, file, tensors) if head is heads.CLASSIFIER else None,
     )
+
+
+def _labels(kind, file, head_weights):
+    if kind == "hugging_face":
+        (outputs,) = head_weights["output_bias"].shape
+        values = hugging_face.values_beside(file)
+        return heads.labels_of_hugging_face(values, outputs, file.parent / "config.json")
+    labels_file = _beside(file, (heads.LABELS,), None)
+    return heads.read_labels(labels_file) if labels_file else None
 
 
 def _check_same_meaning(config, other, file):
@@ -200,7 +212,7 @@ def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) 
     ]
     others += [
         f"{n} of type {tensor.dtype} instead of a floating one"
-        for n, tensor in (source.weights | source.slots).items()
+        for n, tensor in (source.weights | source.head_weights | source.slots).items()
         if tensor.dtype not in _FLOATING
     ]
     left_over = [f"{n} {tensor.shape}" for n, tensor in source.left_over.items()]
@@ -216,84 +228,19 @@ def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) 
         )
 
 
-# Finding the file
+def without_unread(source: Source) -> tuple[list[str], Source]:
+    """Leaves out what the head of a fine-tuned model does not read, such as the pooler.
+
+    Returns:
+        The names that are left out, and the source without them.
+    """
+    rows = {row.official: row for row in names.rows(source.config)}
+    read = {n: t for n, t in source.weights.items() if rows[n].part in source.head.reads}
+    unread = [name for name in source.weights if name not in read]
+    return unread, dataclasses.replace(source, weights=read)
 
 
-def _find(path):
-    """(kind, file): a reader's name and the file or prefix for it."""
-    path = path.parent / path.name.removesuffix(".index")
-    if path.suffix == ".keras" and path.is_file():
-        return "keras", path
-    if path.suffix == ".safetensors" and path.is_file():
-        return "hugging_face", path
-    if path.name.endswith(".safetensors.index.json") and path.is_file():
-        return "hugging_face", path
-    if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
-        raise _pickled(path)
-    if pathlib.Path(f"{path}.index").is_file():
-        return "bundle", path
-    if not path.is_dir():
-        raise ValueError(
-            f"There is no checkpoint {path}: expected a folder, a file model.safetensors or "
-            "model.keras, or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt."
-        )
-    for name in SAFETENSORS, f"{SAFETENSORS}.index.json":
-        if (path / name).is_file():
-            return "hugging_face", path / name
-    for name in "pytorch_model.bin", "pytorch_model.bin.index.json":
-        if (path / name).is_file():
-            raise _pickled(path / name)
-    if (path / "saved_model.pb").is_file():
-        raise ValueError(
-            f"{path} is a SavedModel, which is for serving. Give the checkpoint it was made from."
-        )
-    return _one_in(path)
-
-
-def _one_in(folder):
-    keras_files, bundles = sorted(folder.glob("*.keras")), sorted(folder.glob("*.index"))
-    if len(keras_files) + len(bundles) > 1:
-        newest = _newest(folder)
-        if newest:
-            return "bundle", newest
-        found = names.listed([path.name for path in (*keras_files, *bundles)])
-        raise ValueError(f"{folder} holds several checkpoints ({found}); give the path of one.")
-    if keras_files:
-        return "keras", keras_files[0]
-    if bundles:
-        return "bundle", bundles[0].with_suffix("")
-    raise ValueError(
-        f"{folder} holds no checkpoint: expected model.safetensors, *.ckpt.index, or *.keras."
-    )
-
-
-def _newest(folder):
-    """The checkpoint named in the file `checkpoint`, which TensorFlow and our trainer write."""
-    try:
-        first = (folder / "checkpoint").read_text(encoding="utf-8").splitlines()[0]
-        name = json.loads(first.removeprefix("model_checkpoint_path:"))
-    except (OSError, ValueError, IndexError):
-        return None
-    file = folder / pathlib.PurePath(str(name)).name  # the folder may have been moved
-    return file if file.with_name(f"{file.name}.index").is_file() else None
-
-
-def _pickled(path):
-    files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
-    return ValueError(
-        f"{path} is a pickle, which can run any code when it is read. Convert it to "
-        f"{path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
-        f"{shlex.join(map(str, files))}"
-    )
-
-
-_UNPICKLE = (
-    """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
-    """w = {n: t.clone().contiguous() for p in sys.argv[1:] """
-    """for n, t in torch.load(p, weights_only=True).items()}; """
-    """save_file(w, os.path.join(os.path.dirname(sys.argv[1]), "model.safetensors"), """
-    """{"format": "pt"})'"""
-)
+# What stands beside the file
 
 
 def _beside(file, candidates, given):

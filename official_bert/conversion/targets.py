@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from official_bert.conversion import (
-    classifier_head,
+    heads,
     hugging_face,
     keras_files,
     names,
@@ -32,12 +32,14 @@ class Target(NamedTuple):
         holds_slots: whether moments can be written.
         needs_heads: whether it can hold only complete pre-training models.
         needs_vocabulary: whether it needs a vocabulary.
+        drops_unread: whether it leaves out what a fine-tuned head does not read.
     """
 
     write: object
     holds_slots: bool = False
     needs_heads: bool = False
     needs_vocabulary: bool = False
+    drops_unread: bool = False
 
 
 @contextlib.contextmanager
@@ -87,7 +89,9 @@ def _write_hugging_face(folder: pathlib.Path, source: Source) -> None:
         for tensor in [source.weights.get(row.official)]
         if tensor is not None
     ]
-    tensors += [(classifier_head.NAMES[name], tensor) for name, tensor in source.classifier.items()]
+    tensors += [
+        (source.head.variables[name], tensor) for name, tensor in source.head_weights.items()
+    ]
     safetensors_files.write(folder / "model.safetensors", tensors)
     _write_json(folder / "config.json", hugging_face.write_config(source))
     if source.vocab_file:
@@ -100,7 +104,7 @@ def _write_tf1(folder: pathlib.Path, source: Source) -> None:
     quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import bundles
 
-    tensors = {**source.weights, **source.classifier, **source.slots}
+    tensors = {**source.weights, **source.head_weights, **source.slots}
     bundles.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
@@ -122,16 +126,18 @@ def _write_savedmodel(folder: pathlib.Path, source: Source) -> None:
 
 def _write_official_files(folder, source):
     (folder / "bert_config.json").write_text(source.config.to_json(), encoding="utf-8")
+    if source.labels:
+        _write_json(folder / heads.LABELS, source.labels)
     if source.vocab_file:
         tokenizer_files.write_settings(folder, source)
 
 
 def _write_json(path, content):
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 TARGETS = {
-    "huggingface": Target(_write_hugging_face, needs_vocabulary=True),
+    "huggingface": Target(_write_hugging_face, needs_vocabulary=True, drops_unread=True),
     "tf1": Target(_write_tf1, holds_slots=True),
     "keras": Target(_write_keras, needs_heads=True),
     "savedmodel": Target(_write_savedmodel, needs_heads=True, needs_vocabulary=True),

@@ -78,18 +78,17 @@ def draw(layout: DemoFolder) -> str:
 
 def fill_blanks(layout: DemoFolder) -> str:
     """Lets the model, after and before training, predict words of the held-out text."""
-    from official_bert.fill_blanks import BlankFiller
+    from official_bert.prediction import loading
 
     text, vocab = str(layout.text("held_out")), str(layout.vocab)
     blanks = held_out_blanks.choose(text, vocab, NUM_BLANKS)
     more = held_out_blanks.choose(text, vocab, MORE_BLANKS)
-    fillers = {
-        when: BlankFiller(layout.model, layout.vocab, trained=when == "after")
-        for when in ("before", "after")
-    }
+    loaders = {"before": loading.load_untrained, "after": loading.load}
+    fillers = {when: load(layout.model, layout.vocab) for when, load in loaders.items()}
 
     def answer(filler, asked):
-        return [filler.guesses(blank.sentence, GUESSES, words_only=True)[0] for blank in asked]
+        sentences = [blank.sentence for blank in asked]
+        return [blanks[0] for blanks in filler.predict(sentences, GUESSES, words_only=True)]
 
     answers = {when: answer(filler, blanks) for when, filler in fillers.items()}
     more_answers = answer(fillers["after"], more)

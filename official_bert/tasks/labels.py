@@ -131,16 +131,24 @@ def load(path: str) -> Classes | Numbers:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            contents = json.load(file)
-        if "classes" in contents:
-            return Classes(tuple(contents["classes"]))
-        low, high = contents["number"]
-        return Numbers(-math.inf if low is None else low, math.inf if high is None else high)
+            return from_json(json.load(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: not a file of labels ({error}); expected the one that training wrote beside "
             f"its model."
         ) from None
+
+
+def from_json(contents: dict) -> Classes | Numbers:
+    """The same from the contents of the file.
+
+    Raises:
+        ValueError, KeyError, TypeError: they are something else.
+    """
+    if "classes" in contents:
+        return Classes(tuple(contents["classes"]))
+    low, high = contents["number"]
+    return Numbers(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _require_labels(examples: Examples) -> Sequence[str]:

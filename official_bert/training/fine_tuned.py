@@ -68,17 +68,18 @@ def load_checkpoint(
         engine, dtype: As of `load`.
 
     Raises:
-        ValueError: if the checkpoint lacks a weight of the model, the head's included, or as
-            `model_state.load_weights`.
+        ValueError: if the checkpoint lacks a weight that the task trains, the head's included, or
+            has the task's classes in another order, or as `model_state.load_weights`.
     """
     with engine.scope():
         model = task.make_model(config, None, DTYPE_POLICIES[dtype])
-    said = model_state.load_weights(model, path)
-    if "; fresh: " in said:
+    loaded = model_state.load_weights(model, path)
+    if any(task.trains(name) for name in loaded.fresh):
         raise ValueError(
-            f"This is not a fine-tuned model of the task: {said}. Train it (--do_train)."
+            f"This is not a fine-tuned model of the task: {loaded}. Train it (--do_train)."
         )
-    print(said)
+    _check_order(task.describe().get("labels"), (loaded.labels or {}).get("classes"), path)
+    print(loaded)
     return model
 
 
@@ -122,4 +123,13 @@ def _check_same_task(task, described, model_dir):
         raise ValueError(
             f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
             "Give the settings that it was trained with, or another output_dir."
+        )
+
+
+def _check_order(ours, theirs, path):
+    """Refuses the same classes in another order: each would be taken for another."""
+    if theirs and ours != theirs and set(ours) == set(theirs):
+        raise ValueError(
+            f"The outputs of {path} are the classes {', '.join(theirs)}, but the task has them in "
+            f"the order {', '.join(ours)}. `official_bert.load` predicts with its own order."
         )

@@ -1,5 +1,6 @@
 """The state of a model and its optimizer as arrays under the official checkpoint names."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ def carry_over(
         if variable.path in tensors:
             variable.assign(tensors[variable.path])
     optimizer.skipped_updates.assign(tensors["optimizer/skipped_updates"])
-    said = _carried(model, fresh)
+    said = _carried(len(model.weights), fresh)
     slots = _slots(model, optimizer)
     if not carry_moments:
         return f"{said}; moments start at zero"
@@ -71,9 +72,43 @@ def carry_over(
     return f"{said}; moments: carried {len(known)} of {len(slots)}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What `load_weights` has put into a model; `str` says it in a sentence.
+
+    Attributes:
+        path: The checkpoint.
+        dialect: Its dialect, such as "TensorFlow 1".
+        number: How many weights the model has.
+        fresh: Paths of those that the checkpoint lacks, which are as they were.
+        left_out: Names of variables of the checkpoint that the model does not have.
+        labels: What a classifier in the checkpoint predicts, as its `labels.json` holds it; `None`
+            if nothing says it.
+        moments: How many moments were loaded, all of the optimizer's; `None` if not asked for.
+        step: The number of updates that they have seen.
+    """
+
+    path: str
+    dialect: str
+    number: int
+    fresh: tuple[str, ...]
+    left_out: tuple[str, ...]
+    labels: dict | None = None
+    moments: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        said = f"from {self.path} ({self.dialect}): {_carried(self.number, self.fresh)}"
+        if self.left_out:
+            said += f"; left out: {names.listed(self.left_out)}"
+        if self.moments is not None:
+            said += f"; moments: carried {self.moments} of {self.moments}, of update {self.step}"
+        return said
+
+
 def load_weights(
     model: keras.Model, path: str | os.PathLike, optimizer: keras.optimizers.Optimizer | None = None
-) -> str:
+) -> Loaded:
     """Puts the weights of a checkpoint of any dialect into a model (`conversion/sources.py`).
 
     Args:
@@ -83,7 +118,7 @@ def load_weights(
             of updates; by default it starts anew.
 
     Returns:
-        A sentence that says what was carried over and what was not.
+        A `Loaded`: what was carried over and what was not.
 
     Raises:
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
@@ -108,14 +143,18 @@ def load_weights(
     values = [_values(variable, name, tensor, path) for variable, name, tensor in pairs]
     for (variable, _, _), value in zip(pairs, values, strict=True):
         variable.assign(value)
-    said = f"from {source.path} ({source.dialect}): {_carried(model, fresh)}"
-    left_out = source.left_over.keys() - weights.keys()
-    if left_out:
-        said += f"; left out: {names.listed(left_out)}"
-    if optimizer:
-        optimizer.iterations.assign(step)
-        said += f"; moments: carried {len(slots)} of {len(slots)}, of update {step}"
-    return said
+    loaded = Loaded(
+        path=source.path,
+        dialect=source.dialect,
+        number=len(model.weights),
+        fresh=tuple(fresh),
+        left_out=tuple(source.left_over.keys() - weights.keys()),
+        labels=source.labels,
+    )
+    if not optimizer:
+        return loaded
+    optimizer.iterations.assign(step)
+    return dataclasses.replace(loaded, moments=len(slots), step=step)
 
 
 def _head_alone(model, source):
@@ -179,6 +218,6 @@ def _slots(model, optimizer):
     }
 
 
-def _carried(model, fresh):
-    said = f"weights: carried {len(model.weights) - len(fresh)} of {len(model.weights)}"
+def _carried(number, fresh):
+    said = f"weights: carried {number - len(fresh)} of {number}"
     return f"{said}; fresh: {', '.join(fresh)}" if fresh else said

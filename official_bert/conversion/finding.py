@@ -1,0 +1,93 @@
+"""The one checkpoint that a path leads to, and of which kind it is."""
+
+import json
+import pathlib
+import shlex
+
+from official_bert.conversion import names
+
+SAFETENSORS = "model.safetensors"
+
+
+def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
+    """(kind, file): "bundle", "keras" or "hugging_face", and the file or prefix to read.
+
+    Args:
+        path: A `pathlib.Path`: a folder, a checkpoint's prefix, or one of its files.
+
+    Raises:
+        ValueError: there is no checkpoint, or several, or it is a pickle or a SavedModel.
+    """
+    path = path.parent / path.name.removesuffix(".index")
+    if path.suffix == ".keras" and path.is_file():
+        return "keras", path
+    if path.suffix == ".safetensors" and path.is_file():
+        return "hugging_face", path
+    if path.name.endswith(".safetensors.index.json") and path.is_file():
+        return "hugging_face", path
+    if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
+        raise _pickled(path)
+    if pathlib.Path(f"{path}.index").is_file():
+        return "bundle", path
+    if not path.is_dir():
+        raise ValueError(
+            f"There is no checkpoint {path}: expected a folder, a file model.safetensors or "
+            "model.keras, or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt."
+        )
+    for name in SAFETENSORS, f"{SAFETENSORS}.index.json":
+        if (path / name).is_file():
+            return "hugging_face", path / name
+    for name in "pytorch_model.bin", "pytorch_model.bin.index.json":
+        if (path / name).is_file():
+            raise _pickled(path / name)
+    if (path / "saved_model.pb").is_file():
+        raise ValueError(
+            f"{path} is a SavedModel, which is for serving. Give the checkpoint it was made from."
+        )
+    return _one_in(path)
+
+
+def _one_in(folder):
+    keras_files, bundles = sorted(folder.glob("*.keras")), sorted(folder.glob("*.index"))
+    if len(keras_files) + len(bundles) > 1:
+        newest = _newest(folder)
+        if newest:
+            return "bundle", newest
+        found = names.listed([path.name for path in (*keras_files, *bundles)])
+        raise ValueError(f"{folder} holds several checkpoints ({found}); give the path of one.")
+    if keras_files:
+        return "keras", keras_files[0]
+    if bundles:
+        return "bundle", bundles[0].with_suffix("")
+    raise ValueError(
+        f"{folder} holds no checkpoint: expected model.safetensors, *.ckpt.index, or *.keras."
+    )
+
+
+def _newest(folder):
+    """The checkpoint named in the file `checkpoint`, which TensorFlow and our trainer write."""
+    try:
+        first = (folder / "checkpoint").read_text(encoding="utf-8").splitlines()[0]
+        name = json.loads(first.removeprefix("model_checkpoint_path:"))
+    except (OSError, ValueError, IndexError):
+        return None
+    file = folder / pathlib.PurePath(str(name)).name  # the folder may have been moved
+    return file if file.with_name(f"{file.name}.index").is_file() else None
+
+
+def _pickled(path):
+    files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
+    return ValueError(
+        f"{path} is a pickle, which can run any code when it is read. Convert it to "
+        f"{path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
+        f"{shlex.join(map(str, files))}"
+    )
+
+
+_UNPICKLE = (
+    """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
+    """w = {n: t.clone().contiguous() for p in sys.argv[1:] """
+    """for n, t in torch.load(p, weights_only=True).items()}; """
+    """save_file(w, os.path.join(os.path.dirname(sys.argv[1]), "model.safetensors"), """
+    """{"format": "pt"})'"""
+)

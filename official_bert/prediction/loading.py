@@ -1,0 +1,250 @@
+"""From a folder to a model in use: finds the checkpoint, says what it is, and fills the model.
+
+What is light stands above: TensorFlow is imported when a model is loaded.
+"""
+
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+from official_bert.system import local_paths, quiet_tensorflow
+
+if TYPE_CHECKING:
+    from official_bert.prediction.blank_filler import BlankFiller
+    from official_bert.prediction.question_answerer import QuestionAnswerer
+    from official_bert.prediction.sentence_classifier import SentenceClassifier
+
+_EXPORTS = ("best", "pretrained")  # folders in a run's folder
+_MOST_PADDING = 63  # embeddings beyond the vocabulary: tables are padded to multiples of 8 or 64
+
+
+def load(
+    folder: str | os.PathLike,
+    vocab_file: str | os.PathLike | None = None,
+    do_lower_case: bool | None = None,
+    dtype: str = "fp32",
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer":
+    """The function that `official_bert.load` calls; see there."""
+    source, run, policy = _open(folder, vocab_file, do_lower_case, dtype)
+    _check(source, run, folder)
+    make = {
+        "classifier": _sentence_classifier,
+        "question_answering": _question_answerer,
+    }.get(source.head.part if source.head else None, _blank_filler)
+    return make(source, run, policy)
+
+
+def load_untrained(
+    folder: str | os.PathLike,
+    vocab_file: str | os.PathLike | None = None,
+    do_lower_case: bool | None = None,
+) -> "BlankFiller":
+    """The `BlankFiller` as it was before the first update of a pre-training run.
+
+    Raises:
+        ValueError: as `load`; or the folder is not that of such a run.
+    """
+    source, run, policy = _open(folder, vocab_file, do_lower_case, "fp32")
+    _check(source, run, folder)
+    if source.head or "seed" not in run:
+        raise ValueError(f"{folder} is not the folder of a pre-training run.")
+    from official_bert.model.pretrainer import BertPretrainer
+    from official_bert.training import model_state
+
+    model = BertPretrainer(source.config, seed=run["seed"], dtype=policy)
+    if run["init_checkpoint"]:
+        model_state.load_weights(model, run["init_checkpoint"])
+    return _with_vocabulary(source, model, f"the start of {folder}")
+
+
+def _open(folder, vocab_file, do_lower_case, dtype):
+    """The checkpoint, what `run.json` says of its run ({} without one), and a Keras policy."""
+    local_paths.require_local(folder=folder, vocab_file=vocab_file)
+    quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
+    from official_bert.conversion import sources
+    from official_bert.stages import DTYPE_POLICIES
+    from official_bert.training import model_directory
+
+    if dtype not in DTYPE_POLICIES:
+        raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {dtype!r}.")
+    path = pathlib.Path(folder)
+    run_folder = _run_folder(path)
+    run = (model_directory.describes(run_folder) if run_folder else None) or {}
+    if do_lower_case is None:
+        do_lower_case = run.get("do_lower_case")
+    source = sources.open_checkpoint(
+        _newest(path, run), vocab_file=vocab_file, do_lower_case=do_lower_case
+    )
+    if source.vocab_file is None:
+        raise ValueError(
+            f"There is no vocab.txt beside {source.path}; give the vocabulary that the model was "
+            f"trained with: load({os.fspath(folder)!r}, vocab_file=…)."
+        )
+    return source, run, DTYPE_POLICIES[dtype]
+
+
+def _run_folder(path):
+    """The folder of the run that a path belongs to, if it does."""
+    if path.is_dir():
+        return path.parent if path.name in _EXPORTS else path
+    return path.parent
+
+
+def _newest(path, run):
+    """The newest whole checkpoint of a run's folder; of anything else, the path."""
+    if not path.is_dir():
+        return path
+    if any(path.glob("ctl_step_*.json")):
+        from official_bert.training import model_directory
+        from official_bert.training.checkpoints import CheckpointStore
+
+        abandoned = model_directory.Claim({}, tuple(run.get("changes", ()))).abandoned()
+        checkpoint = CheckpointStore(path, abandoned=abandoned).latest()
+        return checkpoint.prefix if checkpoint else path
+    seeds = sorted(file.parent.name for file in path.glob("seed_*/run.json"))
+    if seeds:
+        raise ValueError(
+            f"{path} holds the runs of several seeds ({', '.join(seeds)}); give one of their "
+            f"folders, such as {path / seeds[0]}."
+        )
+    return path
+
+
+# What does not fit
+
+
+def _check(source, run, folder):
+    from official_bert.conversion import names, sources
+
+    needed = source.head.reads if source.head else ("encoder", "masked_lm")
+    if not set(needed) <= set(source.parts):
+        held = names.listed([*source.parts, *source.left_over]) or "nothing"
+        raise ValueError(
+            f"{source.path} ({source.dialect}) holds {held}; expected an encoder with the "
+            "masked-LM head, or with the head of a classifier of sentences or of a model that "
+            "answers questions. Fine-tune it first."
+        )
+    is_larger = any(name.startswith(("bert/", "bert.")) for name in source.left_over)
+    sources.check(source, needed, ignore_left_over=not is_larger)
+    _check_vocabulary(source, run, folder)
+
+
+def _check_vocabulary(source, run, folder):
+    from official_bert.data import tokenization
+
+    vocabulary = tokenization.read_vocabulary(str(source.vocab_file))
+    tokenization.check_case(vocabulary, str(source.vocab_file), source.do_lower_case)
+    if "vocabulary" in run and run["vocabulary"] != tokenization.digest(vocabulary):
+        raise ValueError(
+            f"{source.vocab_file} is not the vocabulary that the model in {folder} was trained "
+            "with; give that one (vocab_file=…)."
+        )
+    if source.config.vocab_size - len(vocabulary) > _MOST_PADDING:
+        raise ValueError(
+            f"{source.vocab_file} holds {len(vocabulary):,} word pieces, but the model in {folder} "
+            f"was made for {source.config.vocab_size:,}; give the model's own vocabulary "
+            "(vocab_file=…)."
+        )
+
+
+# The kinds of models
+
+
+def _blank_filler(source, run, policy):
+    from official_bert.model.pretrainer import BertPretrainer
+
+    model = _filled(BertPretrainer(source.config, seed=None, dtype=policy), source)
+    return _with_vocabulary(source, model, _origin(source))
+
+
+def _with_vocabulary(source, model, origin):
+    from official_bert.prediction.blank_filler import BlankFiller
+
+    return BlankFiller(model, _tokenizer(source), origin)
+
+
+def _sentence_classifier(source, run, policy):
+    from official_bert.model.classifier import BertClassifier
+    from official_bert.prediction.sentence_classifier import SentenceClassifier
+
+    outputs = source.head_weights["output_bias"].shape[0]
+    model = BertClassifier(source.config, outputs, seed=None, dtype=policy)
+    return SentenceClassifier(
+        _filled(model, source),
+        _tokenizer(source),
+        _labels(source, outputs),
+        max_seq_length=_max_seq_length(source, run),
+        takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
+        origin=_origin(source),
+    )
+
+
+def _question_answerer(source, run, policy):
+    from official_bert.model.question_answering import BertQuestionAnswering
+    from official_bert.prediction.question_answerer import QuestionAnswerer
+
+    model = BertQuestionAnswering(source.config, seed=None, dtype=policy)
+    return QuestionAnswerer(
+        _filled(model, source),
+        source.vocab_file,
+        source.do_lower_case,
+        windows=_windows(source, run),
+        version_2_with_negative=run.get("version_2_with_negative", False),
+        origin=_origin(source),
+    )
+
+
+def _windows(source, run):
+    """How the run cut its windows; else as the official script does, if the model is so long."""
+    from official_bert.tasks.squad_features import Settings
+
+    if "windows" in run:
+        return Settings(**run["windows"])
+    longest = min(Settings.max_seq_length, source.config.max_position_embeddings)
+    return Settings(longest, doc_stride=longest // 3, max_query_length=longest // 6)
+
+
+def _labels(source, outputs):
+    from official_bert.conversion import heads
+    from official_bert.tasks import labels
+
+    unnamed = {"number": [None, None]} if outputs == 1 else None
+    contents = source.labels or unnamed or {"classes": heads.default_classes(outputs)}
+    try:
+        found = labels.from_json(contents)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"The labels beside {source.path} are damaged: {error}") from None
+    number = len(found.names) if isinstance(found, labels.Classes) else 1
+    if number != outputs:
+        raise ValueError(
+            f"The labels beside {source.path} are {number}, but the model has {outputs} outputs."
+        )
+    return found
+
+
+def _filled(model, source):
+    """The model with the weights of a source; heads that it lacks, and that are not read, are 0."""
+    import numpy as np
+
+    from official_bert.training import model_state
+
+    fresh = model_state.load_weights(model, source.path).fresh
+    for variable in model.weights:
+        if variable.path in fresh:
+            variable.assign(np.zeros(variable.shape, np.float32))
+    return model
+
+
+def _tokenizer(source):
+    from official_bert.data import tokenization
+
+    return tokenization.load(str(source.vocab_file), source.do_lower_case)
+
+
+def _max_seq_length(source, run):
+    stages = run.get("stages")
+    return stages[-1]["max_seq_length"] if stages else source.config.max_position_embeddings
+
+
+def _origin(source):
+    return f"{source.path} ({source.dialect})"
