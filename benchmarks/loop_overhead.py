@@ -28,7 +28,7 @@ from official_bert.engines import loop_state
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import pretraining_sums
-from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.system import freed_memory
 from official_bert.training.trainer import Trainer
 
@@ -107,8 +107,8 @@ def make_loop(run, updates, model_dir):
     """The trainer of a run, and a function that does so many updates by its loop."""
     (stage,) = run.stages
     engine = TfDistribute(tf.distribute.get_strategy())
-    reporting = Reporting(log_steps=updates, tensorboard=True)
-    trainer = Trainer(run, reporting, engine, model_dir)
+    options = LoopOptions(log_steps=updates, tensorboard=True)
+    trainer = Trainer(run, options, engine, model_dir)
     loop = engine.training_loop(run, trainer.model, trainer.optimizer)
     batches = trainer._records.training(stage)
     iterator = engine.feed(lambda *_: batches, range(stage.steps))

@@ -25,7 +25,7 @@ from absl import app, flags
 from official_bert import stacking
 from official_bert.model import flops
 from official_bert.model.initial_values import STDDEV_RATIO
-from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.system import child_commands, quiet_tensorflow
 from official_bert.tasks.pretraining import Pretraining
 
@@ -266,7 +266,7 @@ def train(folder, model_dir, settings, trial, updates, every):
         seed=trial["seed"],
         task=Pretraining(use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]),
     )
-    reporting = Reporting(
+    options = LoopOptions(
         log_steps=every,
         save_checkpoints_steps=0,
         eval_steps=every if evaluates else 0,
@@ -275,7 +275,7 @@ def train(folder, model_dir, settings, trial, updates, every):
         steps_per_loop=every,
         tensorboard=False,
     )
-    Trainer(run, reporting, TfDistribute(make_strategy("off")), model_dir).train()
+    Trainer(run, options, TfDistribute(make_strategy("off")), model_dir).train()
 
 
 if __name__ == "__main__":

@@ -160,10 +160,10 @@ def _results(values, seed, folder, step, metrics):
 
 
 def _trainer(values, work, engine, seed, folder):
-    from official_bert.stages import Reporting
+    from official_bert.stages import LoopOptions
     from official_bert.training.trainer import Trainer
 
-    reporting = Reporting(
+    options = LoopOptions(
         log_steps=values.log_steps,
         save_checkpoints_steps=values.save_checkpoints_steps,
         keep_checkpoint_max=values.keep_checkpoint_max,
@@ -174,7 +174,7 @@ def _trainer(values, work, engine, seed, folder):
         tensorboard=True,
     )
     run = _stages_run(values, work, engine, seed)
-    trainer = Trainer(run, reporting, engine, folder, values.resume_from)
+    trainer = Trainer(run, options, engine, folder, values.resume_from)
     os.makedirs(folder, exist_ok=True)
     _keep_vocabulary(values.vocab_file, folder)
     work.keep(folder)

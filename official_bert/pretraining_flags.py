@@ -6,7 +6,7 @@ Most are fields of the dataclasses in `stages` and `tasks.pretraining`, where th
 from absl import flags
 
 from official_bert import optimizer_flags
-from official_bert.stages import Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
     refuse,
@@ -41,7 +41,7 @@ PRETRAINING = (
     "do_whole_word_mask",
     "max_ngram_size",
 )
-REPORTING = (
+LOOP_OPTIONS = (
     "log_steps",
     "save_checkpoints_steps",
     "keep_checkpoint_max",
@@ -116,7 +116,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     optimizer_flags.define(define)
     for flag, (name, default) in STAGE.items():
         define.field(Stage, name, flag, default=default, kind=type(default))
-    for owner, names in ((Run, RUN), (Pretraining, PRETRAINING), (Reporting, REPORTING)):
+    for owner, names in ((Run, RUN), (Pretraining, PRETRAINING), (LoopOptions, LOOP_OPTIONS)):
         for name in names:
             define.field(owner, name)
     define.field(Run, "input_files", more="Comma-separated.")
@@ -128,13 +128,13 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "A resumed run keeps it.",
     )
     define.field(
-        Reporting,
+        LoopOptions,
         "steps_per_loop",
         default=None,
         more="Default: on a TPU the steps of an epoch, at most 1000; elsewhere 1.",
     )
-    define.field(Reporting, "eval_files")
-    define.field(Reporting, "profile_steps")
+    define.field(LoopOptions, "eval_files")
+    define.field(LoopOptions, "profile_steps")
     _define_others(define)
     define.refused(REFUSED)
 

@@ -75,11 +75,11 @@ def _trainer(values):
     if enable_xla is None:
         enable_xla = engine.runs_on_accelerator()
     run = dataclasses.replace(run, enable_xla=enable_xla)
-    reporting = _reporting(values)
+    options = _options(values)
     if run.minutes:
         # With an engine of its own: what it reads ahead and cannot read is no error of the run.
-        run = budget.fix(run, reporting, TfDistribute(strategy), values.model_dir)
-    return trainer.Trainer(run, reporting, engine, values.model_dir, values.resume_from)
+        run = budget.fix(run, options, TfDistribute(strategy), values.model_dir)
+    return trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
 
 
 def run_from_flags(values: flags.FlagValues) -> stages.Run:
@@ -129,17 +129,17 @@ def _recipe(values):
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
-def _reporting(values):
+def _options(values):
     steps_per_loop = values.steps_per_loop
     if steps_per_loop is None:
         on_tpu = values.distribution_strategy == "tpu"
         steps_per_loop = min(1000, values.num_steps_per_epoch) if on_tpu else 1
-    return stages.Reporting(
+    return stages.LoopOptions(
         eval_files=tuple(values.eval_files.split(",")) if values.eval_files else (),
         steps_per_loop=steps_per_loop,
         tensorboard=values.train_summary_interval >= 0,
         profile_steps=_pair(values.profile_steps),
-        **{name: values[name].value for name in pretraining_flags.REPORTING},
+        **{name: values[name].value for name in pretraining_flags.LOOP_OPTIONS},
     )
 
 

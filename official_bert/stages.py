@@ -319,7 +319,7 @@ class Run:
 
 @settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reporting:
+class LoopOptions:
     """What a run logs, saves and evaluates on the way; none of it changes the weights.
 
     A checkpoint is also written at the end of a stage and when the process is asked to stop.

@@ -6,7 +6,7 @@ import json
 import tensorflow as tf
 
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
 from official_bert.training.trainer import Trainer
 
@@ -21,7 +21,7 @@ SHORT = Stage(
 LONG = dataclasses.replace(
     SHORT, steps=4, batch_size=8, max_seq_length=64, max_predictions_per_seq=10
 )
-QUIET = Reporting(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
+QUIET = LoopOptions(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
 
 
 def make_run(corpus, stages=(SHORT, LONG), **settings):
@@ -34,9 +34,9 @@ def without_dropout(config):
     return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def train(run, model_dir, reporting=QUIET, strategy=None):
+def train(run, model_dir, options=QUIET, strategy=None):
     engine = TfDistribute(strategy or tf.distribute.get_strategy())
-    trainer = Trainer(run, reporting, engine, model_dir)
+    trainer = Trainer(run, options, engine, model_dir)
     trainer.train()
     return trainer
 

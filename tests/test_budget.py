@@ -13,7 +13,7 @@ import pytest
 from absl import flags
 
 from official_bert import pretraining_flags, recipes, run_pretraining
-from official_bert.stages import Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system import commands
 from official_bert.training import budget, model_directory
 
@@ -101,7 +101,7 @@ def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(
     model_directory.check(model_dir, begun.config, begun.describe()).write(model_dir, begun.config)
     before = (model_dir / "run.json").read_text()
     asked = dataclasses.replace(begun, stages=(FIRST,))
-    assert budget.fix(asked, Reporting(), None, model_dir) == begun
+    assert budget.fix(asked, LoopOptions(), None, model_dir) == begun
     values = flags.FlagValues()
     pretraining_flags.define_flags(values)
     recipe = f"--recipe={write_recipe(tmp_path, minutes=60)}:timed"

@@ -25,12 +25,12 @@ from official_bert.tasks.labels import Classes
 from official_bert.tasks.sentence_examples import Columns
 from official_bert.training import model_state, stage_model
 
-REPORTING = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
+OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
 UPDATES = 20
 
 
 def evaluated(small_sentences):
-    return dataclasses.replace(REPORTING, eval_files=(small_sentences.dev,), eval_batch_size=16)
+    return dataclasses.replace(OPTIONS, eval_files=(small_sentences.dev,), eval_batch_size=16)
 
 
 # Beside Hugging Face
@@ -134,11 +134,11 @@ def test_numbers_are_learned_and_reported_beside_their_mean(small_sentences, tmp
 
 def test_it_resumes_exactly(small_sentences, tmp_path):
     run = make_run(small_sentences)
-    train(run, tmp_path / "whole", REPORTING)
+    train(run, tmp_path / "whole", OPTIONS)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for file in (tmp_path / "killed").glob("ctl_step_60*"):
         file.unlink()
-    train(run, tmp_path / "killed", REPORTING)
+    train(run, tmp_path / "killed", OPTIONS)
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
     assert resumed.keys() == whole.keys()
@@ -173,29 +173,29 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_task_is_refused_in_the_directory_of_a_run(small_sentences, tmp_path, name):
     run = make_run(small_sentences, stages=(dataclasses.replace(STAGE, steps=1, warmup_steps=0),))
-    train(run, tmp_path, REPORTING)
+    train(run, tmp_path, OPTIONS)
     described = json.loads((tmp_path / "run.json").read_text())
     assert described["task"] == "classification"
     assert described["labels"] == ["plain", "begun"]
     other = dataclasses.replace(run, task=make_task(small_sentences, **CHANGES[name]))
     with pytest.raises(ValueError, match=f"holds another run: .*{name}"):
-        train(other, tmp_path, REPORTING)
+        train(other, tmp_path, OPTIONS)
 
 
 def test_another_vocabulary_is_refused_in_the_directory_of_a_run(small_sentences, tmp_path):
     run = make_run(small_sentences, stages=(dataclasses.replace(STAGE, steps=1, warmup_steps=0),))
-    train(run, tmp_path / "model", REPORTING)
+    train(run, tmp_path / "model", OPTIONS)
     pieces = Path(small_sentences.vocab_file).read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
     task = make_task(small_sentences, vocab_file=str(tmp_path / "vocab.txt"))
     with pytest.raises(ValueError, match="vocabulary was"):
-        train(dataclasses.replace(run, task=task), tmp_path / "model", REPORTING)
+        train(dataclasses.replace(run, task=task), tmp_path / "model", OPTIONS)
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(small_sentences, tmp_path):
     config = dataclasses.replace(small_sentences.config, vocab_size=300)
     with pytest.raises(ValueError, match="but the model has embeddings for 300"):
-        train(make_run(small_sentences, config=config), tmp_path, REPORTING)
+        train(make_run(small_sentences, config=config), tmp_path, OPTIONS)
 
 
 def test_an_edited_table_is_read_anew(small_sentences, tmp_path):

@@ -137,9 +137,9 @@ def test_a_run_whose_weights_are_ruined_keeps_a_checkpoint_from_before(
     """Its first update is at rate 0; the next ones leave finite weights of 1e5 and more."""
     ruinous = dataclasses.replace(SHORT, steps=12, learning_rate=1e6, warmup_steps=10)
     run = make_run(small_corpus, [ruinous], optimizer=Optimizer(type="adamw"))
-    reporting = dataclasses.replace(EVERY_STEP, keep_checkpoint_max=1, max_skipped_updates=3)
+    options = dataclasses.replace(EVERY_STEP, keep_checkpoint_max=1, max_skipped_updates=3)
     with pytest.raises(Diverged, match="ctl_step_1.ckpt-1: --resume_from=1 with a lower learning"):
-        train(run, tmp_path, reporting)
+        train(run, tmp_path, options)
     store = checkpoints.CheckpointStore(tmp_path)
     assert store.known_good() == "ctl_step_1.ckpt-1"
     tensors = store.at(1).tensors()
@@ -158,10 +158,10 @@ def test_no_checkpoint_is_written_amid_skipped_updates_but_for_the_last(
     monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     for steps, folder in ((40, tmp_path / "long"), (4, tmp_path / "short")):
         stage = dataclasses.replace(SHORT, steps=steps, warmup_steps=0)
-        reporting = dataclasses.replace(
+        options = dataclasses.replace(
             EVERY_STEP, save_checkpoints_steps=2, keep_checkpoint_max=0, max_skipped_updates=100
         )
-        train(make_run(small_corpus, [stage], dtype="fp16"), folder, reporting)
+        train(make_run(small_corpus, [stage], dtype="fp16"), folder, options)
         saved = {}
         for path in folder.glob("ctl_step_*.json"):
             manifest = json.loads(path.read_text())

@@ -105,7 +105,7 @@ class Sentences:
 # Its proof
 
 STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
-REPORTING = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
+OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def run(small_corpus, tmp_path):
 
 
 def evaluated(run):
-    return dataclasses.replace(REPORTING, eval_files=run.input_files, eval_batch_size=16)
+    return dataclasses.replace(OPTIONS, eval_files=run.input_files, eval_batch_size=16)
 
 
 def test_a_second_task_learns_and_reports_in_its_own_words(run, tmp_path, capsys):
@@ -138,11 +138,11 @@ def test_a_second_task_learns_and_reports_in_its_own_words(run, tmp_path, capsys
 
 
 def test_a_second_task_resumes_exactly(run, tmp_path):
-    train(run, tmp_path / "whole", REPORTING)
+    train(run, tmp_path / "whole", OPTIONS)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for file in (tmp_path / "killed").glob("ctl_step_60*"):
         file.unlink()
-    train(run, tmp_path / "killed", REPORTING)
+    train(run, tmp_path / "killed", OPTIONS)
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
     assert resumed.keys() == whole.keys()
@@ -153,7 +153,7 @@ def test_a_second_task_resumes_exactly(run, tmp_path):
 def test_a_second_task_trains_to_the_same_weights_on_two_replicas(run, tmp_path):
     run = dataclasses.replace(run, stages=(dataclasses.replace(STAGE, steps=4, warmup_steps=1),))
     run = dataclasses.replace(run, config=without_dropout(run.config))
-    one = train(run, tmp_path / "one", REPORTING).model
-    two = train(run, tmp_path / "two", REPORTING, two_replicas()).model
+    one = train(run, tmp_path / "one", OPTIONS).model
+    two = train(run, tmp_path / "two", OPTIONS, two_replicas()).model
     for a, b in zip(one.weights, two.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5, err_msg=a.path)

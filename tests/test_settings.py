@@ -92,7 +92,7 @@ def test_the_docstring_lists_the_fields_without_the_dashes_of_flags():
     )
 
 
-@pytest.mark.parametrize("owner", [stages.Stage, stages.Run, stages.Reporting, Pretraining])
+@pytest.mark.parametrize("owner", [stages.Stage, stages.Run, stages.LoopOptions, Pretraining])
 def test_a_flag_of_run_pretraining_that_is_a_field_has_its_words(owner):
     values = flags.FlagValues()
     pretraining_flags.define_flags(values)

@@ -24,13 +24,13 @@ from official_bert.stages import Optimizer
 from official_bert.tasks import squad_data, squad_decoding, squad_evaluation
 from official_bert.training import fine_tuned, model_state, stage_model
 
-REPORTING = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
+OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
 UPDATES = 20
 HEAD = ["cls/squad/output_weights", "cls/squad/output_bias"]
 
 
 def evaluated(small_questions):
-    return dataclasses.replace(REPORTING, eval_files=(small_questions.dev,), eval_batch_size=16)
+    return dataclasses.replace(OPTIONS, eval_files=(small_questions.dev,), eval_batch_size=16)
 
 
 def answers(task, model, file, **settings):
@@ -164,18 +164,18 @@ def test_a_tiny_model_learns_a_handful_of_questions_by_heart(small_questions, tm
 def test_questions_without_answer_are_learned_too(small_questions, tmp_path):
     task = make_task(small_questions, version_2_with_negative=True)
     run = by_heart(small_questions, task=task, input_files=(small_questions.train_2,))
-    model = train(run, tmp_path / "model", REPORTING).model
+    model = train(run, tmp_path / "model", OPTIONS).model
     scores = answers(run.task, model, small_questions.train_2, version_2_with_negative=True)
     assert scores["HasAns_exact_match"] == scores["NoAns_exact_match"] == 100
 
 
 def test_it_resumes_exactly(small_questions, tmp_path):
     run = make_run(small_questions)
-    train(run, tmp_path / "whole", REPORTING)
+    train(run, tmp_path / "whole", OPTIONS)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for file in (tmp_path / "killed").glob("ctl_step_60*"):
         file.unlink()
-    train(run, tmp_path / "killed", REPORTING)
+    train(run, tmp_path / "killed", OPTIONS)
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
     assert resumed.keys() == whole.keys()
@@ -187,7 +187,7 @@ def test_the_pooler_has_no_moments_and_keeps_its_weights(small_questions, tmp_pa
     stage = dataclasses.replace(STAGE, steps=2, warmup_steps=0)
     run = make_run(small_questions, stages=(stage,))
     before = run.task.make_model(run.config, run.seed, "float32").encoder.pooler.kernel.numpy()
-    train(run, tmp_path, REPORTING)
+    train(run, tmp_path, OPTIONS)
     tensors = final_tensors(tmp_path)
     np.testing.assert_array_equal(tensors["bert/pooler/dense/kernel"], before)
     assert "cls/squad/output_weights/adam_m" in tensors
@@ -219,11 +219,11 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_task_is_refused_in_the_directory_of_a_run(small_questions, tmp_path, name):
     run = make_run(small_questions, stages=(dataclasses.replace(STAGE, steps=1, warmup_steps=0),))
-    train(run, tmp_path, REPORTING)
+    train(run, tmp_path, OPTIONS)
     assert json.loads((tmp_path / "run.json").read_text())["task"] == "question answering"
     other = dataclasses.replace(run, task=make_task(small_questions, **CHANGES[name]))
     with pytest.raises(ValueError, match=f"holds another run: .*{name}"):
-        train(other, tmp_path, REPORTING)
+        train(other, tmp_path, OPTIONS)
 
 
 # Batches

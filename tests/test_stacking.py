@@ -16,7 +16,7 @@ from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import flops
 from official_bert.model.pretrainer import BertPretrainer
-from official_bert.stages import Optimizer, Reporting, Run, Stage
+from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
 from official_bert.training.trainer import Trainer
 
@@ -183,9 +183,9 @@ def make_run(corpus, stages):
 
 def train(run, model_dir, strategy=None):
     """Trains; returns the tensors at the end of each stage."""
-    reporting = Reporting(keep_checkpoint_max=0, save_checkpoints_steps=0, steps_per_loop=25)
+    options = LoopOptions(keep_checkpoint_max=0, save_checkpoints_steps=0, steps_per_loop=25)
     engine = TfDistribute(strategy or tf.distribute.get_strategy())
-    Trainer(run, reporting, engine, model_dir).train()
+    Trainer(run, options, engine, model_dir).train()
     ends = itertools.accumulate(stage.steps for stage in run.stages)
     return [
         checkpoints.read_tensors(model_dir / f"ctl_step_{end}.ckpt-{count}")

@@ -204,13 +204,13 @@ def test_a_run_with_both_resumes_exactly_and_leaves_what_is_frozen_as_it_was(
     small_sentences, tmp_path
 ):
     run = two_layers(small_sentences, layer_decay=0.7, freeze=LOWER_HALF)
-    reporting = dataclasses.replace(QUIET, save_checkpoints_steps=5)
-    trainer = train(run, tmp_path / "whole", reporting)
+    options = dataclasses.replace(QUIET, save_checkpoints_steps=5)
+    trainer = train(run, tmp_path / "whole", options)
     before = {variable.path: variable.numpy() for variable in made(run)[0].weights}
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for file in (tmp_path / "killed").glob("ctl_step_10*"):
         file.unlink()
-    train(run, tmp_path / "killed", reporting)
+    train(run, tmp_path / "killed", options)
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
     assert resumed.keys() == whole.keys()
     for name in whole:

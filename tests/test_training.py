@@ -27,7 +27,7 @@ from official_bert.data.record_files import RecordFiles
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import pretrainer
-from official_bert.stages import Optimizer, Reporting
+from official_bert.stages import LoopOptions, Optimizer
 from official_bert.training import (
     checkpoints,
     disk_space,
@@ -67,10 +67,10 @@ def test_the_loss_falls_on_real_text_and_the_files_are_all_there(small_corpus, t
         small_corpus,
         [dataclasses.replace(SHORT, steps=120, learning_rate=2e-2, warmup_steps=10)],
     )
-    reporting = Reporting(
+    options = LoopOptions(
         log_steps=20, eval_files=(small_corpus.held_out,), eval_steps=60, steps_per_loop=20
     )
-    train(run, tmp_path, reporting)
+    train(run, tmp_path, options)
     lines = log_lines(tmp_path)
     losses = [line["masked_lm_loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0] - 0.7
@@ -201,11 +201,11 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
     weights = max(size for path, size in sizes.items() if path.parent.name == "pretrained")
     keep_two = dataclasses.replace(QUIET, keep_checkpoint_max=2)  # of the three that it writes
 
-    def refused(free, model_dir, reporting=keep_two):
+    def refused(free, model_dir, options=keep_two):
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
         try:
-            Trainer(run, reporting, TfDistribute(tf.distribute.get_strategy()), model_dir)
+            Trainer(run, options, TfDistribute(tf.distribute.get_strategy()), model_dir)
         except OSError as error:
             return str(error)
         return None
@@ -297,8 +297,8 @@ def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
 ):
     stage = dataclasses.replace(SHORT, steps=40, learning_rate=0.02)
     run = make_run(small_corpus, [stage], optimizer=Optimizer(type="lars"))
-    reporting = dataclasses.replace(QUIET, save_checkpoints_steps=20)
-    train(run, tmp_path / "whole", reporting)
+    options = dataclasses.replace(QUIET, save_checkpoints_steps=20)
+    train(run, tmp_path / "whole", options)
     losses = [line["masked_lm_loss"] for line in log_lines(tmp_path / "whole")]
     assert losses[-1] < losses[0] - 0.1
     whole = final_tensors(tmp_path / "whole")
@@ -309,7 +309,7 @@ def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for path in (tmp_path / "killed").glob("ctl_step_40*"):
         path.unlink()
-    train(run, tmp_path / "killed", reporting)
+    train(run, tmp_path / "killed", options)
     assert_same(final_tensors(tmp_path / "killed"), whole)
 
 
@@ -358,9 +358,9 @@ def test_the_loss_scale_halves_at_an_overflow_and_the_update_is_skipped(
 
 def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_corpus, tmp_path):
     bad = dataclasses.replace(SHORT, steps=40, learning_rate=1e30, warmup_steps=10)
-    reporting = dataclasses.replace(QUIET, max_skipped_updates=4, save_checkpoints_steps=1)
+    options = dataclasses.replace(QUIET, max_skipped_updates=4, save_checkpoints_steps=1)
     with pytest.raises(Diverged, match=r"4 steps in a row.*Variables whose gradient is not"):
-        train(make_run(small_corpus, [bad]), tmp_path, reporting)
+        train(make_run(small_corpus, [bad]), tmp_path, options)
     assert checkpoints.CheckpointStore(tmp_path).latest() is not None
 
 
@@ -377,10 +377,10 @@ def test_the_row_whose_loss_is_not_finite_is_named(
 
     monkeypatch.setattr(input_pipeline.Batches, "__getitem__", spoilt)
     run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=accumulation)
-    reporting = dataclasses.replace(QUIET, max_skipped_updates=1, steps_per_loop=1)
+    options = dataclasses.replace(QUIET, max_skipped_updates=1, steps_per_loop=1)
     strategy = two_replicas() if replicas == 2 else tf.distribute.get_strategy()
     with pytest.raises(Diverged, match=r"step 2 .*not finite: masked_lm_loss.*enough for it: 13 "):
-        train(run, tmp_path, reporting, strategy)
+        train(run, tmp_path, options, strategy)
 
 
 def test_the_first_bad_row_is_found_by_asking_of_equally_many_rows_every_time():
@@ -428,7 +428,7 @@ def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_th
     monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
     monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
-    train(run, tmp_path, Reporting(log_steps=2, max_skipped_updates=100, tensorboard=True))
+    train(run, tmp_path, LoopOptions(log_steps=2, max_skipped_updates=100, tensorboard=True))
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
@@ -458,8 +458,8 @@ def test_held_out_records_are_parsed_once_however_often_they_are_evaluated(
         return read(self, runs)
 
     monkeypatch.setattr(record_pools.PoolReader, "__call__", counted)
-    reporting = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=2)
-    train(make_run(small_corpus, [SHORT]), tmp_path, reporting)
+    options = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=2)
+    train(make_run(small_corpus, [SHORT]), tmp_path, options)
     lines = [line for line in log_lines(tmp_path) if line["kind"] == "eval"]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     blocks = RecordFiles(small_corpus.held_out.format(max_seq_length=32)).blocks
@@ -475,9 +475,9 @@ def test_an_evaluation_reads_every_held_out_batch_once(small_corpus, tmp_path, m
             steps.append(step)
         return read(self, step)
 
-    reporting = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=4)
+    options = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=4)
     engine = TfDistribute(tf.distribute.get_strategy())
-    begun = Trainer(make_run(small_corpus, [SHORT]), reporting, engine, tmp_path)
+    begun = Trainer(make_run(small_corpus, [SHORT]), options, engine, tmp_path)
     monkeypatch.setattr(input_pipeline.Batches, "__getitem__", counted)
     begun.train()
     batches = begun._records.held_out(SHORT)

@@ -19,7 +19,7 @@ from official_bert.training.stage_model import make_model_and_optimizer
 
 if TYPE_CHECKING:
     from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.stages import Reporting, Run, Stage
+    from official_bert.stages import LoopOptions, Run, Stage
 
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
 MIN_UPDATES = 8
@@ -27,7 +27,7 @@ MIN_UPDATES = 8
 
 def fix(
     run: "Run",
-    reporting: "Reporting",
+    options: "LoopOptions",
     engine: "TfDistribute",
     model_dir: str | os.PathLike,
     say: Callable[[str], object] = print,
@@ -40,7 +40,7 @@ def fix(
 
     Args:
         run: A `stages.Run` with `minutes`; the updates of its stages are proportions.
-        reporting: A `stages.Reporting`.
+        options: A `stages.LoopOptions`.
         engine: Where the model will live.
         model_dir: The run's model directory.
         say: Takes a line about what was found.
@@ -53,7 +53,7 @@ def fix(
     begun = model_directory.describes(pathlib.Path(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
-    costs = [_costs(run, reporting, engine, stage) for stage in run.stages]
+    costs = [_costs(run, options, engine, stage) for stage in run.stages]
     # One number on all workers: the slowest says how long an update takes.
     each = [seconds for cost in costs for seconds in cost]
     slowest = engine.from_all_workers([time.monotonic() - started, *each])
@@ -113,13 +113,13 @@ def _with_updates_of(run, described):
     return dataclasses.replace(run, stages=tuple(fixed))
 
 
-def _costs(run, reporting, engine, stage):
+def _costs(run, options, engine, stage):
     """Seconds per update of a stage, with its share of the evaluations; and at the stage's end."""
-    records = RunRecords(run, reporting, engine.shard)
+    records = RunRecords(run, options, engine.shard)
     with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
     loop = engine.training_loop(run, model, optimizer)
-    steps = reporting.steps_per_loop
+    steps = options.steps_per_loop
     batches = engine.feed(lambda *shard: records.training(stage, *shard), range(10**9))
     state = first_state(run)
     first = time.monotonic()
@@ -131,11 +131,11 @@ def _costs(run, reporting, engine, stage):
         done += steps
     an_update = (time.monotonic() - started) / done
     at_the_end = max(0.0, started - first - steps * an_update)
-    if reporting.eval_files:
+    if options.eval_files:
         evaluate = evaluation.Evaluator(run.task, model, engine)
         started = time.monotonic()
         evaluate(lambda *shard: records.held_out(stage, *shard))
         seconds = time.monotonic() - started
         at_the_end += seconds
-        an_update += seconds / reporting.eval_steps if reporting.eval_steps else 0.0
+        an_update += seconds / options.eval_steps if options.eval_steps else 0.0
     return an_update, at_the_end

@@ -9,14 +9,14 @@ from official_bert.model import flops
 from official_bert.model.config import BertConfig
 
 if TYPE_CHECKING:
-    from official_bert.stages import Reporting, Run, Stage
+    from official_bert.stages import LoopOptions, Run, Stage
 
 BYTES_OF_NUMBER = 4  # weights and moments are float32
 # Files that a run writes into its directory, and replaces there.
 _OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
 
 
-def require(model_dir: str | os.PathLike, run: "Run", reporting: "Reporting") -> None:
+def require(model_dir: str | os.PathLike, run: "Run", options: "LoopOptions") -> None:
     """Refuses to begin if the checkpoints and the best and final weights do not fit.
 
     A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
@@ -26,20 +26,20 @@ def require(model_dir: str | os.PathLike, run: "Run", reporting: "Reporting") ->
     Args:
         model_dir: The model directory; it exists.
         run: A `stages.Run`.
-        reporting: A `stages.Reporting`.
+        options: A `stages.LoopOptions`.
 
     Raises:
         OSError: with the needed space, the free space, and what to do.
     """
-    count = _checkpoints(run, reporting)
+    count = _checkpoints(run, options)
     one = max(checkpoint_bytes(run, stage) for stage in run.stages)
     weights = max(weight_bytes(run.config, stage) for stage in run.stages)
-    exports = 2 if reporting.eval_files else 1
+    exports = 2 if options.eval_files else 1
     needed = count * one + exports * weights - _present(model_dir)
     free = shutil.disk_usage(model_dir).free
     if needed > free:
-        best = "best and final weights" if reporting.eval_files else "final weights"
-        keep = reporting.keep_checkpoint_max
+        best = "best and final weights" if options.eval_files else "final weights"
+        keep = options.keep_checkpoint_max
         kept = ", the one being written and the one known to be good" if keep else ": all"
         raise OSError(
             f"The disk of {model_dir} has {_gigabytes(free)} free, but this run needs "
@@ -66,11 +66,11 @@ def weight_bytes(config: BertConfig, stage: "Stage") -> int:
     return BYTES_OF_NUMBER * parameters
 
 
-def _checkpoints(run, reporting):
+def _checkpoints(run, options):
     """Their maximum number: one per interval, at the end of each stage, and on a stop."""
-    every = reporting.save_checkpoints_steps or run.total_steps
+    every = options.save_checkpoints_steps or run.total_steps
     written = run.total_steps // every + len(run.stages) + 1
-    keep = reporting.keep_checkpoint_max
+    keep = options.keep_checkpoint_max
     return min(keep + 2, written) if keep else written
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from official_bert.engines.loop_state import State
     from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.engines.tf_update import Reductions
-    from official_bert.stages import Reporting, Run
+    from official_bert.stages import LoopOptions, Run
 
 Done = TypeVar("Done")
 
@@ -31,13 +31,13 @@ class Reports:
 
     Args:
         run: A `stages.Run`.
-        reporting: A `stages.Reporting`.
+        options: A `stages.LoopOptions`.
         engine: Where the model lives.
         model_dir: Where log and summaries go.
     """
 
     def __init__(
-        self, run: "Run", reporting: "Reporting", engine: "TfDistribute", model_dir: pathlib.Path
+        self, run: "Run", options: "LoopOptions", engine: "TfDistribute", model_dir: pathlib.Path
     ):
         self._run = run
         self._speaks = engine.is_chief
@@ -45,7 +45,7 @@ class Reports:
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
         self._tensorboard = None
-        if reporting.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
+        if options.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
             self._tensorboard = model_dir / "summaries"
         self._writers = {}
         self._workers = engine.shard[1]

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 from official_bert import stacking
 
 if TYPE_CHECKING:
-    from official_bert.stages import Reporting, Run
+    from official_bert.stages import LoopOptions, Run
 
 
-def check(run: "Run", reporting: "Reporting", replicas: int) -> None:
+def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
     """Refuses batches that cannot be divided, and updates that the run does not have.
 
     Args:
         run: A `stages.Run`.
-        reporting: A `stages.Reporting`.
+        options: A `stages.LoopOptions`.
         replicas: Number of replicas that share a batch.
 
     Raises:
@@ -28,12 +28,12 @@ def check(run: "Run", reporting: "Reporting", replicas: int) -> None:
                 f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
                 f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches."
             )
-    if reporting.eval_batch_size % replicas:
+    if options.eval_batch_size % replicas:
         raise ValueError(
-            f"eval_batch_size {reporting.eval_batch_size} is not a multiple of the "
+            f"eval_batch_size {options.eval_batch_size} is not a multiple of the "
             f"{replicas} replicas."
         )
-    window = reporting.profile_steps
+    window = options.profile_steps
     if window and window[1] > run.total_steps:
         raise ValueError(
             f"profile_steps={window[0]},{window[1]} is beyond the {run.total_steps} "
@@ -41,7 +41,7 @@ def check(run: "Run", reporting: "Reporting", replicas: int) -> None:
         )
 
 
-def warnings(run: "Run", reporting: "Reporting", replicas: int, step: int) -> Iterator[str]:
+def warnings(run: "Run", options: "LoopOptions", replicas: int, step: int) -> Iterator[str]:
     """Sentences on settings that have no effect in a run that starts after `step` updates."""
     for index, stage in enumerate(run.stages):
         if stage.warmup_steps >= stage.steps:
@@ -54,7 +54,7 @@ def warnings(run: "Run", reporting: "Reporting", replicas: int, step: int) -> It
             f"reduce_dtype={run.reduce_dtype} has no effect: with one replica there is nothing to "
             "reduce."
         )
-    window = reporting.profile_steps
+    window = options.profile_steps
     if window and step >= window[1]:
         yield (
             f"there will be no profile of updates {window[0]} to {window[1]}: this run resumes "

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from official_bert.stages import Reporting, Run, Stage
+    from official_bert.stages import LoopOptions, Run, Stage
     from official_bert.tasks import Batches
 
 
@@ -12,12 +12,12 @@ class RunRecords:
 
     Args:
         run: A `stages.Run`.
-        reporting: A `stages.Reporting`.
+        options: A `stages.LoopOptions`.
         shard: Which part of each batch this process reads, and of how many.
     """
 
-    def __init__(self, run: "Run", reporting: "Reporting", shard: tuple[int, int]):
-        self._run, self._reporting, self._shard = run, reporting, shard
+    def __init__(self, run: "Run", options: "LoopOptions", shard: tuple[int, int]):
+        self._run, self._options, self._shard = run, options, shard
         self._held_out = {}
 
     def check(self) -> list[str]:
@@ -35,7 +35,7 @@ class RunRecords:
             batches = self.training(stage, *self._shard)
             batches[0]
             fingerprints.append(batches.fingerprint())
-            if self._reporting.eval_files:
+            if self._options.eval_files:
                 self.held_out(stage, *self._shard)[0]
         return fingerprints[::-1]
 
@@ -56,7 +56,7 @@ class RunRecords:
             self._held_out = {lengths: {}}
         opened = self._held_out[lengths]
         if shard not in opened:
-            files, size = self._reporting.eval_files, self._reporting.eval_batch_size
+            files, size = self._options.eval_files, self._options.eval_batch_size
             opened[shard] = self._open(files, stage, size, shard, held_out=True)
         return opened[shard]
 

@@ -36,7 +36,7 @@ from official_bert.training.training_log import StopRequest
 
 if TYPE_CHECKING:
     from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.stages import Reporting, Run
+    from official_bert.stages import LoopOptions, Run
 
 
 class Diverged(Exception):
@@ -55,7 +55,7 @@ class Trainer:
 
     Args:
         run: A `stages.Run`: what to train.
-        reporting: A `stages.Reporting`: what to show and keep.
+        options: A `stages.LoopOptions`: what to show and keep.
         engine: Where the model lives, for example a `tf_distribute.TfDistribute`.
         model_dir: Where checkpoints and logs are; a run found there is resumed.
         resume_from: Step of the checkpoint to resume instead of the newest. The learning rate and
@@ -70,31 +70,31 @@ class Trainer:
     def __init__(
         self,
         run: "Run",
-        reporting: "Reporting",
+        options: "LoopOptions",
         engine: "TfDistribute",
         model_dir: str | os.PathLike,
         resume_from: int | None = None,
     ):
-        self.run, self.reporting, self.engine = run, reporting, engine
+        self.run, self.options, self.engine = run, options, engine
         self.model_dir = pathlib.Path(model_dir)
         self.step = 0  # updates done, those that were skipped included
         self._pace = Pace(seconds=0.0)
         self._state = loop_state.first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
-        self._reports = Reports(run, reporting, engine, self.model_dir)
-        self._profiler = Profiler(reporting.profile_steps, self.model_dir / "summaries" / "train")
-        self._records = RunRecords(run, reporting, engine.shard)
-        run_checks.check(run, reporting, engine.num_replicas)
+        self._reports = Reports(run, options, engine, self.model_dir)
+        self._profiler = Profiler(options.profile_steps, self.model_dir / "summaries" / "train")
+        self._records = RunRecords(run, options, engine.shard)
+        run_checks.check(run, options, engine.num_replicas)
         self._description = run.describe() | {"records": self._records.check()}
         self._claim = model_directory.check(
             self.model_dir, run.config, self._description, resume_from
         )
         self._store = checkpoints.CheckpointStore(
-            model_dir, reporting.keep_checkpoint_max, self._claim.abandoned()
+            model_dir, options.keep_checkpoint_max, self._claim.abandoned()
         )
         self._good = known_good.KnownGood(run, self._store)
         self._owes_checkpoint = False  # one was due amid updates that were skipped
-        disk_space.require(self.model_dir, run, reporting)
+        disk_space.require(self.model_dir, run, options)
         self._checkpoint = self._find_checkpoint()
         self._make(run.stages[self._stage_of(self._checkpoint)])
         if run.init_checkpoint and not self._checkpoint:
@@ -120,7 +120,7 @@ class Trainer:
     def _train(self):
         self._restore()
         for warning in run_checks.warnings(
-            self.run, self.reporting, self.engine.num_replicas, self.step
+            self.run, self.options, self.engine.num_replicas, self.step
         ):
             self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
@@ -150,7 +150,7 @@ class Trainer:
 
     def _train_stage(self, index, stop):
         """From `self.step` to the end of the stage."""
-        stage, reporting = self.run.stages[index], self.reporting
+        stage, options = self.run.stages[index], self.options
         end = self._ends[index]
         if self.step == self._begin(index):
             self._good.begin_stage()
@@ -174,16 +174,16 @@ class Trainer:
             )
             self.step += steps
             self._profiler.at(self.step)
-            if self._state["skipped_in_a_row"] >= reporting.max_skipped_updates:
+            if self._state["skipped_in_a_row"] >= options.max_skipped_updates:
                 raise Diverged(self._diagnosis(index))
-            if self._is_due(reporting.log_steps, end):
+            if self._is_due(options.log_steps, end):
                 self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
                 self._state |= loop_state.new_window(self.run)
                 self._pace.restart()
-            if reporting.eval_files and self._is_due(reporting.eval_steps, end):
+            if options.eval_files and self._is_due(options.eval_steps, end):
                 self._evaluate(index)
             stops = self._must_stop(stop)
-            self._owes_checkpoint |= self._is_due(reporting.save_checkpoints_steps, end)
+            self._owes_checkpoint |= self._is_due(options.save_checkpoints_steps, end)
             if self._may_save(end) or stops:
                 self._save()
             if stops:
@@ -208,11 +208,11 @@ class Trainer:
 
     def _steps_to_boundary(self, end):
         """How many updates the next graph call does: up to the next line, checkpoint, …"""
-        reporting = self.reporting
-        intervals = (reporting.log_steps, reporting.save_checkpoints_steps, reporting.eval_steps)
+        options = self.options
+        intervals = (options.log_steps, options.save_checkpoints_steps, options.eval_steps)
         to_boundary = [every - self.step % every for every in intervals if every]
         to_boundary.append(self._profiler.steps_to_border(self.step))
-        return min(reporting.steps_per_loop, end - self.step, *to_boundary)
+        return min(options.steps_per_loop, end - self.step, *to_boundary)
 
     def _is_due(self, every, end):
         return self.step == end or (every > 0 and self.step % every == 0)
