@@ -54,10 +54,10 @@ class LayerwiseOptimizer(OptimizerState):
         """Updates the variables, in the order that docs/algorithm.md states.
 
         Args:
-            grads: one gradient a variable: dense, `tf.IndexedSlices`, or None for a variable that
+            grads: One gradient a variable: dense, `tf.IndexedSlices`, or None for a variable that
                 takes no part. In `strategy.run` each replica gives its own; their sum is applied.
-            trainable_variables: the variables; may be left out once the optimizer is built.
-            skip_gradients_aggregation: for gradients that the caller has summed over all replicas
+            trainable_variables: The variables; may be left out once the optimizer is built.
+            skip_gradients_aggregation: For gradients that the caller has summed over all replicas
                 and workers himself (so that they are equal on all): the sum is left out.
         """
         grads, variables = self._taking_part(grads, trainable_variables)

@@ -38,9 +38,9 @@ def round_stochastically(x: Tensor, dtype: str, noise: Tensor) -> Tensor:
     """x in a type of 16 bits, on average x; a number of that type stays what it is.
 
     Args:
-        x: a tensor of float32 or float64.
+        x: A tensor of float32 or float64.
         dtype: "bfloat16" or "float16".
-        noise: random numbers in [0, 1), as many.
+        noise: Random numbers in [0, 1), as many.
     """
     digits, least = FORMATS[dtype]
     # The bits of the exponent alone are the power of 2 at or below |x|.

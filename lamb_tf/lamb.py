@@ -51,29 +51,29 @@ class LAMB(LayerwiseOptimizer):
         beta_2: β₂, decay of the second moment, in [0, 1).
         epsilon: ε, outside the root; 0 is allowed.
         weight_decay: λ, inside the direction whose norm is taken; a float or a schedule. None is 0.
-        exclude_from_weight_decay: what is not decayed: a list of regular expressions, searched for
+        exclude_from_weight_decay: What is not decayed: a list of regular expressions, searched for
             in `variable.path`, of variables, or of predicates of a variable. None and [] exclude
             nothing. A predicate is saved by the variables it named; before the optimizer is built
             these are unknown, and only a function that is registered with `keras.saving`, or given
             as one of the `custom_objects`, can be loaded in another process.
-        exclude_from_layer_adaptation: what has trust ratio 1, in the same form. None stands for the
+        exclude_from_layer_adaptation: What has trust ratio 1, in the same form. None stands for the
             first list; [] adapts every variable.
         bias_correction: False leaves out the divisions by 1 − βᵗ, as the authors' own code does.
         nesterov: "first" looks one step ahead in m (N-LAMB), "both" in m and v (NN-LAMB).
         weight_norm_bounds: φ's (γ_l, γ_u): φ(z) = min(max(z, γ_l), γ_u). None: φ(z) = z.
         trust_ratio_bounds: (low, high) that the ratio is clipped to.
-        master_weights: for variables of bfloat16 and float16, which cannot hold a small step. True
+        master_weights: For variables of bfloat16 and float16, which cannot hold a small step. True
             keeps a float32 copy in the state, 4 bytes a parameter, which the steps move and the
             variable is rounded from; what is assigned to the variable goes over into the copy.
             False saves the copy, and rounds the variable stochastically, right on average.
-        learning_rate_multipliers: factors on the learning rate by variable: a mapping of regular
+        learning_rate_multipliers: Factors on the learning rate by variable: a mapping of regular
             expressions, searched for in `variable.path`, or a sequence of pairs whose first item
             may be anything that an exclusion may be. The first that names a variable holds; other
             variables have factor 1. A factor multiplies the whole step, decay included; with 0 a
             variable stays as it is, though its moments move and its gradient counts in the global
             norm (freeze it, `trainable = False`, to save both). None: one rate for all.
-        name: the name of the optimizer. None: that of the class, numbered as Keras numbers names.
-        **kwargs: the arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
+        name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
+        **kwargs: The arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor`, `gradient_accumulation_steps`. Clipping acts on what all replicas
             and micro-steps together give.

@@ -43,19 +43,19 @@ class LARS(LayerwiseOptimizer):
             without arguments, or a variable.
         momentum: μ, in [0, 1).
         weight_decay: λ, a float or a schedule. None is 0.
-        exclude_from_weight_decay: what is not decayed, as in `lamb_tf.LAMB`.
-        exclude_from_layer_adaptation: what has ratio 1; None stands for the first list. The papers
+        exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
+        exclude_from_layer_adaptation: What has ratio 1; None stands for the first list. The papers
             exclude biases and the parameters of normalisation from both.
         ratio: "before_momentum", "decayed_before_momentum" or "after_momentum", see above.
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε, at least 0, added to the denominator of the ratio.
-        nesterov: whether the movement looks one step ahead.
+        nesterov: Whether the movement looks one step ahead.
         weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
         trust_ratio_bounds: (low, high) that the ratio, with η in it, is clipped to.
-        master_weights: for variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
-        learning_rate_multipliers: factors on γ by variable, as in `lamb_tf.LAMB`.
-        name: the name of the optimizer. None: that of the class, numbered as Keras numbers names.
-        **kwargs: the arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
+        master_weights: For variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
+        learning_rate_multipliers: Factors on γ by variable, as in `lamb_tf.LAMB`.
+        name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
+        **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 
     Raises:
         ValueError: a value out of its range; on building, exclusions or multipliers that name no

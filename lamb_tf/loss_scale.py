@@ -23,11 +23,11 @@ def next_scale(
     """The loss scale after an update: halved if it was skipped, doubled after many good ones.
 
     Args:
-        scale: the scale of this update, a float32 scalar.
-        good_steps: number of good updates in a row, this one included; an integer scalar.
-        skipped: whether this update was skipped, a boolean scalar.
-        growth_steps: number of good updates in a row after which the scale is doubled.
-        bounds: the least and the largest scale.
+        scale: The scale of this update, a float32 scalar.
+        good_steps: Number of good updates in a row, this one included; an integer scalar.
+        skipped: Whether this update was skipped, a boolean scalar.
+        growth_steps: Number of good updates in a row after which the scale is doubled.
+        bounds: The least and the largest scale.
 
     Returns:
         The next scale, and the number of good updates in a row to count on from.
@@ -54,10 +54,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     unless the optimizer is already this one.
 
     Args:
-        inner_optimizer: a `lamb_tf.LAMB` or `LARS`, without `loss_scale_factor`.
-        initial_scale: the first scale.
-        dynamic_growth_steps: number of good updates after which the scale is doubled.
-        name: the name of the optimizer.
+        inner_optimizer: A `lamb_tf.LAMB` or `LARS`, without `loss_scale_factor`.
+        initial_scale: The first scale.
+        dynamic_growth_steps: Number of good updates after which the scale is doubled.
+        name: The name of the optimizer.
 
     Raises:
         TypeError: `inner_optimizer` is another optimizer.

@@ -35,14 +35,14 @@ def convert(
     """Converts a checkpoint; returns what was read and what was left out, as lines of text.
 
     Args:
-        path: the checkpoint: a folder, a prefix or a file; see `sources.open_checkpoint`.
-        output: the folder to make.
-        output_format: one of `targets.TARGETS`.
-        bert_config_file, vocab_file, do_lower_case: see `sources.open_checkpoint`.
-        keep_slots: whether moments are written, where the format holds any.
-        allow_missing_heads: whether a checkpoint without pooler or heads is good enough.
-        allow_missing_vocabulary: likewise one without a vocabulary.
-        ignore_left_over: whether variables that belong to no BERT are left out.
+        path: The checkpoint: a folder, a prefix or a file; see `sources.open_checkpoint`.
+        output: The folder to make.
+        output_format: One of `targets.TARGETS`.
+        bert_config_file, vocab_file, do_lower_case: See `sources.open_checkpoint`.
+        keep_slots: Whether moments are written, where the format holds any.
+        allow_missing_heads: Whether a checkpoint without pooler or heads is good enough.
+        allow_missing_vocabulary: Likewise one without a vocabulary.
+        ignore_left_over: Whether variables that belong to no BERT are left out.
 
     Raises:
         ValueError: the input is no such checkpoint, or does not fit; nothing is written.

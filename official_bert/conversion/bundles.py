@@ -170,7 +170,7 @@ def write(prefix: str | os.PathLike, tensors: Mapping[str, Tensor]) -> None:
     """Writes a checkpoint with plain names, two parts at a time in memory.
 
     Args:
-        prefix: of the checkpoint, in a folder that is not read yet.
+        prefix: Of the checkpoint, in a folder that is not read yet.
         tensors: `Tensor`s by name.
 
     Raises:

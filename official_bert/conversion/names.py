@@ -15,13 +15,13 @@ class Row(NamedTuple):
 
     Attributes:
         part: "encoder", "pooler", "masked_lm" or "next_sentence".
-        shape: its axes in the official layout, by letter: V word pieces, P positions, T segments, H
+        shape: Its axes in the official layout, by letter: V word pieces, P positions, T segments, H
             hidden, F feed-forward, 2 literally.
-        official: its name in TensorFlow 1 checkpoints.
-        hugging_face: its name in `model.safetensors`; kernels are transposed there.
-        tf_models: the end of its name in object checkpoints of tf-models, where attention's kernels
+        official: Its name in TensorFlow 1 checkpoints.
+        hugging_face: Its name in `model.safetensors`; kernels are transposed there.
+        tf_models: The end of its name in object checkpoints of tf-models, where attention's kernels
             have an axis for the heads.
-        transposed: the formats whose layout is transposed.
+        transposed: The formats whose layout is transposed.
     """
 
     part: str

@@ -40,18 +40,18 @@ class Source:
     """A checkpoint that is open; its tensors are read later.
 
     Attributes:
-        path: the file or prefix.
+        path: The file or prefix.
         dialect: "Hugging Face", "TensorFlow 1", "tf-models" or "Keras".
         weights: {official name: tensor}.
-        slots: moments, {official name with the suffix `/adam_m` or `/adam_v`: tensor}.
-        counters: names of variables of the training alone, such as `global_step`.
-        left_over: own names of variables that belong to no BERT.
-        config: the shape of the model.
-        vocab_file: its `vocab.txt`; None if none was found or given.
-        do_lower_case: whether the vocabulary is uncased; None without a vocabulary.
-        head: the kind of head of a fine-tuned model; None without one.
-        head_weights: the tensors of that head, {our name: tensor}.
-        labels: what a classifier predicts, as `labels.json` holds it; None if nothing says it.
+        slots: Moments, {official name with the suffix `/adam_m` or `/adam_v`: tensor}.
+        counters: Names of variables of the training alone, such as `global_step`.
+        left_over: Own names of variables that belong to no BERT.
+        config: The shape of the model.
+        vocab_file: Its `vocab.txt`; None if none was found or given.
+        do_lower_case: Whether the vocabulary is uncased; None without a vocabulary.
+        head: The kind of head of a fine-tuned model; None without one.
+        head_weights: The tensors of that head, {our name: tensor}.
+        labels: What a classifier predicts, as `labels.json` holds it; None if nothing says it.
     """
 
     path: str
@@ -95,11 +95,11 @@ def open_checkpoint(
     """Opens a checkpoint of any format; see `Source`.
 
     Args:
-        path: a folder, a checkpoint's prefix, or one of its files.
-        bert_config_file: its configuration; default: `bert_config.json` or `config.json` beside it.
+        path: A folder, a checkpoint's prefix, or one of its files.
+        bert_config_file: Its configuration; default: `bert_config.json` or `config.json` beside it.
             For Hugging Face's format the second is preferred.
-        vocab_file: its vocabulary; default: the `vocab.txt` beside it, if there is one.
-        do_lower_case: whether the vocabulary is uncased; default: the value in
+        vocab_file: Its vocabulary; default: the `vocab.txt` beside it, if there is one.
+        do_lower_case: Whether the vocabulary is uncased; default: the value in
             `tokenizer_config.json`, or else True if it has no upper-case letter.
 
     Raises:

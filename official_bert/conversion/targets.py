@@ -28,11 +28,11 @@ class Target(NamedTuple):
     """A format to write.
 
     Attributes:
-        write: function of (folder, source) that writes all files.
-        holds_slots: whether moments can be written.
-        needs_heads: whether it can hold only complete pre-training models.
-        needs_vocabulary: whether it needs a vocabulary.
-        drops_unread: whether it leaves out what a fine-tuned head does not read.
+        write: Function of (folder, source) that writes all files.
+        holds_slots: Whether moments can be written.
+        needs_heads: Whether it can hold only complete pre-training models.
+        needs_vocabulary: Whether it needs a vocabulary.
+        drops_unread: Whether it leaves out what a fine-tuned head does not read.
     """
 
     write: object

@@ -23,12 +23,12 @@ class TextToIds(tf.Module):
     """Converts sentences to the ids of `tokenization.load`, with [CLS] and [SEP].
 
     Args:
-        vocab_file: the vocabulary.
-        do_lower_case: whether it is uncased.
-        max_length: maximum ids per sentence; longer ones are cut.
+        vocab_file: The vocabulary.
+        do_lower_case: Whether it is uncased.
+        max_length: Maximum ids per sentence; longer ones are cut.
 
     Call arguments:
-        sentences: strings (B,), in which `[MASK]` marks a blank.
+        sentences: Strings (B,), in which `[MASK]` marks a blank.
 
     Returns:
         Ragged ids (B, (S)), int32.

@@ -35,7 +35,7 @@ def score(prediction: str, question: Question, version_2: bool) -> Score:
     """The best score of a prediction over a question's answers.
 
     Args:
-        version_2: whether an empty text is an answer, the right one where there is no other.
+        version_2: Whether an empty text is an answer, the right one where there is no other.
     """
     answers = [normalize(answer.text) for answer in question.answers]
     if version_2:
@@ -124,7 +124,7 @@ def best_threshold(gains: list[tuple[float, float]]) -> tuple[float, float]:
     threshold is always 0, which is right for probabilities alone; here no odds are below it.
 
     Args:
-        gains: per question its null odds and the score that answering it adds.
+        gains: Per question its null odds and the score that answering it adds.
 
     Returns:
         The gain and the lowest threshold that has it; questions whose odds are at most the
