@@ -2,7 +2,7 @@
 
     python benchmarks/fine_tuning_throughput.py [--rounds=5] [--only="sentences, fp32"]
 
-BERT-Base classifies sentences (32 × 128) and finds answers in texts (8 × 384). The two sides are
+BERT-Base classifies sentences (16 × 128) and finds answers in texts (4 × 384). The two sides are
 processes that stay alive and take turns: the loop that `run_classifier` and `run_squad` train with,
 and the peer, eager and compiled, whose updates get the same batch again and again. Both update by
 AdamW, with dropout. Text, vocabulary and questions are made of the documentation of Python.
@@ -21,7 +21,7 @@ import machine
 import numpy as np
 import turns
 
-KINDS = {"sentences": (32, 128), "answers": (8, 384)}  # batch size, length
+KINDS = {"sentences": (16, 128), "answers": (4, 384)}  # batch size, length
 CELLS = {f"{kind}, {dtype}": (kind, dtype) for kind in KINDS for dtype in ("fp32", "bf16")}
 OURS, EAGER, COMPILED = "ours", "eager", "compiled"
 LABELS = {
@@ -119,7 +119,7 @@ def make_sentences(paragraphs, vocab_file, folder):
 
 def make_questions(paragraphs, vocab_file, folder):
     """Of every five paragraphs in a row, what words come after the first eight of the third?"""
-    from official_bert.tasks.squad import Squad
+    from official_bert.tasks.squad import QuestionAnswering
 
     file = folder / "train.json"
     entries = []
@@ -139,7 +139,7 @@ def make_questions(paragraphs, vocab_file, folder):
         context = " ".join([before, " ".join(words), *paragraphs[first + 3 : first + 5]])
         entries.append({"context": context, "qas": [question]})
     file.write_text(json.dumps({"data": [{"paragraphs": entries}]}))
-    return Squad(vocab_file=vocab_file), file
+    return QuestionAnswering(vocab_file=vocab_file), file
 
 
 # The peer
@@ -225,7 +225,7 @@ def report(layers, results):
 {machine.describe(*packages)}.
 
 BERT-Base's width, {layers} layers, vocabulary 30,522, dropout 0.1; sentences in batches of \
-32 × 128, texts with their questions in batches of 8 × 384; {rounds} rounds in alternation, all \
+16 × 128, texts with their questions in batches of 4 × 384; {rounds} rounds in alternation, all \
 ways in each, {UPDATES} updates in a round. The process whose turn it was not used at most \
 {100 * load:.1f} % of one core. Sequences per second are medians.
 
