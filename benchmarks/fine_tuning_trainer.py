@@ -48,21 +48,21 @@ def run(start, config_file, vocab_file, files, output_dir, settings, trial):
     transformers.set_seed(trial["seed"])
     of_task = {"sst2": _sst2, "squad": _squad}[trial["task"]]
     config = BertConfig.from_json_file(config_file)
-    model_class, train, held_out, score = of_task(vocab_file, files, settings, config)
+    model_class, train, held_out, examples, score = of_task(vocab_file, files, settings, config)
     model = model_class.from_pretrained(
         start,
         hidden_dropout_prob=config.hidden_dropout_prob,
         attention_probs_dropout_prob=config.attention_probs_dropout_prob,
     )
-    trainer = _trainer(model, train, output_dir, settings, trial["seed"])
+    steps = int(examples / settings["train_batch_size"] * settings["num_train_epochs"])
+    trainer = _trainer(model, train, output_dir, settings, steps, trial["seed"])
     trainer.train()
     metrics = score(trainer.predict(held_out).predictions)
     results = {"runs": [{"seed": trial["seed"], "metrics": metrics}]}
     pathlib.Path(output_dir, "results.json").write_text(json.dumps(results))
 
 
-def _trainer(model, train, output_dir, settings, seed):
-    steps = int(len(train) / settings["train_batch_size"] * settings["num_train_epochs"])
+def _trainer(model, train, output_dir, settings, steps, seed):
     arguments = transformers.TrainingArguments(
         output_dir=output_dir,
         max_steps=steps,
@@ -100,7 +100,8 @@ class Rows(torch.utils.data.Dataset):
         return {name: array[index] for name, array in self._arrays.items()}
 
 
-# Tasks: the model's class, examples to learn and to predict, and the score of the predictions
+# Tasks: the model's class, rows to learn and to predict, of how many examples an epoch is, and the
+# score of the predictions
 
 
 def _sst2(vocab_file, files, settings, config):
@@ -121,7 +122,8 @@ def _sst2(vocab_file, files, settings, config):
     def score(logits):
         return {"eval_accuracy": float(np.mean(logits.argmax(-1) == dev["labels"]))}
 
-    return transformers.BertForSequenceClassification, Rows(train), Rows(dev), score
+    rows = Rows(train), Rows(dev)
+    return transformers.BertForSequenceClassification, *rows, len(rows[0]), score
 
 
 def _squad(vocab_file, files, settings, config):
@@ -138,4 +140,4 @@ def _squad(vocab_file, files, settings, config):
         return squad_evaluation.evaluate(dataset, {p.id: p.text for p in predictions})
 
     rows = [Rows(features.batch(range(len(features)))) for features in (train, dev)]
-    return transformers.BertForQuestionAnswering, *rows, score
+    return transformers.BertForQuestionAnswering, *rows, len(questions), score
