@@ -121,22 +121,11 @@ def section(task, records):
 
 {settings_table({k: v for k, v in records[-1]["settings"].items() if k != "pretrained"})}
 
-{made_on(records, ("tensorflow", "tensorflow-cpu", "torch", "transformers"))}. A trial took \
-{times(records)}. \
+{made_on(records, ("tensorflow", "tensorflow-cpu", "torch", "transformers"))}. \
 Made by `benchmarks/fine_tuning_scores.py --task={task}`, which runs, for our side:
 
     {commands.get("pretrained", "")}
 """
-
-
-def times(records):
-    """How long trials took, by way; other work ran on the machine meanwhile."""
-    seconds = {
-        way: [r["wall_seconds"] for r in records if r["trial"]["way"] == way] for way in LABELS
-    }
-    return ", ".join(
-        f"{mean(values):.0f} s ({LABELS[way]})" for way, values in seconds.items() if values
-    )
 
 
 def sentences(found):
@@ -151,4 +140,4 @@ def sentences(found):
                 f"- {words} {gain:+.2f} ± {error:.2f} points of {METRICS[metric]} (difference of "
                 f"the means ± its standard error): {abs(gain) / error:.1f} standard errors."
             )
-    return lines
+    return lines or ["Too few seeds yet to compare."]
