@@ -45,17 +45,17 @@ def main(texts: list[str]) -> None:
 
 def _define_flags():
     flags.DEFINE_string(
-        "model_dir", None, "Folder of a pre-training run, or any checkpoint.", required=True
+        "model_dir", None, "Folder of a run, or any checkpoint. Required.", required=True
     )
     flags.DEFINE_string(
         "vocab_file",
         None,
-        "The model's vocab.txt; default: the one beside the checkpoint or in the folder above.",
+        "Vocabulary: a vocab.txt; default: the one beside the checkpoint or in the folder above.",
     )
     flags.DEFINE_bool(
         "do_lower_case",
         None,
-        "Whether the vocabulary is an uncased one; default: what tokenizer_config.json says, or "
+        "Whether the vocabulary is uncased; default: what tokenizer_config.json says, or "
         "else whether it holds no upper-case letter.",
     )
 

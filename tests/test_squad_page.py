@@ -49,10 +49,14 @@ def run(command):
 def test_every_command_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_files()
-    trained, answered, version_2, thresholded, scored = map(run, blocks("bash"))
+    trained, answered, converted, version_2, thresholded, scored = map(run, blocks("bash"))
     for metric in re.findall(r"^    (\w+ = )[\d.]+$", PAGE, re.M):
         assert f"\n{metric}" in trained
     assert "answered 8 questions" in answered
+    assert "(encoder, pooler, question_answering)" in converted
+    names = {}
+    exec(blocks("python")[0], names)
+    assert names["answer"].text in "Anna lives in Rome. Ben lives in Oslo."
     assert "--null_score_diff_threshold=" in version_2
     assert "best_f1 = " in thresholded
     assert json.loads(scored)["unanswered"] == 11
@@ -69,7 +73,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
     write_squad(tmp_path / "squad/train-v1.1.json", ("past an old mill", questions))
     write_vocabulary(tmp_path / "google_bert")
     monkeypatch.chdir(tmp_path)
-    features_block, answers_block = blocks("python")
+    _, features_block, answers_block = blocks("python")
     names = {}
     exec(features_block, names)
     names["start_logits"] = names["end_logits"] = np.zeros((3, 384))
