@@ -256,7 +256,7 @@ def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
     alone = without(files, *OF_TRAINING) | start_of(tmp_path / "start")
     assert call(alone) == 2
     error = capsys.readouterr().err
-    assert "no fine-tuned model of the task" in error
+    assert "not a fine-tuned model of the task" in error
     assert "fresh: cls/squad/output_weights, cls/squad/output_bias" in error
 
 

@@ -182,8 +182,7 @@ def make_features(
         ValueError: the vocabulary cannot be read, or is a cased one and `do_lower_case` is on.
     """
     vocabulary = tokenization.read_vocabulary(vocab_file)
-    if do_lower_case:
-        tokenization.require_uncased(vocabulary, vocab_file)
+    tokenization.check_case(vocabulary, vocab_file, do_lower_case)
     tokenizer = tokenization.load(vocab_file, do_lower_case)
     texts = {text: n for n, text in enumerate(dict.fromkeys(q.context for q in questions))}
     contexts = character_spans.encode(tokenizer, texts)
