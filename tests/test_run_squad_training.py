@@ -24,9 +24,11 @@ from small_runs import final_tensors, log_lines, without_dropout
 from small_squad import DEV, needs_squad, qa, write_squad, write_vocabulary
 from small_text import UNCASED
 
+import official_bert
 from official_bert import fine_tuning_flags, run_squad, squad_flags
 from official_bert.data import tokenization
 from official_bert.system import commands
+from official_bert.tasks import squad_data
 
 OFFICIAL_DEFAULTS = {
     "do_lower_case": True,
@@ -228,6 +230,16 @@ def test_prediction_alone_takes_the_model_of_the_folder(files, small_questions):
     unlabelled = {"predict_file": small_questions.unlabelled}
     assert call(without(alone, "do_eval") | unlabelled) == 0  # which answers nothing is known of
     assert (folder / "predictions.json").read_text() == before["predictions.json"]
+
+
+def test_a_loaded_model_gives_the_answers_of_the_command(files, small_questions):
+    assert call(files | {"num_train_epochs": 10}) == 0
+    predictions = read(files["output_dir"], "predictions.json")
+    questions = squad_data.read(small_questions.dev).questions
+    model = official_bert.load(files["output_dir"])
+    answers = model.predict([(question.text, question.context) for question in questions])
+    found = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
+    assert found == predictions
 
 
 def test_scores_alone_write_no_predictions(files):
