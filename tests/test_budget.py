@@ -122,7 +122,7 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
         "": "budget(MINUTES) needs a number; got ''",
         "soon": "budget(MINUTES) needs a number; got 'soon'",
         "0": "minutes must be positive and finite; got 0.0",
-        "nan": "minutes must be positive and finite; got nan",
+        "nan": "minutes must be a finite number; got nan",
     }.items():
         values = flags.FlagValues()
         pretraining_flags.define_flags(values)
