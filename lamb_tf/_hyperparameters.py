@@ -218,8 +218,9 @@ class Configured(keras.optimizers.Optimizer):
         for argument in EXCLUSIONS:
             if argument in config:
                 config[argument] = _selection.restored(config[argument], argument, custom_objects)
-        saved = config.get(_multipliers.ARGUMENT)
-        config[_multipliers.ARGUMENT] = _multipliers.restored(saved, custom_objects)
+        if _multipliers.ARGUMENT in config:  # a subclass may not have the argument
+            saved = config[_multipliers.ARGUMENT]
+            config[_multipliers.ARGUMENT] = _multipliers.restored(saved, custom_objects)
         optimizer = cls(**config)
         optimizer._is_restored = True
         return optimizer

@@ -54,7 +54,7 @@ class LayerwiseOptimizer(OptimizerState):
         """Updates the variables, in the order that docs/algorithm.md states.
 
         Args:
-            grads: One gradient a variable: dense, `tf.IndexedSlices`, or None for a variable that
+            grads: One gradient per variable: dense, `tf.IndexedSlices`, or None for a variable that
                 takes no part. In `strategy.run` each replica gives its own; their sum is applied.
             trainable_variables: The variables; may be left out once the optimizer is built.
             skip_gradients_aggregation: For gradients that the caller has summed over all replicas

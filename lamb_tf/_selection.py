@@ -232,7 +232,7 @@ def table(
     adapted: Sequence[bool],
     factors: Sequence[float] | None = None,
 ) -> str:
-    """The choice as text, one line a variable; with the factors on the rate where there are any."""
+    """The choice as text, one line per variable; with the factors on the rate if there are any."""
     rows = [("variable", "shape", "weight decay", "layer adaptation")]
     for variable, decays, adapts in zip(variables, decayed, adapted):
         shape = "x".join(str(n) for n in variable.shape) or "scalar"

@@ -63,7 +63,7 @@ class LAMB(LayerwiseOptimizer):
         weight_norm_bounds: φ's (γ_l, γ_u): φ(z) = min(max(z, γ_l), γ_u). None: φ(z) = z.
         trust_ratio_bounds: (low, high) that the ratio is clipped to.
         master_weights: For variables of bfloat16 and float16, which cannot hold a small step. True
-            keeps a float32 copy in the state, 4 bytes a parameter, which the steps move and the
+            keeps a float32 copy in the state, 4 bytes per parameter, which the steps move and the
             variable is rounded from; what is assigned to the variable goes over into the copy.
             False saves the copy, and rounds the variable stochastically, right on average.
         learning_rate_multipliers: Factors on the learning rate by variable: a mapping of regular

@@ -344,7 +344,7 @@ class WarmupConstant(_Warmup):
 
 
 @_register
-@keras.saving.register_keras_serializable("lamb_tf", "Stages")  # its name in version 0.1.0
+@keras.saving.register_keras_serializable("lamb_tf", "Stages")  # as files of version 0.1.0 say
 class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     """One schedule after another, each counting from the start of its own stage: re-warm-up.
 
@@ -399,6 +399,9 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     def from_config(cls, config: dict) -> Self:
         deserialize = keras.optimizers.schedules.deserialize
         return cls([(deserialize(schedule), steps) for schedule, steps in config["stages"]])
+
+
+Stages = JoinedSchedules  # its name in version 0.1.0
 
 
 def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:

@@ -106,7 +106,7 @@ def run(
 
 
 def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> str:
-    """Documents with one sentence a line; some whole documents, spread evenly, are held out."""
+    """Documents with one sentence per line; some whole documents, spread evenly, are held out."""
     if layout.text("train").exists():
         return "already there"
     if paths:

@@ -294,6 +294,17 @@ def test_a_config_without_the_argument_is_one_of_an_earlier_version():
     assert lamb_tf.LAMB.from_config(config).get_config()["learning_rate_multipliers"] is None
 
 
+def test_a_subclass_without_the_argument_is_made_of_its_own_config():
+    class Plain(lamb_tf.LAMB):
+        def __init__(self, learning_rate):
+            super().__init__(learning_rate)
+
+        def get_config(self):
+            return {"learning_rate": float(self.learning_rate)}
+
+    assert Plain.from_config(Plain(0.5).get_config()).get_config() == {"learning_rate": 0.5}
+
+
 @pytest.mark.parametrize("item", ["kernel", path_is("kernel")], ids=["pattern", "lambda"])
 def test_a_model_is_trained_on_from_a_file(tmp_path, item):
     layers = [keras.layers.Dense(4), keras.layers.Dense(2)]

@@ -170,6 +170,7 @@ def test_joined_schedules_saved_by_version_0_1_0_as_stages_are_read():
     assert config["registered_name"] == "lamb_tf>JoinedSchedules"
     again = keras.optimizers.schedules.deserialize(config | old)
     assert type(again) is JoinedSchedules
+    assert schedules.Stages is JoinedSchedules  # for code of that version
     assert again.get_config() == schedule.get_config()
 
 

@@ -58,7 +58,7 @@ class DynamicMasking:
         max_seq_length, max_predictions: S and P, the lengths of the arrays.
         masked_lm_prob: Fraction of the tokens to predict.
         whole_words: Mask all pieces of a word together.
-        max_ngram_size: N; with whole words, mask runs of 1 … n words, a run of k with weight 1/k.
+        max_ngram_size: n; with whole words, mask runs of 1 … n words, a run of k with weight 1/k.
         next_sentence: Make pairs, half of them with a second part from another document.
         continues_a_word: For each id of the vocabulary, whether its token starts with `##`.
         cls, sep, mask: Ids of the special tokens.

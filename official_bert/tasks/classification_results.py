@@ -57,8 +57,8 @@ def write_predictions(
 
     Returns:
         The paths: the predictions as the leaderboard takes them, with the columns `index` and
-        `prediction`; and `{name}_results.tsv` as the official script writes it, a line per example
-        with the probability of each class, or the number.
+        `prediction`; and `{name}_results.tsv` as the official script writes it, one line per
+        example with the probability of each class, or the number.
     """
     predictions = os.path.join(folder, unlabelled.predictions)
     texts = task.labels.decode(task.predictions(outputs))

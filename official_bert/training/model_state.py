@@ -148,7 +148,7 @@ def load_weights(
         dialect=source.dialect,
         number=len(model.weights),
         fresh=tuple(fresh),
-        left_out=tuple(source.left_over.keys() - weights.keys()),
+        left_out=tuple(sorted(source.left_over.keys() - weights.keys())),
         labels=source.labels,
     )
     if not optimizer:
