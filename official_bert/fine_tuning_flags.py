@@ -1,8 +1,12 @@
-"""The flags that the commands of fine-tuning have alike, and which of other scripts they refuse."""
+"""The flags that the commands of fine-tuning have alike, and which of other scripts they refuse.
+
+What training has everywhere are fields of the dataclasses in `stages`, where their words stand.
+"""
 
 from absl import flags
 
 from official_bert import optimizer_flags
+from official_bert.stages import LoopOptions, Run
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
     refuse,
@@ -112,12 +116,7 @@ def _define_training(define):
         upper_bound=1.0,
     )
     optimizer_flags.define(define)
-    integer(
-        "gradient_accumulation_steps",
-        1,
-        "Number of micro-batches per step, which saves memory.",
-        lower_bound=1,
-    )
+    define.field(Run, "gradient_accumulation_steps")
     integer("seed", 12345, "Random seed of the head's first weights, example order and dropout.")
     integer(
         "num_seeds",
@@ -136,33 +135,22 @@ def _define_training(define):
 
 
 def _define_where(define):
-    text, integer, switch = define.text, define.integer, define.switch
-    text("dtype", "fp32", "Data type of the computation: fp32, bf16 or fp16. Weights are float32.")
-    text("loss_scale", None, "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.")
-    switch(
-        "enable_xla",
-        None,
-        "Compile the forward and backward pass with XLA. Default: on for GPUs, off for CPUs.",
-    )
+    text, integer = define.text, define.integer
+    define.field(Run, "dtype")
+    define.field(Run, "loss_scale")
+    define.field(Run, "enable_xla", default=None, more="Default: on for GPUs, off for CPUs.")
     text("distribution_strategy", "mirrored", "off, one_device or mirrored.")
     integer(
         "num_gpus",
         None,
         "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one.",
     )
-    integer("steps_per_loop", 1, "Maximum steps per compiled call.", lower_bound=1)
-    integer("log_steps", 100, "Steps between lines of the log.", lower_bound=1)
+    for name in ("steps_per_loop", "log_steps", "save_checkpoints_steps", "keep_checkpoint_max"):
+        define.field(LoopOptions, name)
     integer(
         "eval_steps",
         0,
         "Steps between evaluations during training, with --do_eval; 0: at its end only.",
-        lower_bound=0,
-    )
-    integer("save_checkpoints_steps", 1000, "Steps between checkpoints.", lower_bound=1)
-    integer(
-        "keep_checkpoint_max",
-        5,
-        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
         lower_bound=0,
     )
 

@@ -104,6 +104,12 @@ def check(values: flags.FlagValues) -> None:
     refuse(values, _OF_ANSWERS, not answers, "only with --do_predict or --do_eval.")
     refuse(
         values,
+        ("eval_batch_size",),
+        values.do_predict and not values.do_train,
+        "the answers that are scored are those of --do_predict; set --predict_batch_size.",
+    )
+    refuse(
+        values,
         ("null_score_diff_threshold",),
         not values.version_2_with_negative,
         "only with --version_2_with_negative: without it, every question is answered.",

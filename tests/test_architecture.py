@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 FLOORS = (
     {"system", "model", "stacking"},
     {"data", "engines", "tpu", "plots", "optimizer_flags"},
-    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"} | {"fine_tuning_flags"},
+    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"},
     {"stages", "convert_checkpoint"},
-    {"recipes", "training", "pretraining_flags"},
+    {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
     {"run_pretraining", "prediction", "fine_tuning"},
     {"demonstration", "rehearse_tpu", "fill_blanks"},
     {"demo"},

@@ -143,6 +143,10 @@ def test_every_flag_is_explained():
         ({"predict_file": None, "do_predict": False}, "--do_eval needs --predict_file"),
         ({"do_predict": False, "do_eval": False}, "--predict_file: only with --do_predict"),
         ({"do_eval": False, "eval_steps": 4}, "--eval_steps: only with --do_eval."),
+        (
+            dict.fromkeys(OF_TRAINING) | {"eval_batch_size": 4},
+            "--eval_batch_size: the answers that are scored are those of --do_predict",
+        ),
         ({"predictions_file": "x"}, "--predictions_file: only with --evaluate."),
         ({"evaluate": True}, "--bert_config_file, --beta_2, --distribution_strategy, --do_eval"),
         ({"null_score_diff_threshold": -2}, "only with --version_2_with_negative: without it"),
