@@ -205,6 +205,12 @@ def test_what_cannot_be_scored_is_refused(questions, version_2, predictions, odd
         evaluate(dataset(*questions, version_2=version_2), predictions, odds)
 
 
+def test_odds_that_are_no_number_are_refused_even_of_an_empty_id():
+    data = Dataset([NOTHING._replace(id="")], True)
+    with pytest.raises(ValueError, match="those of '' are nan"):
+        evaluate(data, {"": ""}, {"": math.nan})
+
+
 def test_a_file_of_one_kind_of_questions_has_no_scores_of_the_other():
     assert "HasAns_f1" not in evaluate(dataset(NOTHING), {"0": ""})
     assert "NoAns_f1" not in evaluate(dataset(answered("a")), {"0": ""})

@@ -185,5 +185,5 @@ def _check_odds(ids: set[str], null_odds, version_2: bool) -> None:
     if missing:
         raise ValueError(f"null odds: {len(missing)} questions have none, such as {missing[0]!r}.")
     bad = next((i for i in ids if not math.isfinite(null_odds[i])), None)
-    if bad:
+    if bad is not None:
         raise ValueError(f"null odds: those of {bad!r} are {null_odds[bad]}, not a finite number.")
