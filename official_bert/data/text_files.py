@@ -1,6 +1,7 @@
 """The lines of text files: decompressed, decoded, stripped, and of bounded length."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -114,8 +115,7 @@ def _opened(path: str):
         raise ValueError(
             f"{path}, line {place.line}: not UTF-8 "
             f"({error.object[error.start : error.start + 4]!r} at byte {error.start} of the line); "
-            f"convert the file first, for example with `iconv -f latin1 -t utf-8` or `iconv -c -t "
-            f"utf-8`."
+            f"convert the file first, for example with {_conversion(error.object)}."
         ) from None
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
@@ -167,6 +167,12 @@ def _chunks(file, size: int) -> Iterator[tuple[bytes, bool]]:
     while chunk:
         yield chunk, chunk.endswith(b"\n")
         chunk = file.readline(size)
+
+
+def _conversion(line: bytes) -> str:
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as spreadsheets write it
+        return "`iconv -f utf-16 -t utf-8`"
+    return "`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`"
 
 
 def _where_to_cut(line: bytes) -> int:

@@ -154,6 +154,12 @@ def _csv_rows(path: str) -> Iterator[_Row]:
             yield first_line, [cell.replace(_HIDDEN_CR, "\r") for cell in row]
             first_line = reader.line_num + 1
     except csv.Error as error:
+        if "field larger" in str(error):
+            raise ValueError(
+                f"{path}, line {first_line}: a text here has more than {csv.field_size_limit():,} "
+                f"characters; if its quotation mark is closed, write the table as TSV or JSON "
+                f"lines, which hold longer ones."
+            ) from None
         raise ValueError(
             f"{path}, line {first_line}: this is not CSV ({error}); a text with quotation marks "
             f"stands in quotation marks, and each within it is doubled: "
