@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from official_bert.tasks import Task
 
 VOCABULARY = "vocab.txt"
+RUN = "run.json"  # in the folder of each run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def check_paths(values: flags.FlagValues, names: tuple[str, ...]) -> None:
         names: The command's own flags that are paths.
 
     Raises:
-        ValueError: naming the flag and the path.
+        ValueError: naming the flag and the path; or a model is to be used, and there is none.
     """
     names = ("output_dir", "bert_config_file", "vocab_file", *names)
     local_paths.require_local(**{name: values[name].value for name in names})
@@ -106,6 +107,25 @@ def check_paths(values: flags.FlagValues, names: tuple[str, ...]) -> None:
         for _, folder in seeds_and_folders(values):
             exports = [os.path.join(folder, name) for name in ("best", "pretrained")]
             local_paths.require_apart({"output_dir": exports}, start)
+    elif not values.do_train:
+        _require_models(values)
+
+
+def _require_models(values):
+    """A run in each folder, one with seeds or one without, as the flags say."""
+    output = pathlib.Path(values.output_dir)
+    folders = [pathlib.Path(folder) for _, folder in seeds_and_folders(values)]
+    missing = next((folder for folder in folders if not (folder / RUN).is_file()), None)
+    if missing is None:
+        return
+    mend = "train one there (--do_train)."
+    seeds = ", ".join(sorted(file.parent.name for file in output.glob(f"seed_*/{RUN}")))
+    if seeds:
+        mend = f"but {output} holds {seeds}: set --seed and --num_seeds to these, or give the "
+        mend += "folder of one as --output_dir and leave --num_seeds out."
+    elif (output / RUN).is_file():
+        mend = f"but {output} holds a run of one seed: leave --num_seeds out."
+    raise ValueError(f"{missing} holds no fine-tuned model; {mend}")
 
 
 def _run(values, make_work):

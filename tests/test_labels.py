@@ -88,10 +88,14 @@ def test_saved_labels_are_loaded_as_they_were(tmp_path, saved):
     assert labels.load(path) == saved
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"classes": 3}', '{"number": [1]}'])
+def test_a_missing_file_of_labels_is_told_from_another_file(tmp_path):
+    with pytest.raises(ValueError, match="there is no such file; training on classes writes it"):
+        labels.load(str(tmp_path / "labels.json"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": 3}', '{"number": [1]}'])
 def test_another_file_is_not_taken_for_labels(tmp_path, content):
     path = tmp_path / "labels.json"
-    if content is not None:
-        path.write_text(content)
+    path.write_text(content)
     with pytest.raises(ValueError, match="labels.json: not a file of labels"):
         labels.load(str(path))

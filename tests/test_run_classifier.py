@@ -350,6 +350,24 @@ def test_a_folder_without_a_model_is_refused(files, capsys):
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers) == 2
     assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+    assert call(alone) == 2  # nor are there classes
+    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run", "given", "message"),
+    [
+        ("seed_7", {}, "holds seed_7: set --seed and --num_seeds to these, or give the folder"),
+        ("seed_7", {"num_seeds": 1}, "output/seed_12345 holds no fine-tuned model; but "),
+        ("", {"num_seeds": 2}, "holds a run of one seed: leave --num_seeds out."),
+    ],
+)
+def test_runs_of_other_seeds_are_told_from_no_run(files, tmp_path, capsys, run, given, message):
+    folder = tmp_path / "output" / run
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    assert call(without(files, "do_train", "train_file", *NOT_TRAINED) | given) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_path, capsys):

@@ -7,6 +7,7 @@ training data; their order is that of the model's outputs and is saved beside th
 import dataclasses
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -132,6 +133,11 @@ def load(path: str) -> Classes | Numbers:
     try:
         with open(path, encoding="utf-8") as file:
             return from_json(json.load(file))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: there is no such file; training on classes writes it beside its model. "
+            f"Give that model's folder, or copy its {os.path.basename(path)} here."
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: not a file of labels ({error}); expected the one that training wrote beside "
