@@ -52,7 +52,7 @@ def path_is(name):
         (lamb_tf.LARS, reference.lars_before_momentum, {"nesterov": True}),
         (lamb_tf.LARS, reference.lars_after_momentum, {"ratio": "after_momentum"}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_each_variable_follows_the_formula_with_its_factor(optimizer_class, formula, arguments):
     weights, gradients = steps.weights_and_gradients()
