@@ -193,7 +193,7 @@ def test_an_export_for_tensorflow_1_has_the_same_bytes_and_moments(official, tmp
 
 
 def test_formats_of_whole_pretraining_models_refuse_it(official, tmp_path):
-    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence; huggingface and"):
+    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence; use huggingface"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras")
 
 
