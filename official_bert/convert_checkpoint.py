@@ -10,10 +10,12 @@ folder, or a `.keras` file.
 
 import dataclasses
 import os
+import pathlib
 
 from absl import flags, logging
 
 from official_bert.conversion import names, sources, targets
+from official_bert.data import tokenization
 from official_bert.system import child_commands, commands, local_paths
 
 FLAGS = flags.FLAGS
@@ -51,7 +53,9 @@ def convert(
     local_paths.require_local(
         input=path, output=output, bert_config_file=bert_config_file, vocab_file=vocab_file
     )
-    target = targets.TARGETS[output_format]
+    target, run = targets.TARGETS[output_format], _run_of(path)
+    if do_lower_case is None:
+        do_lower_case = run.get("do_lower_case")
     source = sources.open_checkpoint(
         path,
         bert_config_file=bert_config_file,
@@ -59,6 +63,7 @@ def convert(
         do_lower_case=do_lower_case,
     )
     _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
+    _check_vocabulary(source, run)
     sources.check(source, source.parts, ignore_left_over)
     said = [_about(source), f"          {_about_vocabulary(source)}"]
     left_out = [*source.counters, *source.left_over]
@@ -111,6 +116,27 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
         raise ValueError(
             f"There is no vocab.txt beside {source.path}; give --vocab_file, or convert without it "
             "by --allow_missing_vocabulary."
+        )
+
+
+def _run_of(path):
+    """What the run that left a checkpoint says of it in `run.json`; {} if none did."""
+    from official_bert.training import model_directory
+
+    try:
+        return model_directory.describes(model_directory.folder_of(pathlib.Path(path))) or {}
+    except ValueError:  # damaged, which is no matter of the weights
+        return {}
+
+
+def _check_vocabulary(source, run):
+    if source.vocab_file is None or "vocabulary" not in run:
+        return
+    found = tokenization.digest(tokenization.read_vocabulary(str(source.vocab_file)))
+    if found != run["vocabulary"]:
+        raise ValueError(
+            f"{source.vocab_file} is not the vocabulary that the run of {source.path} trained "
+            "with; give that one (--vocab_file)."
         )
 
 

@@ -8,8 +8,9 @@ import pytest
 from bert_checkpoints import CONFIG, assert_same_bytes, make_source, random_batch, random_tensors
 
 from official_bert import convert_checkpoint
+from official_bert.data import tokenization
 from official_bert.model.classifier import BertClassifier
-from official_bert.training import checkpoints, model_state
+from official_bert.training import checkpoints, model_directory, model_state
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_an_export_for_tensorflow_1_has_the_same_bytes_and_moments(fine_tuned, t
 
 def test_formats_of_whole_pretraining_models_refuse_a_classifier(fine_tuned, tmp_path):
     fine_tuned(2, {"classes": ["a", "b"]})
-    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence; huggingface and"):
+    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence; use huggingface"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras")
 
 
@@ -81,3 +82,23 @@ def test_classes_of_another_model_are_refused(fine_tuned, tmp_path):
     with pytest.raises(ValueError, match="labels.json has 2 classes, but the head has 3"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_vocabulary_and_the_case_are_those_of_the_run(fine_tuned, tmp_path):
+    fine_tuned(2, {"classes": ["no", "yes"]})
+    vocab_file = tmp_path / "in" / "vocab.txt"
+    vocabulary = tokenization.read_vocabulary(str(vocab_file))
+    run = {"stages": [], "vocabulary": tokenization.digest(vocabulary), "do_lower_case": False}
+    (tmp_path / "in" / "run.json").write_text(json.dumps(run))
+    said = convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    assert said[1].endswith("vocab.txt, cased")
+    pieces = [*vocabulary]
+    vocab_file.write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
+    with pytest.raises(ValueError, match="not the vocabulary that the run of .* trained with"):
+        convert_checkpoint.convert(tmp_path / "in", tmp_path / "again", "tf1")
+
+
+def test_an_export_within_a_run_is_read_as_the_run_is(tmp_path):
+    (tmp_path / "best").mkdir()
+    inside = (tmp_path, tmp_path / "a.ckpt", tmp_path / "best", tmp_path / "best/a.ckpt")
+    assert {model_directory.folder_of(path) for path in inside} == {tmp_path}

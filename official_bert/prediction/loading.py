@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from official_bert.prediction.question_answerer import QuestionAnswerer
     from official_bert.prediction.sentence_classifier import SentenceClassifier
 
-_EXPORTS = ("best", "pretrained")  # folders in a run's folder
 _MOST_PADDING = 63  # embeddings beyond the vocabulary: tables are padded to multiples of 8 or 64
 
 
@@ -68,8 +67,7 @@ def _open(folder, vocab_file, do_lower_case, dtype):
     if dtype not in DTYPE_POLICIES:
         raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {dtype!r}.")
     path = pathlib.Path(folder)
-    run_folder = _run_folder(path)
-    run = (model_directory.describes(run_folder) if run_folder else None) or {}
+    run = model_directory.describes(model_directory.folder_of(path)) or {}
     if do_lower_case is None:
         do_lower_case = run.get("do_lower_case")
     source = sources.open_checkpoint(
@@ -81,13 +79,6 @@ def _open(folder, vocab_file, do_lower_case, dtype):
             f"trained with: load({os.fspath(folder)!r}, vocab_file=…)."
         )
     return source, run, DTYPE_POLICIES[dtype]
-
-
-def _run_folder(path):
-    """The folder of the run that a path belongs to, if it does."""
-    if path.is_dir():
-        return path.parent if path.name in _EXPORTS else path
-    return path.parent
 
 
 def _newest(path, run):

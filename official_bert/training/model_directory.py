@@ -18,6 +18,7 @@ from official_bert.system.whole_files import write_text
 from official_bert.training import checkpoints
 
 CONFIG = "bert_config.json"
+_EXPORTS = ("best", "pretrained")  # folders in a model directory
 # What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved
 # state depends on it.
 _CHANGED_ON_RETURN = re.compile(
@@ -172,6 +173,12 @@ def _says(path, config):
         return type(config).from_json_file(path) == config
     except (ValueError, OSError):
         return False
+
+
+def folder_of(path: Path) -> Path:
+    """The model directory that a checkpoint or a folder of checkpoints is in, if it is in one."""
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name in _EXPORTS else folder
 
 
 def describes(directory: Path) -> dict | None:
