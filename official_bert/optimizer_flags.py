@@ -2,6 +2,7 @@
 
 from absl import flags
 
+from official_bert.stages import Optimizer
 from official_bert.system.flag_definitions import FlagDefinitions, refuse
 
 FIELDS = {  # the field of `stages.Optimizer` that each one sets
@@ -17,35 +18,10 @@ FIELDS = {  # the field of `stages.Optimizer` that each one sets
 
 
 def define(definitions: FlagDefinitions) -> None:
-    """Defines the flags."""
-    number = definitions.number
-    definitions.text("optimizer_type", "adamw", "The optimizer: lamb, adamw or lars.")
-    number("weight_decay", 0.01, "Weight decay; LayerNorms and biases have none.")
-    number("beta_1", 0.9, "Decay rate of the first moment, or LARS' momentum, in [0, 1).")
-    number("beta_2", 0.999, "Decay rate of the second moment, in [0, 1); LARS has none.")
-    number(
-        "epsilon",
-        1e-6,
-        "Added to the square root of the second moment; with lars, to the norm of the update.",
-    )
-    number(
-        "global_clipnorm",
-        1.0,
-        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
-    )
-    number(
-        "layer_decay",
-        1.0,
-        "Factor on the learning rate from each encoder layer to the one below it. The head and the "
-        "pooler have --learning_rate, the top layer that times the factor, the embeddings the "
-        "least. 1: one rate for all.",
-    )
-    definitions.texts(
-        "freeze",
-        (),
-        "Variables that are not trained: comma-separated regular expressions, found in their "
-        "paths. The embeddings and the first six layers: --freeze='embeddings/,layer_[0-5]/'.",
-    )
+    """Defines the flags; by default the optimizer is that of the official scripts, AdamW."""
+    for flag, field in FIELDS.items():
+        changes = {"type": {"default": "adamw"}, "freeze": {"kind": list}}.get(field, {})
+        definitions.field(Optimizer, field, flag, **changes)
 
 
 def check(values: flags.FlagValues) -> None:

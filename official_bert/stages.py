@@ -126,38 +126,59 @@ class Stage:
         )
 
 
+@settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """The optimizer of a run; the defaults are those of the LAMB paper for BERT.
 
     `"adamw"` is the same update with every trust ratio 1, which is Adam with decoupled decay.
     `"lars"` is the LARS of the LAMB paper: momentum averages, with `beta_1`, and there is no second
-    moment, so no `beta_2`.
-
-    `exclude_from_layer_adaptation`, for LAMB and LARS: `None`, the variables without decay have no
-    trust ratio either, as in the authors' BERT code; `()`, every variable has one, as in NVIDIA's.
-
-    `layer_decay` is the factor on the learning rate from one encoder layer to the next below: the
-    rate of the head and the pooler is the stage's, that of the top layer × `layer_decay`, and that
-    of the embeddings of a model with L layers × `layer_decay` to the power L + 1, as in BEiT.
-
-    `freeze`: regular expressions, searched for in the variables' paths as those of
-    `exclude_from_weight_decay`; what matches keeps its initial values, and has no gradient and no
-    moments.
+    moment, so no `beta_2`. `layer_decay` follows BEiT: the embeddings of a model with L layers have
+    the rate of the head × `layer_decay` to the power L + 1. What `freeze` matches has no gradient
+    and no moments.
     """
 
-    type: str = "lamb"
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    exclude_from_weight_decay: tuple[str, ...] = ("LayerNorm", "bias")
-    exclude_from_layer_adaptation: tuple[str, ...] | None = None
-    global_clipnorm: float = 1.0
-    layer_decay: float = 1.0
-    freeze: tuple[str, ...] = ()
+    type: str = setting("The optimizer: lamb, adamw or lars.", "lamb")
+    beta_1: float = setting("Decay rate of the first moment, or LARS' momentum, in [0, 1).", 0.9)
+    beta_2: float = setting("Decay rate of the second moment, in [0, 1); LARS has none.", 0.999)
+    epsilon: float = setting(
+        "Added to the square root of the second moment; with lars, to the norm of the update.",
+        1e-6,
+    )
+    weight_decay: float = setting("Weight decay; LayerNorms and biases have none.", 0.01)
+    exclude_from_weight_decay: tuple[str, ...] = setting(
+        "Regular expressions, found in the paths of variables without weight decay.",
+        ("LayerNorm", "bias"),
+    )
+    exclude_from_layer_adaptation: tuple[str, ...] | None = setting(
+        "Regular expressions, found in the paths of variables without a trust ratio, for LAMB and "
+        "LARS. None: the variables without decay, as in the authors' BERT code; (): no variable, "
+        "as in NVIDIA's.",
+        None,
+    )
+    global_clipnorm: float = setting(
+        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
+        1.0,
+    )
+    layer_decay: float = setting(
+        "Factor on the learning rate from each encoder layer to the one below it. The head and the "
+        "pooler have --learning_rate, the top layer that times the factor, the embeddings the "
+        "least. 1: one rate for all.",
+        1.0,
+    )
+    freeze: tuple[str, ...] = setting(
+        "Variables that are not trained: comma-separated regular expressions, found in their "
+        "paths. The embeddings and the first six layers: --freeze='embeddings/,layer_[0-5]/'.",
+        (),
+    )
 
     def __post_init__(self):
+        for name in ("freeze", "exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(
+                    f"{name} must be a sequence of regular expressions; got the text "
+                    f"{getattr(self, name)!r}; put it into a tuple."
+                )
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.type not in OPTIMIZER_TYPES:
             raise ValueError(

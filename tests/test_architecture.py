@@ -8,9 +8,10 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 # From the ground up; what stands on one line imports nothing of its neighbours.
 FLOORS = (
     {"system", "model", "stacking"},
-    {"data", "engines", "tpu", "plots", "optimizer_flags"},
+    {"data", "engines", "tpu", "plots"},
     {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"},
     {"stages", "convert_checkpoint"},
+    {"optimizer_flags"},
     {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
     {"run_pretraining", "prediction", "fine_tuning"},
     {"demonstration", "rehearse_tpu", "fill_blanks"},

@@ -59,7 +59,7 @@ class FlagDefinitions:
             name: A field of it.
             flag: Name of the flag, if it is not the field's.
             default: Default of the flag, if it is not the field's.
-            kind: Type of the flag, if it is not the field's: str, int, float or bool.
+            kind: Type of the flag, if it is not the field's: str, list, int, float or bool.
             more: Sentences to add to the field's.
         """
         field = owner.__dataclass_fields__[name]
@@ -68,8 +68,15 @@ class FlagDefinitions:
         kind = kind or next((k for k in (bool, int, float) if k in types), str)
         words = [field.metadata["words"], more, "Required." * (default is dataclasses.MISSING)]
         bounds = {"lower_bound": field.metadata["minimum"]} if kind in (int, float) else {}
-        define = {str: self.text, bool: self.switch, int: self.integer, float: self.number}[kind]
-        default = None if default in (dataclasses.MISSING, ()) else default
+        define = {
+            str: self.text,
+            list: self.texts,
+            bool: self.switch,
+            int: self.integer,
+            float: self.number,
+        }[kind]
+        if default in (dataclasses.MISSING, ()):
+            default = () if kind is list else None
         define(flag or name, default, " ".join(filter(None, words)), **bounds)
 
     def refused(self, reasons: Mapping[str, str]) -> None:
