@@ -10,10 +10,10 @@ FLOORS = (
     {"system", "model", "stacking"},
     {"data", "engines", "tpu", "plots"},
     {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary"},
-    {"stages", "convert_checkpoint"},
+    {"stages"},
     {"optimizer_flags"},
     {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
-    {"run_pretraining", "prediction", "fine_tuning"},
+    {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint"},
     {"demonstration", "rehearse_tpu", "fill_blanks"},
     {"demo"},
 )
