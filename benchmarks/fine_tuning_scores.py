@@ -8,7 +8,7 @@
 A trial is one fine-tuning with one seed, in a process of its own, by one of three ways: our command
 from the pre-trained weights; the same command from fresh weights; and the `Trainer` of
 `transformers` from the same pre-trained weights, with the same settings on the same examples. Each
-finished trial is a line of `--results`; the command, given again, goes on with the next one, and
+finished trial is a line of `--results`; the command, given again, continues with the next one, and
 draws the page anew after each.
 
 Needs torch, transformers, accelerate and matplotlib.
@@ -74,7 +74,7 @@ def main(_):
             return 0
         return study(SETTINGS[FLAGS.task] | json.loads(FLAGS.settings))
     except child_commands.Interrupted:
-        print("\nStopped. The same command goes on with the next trial.", flush=True)
+        print("\nStopped. The same command continues with the next trial.", flush=True)
         return 130
 
 

@@ -105,3 +105,12 @@ def test_a_flag_of_run_pretraining_that_is_a_field_has_its_words(owner):
             assert values[flag].help.startswith(field.metadata["words"])
             shared += 1
     assert shared >= 4
+
+
+@pytest.mark.parametrize("name", ["freeze", "exclude_from_weight_decay"])
+def test_a_text_in_place_of_expressions_is_refused(name):
+    """Its letters would be taken for expressions, which match nearly every variable."""
+    from official_bert.stages import Optimizer
+
+    with pytest.raises(ValueError, match=rf"{name} must be a sequence .* 'embeddings/'"):
+        Optimizer(**{name: "embeddings/"})
