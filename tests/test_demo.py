@@ -225,7 +225,7 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
             ["--corpus=page.html"],
             "this is HTML; extract its text, for example with trafilatura; if",
         ),
-        (["--corpus=page.html"], "say --corpus_format=sentences"),
+        (["--corpus=page.html"], "give --corpus_format=sentences"),
         (["--corpus=no_text.jsonl"], "; the demo reads no other field."),
         (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),
         (["leftover"], "unexpected argument"),

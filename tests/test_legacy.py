@@ -580,7 +580,7 @@ def test_what_a_traced_step_would_not_see_cannot_be_assigned(optimizer_class, na
     setattr(optimizer, name, value)
     train(optimizer, variables(), 1)
     with pytest.raises(
-        AttributeError, match=rf"`\w+` cannot become.*new {optimizer_class.__name__}"
+        AttributeError, match=rf"`\w+` cannot be set to.*new {optimizer_class.__name__}"
     ):
         setattr(optimizer, name, value)
 
