@@ -68,7 +68,7 @@ def test_each_name_gives_its_strategy():
         ({"name": "multi_worker_mirrored", "worker_hosts": "a:1,b:2"}, "task_index must be in 0"),
         ({"name": "mirrored", "num_gpus": 0, "all_reduce_alg": "ring"}, "nccl or hierarchical"),
         ({"name": "off", "all_reduce_alg": "nccl"}, "for several devices"),
-        ({"name": "mirrored", "all_reduce_alg": "nccl"}, "for several devices; this run has only CPU:0"),
+        ({"name": "mirrored", "all_reduce_alg": "nccl"}, "this run has only CPU:0"),
         ({"name": "off", "num_gpus": 0}, "num_gpus=0 has no effect.*pass one_device"),
         ({"name": "tpu", "num_gpus": 1}, "num_gpus=1 has no effect"),
         ({"name": "tpu"}, "needs --tpu"),
