@@ -92,7 +92,8 @@ def text(studies, name):
 
 ![Scores of every seed]({name}.png)
 
-A dot is a seed, a bar the mean; the tables count the seeds. All ways train on the same examples with the same settings:
+A dot is a seed, a bar the mean; the tables count the seeds. All ways train on the same examples
+with the same settings:
 AdamW (weight decay 0.01, ε 10⁻⁶, gradients clipped to norm 1), a linear warm-up and a linear decay
 to 0. The model is the one that [`small`](../results/small_wiki.md) pre-trains on a single core in
 less than an hour. It is much smaller than BERT-Base: compare its scores with each other, and not
