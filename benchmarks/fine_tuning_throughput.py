@@ -13,8 +13,6 @@ import contextlib
 import datetime
 import json
 import pathlib
-import statistics
-import sys
 import tempfile
 
 import machine
@@ -49,7 +47,9 @@ def main():
     results = {}
     for cell in arguments.only or CELLS:  # written after each: a run cut short keeps what it has
         results[cell] = measure(cell, arguments.layers, arguments.rounds)
-        write(arguments.output_dir / "fine_tuning_throughput", arguments.layers, results)
+        values = {"layers": arguments.layers, "results": results}
+        path = arguments.output_dir / "fine_tuning_throughput"
+        turns.write(path, values, report(arguments.layers, results))
 
 
 def measure(cell, layers, rounds):
@@ -190,39 +190,12 @@ def peer_ways(cell, layers, folder):
 # The table
 
 
-def write(path, layers, results):
-    values = {"layers": layers, "results": results}
-    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n")
-    text = report(layers, results)
-    path.with_suffix(".md").write_text(text)
-    print(text)
-
-
 def report(layers, results):
-    lines = [
-        "| work | way | sequences/s | ours / it, median of rounds | fewest, most |",
-        "|---|---|---|---|---|",
-    ]
-    for cell, result in results.items():
-        seconds = result["seconds"]
-        for way, label in LABELS.items():
-            if way in result["errors"]:
-                lines.append(f"| {cell} | {label} | failed: {result['errors'][way]} | | |")
-                continue
-            rate = KINDS[CELLS[cell][0]][0] / statistics.median(seconds[way])
-            ratios = [s / ours for s, ours in zip(seconds[way], seconds[OURS], strict=True)]
-            lines.append(
-                f"| {cell} | {label} | {rate:.2f} | {statistics.median(ratios):.2f} "
-                f"| {min(ratios):.2f}, {max(ratios):.2f} |"
-            )
-    rounds = max(len(values) for r in results.values() for values in r["seconds"].values())
-    load = max(result["idle_load"] for result in results.values())
-    arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
-    packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
+    lines = turns.table("sequences/s", "{:.2f}", results, LABELS, lambda c: KINDS[CELLS[c][0]][0])
+    rounds, load = turns.rounds(results), turns.idle_load(results)
     return f"""# Throughput of fine-tuning, {datetime.date.today():%B %Y}
 
-`{f"python benchmarks/fine_tuning_throughput.py {arguments}".strip()}` on \
-{machine.describe(*packages)}.
+{turns.made_on()}
 
 BERT-Base's width, {layers} layers, vocabulary 30,522, dropout 0.1; sentences in batches of \
 16 × 128, texts with their questions in batches of 4 × 384; {rounds} rounds in alternation, all \

@@ -13,10 +13,7 @@ time of the bare function goes to.
 import argparse
 import contextlib
 import datetime
-import json
 import pathlib
-import statistics
-import sys
 import tempfile
 import time
 
@@ -53,19 +50,15 @@ def main():
             pass
         if arguments.profile:
             profiles = {cell: profile(cell, folder) for cell in cells}
-            write(arguments.output_dir / "pretrain_profile", profiles, profile_report(profiles))
+            turns.write(
+                arguments.output_dir / "pretrain_profile", profiles, profile_report(profiles)
+            )
         else:
             results = {}
             for cell in cells:  # written after each, so that a run cut short keeps what it has
                 results[cell] = measure(cell, folder, arguments.rounds)
                 name = arguments.output_dir / "pretrain_throughput"
-                write(name, results, throughput_report(results))
-
-
-def write(path, values, text):
-    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n")
-    path.with_suffix(".md").write_text(text)
-    print(text)
+                turns.write(name, results, throughput_report(results))
 
 
 def measure(cell, folder, rounds):
@@ -194,34 +187,17 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "If", "While"}  # their 
 
 
 def throughput_report(results):
-    tokens = BATCH_SIZE * LENGTH
-    lines = [
-        "| work | way | tokens/s | ours / it, median of rounds | fewest, most |",
-        "|---|---|---|---|---|",
-    ]
     labels = {
         LOOP: "ours, `run_pretraining`'s loop, LAMB",
         BARE: "ours, a bare `tf.function`, LAMB",
         EAGER: "Hugging Face, eager, fused AdamW",
         COMPILED: "Hugging Face, `torch.compile`, fused AdamW",
     }
-    for cell, result in results.items():
-        seconds = result["seconds"]
-        for way, label in labels.items():
-            if way in result["errors"]:
-                lines.append(f"| {cell} | {label} | failed: {result['errors'][way]} | | |")
-                continue
-            rate = tokens / statistics.median(seconds[way])
-            ratios = [s / loop for s, loop in zip(seconds[way], seconds[LOOP], strict=True)]
-            lines.append(
-                f"| {cell} | {label} | {rate:,.0f} | {statistics.median(ratios):.2f} "
-                f"| {min(ratios):.2f}, {max(ratios):.2f} |"
-            )
-    rounds = max(len(values) for r in results.values() for values in r["seconds"].values())
-    load = max(result["idle_load"] for result in results.values())
+    lines = turns.table("tokens/s", "{:,.0f}", results, labels, lambda _: BATCH_SIZE * LENGTH)
+    rounds, load = turns.rounds(results), turns.idle_load(results)
     return f"""# Throughput of pre-training, {datetime.date.today():%B %Y}
 
-{made_on()}
+{turns.made_on()}
 
 Batch {BATCH_SIZE} × {LENGTH}, {PREDICTIONS} predictions, hidden size 768, vocabulary 30,522, \
 dropout 0.1 throughout; {rounds} rounds in alternation, all ways in each. The process whose turn \
@@ -251,7 +227,7 @@ def profile_report(profiles):
         )
     return f"""# Where the time of an update goes, {datetime.date.today():%B %Y}
 
-{made_on()}
+{turns.made_on()}
 
 The bare `tf.function` of forward pass, backward pass and update under TensorFlow's profiler; the \
 20 largest types of operation. Operations that run beside each other overlap, so their \
@@ -259,15 +235,6 @@ sum exceeds the duration of the update.
 
 {chr(10).join(parts)}
 """
-
-
-def made_on():
-    arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
-    packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
-    return (
-        f"`{f'python benchmarks/pretrain_throughput.py {arguments}'.strip()}` on "
-        f"{machine.describe(*packages)}."
-    )
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
+
+import machine
 
 
 class Worker:
@@ -118,3 +121,61 @@ def timed(function, updates):
     started = time.perf_counter()
     function()
     return {"seconds": (time.perf_counter() - started) / updates}
+
+
+# The page
+
+
+def table(unit, form, results, labels, amount):
+    """Lines of a Markdown table of rates, and of how many times as fast the first way is.
+
+    Args:
+        unit: Of the rates, such as `"tokens/s"`.
+        form: How a rate is written.
+        results: {what was measured: what `measure` returned}.
+        labels: {way: its name}, the first way first.
+        amount: Function of what was measured: how much an update works on, in the rates' unit.
+    """
+    first = next(iter(labels))
+    lines = [
+        f"| work | way | {unit} | ours / it, median of rounds | fewest, most |",
+        "|---|---|---|---|---|",
+    ]
+    for what, result in results.items():
+        seconds = result["seconds"]
+        for way, label in labels.items():
+            if way in result["errors"]:
+                lines.append(f"| {what} | {label} | failed: {result['errors'][way]} | | |")
+                continue
+            rate = form.format(amount(what) / statistics.median(seconds[way]))
+            ratios = [s / ours for s, ours in zip(seconds[way], seconds[first], strict=True)]
+            lines.append(
+                f"| {what} | {label} | {rate} | {statistics.median(ratios):.2f} "
+                f"| {min(ratios):.2f}, {max(ratios):.2f} |"
+            )
+    return lines
+
+
+def rounds(results):
+    """The number of measurements of each way."""
+    return max(len(values) for r in results.values() for values in r["seconds"].values())
+
+
+def idle_load(results):
+    """The largest share of a core that a process used whose turn it was not."""
+    return max(result["idle_load"] for result in results.values())
+
+
+def made_on():
+    """The command, the machine and the versions as a sentence."""
+    script = f"python benchmarks/{pathlib.Path(sys.argv[0]).name}"
+    arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
+    packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
+    return f"`{f'{script} {arguments}'.strip()}` on {machine.describe(*packages)}."
+
+
+def write(path, values, text):
+    """Writes the values, `path` with the suffix .json, and the page, .md."""
+    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n")
+    path.with_suffix(".md").write_text(text)
+    print(text)
