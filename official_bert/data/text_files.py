@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 from collections.abc import Callable, Iterator
 
 # In bytes. A longer line is cut, because some "lines" are whole files.
@@ -23,6 +24,12 @@ def head(path: str, size: int) -> bytes:
     """
     with _opened(path) as (_, file, _):
         return file.read(size)
+
+
+def stamp(path: str) -> tuple[int, int] | None:
+    """What tells an edited file from the one before; None where there is no file."""
+    status = os.stat(path) if os.path.exists(path) else None
+    return status and (status.st_mtime_ns, status.st_size)
 
 
 def lines(

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
 
-from official_bert.data import tokenization
+from official_bert.data import text_files, tokenization
 from official_bert.data.array_batches import ArrayBatches
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
@@ -110,17 +109,16 @@ class Classification:
     ) -> ArrayBatches:
         """An `ArrayBatches` of the labelled examples in tables; read once by a process."""
         read = [self.labelled_arrays(file, stage.max_seq_length, config) for file in files]
-        arrays = {name: np.concatenate([part[name] for part in read]) for name in read[0]}
-        if len(read) == 1:
-            arrays = read[0]  # not a copy
+        arrays = read[0]  # not a copy
+        if len(read) > 1:
+            arrays = {name: np.concatenate([part[name] for part in read]) for name in arrays}
         return ArrayBatches(arrays, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
     def labelled_arrays(
         self, file: str, max_seq_length: int, config: BertConfig
     ) -> dict[str, np.ndarray]:
         """The arrays of a table and its `labels`; see `classification_features.make_arrays`."""
-        status = os.stat(file) if os.path.exists(file) else None
-        stamp = status and (status.st_mtime_ns, status.st_size)
+        stamp = text_files.stamp(file)
         return _labelled_arrays(self, file, stamp, max_seq_length, config.vocab_size)
 
     def read(self, file: str) -> Examples:

@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
 
-from official_bert.data import tokenization
+from official_bert.data import text_files, tokenization
 from official_bert.data.row_batches import RowBatches
 from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
@@ -106,7 +105,8 @@ class QuestionAnswering:
         Raises:
             ValueError: as `read` and `features`.
         """
-        return _labelled_features(self, tuple(files), tuple(map(_stamp, files)), config.vocab_size)
+        stamps = tuple(map(text_files.stamp, files))
+        return _labelled_features(self, tuple(files), stamps, config.vocab_size)
 
     def read(self, file: str) -> tuple[list[Question], Counts]:
         """The questions of a file that can be trained on; see `squad_data.for_training`.
@@ -214,12 +214,6 @@ class QuestionAnswering:
             f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (most "
             f"frequent span: {metrics['most_frequent_span_accuracy']:.1%})"
         )
-
-
-def _stamp(file):
-    """What tells an edited file from the one before."""
-    status = os.stat(file) if os.path.exists(file) else None
-    return status and (status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache(maxsize=2)  # those to train on and those held out; the loop opens each often
