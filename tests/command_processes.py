@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from official_bert.training.checkpoints import step_and_count
+from official_bert.training.checkpoint_names import step_and_count
 
 
 def without(settings, *names):

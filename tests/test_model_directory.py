@@ -14,6 +14,7 @@ from official_bert.data.record_files import RecordFiles
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints, model_directory, model_state
+from official_bert.training.checkpoint_names import Abandoned
 from official_bert.training.trainer import Trainer
 
 CONFIG = tiny(vocab_size=300)
@@ -297,7 +298,7 @@ def test_what_a_return_left_behind_is_not_resumed_and_goes_first(tmp_path):
     tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
     for step in (2, 4, 6):
         checkpoints.CheckpointStore(tmp_path, keep=0).save(tensors, step, state)
-    left = checkpoints.Abandoned.between("ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3")
+    left = Abandoned.between("ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3")
     store = checkpoints.CheckpointStore(tmp_path, keep=2, abandoned=[left])
     kept = {"ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3"}
     for newest in ("ctl_step_2.ckpt-1", "ctl_step_4.ckpt-4", "ctl_step_6.ckpt-5"):

@@ -19,15 +19,14 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
 
 from official_bert.system.whole_files import put_in_place, sync, write_text
+from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
-_NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,34 +44,6 @@ class Checkpoint:
     def tensors(self) -> dict[str, np.ndarray]:
         """All tensors by name, as NumPy arrays."""
         return read_tensors(self.prefix)
-
-
-def step_and_count(name: str) -> tuple[int, int]:
-    """The step and the running number in a checkpoint's name.
-
-    Raises:
-        ValueError: if it is no such name.
-    """
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is not the name of a checkpoint, such as ctl_step_8.ckpt-2.")
-    return int(match[1]), int(match[2])
-
-
-class Abandoned(NamedTuple):
-    """What a run left behind when it returned to a checkpoint: later steps, smaller numbers."""
-
-    after_step: int
-    up_to_count: int
-
-    @classmethod
-    def between(cls, resumed_from: str, instead_of: str) -> Self:
-        """Of a run that returned to one checkpoint when another was the newest, by name."""
-        return cls(step_and_count(resumed_from)[0], step_and_count(instead_of)[1])
-
-    def includes(self, name: str) -> bool:
-        step, count = step_and_count(name)
-        return step > self.after_step and count <= self.up_to_count
 
 
 class CheckpointStore:
@@ -184,7 +155,7 @@ class CheckpointStore:
 
     def _all_names(self):
         names = (path.stem for path in self.directory.glob("ctl_step_*.json"))
-        return [name for name in names if _NAME.fullmatch(name)]
+        return [name for name in names if is_name(name)]
 
     def _is_abandoned(self, name):
         return any(abandoned.includes(name) for abandoned in self.abandoned)

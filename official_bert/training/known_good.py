@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from official_bert.training import checkpoints, model_state
+from official_bert.training.checkpoint_names import step_and_count
 
 if TYPE_CHECKING:
     from official_bert.stages import Run
@@ -97,7 +98,7 @@ class KnownGood:
         remedy = "a lower learning rate or a longer warm-up"
         if good is None:
             return f"No checkpoint is known to be good: start in another model_dir, with {remedy}."
-        step, _ = checkpoints.step_and_count(good)
+        step, _ = step_and_count(good)
         return (
             f"The last checkpoint known to be good is {good}: --resume_from={step} with {remedy}."
         )

@@ -15,7 +15,7 @@ from typing import NoReturn
 from official_bert.model.config import BertConfig
 from official_bert.system import file_locks
 from official_bert.system.whole_files import write_text
-from official_bert.training import checkpoints
+from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
 CONFIG = "bert_config.json"
 _EXPORTS = ("best", "pretrained")  # folders in a model directory
@@ -50,10 +50,10 @@ class Claim:
     return_to: int | None = None
     has_returned: bool = False
 
-    def abandoned(self) -> list[checkpoints.Abandoned]:
-        """The checkpoints that the run has left behind: a list of `checkpoints.Abandoned`."""
+    def abandoned(self) -> list[Abandoned]:
+        """The checkpoints that the run has left behind: a list of `Abandoned`."""
         return [
-            checkpoints.Abandoned.between(change["resumed_from"], change["instead_of"])
+            Abandoned.between(change["resumed_from"], change["instead_of"])
             for change in self.changes
             if "instead_of" in change
         ]
@@ -123,7 +123,7 @@ def check(
         resume_from is not None
         and not differences
         and "instead_of" in last
-        and checkpoints.step_and_count(last["resumed_from"])[0] == resume_from
+        and step_and_count(last["resumed_from"])[0] == resume_from
     )
     return dataclasses.replace(
         claim,
