@@ -31,6 +31,14 @@ def apart(grads: Sequence[Tensor], variables: Variables) -> tuple[list[tuple], l
     return trained, overwriting
 
 
+def are_finite(overwriting: Sequence[tuple]) -> Tensor | bool:
+    """Whether all rows of what `apart` returned second are finite."""
+    finite = True
+    for rows, _ in overwriting:
+        finite &= ops.all(ops.isfinite(_replicas.first_replica(rows)))
+    return finite
+
+
 def overwrite(
     variables: Variables, rows: Sequence[Tensor], finite: Tensor | None
 ) -> Sequence[Tensor]:

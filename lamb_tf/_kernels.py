@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 from keras import ops
 
-from lamb_tf._replicas import BACKEND, device_of, on, read
+from lamb_tf._replicas import BACKEND, device_of, first_replica, on, read
 from lamb_tf._types import Slots, Tensor, Variables
 from lamb_tf.compile_target import compiles_for_cpu, in_xla
 
@@ -186,6 +186,15 @@ def sums_of_squares(tensors: Sequence[Tensor], dtype: str) -> Tensor:
         # In one pass of each, on all cores.
         return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
     return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
+
+
+def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
+    """The same of gradients that are equal on all replicas, from `_replicas.by_device`."""
+    squares = []
+    for device, gradients, _ in parts:
+        with on(device):
+            squares.append(sums_of_squares([first_replica(g) for g in gradients], dtype))
+    return ops.concatenate(squares) if squares else ops.zeros((0,), dtype)
 
 
 def _apart(tensors):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from lamb_tf import _float8, _kernels, _master_weights, _replicas
+from lamb_tf import _float8, _kernels, _master_weights, _multipliers, _replicas
 from lamb_tf._kernels import kept
 from lamb_tf._state import OptimizerState
 from lamb_tf._types import Slots, Tensor, Variables
@@ -79,10 +79,10 @@ class LayerwiseOptimizer(OptimizerState):
                 trained = [variable for _, _, part in parts for variable in part]
                 # 3. Undo the loss scale. 4. Is every gradient finite? 5. Clip. One pass over the
                 # gradients tells both whether all of them are finite and how to clip.
-                gradient_norm, scales = self._unscale_and_clip(self._sums_of_squares(parts))
-                finite = ops.isfinite(gradient_norm)
-                for rows, _ in overwriting:
-                    finite &= ops.all(ops.isfinite(_replicas.first_replica(rows)))
+                gradient_norm, scales = self._unscale_and_clip(
+                    _kernels.sums_of_squares_by_device(parts, self._precision)
+                )
+                finite = ops.isfinite(gradient_norm) & _float8.are_finite(overwriting)
                 self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
                 if self._telemetry:
                     self._telemetry.gradient_norm.assign(gradient_norm)
@@ -146,14 +146,6 @@ class LayerwiseOptimizer(OptimizerState):
 
         return micro_step
 
-    def _sums_of_squares(self, parts):
-        squares = []
-        for device, grads, _ in parts:
-            with _replicas.on(device):
-                local = [_replicas.first_replica(g) for g in grads]
-                squares.append(_kernels.sums_of_squares(local, self._precision))
-        return ops.concatenate(squares) if squares else ops.zeros((0,), self._precision)
-
     def _unscale_and_clip(self, squares):
         """The norm of the true gradient, and per tensor the factor that unscales and clips it.
 
@@ -208,10 +200,9 @@ class LayerwiseOptimizer(OptimizerState):
             update_norms = ops.sqrt(_kernels.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
-            step_sizes = scalars.learning_rate * ratios
-            if factors is not None:
-                step_sizes = scalars.learning_rate * factors[part] * ratios
-                step_sizes = ops.where(factors[part] > 0, step_sizes, 0.0)
+            step_sizes = _multipliers.step_sizes(
+                scalars.learning_rate, None if factors is None else factors[part], ratios
+            )
             # A product with a rate of 0 would not do: a ratio may be infinite.
             step_sizes = kept(scalars.finite, step_sizes, 0.0)
             for i, u, step_size in zip(group, us, _kernels.elements(step_sizes)):

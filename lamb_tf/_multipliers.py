@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from keras import ops
 
 from lamb_tf import _selection
-from lamb_tf._types import Rules, Variables
+from lamb_tf._types import Rules, Tensor, Variables
 
 ARGUMENT = "learning_rate_multipliers"
 
@@ -76,3 +77,10 @@ def _factor(item, factor):
         f"A factor in `{ARGUMENT}` must be a finite number of at least 0; 0 keeps a variable as it "
         f"is. Received {factor!r} for {item!r}."
     )
+
+
+def step_sizes(learning_rate: Tensor, factors: Tensor | None, ratios: Tensor) -> Tensor:
+    """η factor ratio of each variable; without factors, η ratio. A factor of 0 makes it 0."""
+    if factors is None:
+        return learning_rate * ratios
+    return ops.where(factors > 0, learning_rate * factors * ratios, 0.0)

@@ -202,7 +202,7 @@ def _trainer(values, work, engine, seed, folder):
 
 
 def _stages_run(values, work, engine, seed):
-    from official_bert.stages import Optimizer, Run
+    from official_bert.stages import Run
 
     enable_xla = values.enable_xla
     if enable_xla is None:
@@ -210,9 +210,7 @@ def _stages_run(values, work, engine, seed):
     return Run(
         config=config(values),
         stages=(_stage(values, work.examples),),
-        optimizer=Optimizer(
-            **{field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
-        ),
+        optimizer=optimizer_flags.optimizer(values),
         input_files=(work.train_file,),
         init_checkpoint=values.init_checkpoint,
         seed=seed,

@@ -25,6 +25,16 @@ def define(definitions: FlagDefinitions) -> None:
 
 
 def check(values: flags.FlagValues) -> None:
-    """Refuses a flag that the optimizer has no use for."""
+    """Refuses a flag that the optimizer has no use for, and values that it cannot have."""
     reason = "LARS has no second moment; leave it out."
     refuse(values, ("beta_2",), values.optimizer_type == "lars", reason)
+    optimizer(values)
+
+
+def optimizer(values: flags.FlagValues) -> Optimizer:
+    """The optimizer of the flags.
+
+    Raises:
+        ValueError: naming what is out of bounds.
+    """
+    return Optimizer(**{field: values[name].value for name, field in FIELDS.items()})

@@ -84,7 +84,16 @@ def _known_labels(values):
         return labels.Numbers()
     if values.do_train:
         return None
-    return labels.load(os.path.join(fine_tuning.seeds_and_folders(values)[0][1], LABELS))
+    file = os.path.join(fine_tuning.seeds_and_folders(values)[0][1], LABELS)
+    beside = values.init_checkpoint and not os.path.exists(file) and _labels_beside(values)
+    return labels.from_json(beside) if beside else labels.load(file)
+
+
+def _labels_beside(values):
+    """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
+    from official_bert.conversion import sources
+
+    return sources.open_for(fine_tuning.config(values), values.init_checkpoint).labels
 
 
 def _use(values, sets, engine, model, folder):

@@ -107,14 +107,13 @@ def _config(path):
 def _recipe(values):
     """The recipe of --recipe, less what flags change; or that of the flags."""
     if values.recipe is None:
-        optimizer = {field: values[name].value for name, field in optimizer_flags.FIELDS.items()}
         fields = {name: values[flag].value for flag, (name, _) in pretraining_flags.STAGE.items()}
         steps = round(values.num_steps_per_epoch * values.num_train_epochs)
         warmup_steps = int(values.warmup_steps)  # a number in the official script
         stage = stages.Stage(**fields | {"steps": steps, "warmup_steps": warmup_steps})
         return recipes.Recipe(
             stages=(stage,),
-            optimizer=stages.Optimizer(**optimizer),
+            optimizer=optimizer_flags.optimizer(values),
             use_next_sentence_label=values.use_next_sentence_label,
         )
     recipe = recipes.find(values.recipe)

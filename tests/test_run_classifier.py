@@ -26,7 +26,7 @@ from small_runs import SHORT, final_tensors, log_lines, train
 from small_runs import make_run as make_pretraining
 from small_text import SHARED
 
-from official_bert import classifier_flags, run_classifier
+from official_bert import classifier_flags, convert_checkpoint, run_classifier
 from official_bert.system import commands
 from official_bert.tasks import classification_metrics, glue
 
@@ -151,6 +151,14 @@ def test_every_flag_is_explained():
         ({"optimizer_type": "lars"}, "--beta_2: LARS has no second moment"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
         ({"layer_decay": 0}, "layer_decay must be above 0 and at most 1; got 0.0"),
+        (  # before the data are read
+            {"layer_decay": 2, "train_file": "/nowhere/a.tsv"},
+            "layer_decay must be above 0 and at most 1; got 2.0",
+        ),
+        (
+            {"gradient_accumulation_steps": 3},
+            "is not a multiple of 3 = 1 replicas × 3 micro-batches (gradient_accumulation_steps)",
+        ),
         ({"freeze": "layer_[0-5"}, "freeze holds 'layer_[0-5', which is not a regular expression"),
         ({"freeze": "embeddings/,layer_9/"}, "freeze: no variable's path matches 'layer_9/'"),
         ({"freeze": "."}, "freeze='.' leaves no variable to train"),
@@ -381,6 +389,17 @@ def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_
     assert eval_results(tmp_path / "other") == without(trained, "global_step")
     assert call(settings | alone | {"do_train": True}) == 0  # its head is taken along
     assert "fresh" not in capsys.readouterr().out
+
+
+def test_an_export_for_transformers_brings_its_classes_along(files, tmp_path):
+    assert call(files) == 0
+    export = tmp_path / "export"
+    convert_checkpoint.convert(files["output_dir"], export, "huggingface")
+    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    alone |= {"init_checkpoint": str(export), "output_dir": str(tmp_path / "other")}
+    assert call(alone) == 0
+    trained = eval_results(files["output_dir"])
+    assert eval_results(tmp_path / "other") == without(trained, "global_step")
 
 
 def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path, capsys):

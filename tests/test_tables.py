@@ -164,6 +164,7 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
         ("t.jsonl", '{"a": "x"}\n{"b": 1}\n', "t.jsonl, line 2: this object has no 'a'"),
         ("t.jsonl", '{"a": "x", "a": 1}\n', "line 1: this object has more than one 'a'"),
         ("t.jsonl", '{"a": null}\n', "line 1: 'a' is null; expected text"),
+        ("t.jsonl", '{"a": NaN}\n', "line 1: 'a' is nan; expected a finite number, or text"),
         ("t.jsonl", '{"a": ["x"]}\n', "line 1: 'a' is ..x..; expected text"),
         ("t.jsonl", '{"a": "\\ud83d"}\n', "line 1: 'a' holds half of a character"),
         ("t.jsonl", '{\n"a": "x"}\n', "t.jsonl, line 1: this is not JSON"),

@@ -8,6 +8,7 @@ is an object whose names are the columns. Cells come as text, exactly as they st
 import csv
 import dataclasses
 import json
+import math
 import operator
 import os
 import re
@@ -245,6 +246,8 @@ def _field(place: str, fields: _Pairs, name: str) -> str:
         found = "more than one" if name in fields.twice else "no"
         raise ValueError(f"{place}: this object has {found} {name!r}; it names {_listed(fields)}.")
     value = fields[name]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place}: {name!r} is {value}; expected a finite number, or text.")
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if not isinstance(value, str):

@@ -26,7 +26,8 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
         if stage.batch_size % parts:
             raise ValueError(
                 f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
-                f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches."
+                f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches "
+                "(gradient_accumulation_steps)."
             )
     if options.eval_batch_size % replicas:
         raise ValueError(
