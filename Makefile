@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-oldest lint format clean
+.PHONY: help install browser demo test test-quick test-oldest lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -29,6 +29,14 @@ test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
 	.venv-oldest/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)
+
+browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
+	@if command -v chromedriver > /dev/null; then echo "a browser is there"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+		--no-install-recommends chromium chromium-driver) \
+		|| echo "no browser could be installed: tests of pages will be skipped"; \
+	else echo "not root, or no apt-get: tests of pages will be skipped"; fi
 
 lint: .venv/ready_for_all  ## Check style and format, change nothing
 	$(BIN)/ruff check .

@@ -14,8 +14,8 @@ FLOORS = (
     {"optimizer_flags"},
     {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
     {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint"},
-    {"demonstration", "rehearse_tpu", "fill_blanks"},
-    {"demo"},
+    {"demonstration", "rehearse_tpu", "fill_blanks", "run_report"},
+    {"demo", "report"},
 )
 # Commands of fine-tuning stand on the loop.
 FINE_TUNING = {"run_squad", "squad_flags", "run_classifier", "classifier_flags"}

@@ -10,6 +10,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
+TARGETS = ("browser", "lint", "test", "test-oldest", "demo")
+
+
 def code_blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
@@ -36,9 +39,7 @@ def test_lamb_learns_in_the_first_example():
 def test_ci_runs_the_commands_of_the_readme():
     (checks,) = [c for b in code_blocks("bash") if ["make", "lint"] in (c := commands(b))]
     in_ci = [c[:2] for c in commands((ROOT / ".ci/run").read_text()) if c[0] == "make"]
-    assert (
-        in_ci == checks == [["make", target] for target in ("lint", "test", "test-oldest", "demo")]
-    )
+    assert in_ci == checks == [["make", target] for target in TARGETS]
 
 
 def test_every_make_command_of_the_documents_is_a_target():

@@ -28,6 +28,7 @@ from official_bert.training import (
     model_directory,
     model_state,
     run_checks,
+    starts,
 )
 from official_bert.training.reports import Pace, Profiler, Reports
 from official_bert.training.run_records import RunRecords
@@ -125,6 +126,8 @@ class Trainer:
             self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
         self._write_claim()
+        if self.engine.is_chief:
+            starts.record(self.model_dir, self.step, self.engine.num_replicas)
         try:
             with StopRequest() as stop, self._profiler:
                 for index, end in enumerate(self._ends):

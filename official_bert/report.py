@@ -1,0 +1,65 @@
+r"""Writes a report of a run: one HTML file with its curves, trust ratios, settings and scores.
+
+    python -m official_bert.report demo_output/model
+
+The file needs no other one and no network. A run that is not finished can be reported, too.
+"""
+
+import datetime
+import os
+import pathlib
+
+from absl import flags
+
+from official_bert.run_report import contents, page
+from official_bert.system import commands, local_paths, whole_files
+
+FLAGS = flags.FLAGS
+
+
+def write_report(
+    model_dir: str | os.PathLike, output: str | os.PathLike | None = None
+) -> pathlib.Path:
+    """Writes the report of a run as one HTML file.
+
+    Args:
+        model_dir: The model directory of a run, or the output folder of fine-tuning.
+        output: The file; default: `report.html` in `model_dir`.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: if the folder holds no run, its `run.json` is damaged, or a path is an address.
+        OSError: if a file cannot be read or written.
+
+    Example:
+
+    >>> import official_bert.report
+    >>> official_bert.report.write_report("demo_output/model")    # doctest: +SKIP
+    PosixPath('demo_output/model/report.html')
+    """
+    local_paths.require_local(model_dir=model_dir, output=output)
+    found = contents.read(pathlib.Path(model_dir))
+    path = pathlib.Path(output or found.folder / "report.html")
+    local_paths.require_file_name(output=path)
+    whole_files.write_text(path, page.render(found, datetime.datetime.now()))
+    return path
+
+
+def main(folders: list[str]) -> None:
+    if len(folders) != 1:
+        raise ValueError(
+            f"expected the folder of one run, got {len(folders)}: "
+            "python -m official_bert.report MODEL_DIR"
+        )
+    print(write_report(folders[0], FLAGS.output))
+
+
+def _define_flags():
+    flags.DEFINE_string("output", None, "The HTML file; default: report.html in the folder.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    commands.run(main, arguments=True)

@@ -1,0 +1,360 @@
+"""The HTML report of a run: it shows the numbers of the log, whatever of the run is there."""
+
+import base64
+import datetime
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import browser
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from small_runs import LONG, SHORT, log_lines, make_run, train
+
+from official_bert import report
+from official_bert.run_report import charts, contents, heat_map, page, scales
+from official_bert.stages import LoopOptions
+
+KERNELS = [
+    "bert/embeddings/word_embeddings",
+    *(f"bert/encoder/layer_{n}/attention/self/query/kernel" for n in range(2)),
+]
+FIXED = "bert/encoder/layer_0/output/LayerNorm/gamma"
+
+
+def write_run(folder, steps=range(10, 101, 10), planned=100, held_out=True, **run):
+    """A model directory as a run leaves it, with losses and ratios that follow from the step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stage = {"steps": planned, "warmup_steps": 0, "batch_size": 8, "max_seq_length": 32}
+    described = {"config": {"num_hidden_layers": 2, "hidden_size": 64}, "stages": [stage]}
+    (folder / "run.json").write_text(json.dumps(described | {"optimizer": {"type": "lamb"}} | run))
+    write_log(folder / "train_log.jsonl", steps, held_out)
+    return folder
+
+
+def write_log(path, steps, held_out=True):
+    lines = []
+    for step in steps:
+        line = {"step": step, "stage": 0, "loss": 8 - step / 50, "accuracy": step / 200}
+        ratios = {path: 0.01 * (k + 1) * step for k, path in enumerate(KERNELS)} | {FIXED: 1.0}
+        numbers = {"learning_rate": 0.1, "gradient_norm": 1 + 1 / step, "trust_ratios": ratios}
+        timing = {"seconds": step / 2.0, "tokens_per_second": 5000.0 + step}
+        lines.append({"kind": "train", **line, **numbers, "timing": timing})
+        if held_out and step % 50 == 0:
+            lines.append({"kind": "eval", **line, "majority_class_accuracy": 0.25})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def rendered(folder):
+    return page.render(contents.read(folder), datetime.datetime(2026, 1, 2))
+
+
+def curves(text, title):
+    """{name: [(step, written value)]} of the chart with a title, as the page's script reads it."""
+    (figure,) = re.findall(rf"<h3>{re.escape(title)}</h3>.*?</figure>", text, re.DOTALL)
+    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', figure)[1])
+    found = {}
+    for curve in data["curves"]:
+        found.setdefault(curve["name"], []).extend(curve["points"])
+    return {name: [(step, text) for step, _, text in points] for name, points in found.items()}
+
+
+def titles(text):
+    return re.findall("<h3>(.*?)</h3>", text)
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "official_bert.report", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(small_corpus, tmp_path_factory):
+    """The model directory of a real run of two stages, evaluated on held-out records."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    options = LoopOptions(
+        log_steps=2, save_checkpoints_steps=4, eval_steps=4, eval_files=(small_corpus.train,)
+    )
+    train(make_run(small_corpus, (SHORT, LONG)), folder, options)
+    return folder
+
+
+def test_the_report_of_a_real_run_shows_the_numbers_of_its_log(trained):
+    text = rendered(trained)
+    lines = log_lines(trained)
+    for kind, name in (("train", "training"), ("eval", "held out")):
+        expected = [
+            (line["step"], scales.number(line["masked_lm_loss"]))
+            for line in lines
+            if line["kind"] == kind
+        ]
+        assert curves(text, "Masked LM loss (nats)")[name] == expected
+    rates = [scales.number(line["learning_rate"]) for line in lines if line["kind"] == "train"]
+    assert [value for _, value in curves(text, "Learning rate")["value"]] == rates
+    assert {"Next sentence loss (nats)", "Gradient norm", "Trust ratios by layer"} <= {
+        *titles(text)
+    }
+    assert "Throughput (tokens per second)" in titles(text)
+    assert "Finished after 12 steps." in text
+    for checkpoint in trained.glob("ctl_step_*.index"):
+        assert checkpoint.stem in text
+
+
+def test_a_start_of_a_run_leaves_its_command_and_versions_for_the_report(trained):
+    (start,) = map(json.loads, (trained / "starts.jsonl").read_text().splitlines())
+    assert start["step"] == 0
+    assert start["versions"]["numpy"] == np.__version__
+    assert {"python", "tensorflow", "keras"} <= start["versions"].keys()
+    assert f"numpy {np.__version__}" in rendered(trained)
+
+
+def test_the_map_has_a_row_for_each_adapted_variable_and_its_extremes_at_the_ends(tmp_path):
+    text = rendered(write_run(tmp_path / "run"))
+    encoded = re.search(r'src="data:image/png;base64,([^"]+)"', text)[1]
+    with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
+        pixels = np.asarray(image)
+    assert pixels.shape == (len(KERNELS), 10, 4)
+    assert (*pixels[0, 0, :3],) == heat_map.RAMP[0]  # the first variable's ratio is the smallest
+    assert (*pixels[-1, -1, :3],) == heat_map.RAMP[-1]
+    assert (pixels[..., 3] == 255).all()
+
+
+def test_a_variable_that_comes_later_is_clear_until_then():
+    lines = [
+        {"step": 1, "trust_ratios": {"a": 0.5}},
+        {"step": 2, "trust_ratios": {"a": 0.5, "b": 0.2}},
+    ]
+    assert heat_map.adapted(lines) == ["a", "b"]
+    drawn = heat_map.heat_map(lines, charts.Backdrop(2, [(0, 2)]))
+    data = json.loads(re.search(r"json\">(.*?)</script>", drawn)[1])
+    assert data["values"] == [[0.5, 0.5], [None, 0.2]]
+
+
+def test_what_is_missing_is_left_out_with_a_word(tmp_path):
+    text = rendered(write_run(tmp_path / "run", held_out=False))
+    assert "No held-out text was evaluated" in text
+    (tmp_path / "run" / "train_log.jsonl").unlink()
+    text = rendered(tmp_path / "run")
+    assert "no curves" in text
+    assert titles(text) == []
+    write_log(tmp_path / "run" / "train_log.jsonl", [10, 20])
+    (tmp_path / "run" / "run.json").unlink()
+    text = rendered(tmp_path / "run")
+    assert "the settings of the run are unknown" in text
+    assert "Gradient norm" in titles(text)
+
+
+def test_a_run_in_progress_is_reported_with_its_share(tmp_path):
+    folder = write_run(tmp_path / "run", steps=[10, 20], planned=80)
+    with (folder / "train_log.jsonl").open("a") as log:
+        log.write('{"kind": "train", "step": 30, "lo')
+    text = rendered(folder)
+    assert "Not finished: step 20 of 80 (25 %)." in text
+    assert "1 line(s) of train_log.jsonl cannot be read" in text
+
+
+def test_what_a_return_has_left_behind_is_a_curve_of_its_own(tmp_path):
+    change = {
+        "resumed_from": "ctl_step_50.ckpt-5",
+        "instead_of": "ctl_step_70.ckpt-7",
+        "differences": ["stages[0].learning_rate was 0.1 and is 0.05"],
+    }
+    folder = write_run(tmp_path / "run", changes=[change])
+    write_log(folder / "train_log.ctl_step_70.ckpt-7.jsonl", range(10, 71, 10))
+    text = rendered(folder)
+    left = curves(text, "Task loss (nats)")["before the return"]
+    assert [step for step, _ in left] == [60, 70]
+    assert "learning_rate was 0.1 and is 0.05" in text
+    assert 'title="returned to step 50"' in text
+
+
+def test_skipped_updates_and_losses_that_are_null_do_not_break_a_curve(tmp_path):
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line |= {"skipped_updates": number, "loss": None if number == 3 else line["loss"]}
+    (folder / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = rendered(folder)
+    assert "Skipped updates" in titles(text)
+    steps = [step for step, _ in curves(text, "Task loss (nats)")["training"]]
+    assert steps == [10, 20, 30, 50, 60, 70, 80, 90, 100]
+
+
+def test_the_scores_of_fine_tuning_over_seeds_stand_in_tables(tmp_path):
+    for seed in (2, 10):
+        write_run(tmp_path / f"seed_{seed}", task="classification", optimizer={"type": "adamw"})
+    metrics = [{"eval_accuracy": 0.75}, {"eval_accuracy": 0.85}]
+    runs = [{"seed": seed, "metrics": found} for seed, found in zip((2, 10), metrics)]
+    over = {"mean": 0.8, "standard_deviation": 0.0707, "median": 0.8, "best": 0.85}
+    results = {"task": "SST-2", "runs": runs, "summary": {"eval_accuracy": over}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    text = rendered(tmp_path)
+    assert "Scores: SST-2" in text
+    for cell in ("0.8000", "0.0707", "0.7500", "0.8500"):
+        assert f"<td>{cell}</td>" in text
+    assert len(curves(text, "Task loss (nats)")["training"]) == 20
+    assert "Sentence classification" in text
+
+
+def test_an_optimizer_that_adapts_nothing_gets_a_sentence_instead_of_a_map(tmp_path):
+    folder = write_run(tmp_path / "run")
+    text = (folder / "train_log.jsonl").read_text()
+    (folder / "train_log.jsonl").write_text(
+        re.sub(r'(kernel|embeddings)": [\d.]+', r'\1": 1.0', text)
+    )
+    text = rendered(folder)
+    assert "Trust ratios by layer" not in titles(text)
+    assert "adapts no layer" in text
+
+
+def test_text_of_a_run_is_no_markup_in_the_page(tmp_path):
+    evil = "</script><script>alert(1)</script>"
+    folder = write_run(tmp_path / "<b>run", labels=[evil], init_checkpoint=evil)
+    text = (folder / "train_log.jsonl").read_text().replace("word_embeddings", "</script><i>")
+    (folder / "train_log.jsonl").write_text(text)
+    shown = rendered(folder)
+    assert "<b>run" not in shown
+    assert "alert(1)</script>" not in shown
+    assert "<i>" not in shown
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda folder: None, "is no folder"),
+        (lambda folder: folder.mkdir(), "holds no run"),
+        (lambda folder: write_run(folder / "inner"), "did you mean"),
+        (lambda folder: (folder.mkdir(), (folder / "run.json").write_text("{")), "is damaged"),
+    ],
+    ids=["no folder", "an empty one", "one above", "a damaged run.json"],
+)
+def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path, make, reason):
+    make(tmp_path / "folder")
+    ended = command(tmp_path / "folder")
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert ended.stderr.startswith("report: error: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_the_command_writes_one_file_without_loading_tensorflow(tmp_path):
+    folder = write_run(tmp_path / "run")
+    script = (
+        "import sys; from official_bert import report; report.write_report(sys.argv[1]);"
+        "print({'tensorflow', 'keras', 'numpy', 'matplotlib'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+    assert (
+        command(folder, f"--output={tmp_path / 'mine.html'}").stdout.strip().endswith("mine.html")
+    )
+    assert (tmp_path / "mine.html").read_text().startswith("<!DOCTYPE html>")
+    assert "expected the folder of one run" in command().stderr
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.booleans())
+def test_a_linear_scale_has_few_round_ticks_around_the_values(values, from_zero):
+    values = [abs(value) for value in values] if from_zero else values
+    scale = scales.linear(values, from_zero)
+    slack = 1e-9 * max(map(abs, scale.ticks))
+    assert scale.low <= min(values) + slack
+    assert scale.high >= max(values) - slack
+    assert 2 <= len(scale.ticks) <= 9
+    assert scale.ticks == tuple(sorted({*scale.ticks}))
+    assert all(0 <= scale.place(value) <= 1 for value in values)
+
+
+@given(st.lists(st.floats(1e-9, 1e9), min_size=1))
+def test_a_logarithmic_scale_gives_equal_factors_equal_lengths(values):
+    scale = scales.logarithmic(values)
+    assert scale.low < min(values)
+    assert scale.high > max(values)
+    middle = math.sqrt(scale.low * scale.high)
+    assert scale.place(middle) == pytest.approx(0.5)
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=3000))
+def test_long_curves_are_thinned_between_their_ends(values):
+    points = list(enumerate(values))
+    thin = charts.thinned(points)
+    assert len(thin) <= charts.MAX_POINTS
+    assert thin[0] == points[0]
+    assert thin[-1] == points[-1]
+    assert [step for step, _ in thin] == sorted({step for step, _ in thin})
+    assert min(values) <= min(v for _, v in thin) + 1e-9
+    assert max(values) >= max(v for _, v in thin) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (12340.0, "12,340"),
+        (0.00152, "0.00152"),
+        (1.5e-7, "1.5e-07"),
+        (3.0812345, "3.081"),
+        (10500, "10,500"),
+        (None, "–"),
+        (0.0, "0"),
+    ],
+)
+def test_numbers_are_written_in_four_digits(value, written):
+    assert scales.number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(35.2, "35 s"), (291, "4 min 51 s"), (12000, "3 h 20 min"), (187200, "2 d 4 h")],
+)
+def test_durations_are_written_in_two_units(seconds, written):
+    assert scales.duration(seconds) == written
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser_on_a_desk_and_on_a_phone(trained, tmp_path):
+    path = report.write_report(trained, tmp_path / "report.html")
+    with browser.open_browser() as opened:
+        for size in (browser.DESKTOP, browser.PHONE):
+            opened.open(path.as_uri(), size)
+            assert opened.hidden_width() == 0
+            assert opened.run("return document.querySelectorAll('figure.chart').length") >= 7
+            assert all(width > 0 for width in opened.images().values())
+            fetched = "return performance.getEntriesByType('resource').map((one) => one.name)"
+            assert [name for name in opened.run(fetched) if not name.startswith("data:")] == []
+            assert opened.errors() == []
+
+
+@pytest.mark.slow
+def test_pointing_at_a_chart_shows_the_value_there_and_the_button_changes_the_colours(
+    tmp_path,
+):
+    path = report.write_report(write_run(tmp_path / "run"))
+    point = (
+        "const plot = document.querySelectorAll('.plot')[arguments[0]];"
+        "const box = plot.getBoundingClientRect();"
+        "plot.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + box.width *"
+        " arguments[1], clientY: box.top + 1}));"
+        "return plot.querySelector('.tip').innerText.split('\\n');"
+    )
+    with browser.open_browser() as opened:
+        opened.open(path.as_uri())
+        shown = opened.driver.execute_script(point, 0, 0.5)
+        assert "training, step 50: 7" in shown
+        assert "held out, step 50: 7" in shown
+        last = opened.run("return document.querySelectorAll('.plot').length - 1")
+        assert opened.driver.execute_script(point, last, 0.999) == ["word", "step 100: 1"]
+        ground = "return getComputedStyle(document.body).backgroundColor"
+        light = opened.run(ground)
+        opened.run("document.getElementById('theme').click()")
+        assert opened.run(ground) != light
+        opened.run("document.getElementById('theme').click()")
+        assert opened.run(ground) == light
+        assert opened.errors() == []
