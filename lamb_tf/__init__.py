@@ -4,7 +4,7 @@ import keras
 
 __version__ = "0.1.0"
 
-__all__ = ["LAMB", "LARS", "LossScaleOptimizer", "__version__", "schedules", "telemetry"]
+__all__ = ["LAMB", "LARS", "LossScaleOptimizer", "OrScale", "__version__", "schedules", "telemetry"]
 
 if keras.__version__.startswith("2."):  # that of TensorFlow 2.15, where `lamb_tf.legacy` works
 
@@ -21,3 +21,4 @@ else:
     from lamb_tf.lamb import LAMB
     from lamb_tf.lars import LARS
     from lamb_tf.loss_scale import LossScaleOptimizer
+    from lamb_tf.orscale import OrScale

@@ -228,10 +228,10 @@ class LayerwiseOptimizer(OptimizerState):
         x = ops.cast(x, self._precision)
         old = {name: _replicas.read(slot) for name, slot in state.items()}
         moments = self.moments(x, g, old, decay)
-        moments = {n: kept(scalars.finite, value, old[n]) for n, value in moments.items()}
-        u = self.direction(x, g, {**old, **moments}, decay, scalars.coefficients)
-        for name, value in moments.items():
-            self.assign(state[name], value)
+        slots = {n: kept(scalars.finite, value, old.get(n, value)) for n, value in moments.items()}
+        u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
+        for name in slots.keys() & old.keys():
+            self.assign(state[name], slots[name])
         return u
 
     def _scaled(self, g, scale):
@@ -316,7 +316,7 @@ class LayerwiseOptimizer(OptimizerState):
         """
 
     def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
-        """The slots that g moves, before the direction is known."""
+        """The slots that g moves, before the direction is known; and what else that needs."""
         return {}
 
     def direction(

@@ -16,6 +16,7 @@ from keras import ops
 
 from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
 from lamb_tf._multipliers import Multipliers
+from lamb_tf._saved_state import MASTER, difference
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
 from lamb_tf.telemetry import Metrics
 
@@ -43,6 +44,7 @@ class OptimizerState(_hyperparameters.Configured):
     """
 
     slot_names: tuple[str, ...] = ()
+    scalar_slots: tuple[str, ...] = ()  # of these, numbers that belong to a variable
     _kernel = None  # `_kernels.AdamDirection`, where that computes `moments` and `direction`
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
 
@@ -141,6 +143,7 @@ class OptimizerState(_hyperparameters.Configured):
             excluded[1] = excluded[0]
         choice = np.logical_not(excluded)
         choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
+        choice[1] &= [self.adapts(variable) for variable in variables]
         return self.add_variable(
             choice.shape,
             initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),
@@ -152,10 +155,20 @@ class OptimizerState(_hyperparameters.Configured):
     def _add_counter(self, name):
         return self.add_variable((), dtype="int", aggregation="only_first_replica", name=name)
 
+    def adapts(self, variable: keras.Variable) -> bool:
+        """Whether the variable has a trust ratio, where no exclusion names it."""
+        return True
+
+    def has_slot(self, variable: keras.Variable, name: str) -> bool:
+        """Whether the variable needs this slot."""
+        return True
+
     def _add_slots(self, variables, name, **options):
-        """A slot for each of the variables; None for one that is overwritten with its gradient."""
+        """A slot for each variable, None where it has none or is overwritten with its gradient."""
         return [
-            None if _float8.is_overwritten(v) else self._add_slot(v, name, **options)
+            self._add_slot(v, name, **options)
+            if self.has_slot(v, name) and not _float8.is_overwritten(v)
+            else None
             for v in variables
         ]
 
@@ -178,15 +191,16 @@ class OptimizerState(_hyperparameters.Configured):
 
         can_copy = _replicas.is_eager() or _replicas.THREADS_STATE
         place = _replicas.on(_replicas.device_of(variable))
+        is_scalar = name in self.scalar_slots
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
                 values if copies and can_copy else "zeros",
-                shape=tuple(variable.shape),
+                shape=() if is_scalar else tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
                 aggregation="sum" if on_each_replica else "none",
                 synchronization="on_read" if on_each_replica else "auto",
-                layout=getattr(variable, "_layout", None),
+                layout=None if is_scalar else getattr(variable, "_layout", None),
                 name=f"{_selection.path_of(variable).replace('/', '_')}_{name}",
             )
         self._track_variable(slot)
@@ -223,7 +237,8 @@ class OptimizerState(_hyperparameters.Configured):
         """
         self._check_variables_are_known([variable])
         index = self._get_variable_index(variable)
-        slots = {name: self._slots[name][index] for name in self.slot_names}
+        names = [name for name in self.slot_names if self.has_slot(variable, name)]
+        slots = {name: self._slots[name][index] for name in names}
         if str(index) in self._masters:
             slots["master"] = self._masters[str(index)]
         return slots
@@ -234,7 +249,7 @@ class OptimizerState(_hyperparameters.Configured):
         Without a master, a variable of 16 bits has a seed: no other step or variable has the same.
         """
         index = self._get_variable_index(variable)
-        state = {name: slots[index] for name, slots in self._slots.items()}
+        state = {n: slots[index] for n, slots in self._slots.items() if slots[index] is not None}
         if self._kernel and not _kernels.fuses():
             state["scratch"] = self._kernel.scratch[index]
         if str(index) in self._masters:
@@ -275,10 +290,10 @@ class OptimizerState(_hyperparameters.Configured):
         """
         variables = self._saved_variables()
         saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
-        difference = _difference(variables, saved)
-        if difference:
+        problem = difference(variables, saved)
+        if problem:
             warnings.warn(
-                f"The state of optimizer {self.name!r} was not loaded: {difference}.", stacklevel=2
+                f"The state of optimizer {self.name!r} was not loaded: {problem}.", stacklevel=2
             )
             return
         configured = _replicas.to_numpy(self._choice) if self.built else None
@@ -293,7 +308,7 @@ class OptimizerState(_hyperparameters.Configured):
 
     def _saved_variables(self):
         """The state by its keys in a file: numbers, as Keras has them, but for master copies."""
-        masters = {_MASTER + position: master for position, master in self._masters.items()}
+        masters = {MASTER + position: master for position, master in self._masters.items()}
         metrics = vars(self._telemetry).values() if self._telemetry else []
         apart = {id(v) for v in [*metrics, *masters.values()]}
         numbered = [v for v in self.variables if id(v) not in apart]
@@ -321,24 +336,6 @@ class OptimizerState(_hyperparameters.Configured):
     def _indices(self, variables):
         """The positions of the variables among those that the optimizer was built with."""
         return [self._get_variable_index(variable) for variable in variables]
-
-
-_MASTER = "master_"  # begins the key of a master copy in a file
-
-
-def _difference(variables, saved):
-    """What keeps a saved state from being read into these variables; "" if nothing does."""
-    needed, found = (
-        sum(not key.startswith(_MASTER) for key in keys) for keys in (variables, saved)
-    )
-    if needed != found:
-        return f"the file holds {found} of its variables, expected {needed}"
-    for key in [key for key in variables if key in saved]:
-        shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
-        if shape != there:
-            name = _selection.path_of(variables[key])
-            return f"in the file {name} has shape {there}, expected {shape}"
-    return ""
 
 
 def moments_of_keras_lamb(optimizer: keras.optimizers.Lamb) -> Iterator[tuple]:

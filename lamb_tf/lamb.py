@@ -1,7 +1,7 @@
 """LAMB, the layerwise adaptive optimizer of arXiv 1904.00962, with its two Nesterov variants."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 import keras
@@ -148,9 +148,7 @@ class LAMB(LayerwiseOptimizer):
 
     def _build(self, variables):
         super()._build(variables)
-        # Rounded once: 1 − 0.999 and 0.999 as float32 would not add up to 1, by 1e-5 of the first.
-        rounded = np.dtype(self._precision).type
-        self._betas = float(rounded(self.beta_1)), float(rounded(self.beta_2))
+        self._betas = rounded((self.beta_1, self.beta_2), self._precision)
         # Where TensorFlow runs a plain graph, the kernel stands for `moments` and `direction`.
         plain = self.has_kernels and not self.nesterov
         if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
@@ -160,7 +158,7 @@ class LAMB(LayerwiseOptimizer):
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
         c, kernel = [1.0] * 4, None
         if self.bias_correction:
-            c = [_one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas]
+            c = [one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas]
         if self._kernel and not _kernels.fuses():
             now = c[0], self._scalar(c[1])
             kernel = self._kernel.scalars(self._betas, now, self.epsilon, finite)
@@ -192,6 +190,14 @@ class LAMB(LayerwiseOptimizer):
         return r + decay * x
 
 
-def _one_minus_power(beta, step):
+def rounded(betas: Iterable[float], precision: str) -> tuple[float, ...]:
+    """β₁, … as the arithmetic has them; 1 − 0.999 is then what is missing from 0.999 to 1.
+
+    As float32 the two would not add up to 1, by 1e-5 of the first.
+    """
+    return tuple(float(np.dtype(precision).type(beta)) for beta in betas)
+
+
+def one_minus_power(beta: float, step: Tensor) -> Tensor:
     """1 − βᵗ to full precision; written out, 1 − 0.999 would lose five digits in float32."""
     return -ops.expm1(step * (math.log(beta) if beta else -math.inf))

@@ -116,6 +116,56 @@ def lars_after_momentum(
     return x
 
 
+_POLAR_EXPRESS = np.array(  # arXiv 2505.16932
+    [
+        [8.156554524902461, -22.48329292557795, 15.878769915207462],
+        [4.042929935166739, -2.808917465908714, 0.5000178451051316],
+        [3.8916678022926607, -2.772484153217685, 0.5060648178503393],
+        [3.285753657755655, -2.3681294933425376, 0.46449024233003106],
+        [2.3465413258596377, -1.7097828382687081, 0.42323551169305323],
+    ]
+)
+
+
+def polar_express(matrix):
+    """The orthogonal factor as the iteration gives it, by the singular values that it makes."""
+    u, sigma, vh = np.linalg.svd(matrix, full_matrices=False)
+    sigma = sigma / (1.02 * np.linalg.norm(matrix) + 1e-6)
+    for a, b, c in _POLAR_EXPRESS:
+        sigma = a * sigma + b * sigma**3 + c * sigma**5
+    return u * sigma @ vh
+
+
+def orscale(
+    x,
+    gradients,
+    learning_rate=0.001,
+    momentum=0.95,
+    weight_decay=0.0,
+    calibrated=True,
+    epsilon=1e-6,
+    adapt=True,
+    trust_ratio_bounds=None,
+    multiplier=1.0,
+):
+    """A matrix after an OrScale or OrScale-LM update for each gradient (arXiv 2605.07815)."""
+    x = np.asarray(x, np.float64)
+    m, c = np.zeros_like(x), None
+    scale = 0.2 * np.sqrt(max(x.shape)) if calibrated else 1.0
+    bounds = trust_ratio_bounds or ((0.1, 5.0) if calibrated else (0.5, 1.5))
+    for step, g in enumerate(gradients):
+        m = momentum * m + np.asarray(g, np.float64)
+        d = _at(weight_decay, step) * x + scale * polar_express(momentum * m + g)
+        norm_x, norm_d = np.linalg.norm(x), np.linalg.norm(d)
+        if c is None:
+            c = 1.0
+            if calibrated:
+                c = norm_x / norm_d if min(norm_x, norm_d) >= epsilon else scale
+        ratio = np.clip(norm_x / (c * norm_d + epsilon), *bounds) if adapt else 1.0
+        x = x - multiplier * _at(learning_rate, step) * ratio * d
+    return x
+
+
 def trust_ratio(numerator, denominator, bounds=None):
     """The quotient, 1 where either is 0, within the bounds."""
     ratio = numerator / denominator if numerator > 0 and denominator > 0 else 1.0

@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent
 TABLE = [
     "test_lamb.py",
     "test_lars.py",
+    "test_orscale.py",
     "test_layerwise.py",
     "test_selection.py",
     "test_multipliers.py",

@@ -1,0 +1,270 @@
+"""OrScale, Muon's orthogonal direction with a trust ratio for each layer (arXiv 2605.07815)."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
+
+import keras
+from keras import ops
+
+from lamb_tf import _selection
+from lamb_tf._hyperparameters import fraction, not_negative, truth
+from lamb_tf._layerwise import LayerwiseOptimizer
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
+from lamb_tf.lamb import one_minus_power, rounded
+
+_OF_ADAMS_SIZE = 0.2  # root mean square of an entry of s Q, as an update of Adam has it
+
+
+class NewtonSchulz(NamedTuple):
+    """An iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X that sends all singular values towards 1.
+
+    It begins with M / (margin ‖M‖ + epsilon).
+    """
+
+    coefficients: tuple[tuple[float, float, float], ...]  # (a, b, c) of each step
+    margin: float
+    epsilon: float
+
+
+# Amsel et al., The Polar Express, https://arxiv.org/abs/2505.16932
+POLAR_EXPRESS = NewtonSchulz(
+    coefficients=(
+        (8.156554524902461, -22.48329292557795, 15.878769915207462),
+        (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+        (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+        (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+        (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+    ),
+    margin=1.02,
+    epsilon=1e-6,
+)
+
+
+def patterns(value: object, argument: str) -> tuple[str, ...]:
+    """Regular expressions, as a tuple; None stands for none."""
+    found = tuple(_selection.as_list(value))
+    if not all(isinstance(item, str) for item in found):
+        raise ValueError(f"`{argument}` takes regular expressions. Received {value!r}.")
+    for item in found:
+        _selection.pattern(item, argument)
+    return found
+
+
+@keras.saving.register_keras_serializable(package="lamb_tf")
+class OrScale(LayerwiseOptimizer):
+    """The OrScale optimizer.
+
+    For each matrix W of m × n with gradient G:
+
+        M ← μ M + G
+        Q = the orthogonal factor of μ M + G          (Newton–Schulz; Q = U Vᵀ of its U Σ Vᵀ)
+        D = λ W + s Q
+        r = ‖W‖ / (c ‖D‖ + ε), clipped to the bounds
+        W ← W − η r D
+
+    OrScale-LM, for language models, is the default: s = 0.2 √max(m, n), and c is set by the first
+    step, for each matrix, such that its r is 1 there; c = s if W or D is 0. A rate η that suits
+    AdamW is then of the right size. `calibrated=False` is OrScale, for other models: s = c = 1.
+
+    Everything else is moved by AdamW, with the same rate and decay: what is no matrix, and what
+    `adam_paths` names. The last layer of a classifier is best named there, too.
+
+    A variable with two axes is a matrix. With three, its axes are divided in two such that the
+    matrix is as near to a square as possible, which suits the projections of attention, (d, heads,
+    size) and (heads, size, d), and kernels of Conv1D. With more, it is the kernel of a convolution,
+    whose last axis are the columns. State and arithmetic are as in `lamb_tf.LAMB`.
+
+    Args:
+        learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
+            without arguments, or a variable.
+        momentum: μ, in [0, 1).
+        weight_decay: λ, a float or a schedule. None is 0.
+        exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
+        exclude_from_layer_adaptation: Matrices with r = 1 (with calibration this is Muon as
+            Moonlight has it); None stands for the first list.
+        calibrated: Whether this is OrScale-LM.
+        adam_paths: Regular expressions, searched for in `variable.path`, of matrices that AdamW
+            moves.
+        beta_1, beta_2, adam_epsilon: Of AdamW, as in `keras.optimizers.AdamW`; ε is outside the
+            root.
+        epsilon: ε of the ratio, at least 0.
+        trust_ratio_bounds: (low, high) that r is clipped to. None: (0.1, 5) with calibration,
+            (0.5, 1.5) without, as the authors recommend.
+        master_weights: For variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
+        learning_rate_multipliers: Factors on η by variable, as in `lamb_tf.LAMB`; those that AdamW
+            moves may need one without calibration.
+        name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
+        **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
+
+    Raises:
+        ValueError: a value out of its range; on building, exclusions or multipliers that name no
+            variable (a warning where the optimizer is restored from a config).
+        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
+
+    Example:
+
+    >>> optimizer = lamb_tf.OrScale(
+    ...     learning_rate=2e-3, weight_decay=0.1, adam_paths=["embedding", "^logits/"]
+    ... )
+
+    Reference: Lou and You, OrScale: Orthogonalised Optimization with Layer-Wise Trust-Ratio
+    Scaling, https://arxiv.org/abs/2605.07815
+    """
+
+    slot_names = ("momentum", "v", "calibration")
+    scalar_slots = ("calibration",)
+    iteration = POLAR_EXPRESS
+    hyperparameters: ClassVar[dict[str, Callable]] = {
+        **LayerwiseOptimizer.hyperparameters,
+        "momentum": fraction,
+        "calibrated": truth,
+        "adam_paths": patterns,
+        "beta_1": fraction,
+        "beta_2": fraction,
+        "adam_epsilon": not_negative,
+        "epsilon": not_negative,
+    }
+
+    def __init__(
+        self,
+        learning_rate: LearningRate = 0.001,
+        momentum: float = 0.95,
+        weight_decay: WeightDecay = 0.0,
+        exclude_from_weight_decay: Exclusions = None,
+        exclude_from_layer_adaptation: Exclusions = None,
+        *,
+        calibrated: bool = True,
+        adam_paths: Sequence[str] | str | None = ("embedding",),
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        adam_epsilon: float = 1e-8,
+        epsilon: float = 1e-6,
+        trust_ratio_bounds: Bounds = None,
+        master_weights: bool = True,
+        learning_rate_multipliers: Rules = None,
+        name: str | None = None,
+        **kwargs: object,
+    ):
+        exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
+        if trust_ratio_bounds is None:
+            trust_ratio_bounds = (0.1, 5.0) if calibrated else (0.5, 1.5)
+        super().__init__(
+            learning_rate,
+            weight_decay,
+            exclusions,
+            (None, trust_ratio_bounds),
+            master_weights,
+            name,
+            learning_rate_multipliers,
+            **kwargs,
+        )
+        self.momentum = momentum
+        self.calibrated = calibrated
+        self.adam_paths = adam_paths
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.adam_epsilon = adam_epsilon
+        self.epsilon = epsilon
+
+    def get_config(self) -> dict[str, object]:
+        """The arguments, in terms that can be saved."""
+        config = super().get_config()
+        del config["weight_norm_bounds"]  # which this optimizer has not
+        return config
+
+    @property
+    def moves_along_u(self) -> bool:
+        """With calibration u is c D, and W moves along D."""
+        return not self.calibrated
+
+    def adapts(self, variable: keras.Variable) -> bool:
+        """Whether this is a matrix that is moved along Q."""
+        is_named = any(re.search(path, _selection.path_of(variable)) for path in self.adam_paths)
+        return len(variable.shape) >= 2 and not is_named
+
+    def has_slot(self, variable: keras.Variable, name: str) -> bool:
+        """All have a momentum; those of AdamW a second moment, matrices their c."""
+        is_matrix = self.adapts(variable)
+        needed = {"v": not is_matrix, "calibration": is_matrix and self.calibrated}
+        return needed.get(name, True)
+
+    def _build(self, variables):
+        super()._build(variables)
+        self._betas = rounded((self.beta_1, self.beta_2), self._precision)
+
+    def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple:
+        """1 − β₁ᵗ and 1 − β₂ᵗ."""
+        return tuple(one_minus_power(beta, step) for beta in self._betas)
+
+    def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
+        """AdamW's moments; or M and c, and D with them, which is no slot."""
+        if "v" in slots:
+            beta_1, beta_2 = self._betas
+            return {
+                "momentum": beta_1 * slots["momentum"] + (1 - beta_1) * g,
+                "v": beta_2 * slots["v"] + (1 - beta_2) * g * g,
+            }
+        momentum = self.momentum * slots["momentum"] + g
+        rows, columns = _rows_and_columns(x.shape)
+        scale = _OF_ADAMS_SIZE * math.sqrt(max(rows, columns)) if self.calibrated else 1.0
+        ahead = ops.reshape(self.momentum * momentum + g, (rows, columns))
+        q = ops.reshape(orthogonal_factor(ahead, self.iteration), x.shape)
+        moved = {"momentum": momentum, "D": decay * x + scale * q}
+        if self.calibrated:
+            norms = _norm(x), _norm(moved["D"])
+            known = ops.minimum(*norms) >= self.epsilon
+            anchor = ops.where(known, norms[0] / ops.where(known, norms[1], 1.0), scale)
+            moved["calibration"] = ops.where(slots["calibration"] > 0, slots["calibration"], anchor)
+        return moved
+
+    def direction(
+        self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, corrections: tuple
+    ) -> Tensor:
+        """m̂ / (√v̂ + ε) + λ x; or D, times c."""
+        if "v" in slots:
+            m_hat, v_hat = (s / c for s, c in zip((slots["momentum"], slots["v"]), corrections))
+            root = ops.sqrt(v_hat) + self.adam_epsilon
+            return ops.where(root > 0, m_hat / root, 0.0) + decay * x
+        return slots["D"] * slots["calibration"] if self.calibrated else slots["D"]
+
+    def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
+        """r, within the bounds whatever the norms."""
+        return self._clip(weight_norm / (update_norm + self.epsilon), self.trust_ratio_bounds)
+
+    def move(
+        self, x: Tensor, u: Tensor, slots: Slots, step_size: Tensor, decay: Tensor
+    ) -> tuple[Tensor, Slots]:
+        """x − step_size D, which is u / c; of AdamW u itself."""
+        if "calibration" in slots:
+            u = u / slots["calibration"]
+        return x - step_size * u, {}
+
+
+def orthogonal_factor(x: Tensor, iteration: NewtonSchulz = POLAR_EXPRESS) -> Tensor:
+    """U Vᵀ of x = U Σ Vᵀ, approximately.
+
+    Of the singular values of what is returned, those that were above ‖x‖/50 are 1 ± 0.16.
+
+    Args:
+        x: A matrix; of shape (m, n).
+        iteration: The iteration, and its number of steps.
+    """
+    is_tall = x.shape[0] > x.shape[1]
+    x = ops.transpose(x) if is_tall else x
+    x = x / (_norm(x) * iteration.margin + iteration.epsilon)
+    for a, b, c in iteration.coefficients:
+        square = ops.matmul(x, ops.transpose(x))
+        x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)
+    return ops.transpose(x) if is_tall else x
+
+
+def _norm(x):
+    return ops.sqrt(ops.sum(ops.square(x)))
+
+
+def _rows_and_columns(shape):
+    """What a variable is as a matrix; see `OrScale`."""
+    places = (1, 2) if len(shape) == 3 else (len(shape) - 1,)
+    return min(((math.prod(shape[:i]), math.prod(shape[i:])) for i in places), key=max)

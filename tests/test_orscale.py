@@ -1,0 +1,236 @@
+"""lamb_tf.OrScale against its formula in float64, on the Keras backend that is set."""
+
+import keras
+import numpy as np
+import pytest
+import reference
+import steps
+
+import lamb_tf
+from lamb_tf import telemetry
+from lamb_tf.orscale import NewtonSchulz, orthogonal_factor
+
+MATRICES = (0, 1)  # of steps.SHAPES, if no path is left to AdamW
+KELLER_JORDAN = NewtonSchulz(((3.4445, -4.7750, 2.0315),) * 5, margin=1.0, epsilon=1e-7)
+
+
+class Muon(lamb_tf.OrScale):
+    """With the coefficients of Keras' Muon."""
+
+    iteration = KELLER_JORDAN
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.0, "weight_decay": 0.01},
+        {"calibrated": False, "weight_decay": 0.1},
+        {"calibrated": False, "trust_ratio_bounds": (0.0, 100.0), "epsilon": 0.5},
+        {"trust_ratio_bounds": (1.0, 1.01), "epsilon": 1e-3},
+    ],
+    ids=str,
+)
+def test_matrices_follow_the_formula(arguments):
+    weights, gradients = steps.weights_and_gradients()
+    trained = steps.train(lamb_tf.OrScale(0.01, adam_paths=None, **arguments), weights, gradients)
+    for i in MATRICES:
+        expected = reference.orscale(weights[i], [g[i] for g in gradients], 0.01, **arguments)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_float64_variables_follow_the_formula_to_float64_round_off(calibrated):
+    weights, gradients = steps.weights_and_gradients(dtype="float64")
+    arguments = {"weight_decay": 0.1, "calibrated": calibrated}
+    optimizer = lamb_tf.OrScale(lambda: 0.0625, adam_paths=None, **arguments)
+    trained = steps.train(optimizer, weights, gradients, "float64")
+    for i in MATRICES:
+        expected = reference.orscale(weights[i], [g[i] for g in gradients], 0.0625, **arguments)
+        np.testing.assert_allclose(trained[i], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_the_rest_and_what_adam_paths_name_follow_adamw():
+    weights, gradients = steps.weights_and_gradients()
+    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1, trust_ratio_bounds=(2.0, 3.0))
+    trained = steps.train(optimizer, weights, gradients)
+    for i in (0, 2, 3):  # the embedding, the bias and the scale
+        expected = reference.lamb(
+            weights[i],
+            [g[i] for g in gradients],
+            0.01,
+            epsilon=1e-8,
+            weight_decay=0.1,
+            adapt=False,
+        )
+        np.testing.assert_allclose(trained[i], expected, rtol=2e-5, atol=2e-6)
+
+
+def test_without_trust_ratios_and_with_its_coefficients_it_is_the_muon_of_keras():
+    if not hasattr(keras.optimizers, "Muon"):
+        pytest.skip(f"Keras {keras.__version__} has no Muon")
+    weights, gradients = steps.weights_and_gradients()
+    ours = Muon(
+        0.02,
+        weight_decay=0.1,
+        exclude_from_layer_adaptation=[""],
+        adam_paths=None,
+        adam_epsilon=1e-15,
+        exclude_from_weight_decay=["bias", "scale"],
+    )
+    theirs = keras.optimizers.Muon(
+        0.02, weight_decay=0.1, adam_weight_decay=None, exclude_embeddings=False, epsilon=1e-15
+    )
+    trained = steps.train(ours, weights, gradients)
+    variables = steps.make_variables(weights)
+    theirs.build(variables)
+    for grads in gradients:
+        theirs.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
+    for one, other in zip(trained, steps.values(variables)):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (30, 50), (50, 30), (1, 7), (7, 1)])
+def test_the_orthogonal_factor_has_the_same_singular_vectors_and_singular_values_near_1(shape):
+    matrix = np.random.default_rng(0).normal(size=shape).astype("float32")
+    found = keras.ops.convert_to_numpy(orthogonal_factor(keras.ops.convert_to_tensor(matrix)))
+    u, sigma, vh = np.linalg.svd(matrix, full_matrices=False)
+    values = u.T @ found @ vh.T
+    np.testing.assert_allclose(values - np.diag(np.diag(values)), 0, atol=1e-4)
+    well = sigma > 0.02 * np.linalg.norm(matrix)
+    np.testing.assert_allclose(np.diag(values)[well], 1, atol=0.16)
+    np.testing.assert_allclose(found, reference.polar_express(matrix), atol=1e-4)
+
+
+def test_the_orthogonal_factor_of_zeros_is_zeros():
+    zeros = keras.ops.zeros((5, 3))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(orthogonal_factor(zeros)), 0)
+
+
+def test_with_calibration_all_ratios_are_1_in_the_first_step_and_move_from_there():
+    weights, gradients = steps.weights_and_gradients(steps=5)
+    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1)
+    telemetry.record(optimizer)
+    variables = steps.make_variables(weights)
+    steps.take_steps(optimizer, variables, gradients[:1])
+    first = [row["trust_ratio"] for row in telemetry.read(optimizer).values()]
+    np.testing.assert_allclose(first, 1, rtol=1e-4)
+    steps.take_steps(optimizer, variables, gradients[1:])
+    ratios = {path: row["trust_ratio"] for path, row in telemetry.read(optimizer).items()}
+    assert ratios["model/embedding"] == ratios["dense/bias"] == 1
+    assert abs(ratios["dense/kernel"] - 1) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "as_matrix"),
+    [
+        ((3, 2, 4, 6), (24, 6)),  # Conv2D
+        ((3, 8, 8), (24, 8)),  # Conv1D
+        ((12, 3, 4), (12, 12)),  # from a width to heads
+        ((3, 4, 12), (12, 12)),  # from heads to a width
+    ],
+)
+def test_what_has_more_axes_is_the_matrix_that_the_docstring_says(shape, as_matrix):
+    rng = np.random.default_rng(1)
+    x, *gradients = (rng.normal(size=shape).astype("float32") for _ in range(4))
+    found = []
+    for form in (shape, as_matrix):
+        variable = keras.Variable(x.reshape(form))
+        optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1)
+        optimizer.build([variable])
+        for g in gradients:
+            optimizer.apply([keras.ops.convert_to_tensor(g.reshape(form))], [variable])
+        found.append(steps.values([variable])[0])
+    np.testing.assert_allclose(found[0].reshape(as_matrix), found[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_matrix_of_zeros_begins_with_the_lowest_ratio(calibrated):
+    _, gradients = steps.weights_and_gradients(steps=3)
+    gradient = [g[1] for g in gradients]
+    zeros, variable = np.zeros((7, 5), "float32"), keras.Variable(np.zeros((7, 5), "float32"))
+    optimizer = lamb_tf.OrScale(0.01, calibrated=calibrated)
+    optimizer.build([variable])
+    for g in gradient:
+        optimizer.apply([keras.ops.convert_to_tensor(g)], [variable])
+    expected = reference.orscale(zeros, gradient, 0.01, calibrated=calibrated)
+    assert np.linalg.norm(expected) > 0
+    np.testing.assert_allclose(steps.values([variable])[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_excluded_matrices_and_factors_on_the_rate():
+    weights, gradients = steps.weights_and_gradients()
+    optimizer = lamb_tf.OrScale(
+        0.01,
+        weight_decay=0.1,
+        adam_paths=None,
+        exclude_from_weight_decay=["kernel"],
+        learning_rate_multipliers={"embedding": 0.25},
+    )
+    trained = steps.train(optimizer, weights, gradients)
+    of = [[g[i] for g in gradients] for i in MATRICES]
+    embedding = reference.orscale(weights[0], of[0], 0.01, weight_decay=0.1, multiplier=0.25)
+    kernel = reference.orscale(weights[1], of[1], 0.01, adapt=False)
+    np.testing.assert_allclose(trained[0], embedding, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(trained[1], kernel, rtol=1e-4, atol=2e-5)
+
+
+def test_a_skipped_first_update_leaves_the_calibration_to_the_next():
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    gradients[0][1] = gradients[0][1] * np.float32(np.nan)
+    skipped = steps.train(lamb_tf.OrScale(0.01), weights, gradients)
+    clean = steps.train(lamb_tf.OrScale(0.01), weights, gradients[1:])
+    for one, other in zip(skipped, clean):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_keras_file_keeps_arguments_and_state(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(3)])
+    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1, adam_paths=["dense_1"], momentum=0.8)
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(2, 12, 6)).astype("float32")
+    model.fit(x, y[:, :3], verbose=0, shuffle=False)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.get_config() == optimizer.get_config()
+    assert type(again.optimizer) is lamb_tf.OrScale
+    for each in (model, again):
+        each.fit(x, y[:, :3], epochs=2, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"momentum": 1.0}, "momentum"),
+        ({"adam_paths": [3]}, "adam_paths.*regular expressions"),
+        ({"adam_paths": ["a["]}, "adam_paths.*not a regular expression"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"calibrated": "yes"}, "calibrated"),
+        ({"trust_ratio_bounds": (2.0, 1.0)}, "trust_ratio_bounds"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        lamb_tf.OrScale(**arguments)
+
+
+def test_a_model_learns_with_it():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(512, 16)).astype("float32")
+    y = np.argmax(x @ rng.normal(size=(16, 4)), axis=1)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((16,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(4, name="logits")]
+    )
+    model.compile(
+        lamb_tf.OrScale(0.01, adam_paths=["logits"]),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(x, y, batch_size=64, epochs=10, verbose=0).history
+    assert history["accuracy"][-1] > 0.95
