@@ -255,8 +255,8 @@ def orthogonal_factor(x: Tensor, iteration: NewtonSchulz = POLAR_EXPRESS) -> Ten
     x = ops.transpose(x) if is_tall else x
     x = x / (_norm(x) * iteration.margin + iteration.epsilon)
     for a, b, c in iteration.coefficients:
-        square = ops.matmul(x, ops.transpose(x))
-        x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)
+        square = x @ ops.transpose(x)  # ops.matmul would be in float32 on torch
+        x = a * x + (b * square + c * square @ square) @ x
     return ops.transpose(x) if is_tall else x
 
 

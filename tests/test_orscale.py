@@ -232,5 +232,5 @@ def test_a_model_learns_with_it():
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    history = model.fit(x, y, batch_size=64, epochs=10, verbose=0).history
-    assert history["accuracy"][-1] > 0.95
+    history = model.fit(x, y, batch_size=64, epochs=30, verbose=0).history
+    assert history["accuracy"][-1] > 0.95  # of four classes
