@@ -123,7 +123,8 @@ class Log(keras.callbacks.Callback):
 
     Into `directory/telemetry.jsonl`, a line each time: `{"step", "skipped_updates",
     "learning_rate", "gradient_norm", "layers": {path: {"weight_norm", …}}}`. Where TensorBoard is
-    installed, also histograms over the layers and a curve of the gradient norm.
+    installed, also curves of learning rate, gradient norm and skipped updates, one of the trust
+    ratio of every adapted variable (`trust_ratio/PATH`), and histograms over the layers.
 
     Args:
         directory: Where to write; made where it is missing.
@@ -190,15 +191,21 @@ def _write_events(events, row):
     from tensorboard.plugins.histogram.summary_v2 import histogram_pb
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-    summaries = []
-    if row["gradient_norm"] is not None:
-        summaries.append(scalar_pb("gradient_norm", row["gradient_norm"]))
+    summaries = [scalar_pb(name, value) for name, value in _curves(row).items()]
     for metric in METRICS:
         over_layers = np.array([layer[metric] for layer in row["layers"].values()])
         summaries.append(histogram_pb(metric, over_layers))
     for summary in summaries:
         events.add_event(Event(step=row["step"], summary=summary))
     events.flush()
+
+
+def _curves(row):
+    """What TensorBoard shows as curves. Ratio 0: no gradient; 1: not adapted."""
+    found = {name: row[name] for name in ("learning_rate", "gradient_norm", "skipped_updates")}
+    ratios = {path: layer["trust_ratio"] for path, layer in row["layers"].items()}
+    found |= {f"trust_ratio/{path}": ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def plot(

@@ -2,6 +2,7 @@
 
 import json
 
+import events
 import keras
 import numpy as np
 import peers
@@ -111,9 +112,19 @@ def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
     assert rows[-1]["learning_rate"] == pytest.approx(0.01)
 
     peers.load("tensorboard")
-    events = list(tmp_path.glob("events.out.tfevents.*"))
-    assert len(events) == 1
-    assert events[0].stat().st_size > 1000
+    curves, histograms = events.read(tmp_path)
+    for name in ("gradient_norm", "learning_rate", "skipped_updates"):
+        expected = {row["step"]: pytest.approx(row[name]) for row in rows}
+        assert curves[name] == expected
+    for path, layer in rows[0]["layers"].items():
+        adapted = layer["trust_ratio"] not in (0, 1)
+        assert (f"trust_ratio/{path}" in curves) == adapted
+        if adapted:
+            ratios = {row["step"]: row["layers"][path]["trust_ratio"] for row in rows}
+            assert curves[f"trust_ratio/{path}"] == pytest.approx(ratios)
+    assert {name: {*counts.values()} for name, counts in histograms.items()} == {
+        metric: {len(rows[0]["layers"])} for metric in telemetry.METRICS
+    }
 
     peers.load("matplotlib")
     for figure in telemetry.METRICS:

@@ -133,7 +133,7 @@ class Reports:
             timing=timing,
         )
         scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
-        self._summarise("train", step, scalars | timing)
+        self._summarise("train", step, scalars | timing, layers)
         self.say(
             progress_line(
                 step=step,
@@ -167,17 +167,23 @@ class Reports:
         }
         return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
 
-    def _summarise(self, kind, step, scalars):
+    def _summarise(self, kind, step, scalars, layers=None):
+        """Curves, and of adapted variables (whose ratio is not 1) one each and a histogram."""
         if self._tensorboard is None:
             return
         if kind not in self._writers:
             folder = self._tensorboard / kind
             folder.mkdir(parents=True, exist_ok=True)  # an OSError if that cannot be
             self._writers[kind] = tf.summary.create_file_writer(str(folder))
+        ratios = {path: layer["trust_ratio"] for path, layer in (layers or {}).items()}
+        ratios = {path: ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
+        curves = scalars | {f"trust_ratio/{path}": ratio for path, ratio in ratios.items()}
         with self._writers[kind].as_default(step):
-            for name, value in scalars.items():
+            for name, value in curves.items():
                 if math.isfinite(value):
                     tf.summary.scalar(name, value)
+            if ratios:
+                tf.summary.histogram("trust_ratios", list(ratios.values()))
         self._writers[kind].flush()
 
 
