@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test test-quick test-oldest lint format clean
+.PHONY: help install browser demo docs notebooks test test-quick test-oldest lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -38,6 +38,12 @@ browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 		|| echo "no browser could be installed: tests of pages will be skipped"; \
 	else echo "not root, or no apt-get: tests of pages will be skipped"; fi
 
+docs: .venv/ready_for_docs  ## Build the documentation as a site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+notebooks: .venv/ready_for_all  ## Run the notebooks of docs/notebooks and keep their outputs
+	$(BIN)/python docs/run_notebooks.py
+
 lint: .venv/ready_for_all  ## Check style and format, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,10 +65,14 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	$(PIP) install --quiet --editable ".[bert,cpu,plot]"
 	touch $@
 
+.venv/ready_for_docs: pyproject.toml setup.py | .venv/bin/python
+	$(PIP) install --quiet --editable ".[docs]"
+	touch $@
+
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,test,rehearse]"
+	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
-	touch .venv/ready_to_run $@
+	touch .venv/ready_to_run .venv/ready_for_docs $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
 OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars layerwise selection multipliers loss_scale \

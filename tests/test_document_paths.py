@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A full stop may end the sentence, so a path ends in a letter; placeholders in <> are no paths.
 PATH = re.compile(
     r"(?<![\w/.])(?:official_bert|lamb_tf|docs|benchmarks|tests)/[\w/.-]*\.[a-z]+\b(?![\w<])"
 )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_path_that_a_document_names_exists(document):
     named = set(PATH.findall(document.read_text()))
     missing = {path for path in named if not (ROOT / path).exists()}
     assert not missing
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_link_of_a_document_leads_to_a_file(document):
     prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)

@@ -8,9 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-
-
-TARGETS = ("browser", "lint", "test", "test-oldest", "demo")
+TARGETS = ("browser", "lint", "test", "test-oldest", "docs", "demo")
 
 
 def code_blocks(language):
