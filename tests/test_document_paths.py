@@ -31,3 +31,12 @@ def test_every_link_of_a_document_leads_to_a_file(document):
 def test_the_paths_of_this_test_are_found_in_text():
     text = "`lamb_tf/lamb.py`, [x](../docs/tpu.md), benchmarks/results/a_b.md. tests/test_<x>.py"
     assert PATH.findall(text) == ["lamb_tf/lamb.py", "benchmarks/results/a_b.md"]
+
+
+def test_every_page_and_every_result_is_in_the_navigation_of_the_site():
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    shown = set(re.findall(r"[\w/.]+\.md", text))
+    results = {p.relative_to(ROOT).as_posix() for p in (ROOT / "benchmarks/results").glob("*.md")}
+    docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "docs").rglob("*.ipynb")}
+    assert shown == docs | results | notebooks | {"overview.md", "changelog.md", "contributing.md"}
