@@ -44,6 +44,7 @@ def claims_of_lamb_on_your_model(text):
     assert adamw > 0.98
     assert abs(adamw - decayed) < 0.01
     assert after(text, "largest difference of a weight:")[0] < 1e-5
+    assert after(text, "largest change of a weight in that epoch:")[0] > 0.01
     assert "the resumed weights are the same: True" in text
 
 
