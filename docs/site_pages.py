@@ -80,7 +80,7 @@ def linked() -> frozenset[str]:
 
 def resolved(source: str, target: str) -> str | None:
     """What a link of a file leads to, as a path in the repository; `None` if it is none of it."""
-    if "://" in target or target.startswith("mailto:"):
+    if "://" in target or target.startswith(("mailto:", "data:")):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     return path if not path.startswith("..") and (ROOT / path).exists() else None
