@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo docs notebooks test test-quick test-oldest lint format clean
+.PHONY: help install browser demo docs notebooks test test-quick test-oldest test-installs lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -44,16 +44,20 @@ docs: .venv/ready_for_docs  ## Build the documentation as a site into build/site
 notebooks: .venv/ready_for_all  ## Run the notebooks of docs/notebooks and keep their outputs
 	$(BIN)/python docs/run_notebooks.py
 
-lint: .venv/ready_for_all  ## Check style and format, change nothing
+test-installs: .venv/ready_for_all  ## Test the wheel in clean environments (INSTALLS="--only=NAME")
+	$(BIN)/python benchmarks/install_matrix.py --tests="$(OLDEST_TESTS)" $(INSTALLS)
+
+lint: .venv/ready_for_all  ## Check style, format and types, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: .venv/ready_for_all  ## Mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## Remove everything that these targets made, .venv too (demo_output stays)
-	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is touched last, so an interrupted installation is taken up again.

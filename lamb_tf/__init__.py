@@ -1,12 +1,16 @@
 """Layerwise adaptive optimizers for large batches, with their schedules and telemetry."""
 
+from typing import TYPE_CHECKING
+
 import keras
 
 __version__ = "0.1.0"
 
 __all__ = ["LAMB", "LARS", "LossScaleOptimizer", "OrScale", "__version__", "schedules", "telemetry"]
 
-if keras.__version__.startswith("2."):  # that of TensorFlow 2.15, where `lamb_tf.legacy` works
+# Keras 2 is that of TensorFlow 2.15, where `lamb_tf.legacy` works. A type checker, which believes
+# that a module with `__getattr__` has every name, must not see this one.
+if not TYPE_CHECKING and keras.__version__.startswith("2."):
 
     def __getattr__(name):
         if name in __all__:

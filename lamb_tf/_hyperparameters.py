@@ -7,7 +7,7 @@ the message of the ValueError.
 import math
 import types
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 
-def number(value: object, argument: str) -> float:
+def number(value: Any, argument: str) -> float:
     """A real number."""
     if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
         raise ValueError(f"`{argument}` must be a number. Received {value!r}.")
@@ -45,7 +45,7 @@ def positive_or_none(value: object, argument: str) -> float | None:
     return None if value is None else positive(value, argument)
 
 
-def count(value: object, argument: str) -> int:
+def count(value: Any, argument: str) -> int:
     """A whole number of at least 1."""
     if not 1 <= number(value, argument) < math.inf or int(value) != value:
         raise ValueError(f"`{argument}` must be a whole number of at least 1. Received {value!r}.")
@@ -91,7 +91,7 @@ def bounds(value: object, argument: str) -> Bounds:
     raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}.")
 
 
-def decay(value: object, argument: str) -> WeightDecay:
+def decay(value: Any, argument: str) -> WeightDecay:
     """A weight decay: a finite number, a schedule, or None, which Keras' optimizers have for 0."""
     if value is None:
         return 0.0
@@ -105,7 +105,7 @@ def decay(value: object, argument: str) -> WeightDecay:
     return float(value)
 
 
-def rate(value: object, argument: str) -> LearningRate:
+def rate(value: Any, argument: str) -> LearningRate:
     """A learning rate as Keras expects it, which wraps the number in a variable."""
     if callable(value):
         return value

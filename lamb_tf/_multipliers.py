@@ -6,6 +6,7 @@ factor of the first rule that names it, and 1 where none does.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -53,7 +54,7 @@ class Multipliers:
         """The rules in terms of JSON, [item, factor] each; see `_selection.to_be_saved`."""
         if not self.items:
             return None
-        items = _selection.to_be_saved(self.items, variables)
+        items = _selection.to_be_saved(self.items, variables) or []
         return [[item, factor] for item, factor in zip(items, self.values)]
 
 
@@ -61,7 +62,7 @@ def restored(saved: object, custom_objects: dict | None = None) -> object:
     """The argument that `to_be_saved` wrote; anything else as it is."""
     if not isinstance(saved, (list, tuple)) or not all(map(_is_pair, saved)):
         return saved
-    items = _selection.restored([item for item, _ in saved], ARGUMENT, custom_objects)
+    items: Any = _selection.restored([item for item, _ in saved], ARGUMENT, custom_objects)
     return [(item, factor) for item, (_, factor) in zip(items, saved)]
 
 

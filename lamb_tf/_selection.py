@@ -233,7 +233,7 @@ def table(
     factors: Sequence[float] | None = None,
 ) -> str:
     """The choice as text, one line per variable; with the factors on the rate if there are any."""
-    rows = [("variable", "shape", "weight decay", "layer adaptation")]
+    rows: list[tuple[str, ...]] = [("variable", "shape", "weight decay", "layer adaptation")]
     for variable, decays, adapts in zip(variables, decayed, adapted):
         shape = "x".join(str(n) for n in variable.shape) or "scalar"
         rows.append((path_of(variable), shape, "yes" if decays else "-", "yes" if adapts else "-"))

@@ -80,7 +80,7 @@ class OptimizerState(_hyperparameters.Configured):
         self._set_exclusions(*exclusions)
         self._multipliers = Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
-        self._telemetry = None
+        self._telemetry: Metrics | None = None
         self._records_telemetry = False
         self._has_stepped = False
         self._is_settled = False
@@ -262,8 +262,9 @@ class OptimizerState(_hyperparameters.Configured):
         """Prints a table of the variables: which are decayed, and which adapted; their factors."""
         if not self.built:
             raise ValueError("The choice of variables is not known yet: call `build(variables)`.")
-        choice = _replicas.to_numpy(self._choice)
-        print_fn(_selection.table(self._trainable_variables, *choice, self._factors))
+        decayed, adapted = _replicas.to_numpy(self._choice)
+        variables = self._trainable_variables
+        print_fn(_selection.table(variables, decayed, adapted, self._factors))
 
     def finalize_variable_values(self, var_list: Variables) -> None:
         """At the end of training: with `use_ema`, replaces the variables by their averages."""
@@ -338,7 +339,7 @@ class OptimizerState(_hyperparameters.Configured):
         return [self._get_variable_index(variable) for variable in variables]
 
 
-def moments_of_keras_lamb(optimizer: keras.optimizers.Lamb) -> Iterator[tuple]:
+def moments_of_keras_lamb(optimizer: "keras.optimizers.Lamb") -> Iterator[tuple]:
     """(variable, m, v) for each variable that a `keras.optimizers.Lamb` trains."""
     return zip(
         optimizer._trainable_variables, optimizer._momentums, optimizer._velocities, strict=True

@@ -1,7 +1,7 @@
 """Names of the types that several modules take: what users give, and tensors of any backend."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import keras
 
@@ -10,8 +10,26 @@ Tensor: TypeAlias = Any
 Variables: TypeAlias = Sequence[keras.Variable]
 Slots: TypeAlias = dict[str, Tensor]
 
-Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
-LearningRate: TypeAlias = float | Schedule | Callable[[], float] | keras.Variable
+
+class Schedule(Protocol):
+    """A `keras.optimizers.schedules.LearningRateSchedule`.
+
+    Type checkers that take all of Keras for `Any`, as it has no types of its own, would let a union
+    with a class of Keras pass anything; by this and `Scalar` they refuse text.
+    """
+
+    def __call__(self, step: Any) -> Any: ...
+
+    def get_config(self) -> dict: ...
+
+
+class Scalar(Protocol):
+    """A `keras.Variable` that holds a number."""
+
+    def assign(self, value: Any) -> Any: ...
+
+
+LearningRate: TypeAlias = float | Schedule | Callable[[], float] | Scalar
 WeightDecay: TypeAlias = float | Schedule | None
 Bounds: TypeAlias = tuple[float, float] | None
 Exclusion: TypeAlias = str | keras.Variable | Callable[[keras.Variable], bool]

@@ -156,9 +156,9 @@ class LAMB(LayerwiseOptimizer):
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> Corrections:
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""
-        c, kernel = [1.0] * 4, None
+        c, kernel = (1.0,) * 4, None
         if self.bias_correction:
-            c = [one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas]
+            c = tuple(one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas)
         if self._kernel and not _kernels.fuses():
             now = c[0], self._scalar(c[1])
             kernel = self._kernel.scalars(self._betas, now, self.epsilon, finite)

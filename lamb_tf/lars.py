@@ -122,7 +122,7 @@ class LARS(LayerwiseOptimizer):
         self.nesterov = nesterov
 
     @property
-    def moves_along_u(self) -> bool:
+    def moves_along_u(self) -> bool:  # type: ignore[override]  # nothing assigns it
         """Before the momentum, u is the gradient, and x moves along v."""
         return self.ratio == "after_momentum"
 

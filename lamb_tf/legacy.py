@@ -55,8 +55,8 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
     A subclass names its slots and has its equations in `_step`.
     """
 
-    _slot_order = ()
-    _settled = ("clipnorm", "clipvalue", "global_clipnorm")  # by the first step
+    _slot_order: tuple[str, ...] = ()
+    _settled: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")  # by the first step
 
     def __init__(
         self,
@@ -444,7 +444,7 @@ def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> t
 
 
 @_register
-class _Keras3Schedule(_Schedule):
+class _Keras3Schedule(tf_keras.optimizers.schedules.LearningRateSchedule):
     """A schedule of Keras 3, such as those of `lamb_tf.schedules`, wrapped for tf_keras."""
 
     def __init__(self, schedule):

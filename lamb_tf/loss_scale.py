@@ -108,7 +108,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def build(self, var_list: Variables | None) -> None:
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
-            with _replicas.strategy_of(var_list):
+            with _replicas.strategy_of(var_list or []):
                 super().build(var_list)
 
     def save_own_variables(self, store: MutableMapping) -> None:

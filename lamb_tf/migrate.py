@@ -83,7 +83,7 @@ def from_tf_keras(
     return old.hyperparameters
 
 
-def from_keras(old: keras.optimizers.Lamb, optimizer: LAMB) -> None:
+def from_keras(old: "keras.optimizers.Lamb", optimizer: LAMB) -> None:
     """Copies m, v and the step count of `keras.optimizers.Lamb` into `lamb_tf.LAMB`.
 
     Keras' LAMB with `weight_decay=None` is `lamb_tf.LAMB(epsilon=1e-7)`. With a weight decay it has

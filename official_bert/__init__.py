@@ -30,7 +30,8 @@ def _check_installed():
         f"official_bert needs {', '.join(missing)}, not installed here: "
         f'`pip install "lamb_tf[{extras}]"`.'
     )
-    if sys.argv[0] != "-m":  # which stands there while `python -m` looks for a module
+    # "-m" stands there while `python -m` looks for a module.
+    if os.path.basename(sys.argv[0]) not in ("-m", "lamb-bert"):
         raise ImportError(message)
     print(message, file=sys.stderr)
     sys.exit(2)

@@ -1,5 +1,7 @@
 """The flags of the optimizer, which all commands that train have alike."""
 
+from typing import Any
+
 from absl import flags
 
 from official_bert.stages import Optimizer
@@ -20,7 +22,7 @@ FIELDS = {  # the field of `stages.Optimizer` that each one sets
 def define(definitions: FlagDefinitions) -> None:
     """Defines the flags; by default the optimizer is that of the official scripts, AdamW."""
     for flag, field in FIELDS.items():
-        changes = {"type": {"default": "adamw"}, "freeze": {"kind": list}}.get(field, {})
+        changes: Any = {"type": {"default": "adamw"}, "freeze": {"kind": list}}.get(field, {})
         definitions.field(Optimizer, field, flag, **changes)
 
 

@@ -19,6 +19,8 @@ import math
 import os
 import re
 import runpy
+from collections.abc import Mapping
+from typing import Any
 
 from official_bert import stacking
 from official_bert.stages import Optimizer, Stage
@@ -58,7 +60,7 @@ def find(name: str) -> Recipe:
     file, colon, function = name.rpartition(":")
     if colon and not os.path.isfile(file):
         raise ValueError(f"recipe must be FILE.py:FUNCTION with a file that exists; got {name!r}.")
-    functions = runpy.run_path(file) if colon else RECIPES
+    functions: Mapping[str, Any] = runpy.run_path(file) if colon else RECIPES
     if not callable(functions.get(function)):
         choice = f"a function in {file}" if colon else f"one of {', '.join(RECIPES)}"
         raise ValueError(

@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -128,7 +128,7 @@ def rehearse(
         f"{topology.chip.memory / 2**30:.0f} GiB. All times and costs are estimates: nothing runs "
         "on a TPU here."
     )
-    report = {
+    report: dict[str, Any] = {
         "topology": topology.name,
         "chips": topology.num_chips,
         "cores": topology.num_cores,

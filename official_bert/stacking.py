@@ -112,7 +112,8 @@ def check(config: "BertConfig", stages: Sequence["Stage"]) -> None:
         ValueError: if the encoder would shrink, does not end at `config`'s depth, trains layers
             that it does not have, grows by no rule, or has fewer positions than a sequence.
     """
-    depth, longest = 1, config.max_position_embeddings
+    longest = config.max_position_embeddings
+    depth = 1
     for number, stage in enumerate(stages, 1):
         if stage.max_seq_length > longest:
             raise ValueError(
@@ -120,9 +121,8 @@ def check(config: "BertConfig", stages: Sequence["Stage"]) -> None:
                 f"max_position_embeddings is {longest}; shorten the records or enlarge the "
                 "position table in bert_config.json."
             )
-        before, depth = depth, stage.depth
-        if depth is None:
-            depth = config.num_hidden_layers
+        before = depth
+        depth = config.num_hidden_layers if stage.depth is None else stage.depth
         try:
             sources(before, depth, stage.growth)
         except ValueError as error:

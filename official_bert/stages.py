@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from official_bert.model.config import BertConfig
 from official_bert.system import settings
@@ -214,7 +214,7 @@ class Optimizer:
         not_adapted = self.exclude_from_layer_adaptation
         if self.type == "adamw":
             not_adapted = ("",)  # the empty pattern matches every path
-        shared = {
+        shared: dict[str, Any] = {
             "learning_rate": 0.0,
             "epsilon": self.epsilon,
             "weight_decay": self.weight_decay,

@@ -4,6 +4,7 @@ The rooms `small_…` are imported by their fixtures: the tests of `lamb_tf` run
 `official_bert` needs.
 """
 
+import importlib.util
 import os
 
 # tf.keras is then tf_keras, which TensorFlow Addons (a reference here) was written for. Our own
@@ -16,13 +17,15 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import keras
 import pytest
-import tensorflow as tf
 
 # Two devices, so that MirroredStrategy(["CPU:0", "CPU:1"]) works in any test; the number is fixed
-# as soon as a first operation has run.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
+# as soon as a first operation has run. Keras on JAX or PyTorch may be there without TensorFlow.
+if importlib.util.find_spec("tensorflow"):
+    import tensorflow as tf
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 
 
 @pytest.fixture

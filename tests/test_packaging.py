@@ -240,6 +240,7 @@ def test_the_wheel_installs_and_imports_elsewhere(tmp_path):
     assert wheel.name == f"lamb_tf-{VERSION}-py3-none-any.whl"
     packaged = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
     assert packaged == project_files("lamb_tf", "official_bert")
+    assert {"lamb_tf/py.typed", "official_bert/py.typed"} <= {*zipfile.ZipFile(wheel).namelist()}
 
     # A new environment that borrows the installed libraries, but not this working tree: the
     # editable installation is a .pth file, and those of another environment are not read.
@@ -266,3 +267,9 @@ def test_the_wheel_installs_and_imports_elsewhere(tmp_path):
     )
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.split()[-1] == "lamb"
+
+    command = [elsewhere / "bin/lamb-bert", "pretrain", "--no_such_flag"]
+    environment = {"PYTHONPATH": str(libraries)}
+    refused = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("lamb-bert pretrain: error: ")

@@ -74,7 +74,8 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
         OSError: it cannot be written.
     """
     tensors = list(tensors)
-    header, end = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for name, tensor in tensors:
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} has type {tensor.dtype}, which safetensors cannot hold.")
@@ -89,7 +90,7 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in tensors:
-            file.write(np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8))
+            file.write(np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8).data)
             start_writing_out(path)
 
 

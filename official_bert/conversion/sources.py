@@ -234,6 +234,8 @@ def without_unread(source: Source) -> tuple[list[str], Source]:
     Returns:
         The names that are left out, and the source without them.
     """
+    if source.head is None:
+        return [], source
     rows = {row.official: row for row in names.rows(source.config)}
     read = {n: t for n, t in source.weights.items() if rows[n].part in source.head.reads}
     unread = [name for name in source.weights if name not in read]

@@ -89,9 +89,9 @@ def _write_hugging_face(folder: pathlib.Path, source: Source) -> None:
         for tensor in [source.weights.get(row.official)]
         if tensor is not None
     ]
-    tensors += [
-        (source.head.variables[name], tensor) for name, tensor in source.head_weights.items()
-    ]
+    if source.head:
+        their = source.head.variables
+        tensors += [(their[name], tensor) for name, tensor in source.head_weights.items()]
     safetensors_files.write(folder / "model.safetensors", tensors)
     _write_json(folder / "config.json", hugging_face.write_config(source))
     if source.vocab_file:

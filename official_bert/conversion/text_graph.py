@@ -41,7 +41,7 @@ class TextToIds(tf.Module):
         self._normal = tf.RaggedTensor.from_row_lengths(
             np.concatenate(characters), [len(c) for c in characters]
         )
-        tokens = sorted(vocabulary, key=vocabulary.get)
+        tokens = sorted(vocabulary, key=vocabulary.__getitem__)
         self._ids = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(tokens, tf.range(len(tokens))), default_value=-1
         )

@@ -52,8 +52,8 @@ def do_lower_case(folder: Path) -> bool | None:
 def write(folder: Path, source: "Source") -> None:
     """Writes `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
     write_settings(folder, source)
-    tokenizer = tokenization.load(str(source.vocab_file), source.do_lower_case)
-    ids = {token: tokenizer.token_to_id(token) for token in tokenization.SPECIAL_TOKENS}
+    tokenizer = tokenization.load(str(source.vocab_file), bool(source.do_lower_case))
+    ids = tokenizer.get_vocab()
     tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
@@ -63,6 +63,7 @@ def write(folder: Path, source: "Source") -> None:
 
 def write_settings(folder: Path, source: "Source") -> None:
     """Writes `vocab.txt` and `tokenizer_config.json`."""
+    assert source.vocab_file  # who has none writes no tokenizer
     shutil.copyfile(source.vocab_file, folder / "vocab.txt")
     settings = {
         "tokenizer_class": "BertTokenizer",

@@ -91,7 +91,7 @@ def check_sample(
         for encoding in tokenizer.encode_batch_fast(sample, add_special_tokens=False)
         for i in encoding.ids
     ]
-    share = ids.count(unknown) / max(len(ids), 1)
+    share = sum(i == unknown for i in ids) / max(len(ids), 1)
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
             f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "

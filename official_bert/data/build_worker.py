@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class BuildPlan:
 class Part(NamedTuple):
     """A block of documents to turn into a file of records."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is never called
     first_document: int
     documents: list[corpus.Document]
     digest: str
@@ -77,7 +77,7 @@ class Worker:
         self._unknown = vocabulary[tokenization.UNK]
         settings = plan.settings
         if plan.dynamic:
-            self._record = records.DynamicRecord(len(vocabulary))
+            self._record: Any = records.DynamicRecord(len(vocabulary))
         else:
             self._make = InstanceMaker(settings, vocabulary)
             self._record = records.StaticRecord(
@@ -238,7 +238,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            answer = worker.part(task) if isinstance(task, Part) else worker.shard(task)
+            answer: object = worker.part(task) if isinstance(task, Part) else worker.shard(task)
         except (OSError, ValueError) as error:
             answer = error
         pickle.dump(answer, answers)

@@ -339,13 +339,15 @@ def blocks(found: Iterable[Document], block_bytes: int) -> Iterator[list[Documen
 
 def _gathered(lines: Iterator[str | None], split: bool, longest: float) -> Iterator[Document]:
     """Lines → documents; None ends one, and one that would be longer than `longest` is cut."""
-    gathered, size, continues = [], 0, False
+    gathered: list[str] = []
+    size, continues = 0, False
     for line in lines:
         added = len((line or "").encode())
-        full = gathered and size + added > longest
+        full = bool(gathered) and size + added > longest
         if full or (line is None and gathered):
             yield Document(gathered, split, continues)
-            gathered, size, continues = [], 0, full
+            gathered = []
+            size, continues = 0, full
         if line is None:
             continues = False
         else:
@@ -391,7 +393,7 @@ def _json_lines(path: str, lines: Iterator[str], field: str, whole: bool) -> Ite
             raise ValueError(
                 f"{path}, line {number}: {field!r} holds {type(text).__name__}, expected a string."
             )
-        parts = text.split("\n")
+        parts: Iterable[str] = text.split("\n")
         if not whole:
             parts = chain.from_iterable(map(text_files.cut, parts))
         yield from filter(None, map(str.strip, parts))

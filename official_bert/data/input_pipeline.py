@@ -15,7 +15,7 @@ that feed it. Any step can be read directly. Every record comes exactly once per
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class Batches:
         else:
             batch = {
                 key: values[rows.numbers].astype(_type(values), copy=False)
-                for key, values in pool.items()
+                for key, values in cast(dict, pool).items()
             }
         batch["masked_lm_weights"] *= weights[:, None]
         batch["example_weights"] = weights
@@ -238,7 +238,8 @@ class Batches:
 
     def _load_window(self, window: int) -> Window:
         size = self._window_steps * self._batch_size // self._sections
-        runs, orders = [], []
+        runs: list[RecordRange] = []
+        orders: list[np.ndarray] = []
         for section in self._my_sections:
             start = (window * self._sections + section) * size
             stop = start + size
@@ -247,7 +248,7 @@ class Batches:
                 count = min(stop - start, self.num_examples - place)
                 runs += self._epoch_runs(epoch, place, count)
                 order = permutation(self._key("section", window, section, epoch), count)
-                orders.append(order + sum(map(len, orders)))
+                orders.append(order + sum(len(o) for o in orders))
                 start += count
         return Window(self._read(runs), np.concatenate(orders).reshape(-1, size))
 
@@ -320,6 +321,7 @@ def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, a
 def _dynamic_masking(
     files: RecordFiles, max_seq_length: int, max_predictions: int, next_sentence: bool, asked: dict
 ) -> DynamicMasking:
+    assert files.manifest is not None  # without one, nothing masks here
     settings, vocabulary = files.manifest["settings"], files.manifest["vocabulary"]
     if settings["max_seq_length"] > max_seq_length:
         raise ValueError(

@@ -304,6 +304,7 @@ class Workers:
 def _ask(process: subprocess.Popen, task):
     """A process' answer to a task."""
     _send(process, task)
+    assert process.stdout  # a pipe, as _start has it
     try:
         answer = pickle.load(process.stdout)
     except EOFError:
@@ -317,6 +318,7 @@ def _ask(process: subprocess.Popen, task):
 
 
 def _send(process: subprocess.Popen, task) -> None:
+    assert process.stdin
     with contextlib.suppress(BrokenPipeError):  # the missing answer gives a better error
         pickle.dump(task, process.stdin)
         process.stdin.flush()

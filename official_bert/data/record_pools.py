@@ -1,5 +1,7 @@
 """Runs of records → pools: parsed, checked and joined, to draw batches from."""
 
+from typing import Any
+
 import numpy as np
 
 from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
@@ -31,7 +33,7 @@ class PoolReader:
 
     def __call__(self, runs: list[RecordRange]) -> Pool:
         serialized = [record for run in runs for record in self._files.read(*run)]
-        pools = []
+        pools: list[Any] = []
         for at in range(0, len(serialized), PARSED_AT_ONCE):
 
             def name(number: int, at=at) -> str:

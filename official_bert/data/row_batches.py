@@ -71,7 +71,7 @@ class RowBatches:
             name: ArraySpec((of_host, *array.shape[1:]), array.dtype.type)
             for name, array in rows.batch(np.zeros(1, np.intp)).items()
         } | {"example_weights": ArraySpec((of_host,), np.float32)}
-        self._epoch = None, None  # number and order of the current epoch
+        self._epoch: tuple[int, np.ndarray] = -1, np.empty(0)  # number and order of the current one
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""
@@ -80,7 +80,7 @@ class RowBatches:
         numbers = step * self._batch_size + self._places
         weights = np.ones(len(numbers), np.float32)
         if self._shuffle:
-            numbers = np.array([self._example(*divmod(n, self.num_examples)) for n in numbers])
+            numbers = np.array([self._example(*divmod(int(n), self.num_examples)) for n in numbers])
         else:
             weights[numbers >= self.num_examples] = 0.0
             numbers = np.minimum(numbers, self.num_examples - 1)

@@ -111,7 +111,7 @@ def _warn_uncased(vocab_file: str) -> None:
 
 def digest(vocabulary: dict[str, int]) -> str:
     """A fingerprint of the tokens and their order, stored in the manifest."""
-    ordered = sorted(vocabulary, key=vocabulary.get)
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     return hashlib.sha256("\n".join(ordered).encode("utf-8")).hexdigest()
 
 
@@ -169,7 +169,7 @@ def learn(
     )
     tokenizer.train_from_iterator(texts, trainer)
     vocabulary = tokenizer.get_vocab()
-    ordered = sorted(vocabulary, key=vocabulary.get)
+    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     write_whole(vocab_file, (f"{token}\n".encode() for token in ordered))
     return len(vocabulary)
 

@@ -1,17 +1,18 @@
 """The folder of a demo: its files, a lock for one process, and the time taken."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from official_bert.system import file_locks, whole_files
 
 
-class DemoFolder(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class DemoFolder:
     """The paths below the output folder."""
 
     folder: pathlib.Path
@@ -22,16 +23,45 @@ class DemoFolder(NamedTuple):
     def records(self, split: str, length: int | str) -> pathlib.Path:
         return self.folder / "records" / f"{split}_{length}.tfrecord"
 
-    vocab = property(lambda self: self.folder / "vocab.txt")
-    config = property(lambda self: self.folder / "bert_config.json")
-    model = property(lambda self: self.folder / "model")
-    log = property(lambda self: self.model / "train_log.jsonl")
-    baselines = property(lambda self: self.folder / "baselines.json")
-    blanks = property(lambda self: self.folder / "blanks.json")
-    blanks_table = property(lambda self: self.folder / "blanks.md")
-    plots = property(lambda self: self.folder / "plots")
-    results = property(lambda self: self.folder / "results.json")
-    settings = property(lambda self: self.folder / "demo.json")
+    @property
+    def vocab(self) -> pathlib.Path:
+        return self.folder / "vocab.txt"
+
+    @property
+    def config(self) -> pathlib.Path:
+        return self.folder / "bert_config.json"
+
+    @property
+    def model(self) -> pathlib.Path:
+        return self.folder / "model"
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.model / "train_log.jsonl"
+
+    @property
+    def baselines(self) -> pathlib.Path:
+        return self.folder / "baselines.json"
+
+    @property
+    def blanks(self) -> pathlib.Path:
+        return self.folder / "blanks.json"
+
+    @property
+    def blanks_table(self) -> pathlib.Path:
+        return self.folder / "blanks.md"
+
+    @property
+    def plots(self) -> pathlib.Path:
+        return self.folder / "plots"
+
+    @property
+    def results(self) -> pathlib.Path:
+        return self.folder / "results.json"
+
+    @property
+    def settings(self) -> pathlib.Path:
+        return self.folder / "demo.json"
 
     @property
     def written(self) -> list[pathlib.Path]:
@@ -60,7 +90,10 @@ def clock(
     Raises:
         ValueError: if the folder holds a demo with other settings.
     """
-    settings = {"corpus": [os.path.abspath(p) for p in paths], "corpus_format": corpus_format}
+    settings: dict[str, object] = {
+        "corpus": [os.path.abspath(p) for p in paths],
+        "corpus_format": corpus_format,
+    }
     settings |= {"recipe": recipe, "vocab_size": vocab_size}
     earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
     for name, value in settings.items():

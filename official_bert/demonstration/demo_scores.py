@@ -6,7 +6,7 @@ results there.
 
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from official_bert import plots
@@ -32,7 +32,7 @@ def write_baselines(layout: DemoFolder, stages: "Sequence[Stage]", eval_batch_si
     counts = neighbour_baseline.NeighbourCounts(
         documents(layout.text("train"), tokenizer), tokenizer.get_vocab_size()
     )
-    mask_id = tokenizer.token_to_id(tokenization.MASK)
+    mask_id = tokenizer.get_vocab()[tokenization.MASK]
     baselines = []
     for stage in stages:
         batches = _all(held_out_batches(layout, stage, eval_batch_size))
@@ -83,7 +83,7 @@ def fill_blanks(layout: DemoFolder) -> str:
     text, vocab = str(layout.text("held_out")), str(layout.vocab)
     blanks = held_out_blanks.choose(text, vocab, NUM_BLANKS)
     more = held_out_blanks.choose(text, vocab, MORE_BLANKS)
-    loaders = {"before": loading.load_untrained, "after": loading.load}
+    loaders: dict[str, Callable] = {"before": loading.load_untrained, "after": loading.load}
     fillers = {when: load(layout.model, layout.vocab) for when, load in loaders.items()}
 
     def answer(filler, asked):

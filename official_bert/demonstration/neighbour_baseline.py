@@ -38,10 +38,10 @@ class NeighbourCounts:
     """
 
     def __init__(self, documents: Iterable[Sequence[int]], vocab_size: int):
-        documents = [np.asarray(document, np.int64) for document in documents]
-        pairs = np.concatenate([_runs(document, 2) for document in documents])
-        triples = np.concatenate([_runs(document, 3) for document in documents])
-        counts = np.bincount(np.concatenate(documents), minlength=vocab_size)
+        ids = [np.asarray(document, np.int64) for document in documents]
+        pairs = np.concatenate([_runs(document, 2) for document in ids])
+        triples = np.concatenate([_runs(document, 3) for document in ids])
+        counts = np.bincount(np.concatenate(ids), minlength=vocab_size)
         self.frequencies = (counts + 1) / (counts.sum() + vocab_size)  # p(x), (V,)
         self._pairs = np.zeros((vocab_size, vocab_size), np.float32)  # (l, x)
         np.add.at(self._pairs, (pairs[:, 0], pairs[:, 1]), 1)

@@ -29,7 +29,7 @@ class Cluster(NamedTuple):
     """
 
     hosts: tuple[str, ...]
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is never called
     source: str
 
     def tf_config(self) -> str:

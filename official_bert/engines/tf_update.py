@@ -355,7 +355,7 @@ def sum_over_replicas(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> Sequen
 class Reductions(NamedTuple):
     """What one update sums over all workers: the number of reductions, and the bytes in them."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count is never called
     bytes: int
 
 

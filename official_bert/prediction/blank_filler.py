@@ -44,7 +44,7 @@ class BlankFiller:
         self._graph = forward.as_graph(model, (*forward.INPUTS, "masked_lm_positions"))
         self._longest = model.config.max_position_embeddings
         tokens = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
-        self._are_words = np.array([token.isalpha() for token in tokens])
+        self._are_words = np.array([token is not None and token.isalpha() for token in tokens])
 
     def __repr__(self):
         config = self.model.config
@@ -83,7 +83,7 @@ class BlankFiller:
         rows = [self._ids(number, text) for number, text in enumerate(inputs.texts(texts))]
         count = len(self._are_words)
         asked = np.flatnonzero(self._are_words) if words_only else np.arange(count)
-        found = [None] * len(rows)
+        found: list[list[list[Guess]]] = [[]] * len(rows)
         for numbers, logits in self._logits(rows, batch_size):
             for number, of_text in zip(numbers, logits):
                 found[number] = self._guesses(forward.softmax(of_text), asked, top)
@@ -100,10 +100,10 @@ class BlankFiller:
         """Numbers of texts, and for each of them the logits of its blanks, (blanks, V)."""
         mask_id = self.tokenizer.token_to_id(tokenization.MASK)
         blanks = [[place for place, id in enumerate(ids) if id == mask_id] for ids in rows]
-        for numbers in forward.by_length([len(ids) for ids in rows], batch_size):
+        for numbers in forward.by_length(np.array([len(ids) for ids in rows]), batch_size):
             most = max(len(blanks[number]) for number in numbers)
             for part in forward.by_length(
-                [len(rows[number]) for number in numbers], max(1, _BLANKS_AT_ONCE // most)
+                np.array([len(rows[number]) for number in numbers]), max(1, _BLANKS_AT_ONCE // most)
             ):
                 part = numbers[part]
                 batch = _batch([rows[n] for n in part], [blanks[n] for n in part])

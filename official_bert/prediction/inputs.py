@@ -23,7 +23,7 @@ def sentences(given: Iterable[str | Sequence[str]]) -> list[tuple[str, str | Non
     Raises:
         ValueError: as `texts`.
     """
-    found = []
+    found: list[tuple[str, str | None]] = []
     for number, one in enumerate(_listed(given, "texts")):
         if isinstance(one, str):
             _require_text(one, f"text {number}")

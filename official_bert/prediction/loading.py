@@ -29,7 +29,7 @@ def load(
     make = {
         "classifier": _sentence_classifier,
         "question_answering": _question_answerer,
-    }.get(source.head.part if source.head else None, _blank_filler)
+    }.get(source.head.part if source.head else "", _blank_filler)
     return make(source, run, policy)
 
 

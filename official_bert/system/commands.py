@@ -13,6 +13,9 @@ from absl import app, flags
 USAGE = 2
 STOPPED = (130, 143)
 
+program: str | None = None
+"""What the user typed to start the command, where that is not its module: `lamb-bert pretrain`."""
+
 
 class Failed(Exception):
     """The end of a command, with a reason for the user and an exit code."""
@@ -45,6 +48,8 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
 
 
 def _name(main):
+    if program:
+        return program
     module = main.__module__.rpartition(".")[2]
     return pathlib.Path(sys.argv[0]).stem if module == "__main__" else module
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from absl import flags
 
@@ -44,7 +44,7 @@ class FlagDefinitions:
 
     def field(
         self,
-        owner: type,
+        owner: typing.Any,
         name: str,
         flag: str | None = None,
         *,
@@ -68,16 +68,16 @@ class FlagDefinitions:
         kind = kind or next((k for k in (bool, int, float) if k in types), str)
         words = [field.metadata["words"], more, "Required." * (default is dataclasses.MISSING)]
         bounds = {"lower_bound": field.metadata["minimum"]} if kind in (int, float) else {}
-        define = {
+        definitions: dict[type, Callable[..., None]] = {
             str: self.text,
             list: self.texts,
             bool: self.switch,
             int: self.integer,
             float: self.number,
-        }[kind]
+        }
         if default in (dataclasses.MISSING, ()):
             default = () if kind is list else None
-        define(flag or name, default, " ".join(filter(None, words)), **bounds)
+        definitions[kind](flag or name, default, " ".join(filter(None, words)), **bounds)
 
     def refused(self, reasons: Mapping[str, str]) -> None:
         """Flags of other scripts, which `require_no_refused` refuses; not in what --help shows."""

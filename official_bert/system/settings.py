@@ -22,10 +22,10 @@ from typing import Any
 
 def setting(
     words: str,
-    default: object = dataclasses.MISSING,
+    default: Any = dataclasses.MISSING,
     *,
     minimum: float | None = None,
-    **options: object,
+    **options: Any,
 ) -> Any:
     """A field of a dataclass with its description and the smallest number that it can be.
 
@@ -48,12 +48,12 @@ def documented(cls: type) -> type:
         f"    {field.name}: {field.metadata['words'].replace('--', '')}"
         for field in dataclasses.fields(cls)
     )
-    purpose, raises, errors = inspect.cleandoc(cls.__doc__).partition("\n\nRaises:")
+    purpose, raises, errors = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
     cls.__doc__ = "\n".join([purpose, "", "Args:", *lines]) + raises + errors
     return cls
 
 
-def check(settings: object) -> None:
+def check(settings: Any) -> None:
     """Refuses numbers below their minimum, and infinities and NaN, which pass comparisons.
 
     Raises:

@@ -89,7 +89,7 @@ class Classification:
 
     def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertClassifier:
         """A built `BertClassifier` with an output per class, or one for a number."""
-        outputs = len(self.labels.names) if self.predicts_classes else 1
+        outputs = len(self.labels.names) if isinstance(self.labels, Classes) else 1
         return BertClassifier(config, outputs, seed=seed, dtype=dtype)
 
     def trains(self, path: str) -> bool:
@@ -180,7 +180,7 @@ class Classification:
     ) -> np.ndarray:
         """How often each class is a label; or the number, sum and sum of squares of the labels."""
         labels, weights = batch["labels"], batch["example_weights"]
-        if self.predicts_classes:
+        if isinstance(self.labels, Classes):
             return np.bincount(labels, weights, minlength=len(self.labels.names))
         labels = labels.astype(np.float64)
         return np.array([weights @ labels**power for power in range(3)])
@@ -203,7 +203,7 @@ class Classification:
 
         Infinite for numbers without bounds, whose scale is not known.
         """
-        if self.predicts_classes:
+        if isinstance(self.labels, Classes):
             return math.log(len(self.labels.names))
         return (self.labels.high - self.labels.low) ** 2
 

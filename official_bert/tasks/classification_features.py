@@ -80,7 +80,8 @@ def make_features(
             f"and [SEP] per sentence."
         )
     encode = tokenization.SentenceEncoder(tokenizer)
-    special = tokenizer.token_to_id(tokenization.CLS), tokenizer.token_to_id(tokenization.SEP)
+    ids = tokenizer.get_vocab()
+    special = ids[tokenization.CLS], ids[tokenization.SEP]
     shape = len(sentences1), max_seq_length
     features = {
         name: np.zeros(shape, np.int32) for name in ("input_ids", "input_mask", "segment_ids")

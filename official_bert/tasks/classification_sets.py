@@ -131,6 +131,7 @@ def of_tables(
         ValueError: a table that is read here is missing or broken.
     """
     if known_labels is None:
+        assert train_file  # the commands ask for one, where labels are to be found
         known_labels = labels.find_classes(sentence_examples.read(train_file, columns))
     return ClassificationSets(
         task=Classification(

@@ -118,7 +118,7 @@ def find_classes(examples: Examples) -> Classes:
 def save(labels: Classes | Numbers, path: str) -> None:
     """Writes a JSON file that `load` reads."""
     if isinstance(labels, Classes):
-        contents = {"classes": list(labels.names)}
+        contents: dict[str, list] = {"classes": list(labels.names)}
     else:
         contents = {"number": [v if math.isfinite(v) else None for v in (labels.low, labels.high)]}
     write_text(path, json.dumps(contents, ensure_ascii=False, indent=1) + "\n")

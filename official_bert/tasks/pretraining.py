@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Pretraining:
         """
         from official_bert.data.input_pipeline import Batches
 
-        masking = {
+        masking: dict[str, Any] = {
             "masked_lm_prob": self.masked_lm_prob,
             "do_whole_word_mask": self.do_whole_word_mask,
             "max_ngram_size": self.max_ngram_size,

@@ -85,9 +85,9 @@ def read(
     names = [name for name in wanted if name is not None]
     table = tables.read(path, names, header=header, skip_broken=skip_broken)
     _report_skipped(path, len(table.lines), tuple(table.skipped))
-    sentences1, sentences2, labels, index = map(table.columns.get, wanted)
-    rows = range(len(sentences1))
-    index = list(map(str, rows)) if index is None else index
+    sentences1 = table.columns[columns.sentence1]
+    sentences2, labels, index = (name and table.columns[name] for name in wanted[1:])
+    index = index or [str(row) for row in range(len(sentences1))]
     return Examples(path, table.lines, sentences1, sentences2, labels, index, table.skipped)
 
 

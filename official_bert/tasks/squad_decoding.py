@@ -95,7 +95,7 @@ def decode(
         ValueError: the shapes are others, or a logit is not finite.
     """
     logits = np.stack([_checked(features, start_logits), _checked(features, end_logits)])
-    rows, starts, ends = best_spans(features, *logits, settings)
+    rows, starts, ends = best_spans(features, logits[0], logits[1], settings)
     characters = features.characters(rows, starts, ends).tolist()
     scores = np.stack([logits[0, rows, starts], logits[1, rows, ends]], axis=1).tolist()
     bounds = np.searchsorted(rows, features.first_of).tolist()
@@ -103,8 +103,8 @@ def decode(
     for number, question in enumerate(features.questions):
         part = slice(*bounds[number : number + 2])
         spans = [
-            Candidate(question.context[first:stop], *score, first, stop)
-            for (first, stop), score in zip(characters[part], scores[part])
+            Candidate(question.context[first:stop], start_logit, end_logit, first, stop)
+            for (first, stop), (start_logit, end_logit) in zip(characters[part], scores[part])
         ]
         nulls = logits[:, slice(*features.first_of[number : number + 2]), 0].T.tolist()
         predictions.append(_predict(question.id, spans, nulls, settings))

@@ -62,7 +62,7 @@ class Features:
         """Number of windows."""
         return len(self.windows)
 
-    def batch(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+    def batch(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Padded arrays of some windows.
 
         Args:
@@ -235,10 +235,10 @@ def _positions(features: Features) -> np.ndarray:
 def _answer(features: Features, question: int) -> tuple[int, int]:
     """The first and last piece of the context that hold some of the answer; (-1, -1) if none."""
     answer = squad_data.locate(features.questions[question])
-    if answer is None:
+    if answer is None or answer.start is None:
         return -1, -1
     context = features.context_of[question]
     spans = features.contexts.spans[slice(*features.contexts.bounds[context : context + 2])]
-    first = np.searchsorted(spans[:, 1], answer.start, side="right")
-    last = np.searchsorted(spans[:, 0], answer.start + len(answer.text)) - 1
+    first = int(np.searchsorted(spans[:, 1], answer.start, side="right"))
+    last = int(np.searchsorted(spans[:, 0], answer.start + len(answer.text))) - 1
     return (first, last) if first <= last else (-1, -1)

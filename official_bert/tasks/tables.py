@@ -118,7 +118,7 @@ def read(
 def _select_cells(
     path: str,
     form: str,
-    columns: list[str],
+    columns: Sequence[str],
     header: Sequence[str] | None,
     skip: Callable[[int], None] | None,
 ) -> Iterator[_Row]:
@@ -180,7 +180,9 @@ def _read_header(path: str, rows: Iterator[_Row]) -> list[str]:
     return [name.strip() for name in header]
 
 
-def _cells(path: str, columns: list[str], header: Sequence[str]) -> Callable[[list[str]], tuple]:
+def _cells(
+    path: str, columns: Sequence[str], header: Sequence[str]
+) -> Callable[[Sequence[str]], tuple]:
     """A function from a row to the cells of `columns`."""
     for name in columns:
         if header.count(name) != 1:
@@ -189,10 +191,10 @@ def _cells(path: str, columns: list[str], header: Sequence[str]) -> Callable[[li
                 f"{path}: this table has {found} column {name!r}; its first line names "
                 f"{_listed(header)}."
             )
-    found = list(map(header.index, columns))
-    if len(found) == 1:
-        return lambda row: (row[found[0]],)
-    return operator.itemgetter(*found)
+    places = list(map(header.index, columns))
+    if len(places) == 1:
+        return lambda row: (row[places[0]],)
+    return operator.itemgetter(*places)
 
 
 def _without_blank_lines(rows: Iterator[_Row], width: int) -> Iterator[_Row]:
@@ -207,7 +209,7 @@ def _without_blank_lines(rows: Iterator[_Row], width: int) -> Iterator[_Row]:
         yield line, row
 
 
-def _select_fields(path: str, columns: list[str]) -> Iterator[_Row]:
+def _select_fields(path: str, columns: Sequence[str]) -> Iterator[_Row]:
     """The values of `columns` in each object of a file of JSON lines, as text."""
     for number, line in text_files.numbered_lines(path):
         if line.strip():
@@ -216,7 +218,7 @@ def _select_fields(path: str, columns: list[str]) -> Iterator[_Row]:
             yield number, tuple(_field(place, fields, name) for name in columns)
 
 
-def _parse_object(place: str, line: str) -> dict:
+def _parse_object(place: str, line: str) -> "_Pairs":
     try:
         fields = json.loads(line, object_pairs_hook=_Pairs)
     except ValueError as error:

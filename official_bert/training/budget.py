@@ -59,7 +59,7 @@ def fix(
     slowest = engine.from_all_workers([time.monotonic() - started, *each])
     spent, *each = slowest.max(axis=0).tolist()
     updates, ends = each[::2], each[1::2]
-    stages = fitted(run.stages, updates, 60 * run.minutes - spent - sum(ends))
+    stages = fitted(run.stages, updates, 60 * (run.minutes or 0.0) - spent - sum(ends))
     if engine.is_chief:
         counts = ", ".join(
             f"{stage.steps} × {1000 * seconds:.0f} ms"

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -32,7 +32,8 @@ class Evaluator:
                 batches of that shard, in order. It is called for every input pipeline of this
                 process: one, or on a TPU one per host.
         """
-        counts, lock = 0.0, threading.Lock()  # every input pipeline reads in a thread of its own
+        counts: Any = 0.0
+        lock = threading.Lock()  # every input pipeline reads in a thread of its own
 
         def count(batch):
             nonlocal counts

@@ -43,8 +43,10 @@ class KnownGood:
         self._task = run.task
         self._guessing = run.task.guessing_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
-        self._first = None  # such a loss, the first of this stage
-        self._candidate = None  # name of the checkpoint that the updates since then followed
+        self._first: float | None = None  # such a loss, the first of this stage
+        self._candidate: str | None = (
+            None  # name of the checkpoint that the updates since then followed
+        )
 
     def begin_stage(self) -> None:
         """Other depths and lengths have other losses: the next ones are not held against these."""

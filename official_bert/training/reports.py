@@ -50,7 +50,7 @@ class Reports:
         self._writers = {}
         self._workers = engine.shard[1]
         self._communication = {}
-        self._last = None  # step and skipped updates in the last line of the log
+        self._last: dict | None = None  # step and skipped updates in the last line of the log
 
     def say(self, text: str) -> None:
         if self._speaks:
@@ -195,7 +195,7 @@ class Pace:
 
     def __init__(self, seconds: float):
         self.seconds = seconds  # of training, over all processes that have worked on the run
-        self.steps_per_second = None
+        self.steps_per_second: float | None = None
         self._steps, self._since = 0, 0.0  # since the last report
         self._is_warm = False
 

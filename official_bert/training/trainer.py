@@ -100,7 +100,9 @@ class Trainer:
         self._make(run.stages[self._stage_of(self._checkpoint)])
         if run.init_checkpoint and not self._checkpoint:
             optimizer = self.optimizer if run.init_moments else None
-            self._reports.say(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
+            self._reports.say(
+                str(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
+            )
 
     def train(self) -> None:
         """Trains to the end of the last stage.

@@ -1,0 +1,329 @@
+"""Installs the wheel into clean environments and tests it there: which versions it works with.
+
+    make test-installs                                # all of it: an hour or two on one core
+    make test-installs INSTALLS="--only=bert-3.13"    # one combination, or some, with commas
+
+Each combination is an environment of its own, with nothing in it but the wheel, what the
+combination names and pytest. The results go to benchmarks/results/installs.json, one entry per
+combination, and docs/installing.md is written from them; nothing there is typed by hand.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import installs_page
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/installs.json"
+PACKAGES = "keras", "tensorflow-cpu", "jax", "torch", "tf-keras", "numpy", "h5py"
+SECONDS = 3600  # most that one run of tests may take
+
+# The tests that TensorFlow alone can run are those of replicas, schedules in graphs and extras.
+BACKEND_TESTS = "lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
+SHORT_TESTS = "lamb lars loss_scale telemetry selection"
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """One environment.
+
+    Args:
+        name: Its name in the table.
+        python: Version of Python, such as "3.11".
+        requirements: What pip installs beside the wheel.
+        tests: "core": the optimizers on TensorFlow; "short": a part of them; "backend": what runs
+            on any backend; "legacy": the optimizers for tf_keras; "command": `lamb-bert`.
+        extras: Extras of the wheel.
+        backend: Keras' backend.
+        alone: What is installed without what it requires, after the rest.
+    """
+
+    name: str
+    python: str
+    requirements: tuple[str, ...]
+    tests: str
+    extras: str = ""
+    backend: str = "tensorflow"
+    alone: tuple[str, ...] = ()
+
+
+def _oldest():
+    command = [sys.executable, ROOT / "tests/oldest_versions.py"]
+    return tuple(subprocess.check_output(command, text=True).split())
+
+
+def _legacy(version, tensorflow, python="3.11"):
+    return Combination(
+        name=f"legacy-{version}",
+        python=python,
+        # tf-keras would bring the full "tensorflow" in beside "tensorflow-cpu".
+        requirements=(f"tensorflow-cpu=={tensorflow}", "packaging>=23", "typeguard>=2.7,<3"),
+        tests="legacy",
+        alone=(f"tf-keras=={version}.*", "tensorflow-addons==0.23.0"),
+    )
+
+
+def combinations() -> list[Combination]:
+    """All that is run, in the order of the table."""
+    keras = [
+        Combination(f"keras-{k}", "3.11", (f"keras=={k}.*", f"tensorflow-cpu=={t}.*"), "short")
+        for k, t in (("3.11", "2.17"), ("3.12", "2.18"), ("3.13", "2.19"), ("3.14", "2.20"))
+    ]
+    return [
+        Combination("oldest-3.11", "3.11", _oldest(), "core"),
+        *keras,
+        *(
+            Combination(f"newest-{p}", p, ("tensorflow-cpu",), "core")
+            for p in ("3.11", "3.12", "3.13")
+        ),
+        Combination(
+            "jax-oldest", "3.11", ("keras==3.10.*", "jax==0.6.0"), "backend", backend="jax"
+        ),
+        Combination("jax-newest", "3.13", ("jax",), "backend", backend="jax"),
+        Combination("torch-newest", "3.11", ("torch==2.13.0",), "backend", backend="torch"),
+        *(
+            Combination(f"bert-{p}", p, (), "command", extras="bert,cpu")
+            for p in ("3.11", "3.12", "3.13")
+        ),
+        *(
+            _legacy(version, tensorflow)
+            for version, tensorflow in (
+                ("2.15", "2.15.1"),
+                ("2.16", "2.16.2"),
+                ("2.17", "2.17.1"),
+                ("2.18", "2.18.1"),
+                ("2.19", "2.19.1"),
+                ("2.20", "2.20.0"),
+                ("2.21", "2.21.0"),
+            )
+        ),
+    ]
+
+
+# One environment
+
+
+def interpreter(version: str) -> str | None:
+    """The newest Python of that version, on PATH or among pyenv's; None where there is none."""
+    home = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    installed = sorted(
+        home.glob(f"versions/{version}.*/bin/python"),
+        key=lambda path: [int(n) for n in re.findall(r"\d+", path.parents[1].name)],
+    )
+    candidates = [shutil.which(f"python{version}"), *map(str, reversed(installed))]
+    return next((c for c in candidates if c and _answers(c, version)), None)
+
+
+def _answers(candidate, version):
+    """Whether it starts: a shim of pyenv may stand for a version that is not chosen."""
+    script = "import sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([candidate, "-c", script], capture_output=True, text=True)
+    return done.stdout.strip() == version
+
+
+def run(combination: Combination, wheel: pathlib.Path, core: list[str], folder: pathlib.Path):
+    """The entry of one combination: what was installed, and how its tests ended."""
+    entry = {"name": combination.name, "tests": combination.tests, "backend": combination.backend}
+    entry["date"] = datetime.date.today().isoformat()
+    python = interpreter(combination.python)
+    if python is None:
+        return entry | {"python": combination.python, "outcome": "no such Python here"}
+    environment = folder / combination.name
+    try:
+        _install(combination, python, environment, wheel)
+        entry |= _installed(environment)
+        outcome = TESTS[combination.tests](combination, environment, core)
+    except subprocess.CalledProcessError as error:
+        outcome = f"not installed: {_last_line(error.stderr or error.stdout)}"
+    except subprocess.TimeoutExpired:
+        outcome = f"failed: not done after {SECONDS} s"
+    finally:
+        shutil.rmtree(environment, ignore_errors=True)
+    return {"python": combination.python, **entry, "outcome": outcome}
+
+
+def _install(combination, python, environment, wheel):
+    _call(python, "-m", "venv", environment)
+    pip = environment / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile"
+    extras = f"[{combination.extras}]" if combination.extras else ""
+    wanted = [*combination.requirements, "pytest>=8.4"]
+    if combination.requirements[:1] == ("tensorflow-cpu==2.15.1",):
+        # Keras 2 beside it, which the wheel's own requirement excludes: lamb_tf.legacy alone.
+        _call(*pip, "h5py>=3.11", *wanted)
+        _call(*pip, "--no-deps", wheel)
+    else:
+        _call(*pip, f"lamb_tf{extras} @ {wheel.as_uri()}", *wanted)
+    if combination.alone:
+        _call(*pip, "--no-deps", *combination.alone)
+
+
+def _call(*command):
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=SECONDS, cwd="/"
+    ).stdout
+
+
+def _installed(environment):
+    """Versions of Python and of the packages of the table."""
+    python = environment / "bin/python"
+    packages = {
+        p["name"]: p["version"]
+        for p in json.loads(
+            _call(python, "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
+        )
+    }
+    packages = {name.lower().replace("_", "-"): version for name, version in packages.items()}
+    exact = _call(python, "-c", "import platform; print(platform.python_version())").strip()
+    return {"python": exact, "versions": {p: packages[p] for p in PACKAGES if p in packages}}
+
+
+# Tests
+
+
+def _pytest(combination, environment, files, *flags):
+    """Tests of this checkout on the package of the environment; how they ended."""
+    command = [environment / "bin/pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *flags]
+    command += ["-c", ROOT / "pyproject.toml", "-o", f"pythonpath={ROOT / 'tests'}"]
+    done = subprocess.run(
+        [*command, *(ROOT / file for file in files)],
+        cwd=environment,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        | {"KERAS_BACKEND": combination.backend},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    print(done.stdout[-3000:] + done.stderr[-1000:] if done.returncode else "", end="")
+    return outcome_of(done.stdout, done.returncode)
+
+
+def outcome_of(output: str, code: int) -> str:
+    """`591 passed, 2 skipped` or `failed: …` from what pytest prints at its end."""
+    ends = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b.*? in ", output)
+    words = [
+        w
+        for w in "".join(ends[-1:]).removesuffix(" in ").split(", ")
+        if not re.search("warn|desel", w)
+    ]
+    counts = ", ".join(words) or _last_line(output)
+    passed = code == 0 and "passed" in counts
+    return counts if passed else f"failed: {counts}"
+
+
+def _core(combination, environment, core):
+    return _pytest(combination, environment, core)
+
+
+def _short(combination, environment, core):
+    return _pytest(combination, environment, _files(SHORT_TESTS))
+
+
+def _backend(combination, environment, core):
+    # Keras asks NumPy for arrays in a way that NumPy 2 deprecates, on these backends.
+    ignored = "ignore:__array__ implementation:DeprecationWarning"
+    return _pytest(combination, environment, _files(BACKEND_TESTS), "-W", ignored)
+
+
+def _legacy_tests(combination, environment, core):
+    return _pytest(combination, environment, _files("legacy"))
+
+
+def _files(names):
+    return [f"tests/test_{name}.py" for name in names.split()]
+
+
+def _command(combination, environment, core):
+    """Text to a checkpoint of two updates with `lamb-bert`, and a list of its commands."""
+    program = environment / "bin/lamb-bert"
+    folder = environment / "smoke"
+    folder.mkdir()
+    text = (ROOT / "docs/algorithm.md").read_text(encoding="utf-8")
+    (folder / "text.txt").write_text("\n".join(re.findall(r"[A-Z][^.|`]+\.", text)))
+    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {"vocab_size": 300, "intermediate_size": 32, "max_position_embeddings": 32}
+    (folder / "bert_config.json").write_text(json.dumps(config))
+    for command in (
+        ["--help"],
+        ["learn-vocabulary", "--input_file=text.txt", "--vocab_file=vocab.txt", "--vocab_size=300"],
+        ["create-data", "--input_file=text.txt", "--output_file=data.tfrecord",
+         "--vocab_file=vocab.txt", "--max_seq_length=32", "--max_predictions_per_seq=5"],
+        ["pretrain", "--input_files=data.tfrecord", "--bert_config_file=bert_config.json",
+         "--model_dir=model", "--train_batch_size=4", "--max_seq_length=32",
+         "--max_predictions_per_seq=5", "--num_train_epochs=1", "--num_steps_per_epoch=2",
+         "--warmup_steps=1", "--optimizer_type=lamb"],
+        ["fill-blanks", "--model_dir=model", "--vocab_file=vocab.txt", "The [MASK] is one."],
+    ):  # fmt: skip
+        done = subprocess.run(
+            [program, *command], cwd=folder, capture_output=True, text=True, timeout=SECONDS
+        )
+        if done.returncode:
+            return f"failed: lamb-bert {command[0]}: {_last_line(done.stderr)}"
+    return "5 commands passed"
+
+
+TESTS = {
+    "core": _core,
+    "short": _short,
+    "backend": _backend,
+    "legacy": _legacy_tests,
+    "command": _command,
+}
+
+
+def _last_line(text):
+    return (text or "").strip().rpartition("\n")[2][:300]
+
+
+# All of it
+
+
+def build_wheel(folder: pathlib.Path) -> pathlib.Path:
+    """The wheel of this checkout, in `folder`."""
+    source = folder / "source"  # so that nothing is left in the checkout
+    ignored = shutil.ignore_patterns(".*", "build", "demo_output", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    _call(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tests", required=True, help="files of the core tests, with spaces")
+    parser.add_argument("--only", default="", help="names of combinations, with commas")
+    given = parser.parse_args()
+    wanted = given.only.split(",") if given.only else [c.name for c in combinations()]
+    chosen = [c for c in combinations() if c.name in wanted]
+    if len(chosen) < len(wanted):
+        sys.exit(f"--only={given.only}: there are {', '.join(c.name for c in combinations())}.")
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(pathlib.Path(folder))
+        for combination in chosen:
+            entry = run(combination, wheel, given.tests.split(), pathlib.Path(folder))
+            print(f"{combination.name:<16}{entry['outcome']}", flush=True)
+            _keep(entry)
+
+
+def _keep(entry):
+    """Writes the entry over that of the same name; the page follows."""
+    entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    entries = {e["name"]: e for e in [*entries, entry]}
+    order = [c.name for c in combinations()]
+    entries = sorted(
+        (e for e in entries.values() if e["name"] in order), key=lambda e: order.index(e["name"])
+    )
+    RESULTS.write_text(json.dumps(entries, indent=1) + "\n")
+    installs_page.write(entries)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""docs/installing.md, from the results of install_matrix.py.
+
+python benchmarks/installs_page.py
+"""
+
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/installs.json"
+PAGE = ROOT / "docs/installing.md"
+
+HEAD = """# Installing
+
+Find the versions of Python, Keras and its backends with which the wheel of `lamb_tf` was installed
+and tested.
+
+```bash
+pip install ".[cpu]"        # the optimizers on TensorFlow, in a clone of this repository
+pip install ".[jax]"        # … or on JAX; .[torch] on PyTorch
+pip install ".[cpu,bert]"   # … and BERT: the program lamb-bert
+```
+
+Each line below is a clean environment with nothing but the wheel, what the line names, and pytest.
+"""
+
+KINDS = {
+    "core": "all tests of the optimizers on TensorFlow",
+    "short": "tests of LAMB, LARS, loss scaling, telemetry and the choice of variables",
+    "backend": "the tests of the optimizers that any backend of Keras runs",
+    "legacy": "`lamb_tf.legacy` beside TensorFlow Addons 0.23",
+    "command": "`lamb-bert` from text to two updates and filled blanks",
+}
+
+FOOT = """
+`make test-installs` runs all of it again and writes this page; with `INSTALLS="--only=NAME"`, one
+line of it. TensorFlow Addons has wheels for Python up to 3.11.
+"""
+
+
+def page(entries: list[dict]) -> str:
+    """The page of these entries."""
+    rows = [
+        "| environment | Python | packages | tests | result | date |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows += [_row(entry) for entry in entries]
+    kinds = [f"- **{k}**: {t}" for k, t in KINDS.items() if any(e["tests"] == k for e in entries)]
+    return "\n".join([HEAD, *rows, "", "Tests:", "", *kinds, FOOT])
+
+
+def _row(entry):
+    versions = ", ".join(f"{name} {v}" for name, v in entry.get("versions", {}).items())
+    cells = [entry["name"], entry["python"], versions, entry["tests"], entry["outcome"]]
+    return f"| {' | '.join([*cells, entry['date']])} |"
+
+
+def write(entries: list[dict]) -> None:
+    """Writes the page."""
+    PAGE.write_text(page(entries), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(json.loads(RESULTS.read_text()))
