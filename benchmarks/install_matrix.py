@@ -29,7 +29,7 @@ SECONDS = 3600  # most that one run of tests may take
 
 # The tests that TensorFlow alone can run are those of replicas, schedules in graphs and extras.
 BACKEND_TESTS = "lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
-SHORT_TESTS = "lamb lars loss_scale telemetry selection"
+SHORT_TESTS = "lamb lars"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,10 +299,13 @@ def build_wheel(folder: pathlib.Path) -> pathlib.Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tests", required=True, help="files of the core tests, with spaces")
+    parser.add_argument("--short", action="store_true", help="LAMB and LARS instead of core tests")
     parser.add_argument("--only", default="", help="names of combinations, with commas")
     given = parser.parse_args()
     wanted = given.only.split(",") if given.only else [c.name for c in combinations()]
     chosen = [c for c in combinations() if c.name in wanted]
+    if given.short:
+        chosen = [dataclasses.replace(c, tests="short") if c.tests == "core" else c for c in chosen]
     if len(chosen) < len(wanted):
         sys.exit(f"--only={given.only}: there are {', '.join(c.name for c in combinations())}.")
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ Each line below is a clean environment with nothing but the wheel, what the line
 
 KINDS = {
     "core": "all tests of the optimizers on TensorFlow",
-    "short": "tests of LAMB, LARS, loss scaling, telemetry and the choice of variables",
+    "short": "the tests of LAMB and LARS",
     "backend": "the tests of the optimizers that any backend of Keras runs",
     "legacy": "`lamb_tf.legacy` beside TensorFlow Addons 0.23",
     "command": "`lamb-bert` from text to two updates and filled blanks",

@@ -11,11 +11,12 @@ from official_bert.data import manifest
 CONTENTS = {
     "format": manifest.FORMAT,
     "masking": "static",
-    "settings": {},
-    "vocabulary": {},
+    "settings": {"gzip_compress": False},
+    "vocabulary": {"size": 40},
     "records_per_block": 256,
     "shards": [],
 }
+SHARD = {"file": "a", "records": 3, "bytes": 9, "block_offsets": [0]}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,14 @@ def test_flags_survive_packing(count):
     assert np.array_equal(manifest.unpack_flags(packed, count), flags)
 
 
-@pytest.mark.parametrize("text", [b"no json", b"[]", b"{}", b'{"format": "something else"}'])
+def test_a_whole_manifest_is_read():
+    made = CONTENTS | {"shards": [SHARD]}
+    assert manifest.parse("a.manifest.json", json.dumps(made).encode()) == made
+
+
+@pytest.mark.parametrize(
+    "text", [b"no json", b'{"a":' * 100_000, b"[]", b"{}", b'{"format": "something else"}']
+)
 def test_something_else_is_no_manifest(text):
     with pytest.raises(ValueError, match=r"a\.manifest\.json: not a manifest"):
         manifest.parse("a.manifest.json", text)
@@ -49,6 +57,15 @@ def test_something_else_is_no_manifest(text):
         {"shards": None},
         {"shards": [{"file": "a"}]},
         {"shards": ["a"]},
+        {"settings": []},
+        {"vocabulary": {"size": "40"}},
+        {"masking": "dynamic"},
+        {"records_per_block": 0},
+        {"shards": [SHARD | {"file": "../a"}]},
+        {"shards": [SHARD | {"records": -1}]},
+        {"shards": [SHARD | {"block_offsets": [5]}]},
+        {"shards": [SHARD | {"block_offsets": [0, 4]}]},
+        {"shards": [SHARD | {"block_offsets": ["0"]}]},
         *({key: "missing"} for key in CONTENTS if key != "format"),
     ],
 )

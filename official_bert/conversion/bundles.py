@@ -5,6 +5,7 @@ But the object graph also holds each variable's own name, whose end is the same 
 encoders and pretrainers. So variables are found by the ends of their names.
 """
 
+import glob
 import math
 import os
 import pathlib
@@ -52,6 +53,7 @@ def read(
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        _require_room(str(prefix), shapes, dtypes)
         tensors = {key: _tensor(reader, key, shapes[key], dtypes[key]) for key in shapes}
         if OBJECT_GRAPH in tensors:
             return _read_objects(tensors, config)
@@ -60,6 +62,20 @@ def read(
             f"{prefix} is not a readable TensorFlow checkpoint: {reason(error)}"
         ) from None
     return _read_names(tensors, config)
+
+
+def _require_room(prefix, shapes, dtypes):
+    """Refuses shapes of more bytes than the files hold: TensorFlow would ask for the memory first.
+
+    Numbers of fixed size are not compressed. Addresses are of the user's own storage.
+    """
+    if "://" in prefix:
+        return
+    held = sum(map(os.path.getsize, glob.glob(f"{glob.escape(prefix)}.data-*")))
+    for name, shape in shapes.items():
+        needed = 0 if dtypes[name] == tf.string else math.prod(shape) * dtypes[name].size
+        if not 0 <= needed <= held:
+            raise ValueError(f"{name[:99]!r} has shape {shape}, but the files hold {held:,} bytes")
 
 
 def reason(error: Exception) -> str:

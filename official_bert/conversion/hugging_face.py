@@ -132,7 +132,7 @@ def _safetensors(file):
     try:
         places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         shards = {str(name) for name in places.values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} does not say which files hold the weights: {error}") from None
     for shard in shards:
         if pathlib.PurePath(shard).name != shard or "\\" in shard:

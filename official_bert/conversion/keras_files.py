@@ -47,7 +47,7 @@ def read_config(file: str | os.PathLike) -> BertConfig:
             content = json.loads(archive.read(_CONFIG))
             kind, values = content["class_name"], content["config"]
             values = values["config"] if kind == "BertPretrainer" else None
-        except (*_DAMAGE, TypeError, RecursionError) as error:
+        except _DAMAGE as error:
             raise _damaged(file, error) from None
     if values is None:
         raise ValueError(f"{file} holds a {kind!r:.99}, expected a 'BertPretrainer'.")
@@ -190,6 +190,8 @@ def _entry(file, path, item):
         return {}
     if item.external or item.is_virtual:
         raise ValueError(f"{path} has its values in another file")
+    if item.shape is None or item.id.get_storage_size() != item.size * item.dtype.itemsize:
+        raise ValueError(f"the values of {path} are compressed, or not all there")
     bfloat16 = item.attrs.get("dtype") == "bfloat16"
 
     def read_values():
@@ -202,9 +204,12 @@ def _entry(file, path, item):
     return {path: Tensor(item.shape, dtype, read_values)}
 
 
-_DAMAGE = (  # errors of the two libraries for a damaged file
+_DAMAGE = (  # errors of the libraries for a damaged file; a RuntimeError is also a RecursionError
     ValueError,
     KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
     OSError,
     RuntimeError,
     EOFError,

@@ -34,7 +34,7 @@ class StaticParser:
     def __init__(self, first: bytes, where: str, max_seq_length: int, max_predictions: int):
         import tensorflow as tf
 
-        features = tf.train.Example.FromString(first).features.feature
+        features = _features(first, where)
         self._names, self._lengths = {}, {}
         for name in STATIC_TYPES:
             there = [n for n in (name, V2_NAMES.get(name, name)) if n in features]
@@ -79,12 +79,7 @@ class StaticParser:
         return arrays
 
     def _check_lengths(self, record: bytes, where: str) -> None:
-        import tensorflow as tf
-
-        try:
-            features = tf.train.Example.FromString(record).features.feature
-        except Exception as error:  # DecodeError, whose module moves between versions of protobuf
-            raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
+        features = _features(record, where)
         for name, expected in self._lengths.items():
             feature = features[self._names[name]]
             values = (
@@ -99,6 +94,16 @@ class StaticParser:
                     f"{where}: {self._names[name]} holds {len(values)} values, expected "
                     f"{expected}{mend}."
                 )
+
+
+def _features(record: bytes, where: str):
+    """The feature map of a serialized Example."""
+    import tensorflow as tf
+
+    try:
+        return tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # DecodeError, whose module moves between versions of protobuf
+        raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
 
 
 class Sequences(NamedTuple):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 
 import numpy as np
@@ -11,9 +12,7 @@ from official_bert.system.whole_files import write_whole
 FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"
 BUILDING = ".building"
-# The entries that readers use.
-_CONTENTS = {"masking", "settings", "vocabulary", "records_per_block", "shards"}
-_ENTRY = {"file", "records", "bytes", "block_offsets"}
+_SPECIAL = ("[CLS]", "[SEP]", "[MASK]")
 
 
 def stem(shard: str) -> str:
@@ -45,17 +44,63 @@ def parse(path: str, text: bytes) -> dict:
     try:
         made = json.loads(text)
         known = made["format"] == FORMAT
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
         raise ValueError(f"{path}: not a manifest that this version reads ({FORMAT!r}).")
-    entries = made.get("shards")
-    whole = isinstance(entries, list) and all(
-        isinstance(entry, dict) and entry.keys() >= _ENTRY for entry in entries
-    )
-    if not whole or not made.keys() >= _CONTENTS:
+    try:
+        whole = _is_whole(made)
+    except (KeyError, TypeError, AttributeError, ValueError):  # an entry is of another type
+        whole = False
+    if not whole:
         raise ValueError(f"{path}: damaged; make the records again, or remove the manifest.")
     return made
+
+
+def _is_whole(made):
+    """Whether every entry that readers use is there and can be what a build has written."""
+    settings, vocabulary, each = made["settings"], made["vocabulary"], made["records_per_block"]
+    known = made["masking"] == "static" or (
+        made["masking"] == "dynamic" and _can_mask(settings, vocabulary)
+    )
+    return (
+        known
+        and type(settings["gzip_compress"]) is bool
+        and _is_count(vocabulary["size"], 1)
+        and _is_count(each, 1)
+        and isinstance(made["shards"], list)
+        and all(_is_shard(entry, each) for entry in made["shards"])
+    )
+
+
+def _is_shard(entry, records_per_block):
+    offsets, size = entry["block_offsets"], entry["bytes"]
+    blocks = -(-entry["records"] // records_per_block)
+    return (
+        os.path.basename(entry["file"]) == entry["file"] != ""
+        and all(map(_is_count, (entry["records"], size, *offsets)))
+        and len(offsets) == blocks
+        and offsets == sorted(offsets)
+        and (not offsets or (offsets[0] == 0 and offsets[-1] <= size))
+    )
+
+
+def _can_mask(settings, vocabulary):
+    """Whether the entries of dynamic masking are there, and fit each other."""
+    size, special = vocabulary["size"], vocabulary["special_tokens"]
+    return (
+        _is_count(settings["max_seq_length"], 4)
+        and _is_count(settings["max_ngram_size"], 1)
+        and type(settings["do_whole_word_mask"]) is bool
+        and type(settings["masked_lm_prob"]) in (int, float)
+        and 0 < settings["masked_lm_prob"] <= 1
+        and all(_is_count(special[name]) and special[name] < size for name in _SPECIAL)
+        and len(base64.b64decode(vocabulary["continues_a_word"])) == -(-size // 8)
+    )
+
+
+def _is_count(value, least=0):
+    return type(value) is int and least <= value < 2**63
 
 
 def pack_flags(flags: np.ndarray) -> str:

@@ -33,6 +33,7 @@ from official_bert.data.records import (
 )
 
 RECORDS_IN_FINGERPRINT = 16
+MOST_BLOCK_BYTES = 1 << 26  # of a block that is unpacked in memory: 256 kB per record
 
 
 class Block(NamedTuple):
@@ -166,10 +167,17 @@ class RecordFiles:
             data = opened.read(size)
         if not self._packed[file]:
             return data
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data)
+            records = unpacker.decompress(data, MOST_BLOCK_BYTES)
         except zlib.error as error:
             raise ValueError(f"{self.paths[file]}: damaged near byte {offset} ({error}).") from None
+        if unpacker.unconsumed_tail:
+            raise ValueError(
+                f"{self.paths[file]}: the block at byte {offset} unpacks to more than "
+                f"{MOST_BLOCK_BYTES:,} bytes, which no block of records has; make the file again."
+            )
+        return records
 
     def _keep(self, number: int, file):
         self._unpacked[number] = file

@@ -111,7 +111,7 @@ def _from_tf_config(text):
         if not jobs:
             return None
         job, index = config["task"]["type"], int(config["task"]["index"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             'TF_CONFIG must be JSON like {"cluster": {"worker": ["host:port", …]}, "task": '
             f'{{"type": "worker", "index": 0}}}}; got {text!r} ({type(error).__name__}: {error}).'

@@ -74,7 +74,8 @@ class BertConfig:
         elif field.type is float:
             good, wanted = number and 0 < value < math.inf, "a positive number"
         else:
-            good, wanted = value in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"
+            good = isinstance(value, str) and value in ACTIVATIONS
+            wanted = f"one of {', '.join(ACTIVATIONS)}"
         if not good:
             raise ValueError(f"{field.name} must be {wanted}; got {value!r}.")
 

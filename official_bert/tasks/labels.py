@@ -138,7 +138,7 @@ def load(path: str) -> Classes | Numbers:
             f"{path}: there is no such file; training on classes writes it beside its model. "
             f"Give that model's folder, or copy its {os.path.basename(path)} here."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path}: not a file of labels ({error}); expected the one that training wrote beside "
             f"its model."
@@ -152,8 +152,13 @@ def from_json(contents: dict) -> Classes | Numbers:
         ValueError, KeyError, TypeError: they are something else.
     """
     if "classes" in contents:
-        return Classes(tuple(contents["classes"]))
+        names = contents["classes"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"classes {names!r:.99}, expected a list of names")
+        return Classes(tuple(names))
     low, high = contents["number"]
+    if not {type(low), type(high)} <= {int, float, type(None)}:
+        raise TypeError(f"bounds {contents['number']!r:.99}, expected two numbers or null")
     return Numbers(-math.inf if low is None else low, math.inf if high is None else high)
 
 

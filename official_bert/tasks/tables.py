@@ -221,7 +221,7 @@ def _select_fields(path: str, columns: Sequence[str]) -> Iterator[_Row]:
 def _parse_object(place: str, line: str) -> "_Pairs":
     try:
         fields = json.loads(line, object_pairs_hook=_Pairs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{place}: this is not JSON ({error}); expected one object per line, as `jq -c .` "
             f"writes it."

@@ -268,7 +268,7 @@ def _read_record(path):
     """The JSON object in a file; empty if there is none, or it is damaged and will be replaced."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -293,7 +293,7 @@ def _read_whole(prefix):
         wanted = [digests[part] for part in _PARTS]
         state["loop"], state["seconds"]  # what a run needs of it
         wanted_of_state = digests.get("state", _state_digest(state))  # version 0.1.0 has none
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("its manifest is not readable") from None
     if _state_digest(state) != wanted_of_state:
         raise ValueError("its state does not match its digest")

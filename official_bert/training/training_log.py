@@ -149,5 +149,5 @@ def _without_non_finite(value):
 def _step_of(line):
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf  # a line that a kill cut short
