@@ -21,6 +21,7 @@ import sys
 import tempfile
 
 import installs_page
+from install_combinations import Combination, combinations, oldest
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/installs.json"
@@ -30,83 +31,6 @@ SECONDS = 3600  # most that one run of tests may take
 # The tests that TensorFlow alone can run are those of replicas, schedules in graphs and extras.
 BACKEND_TESTS = "lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
 SHORT_TESTS = "lamb lars"
-
-
-@dataclasses.dataclass(frozen=True)
-class Combination:
-    """One environment.
-
-    Args:
-        name: Its name in the table.
-        python: Version of Python, such as "3.11".
-        requirements: What pip installs beside the wheel.
-        tests: "core": the optimizers on TensorFlow; "short": a part of them; "backend": what runs
-            on any backend; "legacy": the optimizers for tf_keras; "command": `lamb-bert`.
-        extras: Extras of the wheel.
-        backend: Keras' backend.
-        alone: What is installed without what it requires, after the rest.
-    """
-
-    name: str
-    python: str
-    requirements: tuple[str, ...]
-    tests: str
-    extras: str = ""
-    backend: str = "tensorflow"
-    alone: tuple[str, ...] = ()
-
-
-def _oldest():
-    command = [sys.executable, ROOT / "tests/oldest_versions.py"]
-    return tuple(subprocess.check_output(command, text=True).split())
-
-
-def _legacy(version, tensorflow, python="3.11"):
-    return Combination(
-        name=f"legacy-{version}",
-        python=python,
-        # tf-keras would bring the full "tensorflow" in beside "tensorflow-cpu".
-        requirements=(f"tensorflow-cpu=={tensorflow}", "packaging>=23", "typeguard>=2.7,<3"),
-        tests="legacy",
-        alone=(f"tf-keras=={version}.*", "tensorflow-addons==0.23.0"),
-    )
-
-
-def combinations() -> list[Combination]:
-    """All that is run, in the order of the table."""
-    keras = [
-        Combination(f"keras-{k}", "3.11", (f"keras=={k}.*", f"tensorflow-cpu=={t}.*"), "short")
-        for k, t in (("3.11", "2.17"), ("3.12", "2.18"), ("3.13", "2.19"), ("3.14", "2.20"))
-    ]
-    return [
-        Combination("oldest-3.11", "3.11", _oldest(), "core"),
-        *keras,
-        *(
-            Combination(f"newest-{p}", p, ("tensorflow-cpu",), "core")
-            for p in ("3.11", "3.12", "3.13")
-        ),
-        Combination(
-            "jax-oldest", "3.11", ("keras==3.10.*", "jax==0.6.0"), "backend", backend="jax"
-        ),
-        Combination("jax-newest", "3.13", ("jax",), "backend", backend="jax"),
-        Combination("torch-newest", "3.11", ("torch==2.13.0",), "backend", backend="torch"),
-        *(
-            Combination(f"bert-{p}", p, (), "command", extras="bert,cpu")
-            for p in ("3.11", "3.12", "3.13")
-        ),
-        *(
-            _legacy(version, tensorflow)
-            for version, tensorflow in (
-                ("2.15", "2.15.1"),
-                ("2.16", "2.16.2"),
-                ("2.17", "2.17.1"),
-                ("2.18", "2.18.1"),
-                ("2.19", "2.19.1"),
-                ("2.20", "2.20.0"),
-                ("2.21", "2.21.0"),
-            )
-        ),
-    ]
 
 
 # One environment
@@ -141,6 +65,8 @@ def run(combination: Combination, wheel: pathlib.Path, core: list[str], folder: 
     try:
         _install(combination, python, environment, wheel)
         entry |= _installed(environment)
+        if combination.tests == "older":
+            entry["older"] = _older(environment)
         outcome = TESTS[combination.tests](combination, environment, core)
     except subprocess.CalledProcessError as error:
         outcome = f"not installed: {_last_line(error.stderr or error.stdout)}"
@@ -270,7 +196,41 @@ def _command(combination, environment, core):
     return "5 commands passed"
 
 
+# One update of a layer, with the options that most models have.
+ONE_STEP = """
+import keras, lamb_tf, numpy
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(lamb_tf.LAMB(0.01, weight_decay=0.1, exclude_from_weight_decay=["bias"]), "mse")
+model.fit(numpy.ones((8, 4)), numpy.ones((8, 1)), verbose=0)
+"""
+
+
+def _older(environment):
+    """{version of Keras: the last line of what a step says there}; "works" if nothing is wrong."""
+    found = {}
+    for minor in range(_least_keras() - 1, -1, -1):
+        pip = environment / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile"
+        _call(*pip, f"keras==3.{minor}.*", "tensorflow-cpu==2.16.2")
+        done = subprocess.run(
+            [environment / "bin/python", "-c", ONE_STEP],
+            cwd=environment,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        found[f"3.{minor}"] = _last_line(done.stderr) if done.returncode else "works"
+    return found
+
+
+def _least_keras():
+    """The lower bound of Keras, 3.N."""
+    (keras,) = (r for r in oldest() if r.startswith("keras=="))
+    return int(keras.split(".")[1])
+
+
 TESTS = {
+    "older": lambda *_: "see below",
     "core": _core,
     "short": _short,
     "backend": _backend,

@@ -29,6 +29,7 @@ KINDS = {
     "short": "the tests of LAMB and LARS",
     "backend": "the tests of the optimizers that any backend of Keras runs",
     "legacy": "`lamb_tf.legacy` beside TensorFlow Addons 0.23",
+    "older": "one update with each version of Keras that is excluded",
     "command": "`lamb-bert` from text to two updates and filled blanks",
 }
 
@@ -45,8 +46,17 @@ def page(entries: list[dict]) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows += [_row(entry) for entry in entries]
+    rows += _older(entries)
     kinds = [f"- **{k}**: {t}" for k, t in KINDS.items() if any(e["tests"] == k for e in entries)]
     return "\n".join([HEAD, *rows, "", "Tests:", "", *kinds, FOOT])
+
+
+def _older(entries):
+    """What each excluded version of Keras says, as further lines."""
+    older = [entry["older"] for entry in entries if "older" in entry]
+    lines = [f"| {version} | `{said}` |" for found in older for version, said in found.items()]
+    head = ["", "Versions of Keras below the lower bound, and what one update says there:", ""]
+    return [*head, "| Keras | |", "|---|---|", *lines] if lines else []
 
 
 def _row(entry):

@@ -26,6 +26,7 @@ COMMANDS = {  # each with its module; in the order of the work
     "classify": "run_classifier",
     "squad": "run_squad",
     "convert": "convert_checkpoint",
+    "report": "report",
     "plot": "plots",
     "rehearse-tpu": "rehearse_tpu",
 }
