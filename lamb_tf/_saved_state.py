@@ -1,6 +1,7 @@
 """What a file with the state of an optimizer holds, compared with what is needed."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -9,7 +10,7 @@ from lamb_tf._selection import path_of
 MASTER = "master_"  # begins the key of a master copy in a file
 
 
-def difference(variables: Mapping[str, keras.Variable], saved: Mapping[str, object]) -> str:
+def difference(variables: Mapping[str, keras.Variable], saved: Mapping[str, Any]) -> str:
     """What keeps a saved state from being read into these variables; "" if nothing does."""
     needed, found = (sum(not key.startswith(MASTER) for key in keys) for keys in (variables, saved))
     if needed != found:

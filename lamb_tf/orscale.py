@@ -44,8 +44,9 @@ POLAR_EXPRESS = NewtonSchulz(
 
 def patterns(value: object, argument: str) -> tuple[str, ...]:
     """Regular expressions, as a tuple; None stands for none."""
-    found = tuple(_selection.as_list(value))
-    if not all(isinstance(item, str) for item in found):
+    given = _selection.as_list(value)
+    found = tuple(item for item in given if isinstance(item, str))
+    if len(found) < len(given):
         raise ValueError(f"`{argument}` takes regular expressions. Received {value!r}.")
     for item in found:
         _selection.pattern(item, argument)
@@ -175,13 +176,15 @@ class OrScale(LayerwiseOptimizer):
         return config
 
     @property
-    def moves_along_u(self) -> bool:
+    def moves_along_u(self) -> bool:  # type: ignore[override]  # nothing assigns it
         """With calibration u is c D, and W moves along D."""
         return not self.calibrated
 
     def adapts(self, variable: keras.Variable) -> bool:
         """Whether this is a matrix that is moved along Q."""
-        is_named = any(re.search(path, _selection.path_of(variable)) for path in self.adam_paths)
+        is_named = any(
+            re.search(path, _selection.path_of(variable)) for path in self.adam_paths or ()
+        )
         return len(variable.shape) >= 2 and not is_named
 
     def has_slot(self, variable: keras.Variable, name: str) -> bool:

@@ -67,11 +67,11 @@ def line_chart(
         logarithmic: Whether the values' axis is.
         from_zero: Whether the axis begins at 0.
     """
-    curves = [curve._replace(points=_finite(curve.points, logarithmic)) for curve in curves]
-    curves = [curve._replace(points=thinned(curve.points)) for curve in curves if curve.points]
+    finite = [(curve, _finite(curve.points, logarithmic)) for curve in curves]
+    curves = [curve._replace(points=thinned(points)) for curve, points in finite if points]
     if not curves:
         return ""
-    values = [value for curve in curves for _, value in curve.points]
+    values = [value for curve in curves for _, value in curve.points if value is not None]
     y = scales.logarithmic(values) if logarithmic else scales.linear(values, from_zero)
     x = scales.steps(backdrop.last_step)
     drawing = [_bands(x, backdrop), _grid(y), *(_path(curve, x, y) for curve in curves)]
@@ -100,6 +100,7 @@ def axis_labels(x: Scale, y: Scale | None, text: Callable[[float], str]) -> str:
     beside = "".join(
         f'<span class="y" style="top:{100 - 100 * y.place(tick):.2f}%">{words}</span>'
         for tick, words in ticks
+        if y
     )
     return below + beside
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from official_bert.training import checkpoint_names, model_directory
@@ -99,8 +98,10 @@ def read_log(path: Path) -> Log:
     lines, damaged = _lines(path)
     lines = [line for line in lines if isinstance(line.get("step"), int)]
     lines.sort(key=lambda line: line["step"])
-    by_kind = ([line for line in lines if line.get("kind") == kind] for kind in ("train", "eval"))
-    return Log(*by_kind, damaged)
+    train, held_out = (
+        [line for line in lines if line.get("kind") == kind] for kind in ("train", "eval")
+    )
+    return Log(train, held_out, damaged)
 
 
 def _require_run(folder):
@@ -124,7 +125,7 @@ def _run_of(folder):
     return model_directory.describes(folder) or model_directory.describes(first) or {}
 
 
-def _by_number(folder: Path, pattern: str) -> Iterator[Path]:
+def _by_number(folder: Path, pattern: str) -> list[Path]:
     """The files of a pattern, seed_2 before seed_10."""
     return sorted(folder.glob(pattern), key=lambda path: (len(str(path)), str(path)))
 

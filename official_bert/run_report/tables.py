@@ -58,7 +58,15 @@ def scores(contents: Contents) -> str:
 
 def stages(contents: Contents) -> str:
     """What each stage does, and how it went: the settings of the run beside its results."""
-    heads = ("stage", "steps", "batch", "length", "learning rate", "warm-up", "ends at")
+    heads: tuple[str, ...] = (
+        "stage",
+        "steps",
+        "batch",
+        "length",
+        "learning rate",
+        "warm-up",
+        "ends at",
+    )
     heads = (*heads, "loss", "tokens/s", "examples/s")
     log = next(iter(logs_of(contents).values()))
     rows = [
@@ -75,7 +83,7 @@ def stages(contents: Contents) -> str:
     return section("Stages", table(heads, rows))
 
 
-def _went(log: Log, index: int) -> tuple[str, str, str]:
+def _went(log: Log, index: int) -> tuple[str, ...]:
     """The last loss and the median rates of a stage."""
     lines = [line for line in log.train if line.get("stage") == index]
     rates = [_median(line.get("timing", {}).get(key) for line in lines) for key in _RATES]
