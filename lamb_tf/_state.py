@@ -143,7 +143,7 @@ class OptimizerState(_hyperparameters.Configured):
             excluded[1] = excluded[0]
         choice = np.logical_not(excluded)
         choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
-        choice[1] &= [self.adapts(variable) for variable in variables]
+        choice[1] &= np.array([self.adapts(variable) for variable in variables], bool)
         return self.add_variable(
             choice.shape,
             initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),

@@ -99,4 +99,5 @@ def test_json_of_a_hundred_thousand_levels_is_damage_and_no_crash(tmp_path):
     prefix = tmp_path / "ctl_step_4.ckpt-1"
     checkpoints.write_bundle(prefix, {"a": np.ones(3, "float32")})
     Path(f"{prefix}.json").write_bytes(DEEP)
-    assert checkpoints.CheckpointStore(tmp_path).latest() is None
+    with pytest.raises(ValueError, match="No checkpoint in .* is complete"):
+        checkpoints.CheckpointStore(tmp_path).latest()

@@ -63,7 +63,7 @@ def test_something_else_is_no_manifest(text):
         {"records_per_block": 0},
         {"shards": [SHARD | {"file": "../a"}]},
         {"shards": [SHARD | {"records": -1}]},
-        {"shards": [SHARD | {"block_offsets": [5]}]},
+        {"shards": [SHARD | {"block_offsets": [10]}]},
         {"shards": [SHARD | {"block_offsets": [0, 4]}]},
         {"shards": [SHARD | {"block_offsets": ["0"]}]},
         *({key: "missing"} for key in CONTENTS if key != "format"),

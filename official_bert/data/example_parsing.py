@@ -140,11 +140,30 @@ class DynamicParser:
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"
             ) from None
-        lengths = parsed["sentence_lengths"].values.numpy()
+        tokens, lengths = (parsed[key] for key in ("input_ids", "sentence_lengths"))
+        _check_sentences(tokens, lengths, name)
+        sizes = lengths.values.numpy()
         return Sequences(
-            parsed["input_ids"].values.numpy().astype(np.int32),
-            parsed["input_ids"].row_splits.numpy(),
-            np.cumsum(lengths) - lengths,
-            parsed["sentence_lengths"].row_splits.numpy(),
+            tokens.values.numpy().astype(np.int32),
+            tokens.row_splits.numpy(),
+            np.cumsum(sizes) - sizes,
+            lengths.row_splits.numpy(),
             parsed["document"].numpy(),
+        )
+
+
+def _check_sentences(tokens, lengths, name: Callable[[int], str]) -> None:
+    """Refuses records whose sentences are not their tokens cut in pieces, and negative ids."""
+    ids, sizes = tokens.values.numpy(), lengths.values.numpy()
+    token_splits, splits = tokens.row_splits.numpy(), lengths.row_splits.numpy()
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    wrong = total[splits[1:]] - total[splits[:-1]] != np.diff(token_splits)
+    wrong |= np.diff(splits) == 0
+    bad_sizes = np.flatnonzero((sizes < 1) | (sizes > len(ids)))
+    wrong[np.searchsorted(splits, bad_sizes, "right") - 1] = True
+    wrong[np.searchsorted(token_splits, np.flatnonzero(ids < 0), "right") - 1] = True
+    if wrong.any():
+        raise ValueError(
+            f"{name(int(np.argmax(wrong)))}: its sentences are not its tokens cut in pieces; the "
+            "file is damaged, make it again."
         )

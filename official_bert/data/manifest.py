@@ -81,7 +81,7 @@ def _is_shard(entry, records_per_block):
         and all(map(_is_count, (entry["records"], size, *offsets)))
         and len(offsets) == blocks
         and offsets == sorted(offsets)
-        and (not offsets or (offsets[0] == 0 and offsets[-1] <= size))
+        and (not offsets or offsets[-1] <= size)
     )
 
 

@@ -57,7 +57,6 @@ class PoolReader:
         raise IndexError(number)
 
     def _check_sequences(self, pool: Sequences, name) -> None:
-        self._check_sentences(pool, name)
         if self._vocab_size and pool.tokens.size and pool.tokens.max() >= self._vocab_size:
             token = int(np.argmax(pool.tokens >= self._vocab_size))
             record = int(np.searchsorted(pool.token_splits, token, "right")) - 1
@@ -68,24 +67,6 @@ class PoolReader:
             raise ValueError(
                 f"{name(record)}: {lengths[record]} tokens do not fit "
                 f"max_seq_length={self._max_seq_length}."
-            )
-
-    def _check_sentences(self, pool: Sequences, name) -> None:
-        """Sentences are a record's tokens cut in pieces, and ids are no negative numbers."""
-        ends = np.append(pool.sentence_starts[1:], len(pool.tokens))
-        of_record = np.diff(pool.sentence_splits)
-        first = np.minimum(pool.sentence_splits[:-1], max(len(pool.sentence_starts) - 1, 0))
-        wrong = of_record == 0
-        if len(pool.sentence_starts):
-            wrong |= pool.sentence_starts[first] != pool.token_splits[:-1]
-            short = np.flatnonzero(ends <= pool.sentence_starts)
-            wrong[np.searchsorted(pool.sentence_splits, short, "right") - 1] = True
-        negative = np.flatnonzero(pool.tokens < 0)
-        wrong[np.searchsorted(pool.token_splits, negative, "right") - 1] = True
-        if wrong.any():
-            raise ValueError(
-                f"{name(int(np.argmax(wrong)))}: its sentences are not its tokens cut in pieces; "
-                f"the file is damaged, make it again."
             )
 
     def _check_columns(self, pool: dict[str, np.ndarray], name) -> None:
