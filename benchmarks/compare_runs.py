@@ -39,6 +39,12 @@ def read(model_dir):
     lines = [json.loads(line) for line in (model_dir / "train_log.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["kind"] == "train"]
     steps, seconds = zip(*((line["step"], line["timing"]["seconds"]) for line in train))
+    for before, after in itertools.pairwise(steps):
+        if after <= before:
+            raise ValueError(
+                f"{model_dir}/train_log.jsonl has step {after} after step {before}: the steps of one "
+                "run increase. Delete the lines of the other run."
+            )
     held_out = [line for line in lines if line["kind"] == "eval"]
     for line in held_out:  # an evaluation may lie between two lines of training
         line["minutes"] = np.interp(line["step"], steps, seconds) / 60
