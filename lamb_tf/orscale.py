@@ -70,12 +70,12 @@ class OrScale(LayerwiseOptimizer):
     AdamW is then of the right size. `calibrated=False` is OrScale, for other models: s = c = 1.
 
     Everything else is moved by AdamW, with the same rate and decay: what is no matrix, and what
-    `adam_paths` names. The last layer of a classifier is best named there, too.
+    `adam_paths` names. Name the last layer of a classifier there, too.
 
     A variable with two axes is a matrix. With three, its axes are divided in two such that the
     matrix is as near to a square as possible, which suits the projections of attention, (d, heads,
     size) and (heads, size, d), and kernels of Conv1D. With more, it is the kernel of a convolution,
-    whose last axis are the columns. State and arithmetic are as in `lamb_tf.LAMB`.
+    whose last axis holds the columns. State and arithmetic are as in `lamb_tf.LAMB`.
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
@@ -107,7 +107,7 @@ class OrScale(LayerwiseOptimizer):
     Example:
 
     >>> optimizer = lamb_tf.OrScale(
-    ...     learning_rate=2e-3, weight_decay=0.1, adam_paths=["embedding", "^logits/"]
+    ...     learning_rate=2e-3, weight_decay=0.1, adam_paths=["embedding", "logits/"]
     ... )
 
     Reference: Lou and You, OrScale: Orthogonalised Optimization with Layer-Wise Trust-Ratio
