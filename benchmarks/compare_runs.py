@@ -42,8 +42,8 @@ def read(model_dir):
     for before, after in itertools.pairwise(steps):
         if after <= before:
             raise ValueError(
-                f"{model_dir}/train_log.jsonl has step {after} after step {before}: the steps of one "
-                "run increase. Delete the lines of the other run."
+                f"{model_dir}/train_log.jsonl has step {after} after step {before}: the steps of "
+                "one run increase. Delete the lines of the other run."
             )
     held_out = [line for line in lines if line["kind"] == "eval"]
     for line in held_out:  # an evaluation may lie between two lines of training
