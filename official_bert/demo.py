@@ -11,6 +11,8 @@ not repeated. Use --corpus for text of your own.
 import importlib.util
 import json
 import pathlib
+import shutil
+import sys
 from collections.abc import Sequence
 
 from absl import flags
@@ -222,11 +224,12 @@ def _pretrain(layout, recipe):
 
 
 def _fill_blanks(layout):
-    return "\n" + demo_scores.fill_blanks(layout)
+    print(demo_scores.fill_blanks(layout), flush=True)
 
 
 def report(results: dict, layout: DemoFolder) -> str:
     """What the user reads at the end."""
+    python = _python()
     return f"""
 On held-out text
 {demo_scores.table(results)}
@@ -238,10 +241,20 @@ blanks      {layout.blanks_table}
 plots       {layout.plots}
 
 What to try next
-  your own text        python -m official_bert.demo --corpus=FOLDER --output_dir=my_output
-  your own blanks      python -m official_bert.fill_blanks --model_dir={layout.model} \\
+  your own text        {python} -m official_bert.demo --corpus=FOLDER --output_dir=my_output
+  your own blanks      {python} -m official_bert.fill_blanks --model_dir={layout.model} \\
                            "Your sentence with a [MASK]."
-  a larger model       python -m official_bert.run_pretraining --help"""
+  the run as a page    {python} -m official_bert.report {layout.model}
+  a larger model       {python} -m official_bert.run_pretraining --help"""
+
+
+def _python():
+    """This interpreter as the user may type it: `make demo` runs one that is not on the PATH."""
+    if shutil.which("python") == sys.executable:
+        return "python"
+    path = pathlib.Path(sys.executable)
+    here = pathlib.Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 # How the steps run
