@@ -66,8 +66,19 @@ def claims_of_trust_ratios(text):
         assert all(0.6 < b / a < 0.88 for a, b in zip(before, now))
 
 
+def claims_of_pretrain_fine_tune_export(text):
+    accuracy = after(text, "held-out accuracy:")[0]
+    assert accuracy > 20
+    assert accuracy > 3 * after(text, "always the most frequent token:")[0]
+    scores = [after(text, f"{words}:")[0] for words in ("pre-trained", "not pre-trained")]
+    assert min(scores) > 60
+    assert abs(scores[0] - scores[1]) < 9  # three standard errors
+    assert after(text, "largest difference after the export:")[0] < 1e-5
+
+
 CLAIMS = {
     "lamb_on_your_model": claims_of_lamb_on_your_model,
+    "pretrain_fine_tune_export": claims_of_pretrain_fine_tune_export,
     "trust_ratios": claims_of_trust_ratios,
 }
 
