@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 # Number of tries to fill the room that the first runs leave.
-_LATE_DRAWS = 12
+LATE_DRAWS = 12
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class DynamicMasking:
     def _choose_runs(self, ids, maskable, number, draws: Draws) -> np.ndarray:
         """Draws runs of words without repetition until `number` tokens are chosen."""
         words = _Words(maskable, ~self.continues_a_word[ids], self.max_ngram_size)
-        first, size = words.draw(self.max_predictions + _LATE_DRAWS, draws)
+        first, size = words.draw(self.max_predictions + LATE_DRAWS, draws)
         cuts = [0, *range(self.max_predictions, first.shape[1] + 1)]
         for start, stop in itertools.pairwise(cuts):  # many, then one by one into the room left
             if not number.any():

@@ -4,11 +4,15 @@ TensorFlow parses them. It is imported then: tasks of any backend import this mo
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from official_bert.data.records import V2_NAMES
+from official_bert.system.local_device import local_cpu
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 STATIC_TYPES = {
     "input_ids": np.int32,
@@ -61,22 +65,25 @@ class StaticParser:
         import tensorflow as tf
 
         try:
-            with tf.device("CPU"):
-                parsed = tf.io.parse_example(tf.constant(serialized), self._spec)
+            with tf.device(local_cpu()):
+                parsed = self.columns(tf.constant(serialized))
         except tf.errors.InvalidArgumentError as error:
             for number, record in enumerate(serialized):
                 self._check_lengths(record, name(number))
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"
             ) from None
-        arrays = {
-            key: parsed[self._names[key]].numpy().astype(kind)
-            if kind is not np.float32
-            else parsed[key].numpy()
-            for key, kind in STATIC_TYPES.items()
+        return {
+            key: parsed[key].numpy().astype(kind, copy=False) for key, kind in STATIC_TYPES.items()
         }
-        arrays["next_sentence_labels"] = arrays["next_sentence_labels"][:, 0]
-        return arrays
+
+    def columns(self, serialized: "tf.Tensor") -> "dict[str, tf.Tensor]":
+        """The features of records by their first names, integers as int64; also in a graph."""
+        import tensorflow as tf
+
+        parsed = tf.io.parse_example(serialized, self._spec)
+        columns = {name: parsed[self._names[name]] for name in STATIC_TYPES}
+        return columns | {"next_sentence_labels": columns["next_sentence_labels"][:, 0]}
 
     def _check_lengths(self, record: bytes, where: str) -> None:
         features = _features(record, where)
@@ -130,26 +137,42 @@ class DynamicParser:
     def __call__(self, serialized: list[bytes], name: Callable[[int], str]) -> Sequences:
         import tensorflow as tf
 
-        ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
-        document = tf.io.FixedLenFeature([], tf.int64)
-        spec = {"input_ids": ragged, "sentence_lengths": ragged, "document": document}
         try:
-            with tf.device("CPU"):
-                parsed = tf.io.parse_example(tf.constant(serialized), spec)
+            with tf.device(local_cpu()):
+                parsed = _parsed_sequences(tf.constant(serialized))
+                found = _joined_sequences(parsed)
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"
             ) from None
-        tokens, lengths = (parsed[key] for key in ("input_ids", "sentence_lengths"))
-        _check_sentences(tokens, lengths, name)
-        sizes = lengths.values.numpy()
-        return Sequences(
-            tokens.values.numpy().astype(np.int32),
-            tokens.row_splits.numpy(),
-            np.cumsum(sizes) - sizes,
-            lengths.row_splits.numpy(),
-            parsed["document"].numpy(),
-        )
+        _check_sentences(parsed["input_ids"], parsed["sentence_lengths"], name)
+        return Sequences(*(tensor.numpy() for tensor in found))
+
+    def sequences(self, serialized: "tf.Tensor") -> Sequences:
+        """The records as tensors, for a graph."""
+        return _joined_sequences(_parsed_sequences(serialized))
+
+
+def _parsed_sequences(serialized):
+    import tensorflow as tf
+
+    ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
+    document = tf.io.FixedLenFeature([], tf.int64)
+    spec = {"input_ids": ragged, "sentence_lengths": ragged, "document": document}
+    return tf.io.parse_example(serialized, spec)
+
+
+def _joined_sequences(parsed):
+    import tensorflow as tf
+
+    tokens, lengths = parsed["input_ids"], parsed["sentence_lengths"]
+    return Sequences(
+        tf.cast(tokens.values, tf.int32),
+        tokens.row_splits,
+        tf.cumsum(lengths.values, exclusive=True),
+        lengths.row_splits,
+        parsed["document"],
+    )
 
 
 def _check_sentences(tokens, lengths, name: Callable[[int], str]) -> None:

@@ -15,7 +15,7 @@ that feed it. Any step can be read directly. Every record comes exactly once per
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, perm
 from official_bert.data.example_parsing import DynamicParser, StaticParser
 from official_bert.data.record_files import RecordFiles, RecordRange
 from official_bert.data.record_pools import Pool, PoolReader
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 WINDOW_RECORDS = 65536
 MAX_SECTIONS = 16
@@ -126,8 +129,9 @@ class Batches:
             "max_ngram_size": max_ngram_size,
         }
         self._lengths = (max_seq_length, max_predictions_per_seq)
-        parse, self._masking = _parser(self._files, self._lengths, use_next_sentence, asked)
-        self._read = PoolReader(self._files, parse, vocab_size, max_seq_length)
+        self._parse, self._masking = _parser(self._files, self._lengths, use_next_sentence, asked)
+        self._vocab_size = vocab_size
+        self._read = PoolReader(self._files, self._parse, vocab_size, max_seq_length)
         self._sizes = self._files.blocks[:, 2]
         self._orders: dict[int, np.ndarray] = {}
         window_records = window_records or WINDOW_RECORDS
@@ -176,6 +180,41 @@ class Batches:
             "next_sentence_labels": ArraySpec((rows,), np.int32),
             "example_weights": ArraySpec((rows,), np.float32),
         }
+
+    def dataset(self, steps: range, shard_index: int, num_shards: int) -> "tf.data.Dataset":
+        """The batches of some steps as a graph, for a host that runs no Python.
+
+        Args:
+            steps: Range of steps.
+            shard_index: Which part of each batch that host reads.
+            num_shards: Number of these parts.
+
+        Returns:
+            A dataset whose elements equal the `batches[step]` of that shard.
+
+        Raises:
+            ValueError: if the batch cannot be divided so, or the records are compressed.
+        """
+        from official_bert.data import graph_batches
+
+        _check_sharding(self._batch_size, shard_index, num_shards)
+        rows = self._batch_size // num_shards
+        plan = graph_batches.Plan(
+            files=self._files,
+            parse=self._parse,
+            masking=self._masking,
+            seed=self._seed,
+            batch_size=self._batch_size,
+            rows=range(shard_index * rows, (shard_index + 1) * rows),
+            sections=self._sections,
+            window_steps=self._window_steps,
+            in_memory=self._in_memory,
+            shuffle=self._shuffle,
+            vocab_size=self._vocab_size,
+            max_seq_length=self._lengths[0],
+            shapes={name: spec.shape[1:] for name, spec in self.element_spec.items()},
+        )
+        return graph_batches.dataset(plan, steps)
 
     def fingerprint(self) -> str:
         """A digest of the records; see `RecordFiles.fingerprint`."""

@@ -117,6 +117,10 @@ class RecordFiles:
             position = end + FOOTER_BYTES
         return found
 
+    def compressed(self) -> list[str]:
+        """Those of the files that are compressed with GZIP."""
+        return list(itertools.compress(self.paths, self._packed))
+
     def runs(self, start: int, stop: int) -> list[RecordRange]:
         """The records `start` … `stop` of all, block by block."""
         low = int(np.searchsorted(self._first, start, "right")) - 1
@@ -212,6 +216,7 @@ class RecordFiles:
                 and not payload_length(start)
             ):
                 file = self._keep(number, _unpack(path))
+                self._packed[number] = True
             elif "://" in path:
                 file = self._keep(number, _fetch(path))
             size = os.fstat(file.fileno()).st_size

@@ -38,6 +38,7 @@ class TfDistribute:
         self.num_replicas = strategy.num_replicas_in_sync
         self.shard = _shard(strategy)
         self.is_chief = self.shard[0] == 0
+        self._hosts_run_no_python = _hosts_run_no_python(strategy)
         self._input_errors = []  # what reading batches raised so far
 
     def scope(self) -> AbstractContextManager:
@@ -111,6 +112,9 @@ class TfDistribute:
     ) -> Iterator:
         """The batches of `steps`, each host reading its shard only and each replica its rows of it.
 
+        Where this process directs hosts that run no Python, as on a TPU slice, they read by a graph
+        (`Batches.dataset`), and this process reads only what `on_read` is to be told.
+
         Args:
             open_batches: Function of (shard index, number of shards) that returns a task's batches
                 of that shard.
@@ -121,6 +125,31 @@ class TfDistribute:
             An iterator for the training loop or the evaluation step: an element is a global batch.
         """
 
+        make_input = self._graph_input if self._hosts_run_no_python else self._python_input
+        for_host = make_input(open_batches, steps, on_read)
+        return iter(self._strategy.distribute_datasets_from_function(for_host))
+
+    def _graph_input(self, open_batches, steps, on_read):
+        batches = open_batches(0, 1)
+        for step in steps if on_read else ():
+            on_read(batches[step])
+
+        def for_host(context):
+            hosts = context.num_input_pipelines
+            replicas = context.num_replicas_in_sync // hosts
+
+            def divided(batch):
+                return {
+                    name: tf.reshape(rows, (replicas, rows.shape[0] // replicas, *rows.shape[1:]))
+                    for name, rows in batch.items()
+                }
+
+            dataset = batches.dataset(steps, context.input_pipeline_id, hosts)
+            return dataset.map(divided).unbatch().prefetch(2 * replicas)
+
+        return for_host
+
+    def _python_input(self, open_batches, steps, on_read):
         def for_host(context):
             batches = open_batches(context.input_pipeline_id, context.num_input_pipelines)
             replicas = context.num_replicas_in_sync // context.num_input_pipelines
@@ -142,7 +171,7 @@ class TfDistribute:
             dataset = tf.data.Dataset.from_generator(replica_batches, output_signature=signature)
             return dataset.prefetch(2 * replicas)
 
-        return iter(self._strategy.distribute_datasets_from_function(for_host))
+        return for_host
 
     def _read(self, batches, step):
         try:
@@ -200,6 +229,17 @@ class TfDistribute:
         device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
         peaks = [peak for name, peak in _GPU_PEAKS.items() if name in device]
         return self.num_replicas * peaks[0] if peaks else None
+
+
+def _hosts_run_no_python(strategy):
+    """Whether the replicas are on other machines, of which this process is the only client."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    try:
+        device = strategy.extended.worker_devices[0]
+    except RuntimeError:  # the default strategy has no list
+        return False
+    return tf.DeviceSpec.from_string(device).job not in (None, "localhost")
 
 
 def _shard(strategy):

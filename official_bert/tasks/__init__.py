@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import keras
     import numpy as np
+    import tensorflow as tf
 
     from official_bert.data.input_pipeline import ArraySpec
     from official_bert.model.config import BertConfig
@@ -30,6 +31,9 @@ class Batches(Protocol):
 
     def __getitem__(self, step: int) -> "dict[str, np.ndarray]":
         """This host's rows of the batch of a step: a dictionary of arrays."""
+
+    def dataset(self, steps: range, shard_index: int, num_shards: int) -> "tf.data.Dataset":
+        """The batches of some steps as a graph; only for tasks that train on a TPU slice."""
 
     def fingerprint(self) -> str:
         """A digest of the examples, by which others are noticed."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from official_bert.system.local_device import local_cpu
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
@@ -248,7 +249,7 @@ def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -
     try:
         aside.mkdir(parents=True)
         names = sorted(tensors)
-        with tf.device("CPU:0"):
+        with tf.device(local_cpu()):
             tf.raw_ops.SaveV2(
                 prefix=str(aside / "bundle"),
                 tensor_names=names,

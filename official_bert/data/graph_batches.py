@@ -1,0 +1,343 @@
+"""The batch of step k as a graph: `input_pipeline.Batches` on hosts that run no Python.
+
+A TPU slice under TensorFlow has one Python process, and the hosts that feed the chips are plain
+TensorFlow servers. So the function (files, seed, k) → batch is stated here a second time, with
+operations that such a host runs alone. This process sends it the places of the blocks in the files
+and the keys of the random numbers, never records. A host opens the files through TensorFlow's file
+systems, and reads the blocks that feed its rows.
+
+The result is that of `Batches`, bit for bit, from any step on.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from official_bert.data import graph_masking
+from official_bert.data.dynamic_masking import DynamicMasking, Rows
+from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
+from official_bert.data.graph_random import Draws, keys_of, permutation
+from official_bert.data.record_files import RecordFiles
+
+_BYTES_AT_ONCE = 1 << 18  # of a file
+
+
+class Plan(NamedTuple):
+    """What decides the batches of one host; `Batches` says what each is.
+
+    Attributes:
+        files: The records.
+        parse: Their parser.
+        masking: Of dynamic records; None for static ones.
+        seed: Of all random numbers.
+        batch_size: Examples in a batch on all hosts together.
+        rows: This host's rows of it.
+        sections: Number of sections of a window.
+        window_steps: Batches in a window.
+        in_memory: Whether all records are shuffled together.
+        shuffle: Whether they are at all.
+        vocab_size, max_seq_length: What ids and positions must stay below.
+        shapes: {name: shape of a row} of a batch.
+    """
+
+    files: RecordFiles
+    parse: StaticParser | DynamicParser
+    masking: DynamicMasking | None
+    seed: int
+    batch_size: int
+    rows: range
+    sections: int
+    window_steps: int
+    in_memory: bool
+    shuffle: bool
+    vocab_size: int | None
+    max_seq_length: int
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def width(self) -> int:
+        """Rows of a section in a batch."""
+        return self.batch_size // self.sections
+
+    @property
+    def my_sections(self) -> range:
+        """The sections that feed this host."""
+        return range(self.rows.start // self.width, -(-self.rows.stop // self.width))
+
+
+class _Step(NamedTuple):
+    """A batch before it is parsed: serialized records or a pool of sequences, and what to take."""
+
+    pool: tf.Tensor | Sequences
+    rows: Rows
+    weights: tf.Tensor
+
+
+@tf.autograph.experimental.do_not_convert  # nor what tf.data calls later
+def dataset(plan: Plan, steps: range) -> tf.data.Dataset:
+    """The batches of some steps.
+
+    Args:
+        plan: A `Plan`.
+        steps: Range of steps.
+
+    Returns:
+        A dataset of this host's rows of each batch: what `Batches` gives, as tensors.
+
+    Raises:
+        ValueError: if the records are compressed.
+    """
+    compressed = plan.files.compressed()
+    if compressed:
+        raise ValueError(
+            f"{compressed[0]}: compressed with GZIP; the hosts of a TPU read from the middle of "
+            "files, which TensorFlow cannot do in compressed ones. Make the records without "
+            "--gzip_compress."
+        )
+    reader = _Reader(plan)
+    if not plan.shuffle:
+        found = _in_order(plan, reader, steps)
+    elif plan.in_memory:
+        found = _shuffled_as_one(plan, reader, steps)
+    else:
+        found = _windows(plan, reader, steps)
+    found = tf.data.Dataset.zip(found, tf.data.Dataset.range(steps.start, steps.stop))
+    make = functools.partial(_batch, plan, reader)
+    return found.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _batch(plan, reader, found, step):
+    pool, rows, weights = found
+    skip = plan.rows.start - plan.my_sections.start * plan.width
+    mine = slice(skip, skip + len(plan.rows))
+    if plan.masking is None:
+        batch, weights = reader.columns(tf.gather(pool, rows.numbers[mine])), weights[mine]
+    else:
+        draws = Draws(_keys(plan, "mask", step, list(plan.my_sections)), plan.width)
+        batch = graph_masking.examples(plan.masking, pool, rows, draws)
+        batch = {name: values[mine] for name, values in batch.items()}
+        weights = weights[mine]
+    batch["masked_lm_weights"] *= weights[:, None]
+    batch["example_weights"] = weights
+    rows = len(plan.rows)
+    return {
+        name: tf.ensure_shape(values, [rows, *plan.shapes[name]]) for name, values in batch.items()
+    }
+
+
+def _keys(plan, *purpose):
+    """The keys of some purposes: (K, 2); what there are several of is a vector, the last one."""
+    *parts, last = (str(plan.seed), *purpose)
+    parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in parts]
+    texts = tf.strings.join([*parts, tf.strings.as_string(last)], "/")
+    return keys_of(tf.reshape(texts, [-1]))
+
+
+# Which records a batch takes
+
+
+def _numbers(plan, step):
+    """The numbers of the rows of this host's sections in the batch of a step, counted from 0."""
+    first = step * plan.batch_size + plan.my_sections.start * plan.width
+    return first + tf.range(plan.width * len(plan.my_sections), dtype=tf.int64)
+
+
+def _in_order(plan, reader, steps):
+    """Batches without shuffling: static records one batch at a time, sequences with all others."""
+    total = plan.files.num_records
+
+    def of_step(pool, before, step):
+        numbers = _numbers(plan, step)
+        weights = tf.cast(numbers < total, tf.float32)
+        numbers = tf.minimum(numbers, total - 1)
+        if pool is None:
+            before = numbers[0]
+            pool = reader.pool(reader.runs_in_order(before, numbers[-1] + 1))
+        numbers -= before
+        if plan.in_memory:
+            bounds = tf.zeros_like(numbers), tf.fill(tf.shape(numbers), np.int64(total))
+        else:
+            sections = tf.reshape(numbers, (-1, plan.width))
+            ends = tf.repeat(sections[:, 0], plan.width), tf.repeat(sections[:, -1], plan.width)
+            bounds = ends[0], ends[1] + 1
+        return _Step(pool, Rows(numbers, *bounds), weights)
+
+    numbers = tf.data.Dataset.range(steps.start, steps.stop)
+    if plan.in_memory and plan.masking:  # a second part may come from any record
+        return _all(reader).flat_map(
+            lambda pool: numbers.map(lambda k: of_step(pool, np.int64(0), k))
+        )
+    return numbers.map(lambda k: of_step(None, None, k))
+
+
+def _all(reader):
+    """One element: the pool of all records."""
+    total = tf.data.Dataset.from_tensors(np.int64(reader.plan.files.num_records))
+    return total.map(lambda count: reader.pool(reader.runs_in_order(0, count)))
+
+
+def _shuffled_as_one(plan, reader, steps):
+    """All records in one order per epoch."""
+    total = plan.files.num_records
+    first = steps.start * plan.batch_size
+    epoch, skipped = divmod(first, total)
+
+    def order(number):
+        skip = tf.where(number == epoch, np.int64(skipped), np.int64(0))
+        return permutation(_keys(plan, "epoch", number)[0], total)[skip:]
+
+    epochs = tf.data.Dataset.range(epoch, np.iinfo(np.int64).max)
+    orders = epochs.map(order)
+    numbers = orders.prefetch(1).rebatch(plan.batch_size).take(len(steps))
+    start = plan.my_sections.start * plan.width
+    stop = start + len(plan.my_sections) * plan.width
+
+    def of_step(pool, numbers):
+        numbers = numbers[start:stop]
+        low = tf.zeros_like(numbers)
+        return _Step(pool, Rows(numbers, low, low + total), tf.ones_like(numbers, tf.float32))
+
+    return _all(reader).flat_map(lambda pool: numbers.map(lambda some: of_step(pool, some)))
+
+
+def _windows(plan, reader, steps):
+    """Windows cut into sections, each shuffled by itself."""
+    per = plan.window_steps
+    size, total = per * plan.width, plan.files.num_records
+    # epochs that a window may touch
+    spanned = np.arange((plan.sections * size - 1) // total + 2)
+
+    def load(window):
+        start = window * plan.sections * size
+        epochs = start // total + spanned
+        blocks = reader.in_epoch_orders(epochs, _keys(plan, "epoch", epochs))
+        runs, orders = [], []
+        for section in plan.my_sections:
+            first = start + section * size
+            runs.append(reader.runs(*blocks, first, first + size))
+            keys = _keys(plan, "section", window, str(section), epochs)
+            order = _section_order(first, first + size, total, epochs, keys)
+            orders.append(tf.ensure_shape(order, [size]))
+        return reader.pool(tf.concat(runs, 0)), tf.stack(orders)
+
+    low = np.repeat(np.arange(len(plan.my_sections), dtype=np.int64) * size, plan.width)
+    weights = np.ones(len(low), np.float32)
+
+    def steps_of(pool, orders):
+        orders += np.arange(len(plan.my_sections), dtype=np.int64)[:, None] * size
+        cut = tf.reshape(orders, (len(plan.my_sections), per, plan.width))
+        by_step = tf.reshape(tf.transpose(cut, (1, 0, 2)), (per, -1))
+        of_window = tf.data.Dataset.from_tensor_slices(by_step)
+        return of_window.map(lambda numbers: _Step(pool, Rows(numbers, low, low + size), weights))
+
+    window, skipped = divmod(steps.start, per)
+    windows = tf.data.Dataset.range(window, -(-steps.stop // per))
+    loaded = windows.map(load, num_parallel_calls=1).prefetch(1)
+    return loaded.flat_map(steps_of).skip(skipped).take(len(steps))
+
+
+def _section_order(start, stop, total, epochs, keys):
+    """The order in a section: what belongs to one epoch is shuffled by itself."""
+    orders, before = [], tf.constant(0, tf.int64)
+    for epoch, key in zip(tf.unstack(epochs), tf.unstack(keys), strict=True):
+        count = tf.minimum(stop, (epoch + 1) * total) - tf.maximum(start, epoch * total)
+        count = tf.maximum(count, 0)
+        orders.append(before + permutation(key, count))
+        before += count
+    return tf.concat(orders, 0)
+
+
+# Reading
+
+
+class _Reader:
+    """Reads runs of records, and parses them."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self._paths = tf.constant(list(map(str, plan.files.paths)))
+        blocks = plan.files.blocks  # file, first record, records, offset, bytes
+        self._places, self._sizes = tf.constant(blocks[:, [0, 3]]), tf.constant(blocks[:, 2])
+
+    def runs_in_order(self, start, stop):
+        """The records `start` … `stop` in the order of the files; see `runs`."""
+        blocks = tf.range(tf.size(self._sizes, tf.int64))
+        return self.runs(blocks, tf.cumsum(self._sizes, exclusive=True), start, stop)
+
+    def in_epoch_orders(self, epochs, keys):
+        """The blocks of some epochs in turn, and their places in the endless stream."""
+        orders, begins = [], []
+        for epoch, key in zip(tf.unstack(epochs), tf.unstack(keys), strict=True):
+            orders.append(permutation(key, len(self.plan.files.blocks)))
+            before = tf.cumsum(tf.gather(self._sizes, orders[-1]), exclusive=True)
+            begins.append(epoch * self.plan.files.num_records + before)
+        return tf.concat(orders, 0), tf.concat(begins, 0)
+
+    def runs(self, blocks, begins, start, stop):
+        """What to read to get the records at `start` … `stop`.
+
+        Args:
+            blocks: Numbers of blocks, as they follow each other.
+            begins: The place of the first record of each.
+            start, stop: Places.
+
+        Returns:
+            (R, 4), int64: file, byte in it, records to skip from there, records to take.
+        """
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+        low = tf.searchsorted(begins, start[None], "right")[0] - 1
+        high = tf.searchsorted(begins, stop[None], "left")[0]
+        blocks, begins = blocks[low:high], begins[low:high]
+        skipped = tf.maximum(start - begins, 0)
+        last = tf.minimum(stop - begins, tf.gather(self._sizes, blocks))
+        ends = tf.stack([skipped, last - skipped], 1)
+        return tf.concat([tf.gather(self._places, blocks), ends], 1)
+
+    def pool(self, runs):
+        """The records of some runs: serialized if they are static, or else `Sequences`."""
+        found = tf.data.Dataset.from_tensor_slices(runs).flat_map(self._records)
+        serialized = found.batch(tf.reduce_sum(runs[:, 3])).get_single_element()
+        return serialized if self.plan.masking is None else self._sequences(serialized)
+
+    def _records(self, run):
+        opened = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.gather(self._paths, run[0])[None],
+            compression_type="",
+            buffer_size=_BYTES_AT_ONCE,
+            byte_offsets=run[1:2],
+        )
+        records = tf.data.experimental.from_variant(opened, tf.TensorSpec((), tf.string))
+        return records.skip(run[2]).take(run[3])
+
+    def columns(self, serialized):
+        """Static records as the arrays of a batch, but for `example_weights`."""
+        columns = self.plan.parse.columns(serialized)
+        for name in ("input_ids", "masked_lm_ids"):
+            self._require_in_vocabulary(columns[name])
+        positions = columns["masked_lm_positions"]
+        _require(_inside(positions, self.plan.max_seq_length), "a masked position is beyond S.")
+        return {
+            name: values if values.dtype == tf.float32 else tf.cast(values, tf.int32)
+            for name, values in columns.items()
+        }
+
+    def _sequences(self, serialized):
+        pool = self.plan.parse.sequences(serialized)
+        self._require_in_vocabulary(pool.tokens)
+        longest = tf.reduce_max(pool.token_splits[1:] - pool.token_splits[:-1])
+        _require(longest <= self.plan.max_seq_length - 3, "a sequence is longer than S - 3.")
+        return pool
+
+    def _require_in_vocabulary(self, ids):
+        if self.plan.vocab_size:
+            _require(_inside(ids, self.plan.vocab_size), "a token id is not in the vocabulary.")
+
+
+def _inside(values, limit):
+    return tf.reduce_all((values >= 0) & (values < limit))
+
+
+def _require(condition, text):
+    tf.debugging.Assert(condition, [f"In the records that a host read, {text}"])

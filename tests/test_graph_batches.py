@@ -1,0 +1,165 @@
+"""The graph of a host without Python gives bit for bit the batches of `Batches`."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import dynamic_masking, graph_random
+from official_bert.data.input_pipeline import Batches
+from official_bert.data.instances import Settings
+
+LENGTH, PREDICTIONS = 32, 5
+
+
+@pytest.fixture(scope="module")
+def made(small_text, tmp_path_factory):
+    """Static and dynamic records, some thousands of each, and some that are compressed."""
+    folder = tmp_path_factory.mktemp("records")
+    for name in ("static", "dynamic", "packed"):
+        create_pretraining_data(
+            small_text.path,
+            str(folder / f"{name}.tfrecord"),
+            small_text.vocab_file,
+            Settings(LENGTH, PREDICTIONS, dupe_factor=2 if name == "static" else 1),
+            num_shards=2,
+            num_workers=1,
+            input_format="paragraphs",
+            dynamic_masking=name == "dynamic",
+            gzip_compress=name == "packed",
+        )
+    return folder
+
+
+def batches(made, kind, batch_size=96, **options):
+    return Batches([f"{made}/{kind}.tfrecord-*"], batch_size, LENGTH, PREDICTIONS, **options)
+
+
+def require_equal(made, kind, steps, shards=((0, 1),), **options):
+    """The graph's batches of `steps` are those of `Batches`, for each (shard, number of shards)."""
+    for index, count in shards:
+        data = batches(made, kind, shard_index=index, num_shards=count, **options)
+        graph = batches(made, kind, **options).dataset(steps, index, count)
+        spec = graph.element_spec.items()
+        assert {k: (tuple(s.shape), s.dtype.as_numpy_dtype) for k, s in spec} == data.element_spec
+        found = list(graph.as_numpy_iterator())
+        assert len(found) == len(steps)
+        for step, batch in zip(steps, found, strict=True):
+            expected = data[step]
+            assert batch.keys() == expected.keys()
+            for name, values in expected.items():
+                assert batch[name].dtype == values.dtype
+                np.testing.assert_array_equal(batch[name], values, err_msg=f"{name} of {step}")
+
+
+def test_keys_are_those_of_hashlib():
+    texts = ["", "12345/mask/100003/0", "x" * 127, "7/section/12/3/0", "a" * 128]
+    expected = [hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts]
+    found = graph_random.keys_of(tf.constant(texts)).numpy()
+    assert [key.tobytes() for key in found] == expected
+
+
+def test_random_words_orders_and_numbers_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    for count in (0, 1, 3, 4, 5, 17, 4096):
+        key = rng.bytes(16)
+        stream = np.random.Philox(key=np.frombuffer(key, np.uint64)).random_raw(count + 6)
+        words = tf.constant(np.frombuffer(key, np.uint64))
+        for start in (0, 1, 6):
+            found = graph_random.philox(words[None], *tf.constant([start, count], tf.int64))[0]
+            np.testing.assert_array_equal(found, stream[start : start + count])
+        order = graph_random.permutation(words, tf.constant(count, tf.int64))
+        np.testing.assert_array_equal(order, dynamic_masking.permutation(key, count))
+    keys = [rng.bytes(16) for _ in range(3)]
+    expected = dynamic_masking.Draws(keys, 5)
+    words = np.frombuffer(b"".join(keys), np.uint64).reshape(3, 2)
+    found = graph_random.Draws(tf.constant(words), 5)
+    for shape in ((), (), (10,), (), (2, 7), (3,)):
+        np.testing.assert_array_equal(found.uniform(*shape), expected.uniform(*shape))
+
+
+kinds = pytest.mark.parametrize("kind", ["static", "dynamic"])
+
+
+@kinds
+@pytest.mark.parametrize("window", [65536, 1024])
+def test_any_steps_on_any_number_of_hosts(made, kind, window):
+    """Beyond the end of an epoch, from the middle of a window, and far away."""
+    data = batches(made, kind, window_records=window)
+    end = data.num_batches
+    assert 1024 < data.num_examples < 65536
+    beyond = range(end - 7, end + 13)
+    require_equal(made, kind, beyond, shards=((0, 4), (2, 4)), window_records=window)
+    require_equal(made, kind, range(100_003, 100_006), window_records=window)
+
+
+@kinds
+def test_batches_larger_than_the_data(made, kind):
+    size = 2 * batches(made, kind).num_examples + 38
+    for window in (1024, 1 << 20):
+        require_equal(made, kind, range(1, 3), ((1, 2),), batch_size=size, window_records=window)
+
+
+WAYS = [
+    {"use_next_sentence": False},
+    {"do_whole_word_mask": True},
+    {"do_whole_word_mask": True, "max_ngram_size": 3},
+    {"use_next_sentence": False, "do_whole_word_mask": True, "masked_lm_prob": 0.3},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(way))
+def test_every_way_of_masking(made, way):
+    require_equal(made, "dynamic", range(20, 32), ((1, 2),), window_records=1024, **way)
+
+
+@kinds
+@pytest.mark.parametrize("window", [65536, 256])
+def test_an_evaluation_in_order_with_its_padded_last_batch(made, kind, window):
+    whole = batches(made, kind, shuffle=False)
+    assert whole.num_examples % 96
+    steps = range(whole.num_batches)
+    require_equal(made, kind, steps, ((1, 2),), shuffle=False, window_records=window)
+    assert 0 < whole[steps[-1]]["example_weights"].sum() < 96
+
+
+def test_records_of_other_tools_are_read_too(made, tmp_path):
+    for path in made.glob("static.tfrecord-*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    require_equal(tmp_path, "static", range(2, 5), window_records=1024)
+
+
+def test_the_graph_is_as_large_for_a_billion_steps_as_for_one(made):
+    """It could not be sent to a host otherwise, and resuming would take ever longer."""
+
+    def size(steps):
+        graph = batches(made, "dynamic", window_records=1024).dataset(steps, 0, 2)
+        return len(tf.raw_ops.DatasetToGraphV2(input_dataset=graph._variant_tensor).numpy())
+
+    assert size(range(10**9)) == pytest.approx(size(range(1)), rel=0.001)
+
+
+def test_compressed_records_are_refused_with_the_reason(made):
+    with pytest.raises(ValueError, match=r"packed.tfrecord-00000-of-00002: compressed with GZIP"):
+        batches(made, "packed").dataset(range(2), 0, 1)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(made):
+    for kind in ("static", "dynamic"):
+        data = batches(made, kind)
+        data._vocab_size = 50  # which the manifest would refuse at once
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not in the vocabulary"):
+            next(iter(data.dataset(range(2), 0, 1)))
+
+
+def test_damaged_records_are_refused(made, tmp_path):
+    for path in made.glob("static.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    graph = batches(tmp_path, "static").dataset(range(60), 0, 1)
+    damaged = bytearray((tmp_path / "static.tfrecord-00001-of-00002").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "static.tfrecord-00001-of-00002").write_bytes(damaged)
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
+        list(graph)
