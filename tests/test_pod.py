@@ -59,7 +59,7 @@ def runs(small_corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pod")
     alone, on_pod = folder / "alone", folder / "on_pod"
     finish(start(small_corpus, alone))
-    with pod.hosts(folder) as hosts:
+    with pod.hosts(folder) as hosts:  # they outlive their clients
         kill_after(start(small_corpus, on_pod, hosts), on_pod / "ctl_step_4.ckpt-1.json")
         kill_after(start(small_corpus, on_pod, hosts), on_pod / "ctl_step_8.ckpt-2.json")
         said = finish(start(small_corpus, on_pod, hosts))
