@@ -150,7 +150,10 @@ def test_ids_beyond_the_vocabulary_are_refused(made):
     for kind in ("static", "dynamic"):
         data = batches(made, kind)
         data._vocab_size = 50  # which the manifest would refuse at once
-        with pytest.raises(tf.errors.InvalidArgumentError, match="not in the vocabulary"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="In the records that a host read, a token id is not",
+        ):
             next(iter(data.dataset(range(2), 0, 1)))
 
 

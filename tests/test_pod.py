@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.slow, pod.needs_namespaces]
 
 
 def start(corpus, model_dir, hosts=()):
+    """Starts the run of `pod_client`, on hosts or, without, on one device."""
     settings = {
         "config": dataclasses.asdict(corpus.config),
         "train": corpus.train,
@@ -59,7 +61,7 @@ def runs(small_corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pod")
     alone, on_pod = folder / "alone", folder / "on_pod"
     finish(start(small_corpus, alone))
-    with pod.hosts(folder) as hosts:  # they outlive their clients
+    with pod.hosts(folder) as hosts:  # which outlive their clients
         kill_after(start(small_corpus, on_pod, hosts), on_pod / "ctl_step_4.ckpt-1.json")
         kill_after(start(small_corpus, on_pod, hosts), on_pod / "ctl_step_8.ckpt-2.json")
         said = finish(start(small_corpus, on_pod, hosts))
@@ -82,3 +84,19 @@ def test_its_log_and_its_evaluations_are_those_of_one_device(runs):
         assert line.keys() == expected.keys()
         for name, value in expected.items():
             assert line[name] == pytest.approx(value, rel=1e-4), (name, line["step"])
+
+
+def test_records_that_a_host_cannot_read_end_the_run_with_the_reason(small_corpus, tmp_path):
+    for path in small_corpus.folder.glob("train_*"):
+        shutil.copy(path, tmp_path)
+    damaged = tmp_path / "train_32.tfrecord-00001-of-00002"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    corpus = small_corpus._replace(train=str(tmp_path / Path(small_corpus.train).name))
+    with pod.hosts(tmp_path) as hosts:
+        client = start(corpus, tmp_path / "model", hosts)
+        said, _ = client.communicate(timeout=900)
+    assert client.returncode == 1
+    assert "InputFailed: A host could not read its records: " in said
+    assert "corrupted record" in said

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
 _GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
 
+_UNREADABLE = "In the records that a host read"  # so begins what `data.graph_batches` asserts
+
 
 class TfDistribute:
     """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
@@ -129,6 +131,11 @@ class TfDistribute:
         for_host = make_input(open_batches, steps, on_read)
         return iter(self._strategy.distribute_datasets_from_function(for_host))
 
+    def accept(self, batches: "Batches") -> None:
+        """Raises a ValueError for batches that `feed` would refuse."""
+        if self._hosts_run_no_python:
+            batches.dataset(range(1), 0, 1)
+
     def _graph_input(self, open_batches, steps, on_read):
         batches = open_batches(0, 1)
         for step in steps if on_read else ():
@@ -185,8 +192,12 @@ class TfDistribute:
 
         TensorFlow, which calls for the batches, passes on the text of an error alone.
         """
-        is_behind = self._input_errors and isinstance(error, tf.errors.OpError)
-        return self._input_errors[0] if is_behind else None
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if self._hosts_run_no_python and _is_of_reading(error):
+            reason = str(error.message).strip().partition("\n")[0]
+            return ValueError(f"A host could not read its records: {reason}.")
+        return self._input_errors[0] if self._input_errors else None
 
     def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.
@@ -240,6 +251,12 @@ def _hosts_run_no_python(strategy):
     except RuntimeError:  # the default strategy has no list
         return False
     return tf.DeviceSpec.from_string(device).job not in (None, "localhost")
+
+
+def _is_of_reading(error):
+    """Whether a loop's error is of its input: a loop reads no other files."""
+    of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
+    return isinstance(error, of_files) or _UNREADABLE in str(error)
 
 
 def _shard(strategy):

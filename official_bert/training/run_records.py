@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from official_bert.stages import LoopOptions, Run, Stage
     from official_bert.tasks import Batches
 
@@ -20,8 +22,11 @@ class RunRecords:
         self._run, self._options, self._shard = run, options, shard
         self._held_out = {}
 
-    def check(self) -> list[str]:
+    def check(self, accept: "Callable[[Batches], object]") -> list[str]:
         """Reads some of every stage's, so that what is wrong shows before the work.
+
+        Args:
+            accept: Raises a ValueError for batches that the engine cannot train on.
 
         Returns:
             The fingerprint of each stage's training records, by which others are noticed.
@@ -33,10 +38,11 @@ class RunRecords:
         fingerprints = []
         for stage in reversed(self._run.stages):  # what is held out for the first stays open
             batches = self.training(stage, *self._shard)
-            batches[0]
+            held_out = [self.held_out(stage, *self._shard)] if self._options.eval_files else []
+            for opened in (batches, *held_out):
+                opened[0]
+                accept(opened)
             fingerprints.append(batches.fingerprint())
-            if self._options.eval_files:
-                self.held_out(stage, *self._shard)[0]
         return fingerprints[::-1]
 
     def training(self, stage: "Stage", shard_index: int = 0, num_shards: int = 1) -> "Batches":

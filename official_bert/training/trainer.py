@@ -86,7 +86,7 @@ class Trainer:
         self._profiler = Profiler(options.profile_steps, self.model_dir / "summaries" / "train")
         self._records = RunRecords(run, options, engine.shard)
         run_checks.check(run, options, engine.num_replicas)
-        self._description = run.describe() | {"records": self._records.check()}
+        self._description = run.describe() | {"records": self._records.check(engine.accept)}
         self._claim = model_directory.check(
             self.model_dir, run.config, self._description, resume_from
         )
