@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,19 +83,3 @@ def test_its_log_and_its_evaluations_are_those_of_one_device(runs):
         assert line.keys() == expected.keys()
         for name, value in expected.items():
             assert line[name] == pytest.approx(value, rel=1e-4), (name, line["step"])
-
-
-def test_records_that_a_host_cannot_read_end_the_run_with_the_reason(small_corpus, tmp_path):
-    for path in small_corpus.folder.glob("train_*"):
-        shutil.copy(path, tmp_path)
-    damaged = tmp_path / "train_32.tfrecord-00001-of-00002"
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    corpus = small_corpus._replace(train=str(tmp_path / Path(small_corpus.train).name))
-    with pod.hosts(tmp_path) as hosts:
-        client = start(corpus, tmp_path / "model", hosts)
-        said, _ = client.communicate(timeout=900)
-    assert client.returncode == 1
-    assert "InputFailed: A host could not read its records: " in said
-    assert "corrupted record" in said

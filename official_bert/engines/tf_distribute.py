@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 # FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
 _GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
 
-_UNREADABLE = "In the records that a host read"  # so begins what `data.graph_batches` asserts
-
 
 class TfDistribute:
     """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
@@ -192,12 +190,8 @@ class TfDistribute:
 
         TensorFlow, which calls for the batches, passes on the text of an error alone.
         """
-        if not isinstance(error, tf.errors.OpError):
-            return None
-        if self._hosts_run_no_python and _is_of_reading(error):
-            reason = str(error.message).strip().partition("\n")[0]
-            return ValueError(f"A host could not read its records: {reason}.")
-        return self._input_errors[0] if self._input_errors else None
+        is_behind = self._input_errors and isinstance(error, tf.errors.OpError)
+        return self._input_errors[0] if is_behind else None
 
     def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.
@@ -251,12 +245,6 @@ def _hosts_run_no_python(strategy):
     except RuntimeError:  # the default strategy has no list
         return False
     return tf.DeviceSpec.from_string(device).job not in (None, "localhost")
-
-
-def _is_of_reading(error):
-    """Whether a loop's error is of its input: a loop reads no other files."""
-    of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
-    return isinstance(error, of_files) or _UNREADABLE in str(error)
 
 
 def _shard(strategy):
