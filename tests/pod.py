@@ -43,6 +43,7 @@ def hosts(folder: Path) -> Iterator[list[str]]:
             _ip(f"-n {space} link set lo up")
         running = [_start(f"{name}n{number}", addresses, number, folder) for number in range(HOSTS)]
         for process in running:
+            stack.callback(process.stdout.close)
             stack.callback(process.wait)
             stack.callback(process.kill)
         for process in running:
