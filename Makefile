@@ -39,7 +39,7 @@ browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 	else echo "not root, or no apt-get: tests of pages will be skipped"; fi
 
 docs: .venv/ready_for_docs  ## Build the documentation as a site into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 notebooks: .venv/ready_for_all  ## Run the notebooks of docs/notebooks and keep their outputs
 	$(BIN)/python docs/run_notebooks.py

@@ -127,9 +127,10 @@ class WarmupPolynomialDecay(_WarmupToTotal):
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962, section 4.
 
-    >>> schedule = WarmupPolynomialDecay(5e-3, total_steps=15_625, warmup_steps=3_125)
-    >>> [round(float(schedule(step)), 6) for step in (0, 1_250, 3_125, 9_375, 15_625)]
-    [0.0, 0.002, 0.005, 0.0025, 0.0]
+    Examples:
+        >>> schedule = WarmupPolynomialDecay(5e-3, total_steps=15_625, warmup_steps=3_125)
+        >>> [round(float(schedule(step)), 6) for step in (0, 1_250, 3_125, 9_375, 15_625)]
+        [0.0, 0.002, 0.005, 0.0025, 0.0]
     """
 
     def __init__(
@@ -170,9 +171,10 @@ class WarmupCosineDecay(_WarmupToTotal):
     With `decay_from="start"`, W inside the cosine is 0. The arguments and errors are those of
     `WarmupPolynomialDecay`, without `power`.
 
-    >>> schedule = WarmupCosineDecay(1.0, total_steps=100, warmup_steps=20)
-    >>> [round(float(schedule(step)), 4) for step in (10, 20, 60, 100)]
-    [0.5, 1.0, 0.5, 0.0]
+    Examples:
+        >>> schedule = WarmupCosineDecay(1.0, total_steps=100, warmup_steps=20)
+        >>> [round(float(schedule(step)), 4) for step in (10, 20, 60, 100)]
+        [0.5, 1.0, 0.5, 0.0]
     """
 
     def __init__(
@@ -218,9 +220,10 @@ class WarmupExponentialDecay(_Warmup):
     Raises:
         TypeError, ValueError: as in `WarmupPolynomialDecay`; `decay_rate` outside (0, 1].
 
-    >>> schedule = WarmupExponentialDecay(1.0, decay_steps=100, decay_rate=0.5, warmup_steps=10)
-    >>> [float(schedule(step)) for step in (5, 10, 110, 210)]
-    [0.5, 1.0, 0.5, 0.25]
+    Examples:
+        >>> schedule = WarmupExponentialDecay(1.0, decay_steps=100, decay_rate=0.5, warmup_steps=10)
+        >>> [float(schedule(step)) for step in (5, 10, 110, 210)]
+        [0.5, 1.0, 0.5, 0.25]
     """
 
     def __init__(
@@ -279,9 +282,10 @@ class WarmupMultiStepDecay(_Warmup):
         TypeError, ValueError: as in `WarmupPolynomialDecay`; boundaries that do not increase or are
             inside the warm-up; `decay_rate` outside (0, 1].
 
-    >>> schedule = WarmupMultiStepDecay(1.0, boundaries=[30, 60], decay_rate=0.1, warmup_steps=10)
-    >>> [round(float(schedule(step)), 4) for step in (5, 10, 29, 30, 60)]
-    [0.5, 1.0, 1.0, 0.1, 0.01]
+    Examples:
+        >>> schedule = WarmupMultiStepDecay(1.0, [30, 60], decay_rate=0.1, warmup_steps=10)
+        >>> [round(float(schedule(step)), 4) for step in (5, 10, 29, 30, 60)]
+        [0.5, 1.0, 1.0, 0.1, 0.01]
     """
 
     def __init__(
@@ -329,9 +333,10 @@ class WarmupConstant(_Warmup):
 
     The arguments and errors are those of `WarmupPolynomialDecay` with the same names.
 
-    >>> schedule = WarmupConstant(1.0, warmup_steps=10)
-    >>> [float(schedule(step)) for step in (0, 5, 10, 1_000)]
-    [0.0, 0.5, 1.0, 1.0]
+    Examples:
+        >>> schedule = WarmupConstant(1.0, warmup_steps=10)
+        >>> [float(schedule(step)) for step in (0, 5, 10, 1_000)]
+        [0.0, 0.5, 1.0, 1.0]
     """
 
     def __init__(
@@ -362,12 +367,13 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     The paper's mixed-batch run (section 4.1; the rate ramps up from zero again in stage 2), with
     NVIDIA's rates:
 
-    >>> schedule = JoinedSchedules([
-    ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_001, power=0.5), 7_038),
-    ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
-    ... ])
-    >>> [round(float(schedule(step)), 6) for step in (2_001, 7_038, 7_138, 7_238)]
-    [0.006, 0.0, 0.002, 0.004]
+    Examples:
+        >>> schedule = JoinedSchedules([
+        ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_001, power=0.5), 7_038),
+        ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
+        ... ])
+        >>> [round(float(schedule(step)), 6) for step in (2_001, 7_038, 7_138, 7_238)]
+        [0.006, 0.0, 0.002, 0.004]
     """
 
     def __init__(self, stages: Sequence[tuple[Schedule, int]]):
@@ -409,8 +415,9 @@ def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: 
 
     LAMB and LEGW use it. The LAMB paper's untuned BERT rates, from 32K down to 512:
 
-    >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
-    [0.005, 0.0025, 0.000625]
+    Examples:
+        >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
+        [0.005, 0.0025, 0.000625]
     """
     return base_learning_rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
 
@@ -420,8 +427,9 @@ def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate
 
     It is the usual rule for SGD with momentum.
 
-    >>> linear_scaling(1024, 256, 0.1)
-    0.4
+    Examples:
+        >>> linear_scaling(1024, 256, 0.1)
+        0.4
     """
     return base_learning_rate * _batch_ratio(batch_size, base_batch_size)
 
@@ -468,11 +476,13 @@ def legw(
     ResNet-50 at batch 8,192 from the paper's 512 (rate 2², 10/2⁶ epochs of warm-up, 90 epochs,
     power 2):
 
-    >>> def polynomial(peak, warmup_steps, steps_per_epoch):
-    ...     return WarmupPolynomialDecay(peak, round(90 * steps_per_epoch), warmup_steps, power=2)
-    >>> schedule = legw(8_192, 512, 4.0, 10 / 64, num_examples=1_281_167, decay=polynomial)
-    >>> schedule.peak_learning_rate, schedule.warmup_steps, schedule.total_steps
-    (16.0, 391, 14075)
+    Examples:
+        >>> def polynomial(peak, warmup_steps, steps_per_epoch):
+        ...     steps = round(90 * steps_per_epoch)
+        ...     return WarmupPolynomialDecay(peak, steps, warmup_steps, power=2)
+        >>> schedule = legw(8_192, 512, 4.0, 10 / 64, num_examples=1_281_167, decay=polynomial)
+        >>> schedule.peak_learning_rate, schedule.warmup_steps, schedule.total_steps
+        (16.0, 391, 14075)
     """
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
     if not num_examples > 0:

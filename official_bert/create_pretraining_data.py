@@ -90,7 +90,7 @@ def create_pretraining_data(
         OSError: the disk is full or not writable. What is finished stays and is used by the next
             run.
 
-    Example:
+    Examples:
         >>> settings = Settings(dupe_factor=1)
         >>> create_pretraining_data("a.txt", "records/a.tfrecord", "vocab.txt", settings)
     """

@@ -223,10 +223,9 @@ def mslt_plan(depths: Sequence[int]) -> tuple[dict[str, object], ...]:
     Raises:
         ValueError: if the depths do not grow.
 
-    Example:
-
-    >>> [fields["trained_layers"] for fields in mslt_plan((3, 6))]
-    [(0, 1, 2), (3, 4, 5), None]
+    Examples:
+        >>> [fields["trained_layers"] for fields in mslt_plan((3, 6))]
+        [(0, 1, 2), (3, 4, 5), None]
     """
     steps = tuple(itertools.pairwise((0, *depths)))
     if not steps or any(below >= depth for below, depth in steps):

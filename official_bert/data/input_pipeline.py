@@ -90,7 +90,7 @@ class Batches:
         ValueError: nothing matches, a truncated or damaged file, records of another length, ids
             beyond the vocabulary; the message names the file and, where there is one, the record.
 
-    Example:
+    Examples:
         >>> batches = Batches(["records/wiki.tfrecord*"], batch_size=256, max_seq_length=128,
         ...                   max_predictions_per_seq=20, seed=1)
         >>> batches[1000]["input_ids"].shape

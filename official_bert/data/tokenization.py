@@ -122,7 +122,7 @@ def load(vocab_file: str, do_lower_case: bool = True) -> Tokenizer:
         vocab_file: One token per line.
         do_lower_case: Lower-case and strip accents, as for the uncased vocabularies.
 
-    Example:
+    Examples:
         >>> load("vocab.txt").encode("Unaffable", add_special_tokens=False).tokens
         ['una', '##ffa', '##ble']
     """

@@ -68,7 +68,7 @@ def make_features(
     Raises:
         ValueError: `max_seq_length` leaves no piece for a sentence.
 
-    Example:
+    Examples:
         >>> features = make_features(["Hello."], ["Who are you?"], tokenizer, 8)
         >>> features["input_mask"]
         array([[1, 1, 1, 1, 1, 1, 1, 1]], dtype=int32)

@@ -26,7 +26,7 @@ def compute(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -
         ValueError: an unknown name, different or no numbers of examples, or values that are not
             finite or, for a metric of classes, no class numbers.
 
-    Example:
+    Examples:
         >>> compute(["accuracy", "f1"], [1, 0, 1, 1], [1, 0, 0, 1])
         {'accuracy': 0.75, 'f1': 0.8}
     """

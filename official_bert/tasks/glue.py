@@ -99,7 +99,7 @@ def task(name: str) -> GlueTask:
     Raises:
         ValueError: there is none; the message names all.
 
-    Example:
+    Examples:
         >>> task("sst2").name
         'SST-2'
     """

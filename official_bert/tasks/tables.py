@@ -93,7 +93,7 @@ def read(
         ValueError: the file is missing, unreadable or without a row, lacks a column or holds it
             twice, or a row is broken. The message names the file, the line and what to do.
 
-    Example:
+    Examples:
         >>> read("reviews.csv", ["text", "stars"]).columns["stars"]
         ['5', '1', '4']
     """
