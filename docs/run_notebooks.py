@@ -21,6 +21,7 @@ _ENVIRONMENT = {
     "KERAS_BACKEND": "tensorflow",
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONWARNINGS": "ignore",
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }
 
 
