@@ -129,9 +129,8 @@ def _batch(plan, reader, found, step):
 
 def _keys(plan, *purpose):
     """The keys of some purposes: (K, 2); what there are several of is a vector, the last one."""
-    *parts, last = (str(plan.seed), *purpose)
-    parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in parts]
-    texts = tf.strings.join([*parts, tf.strings.as_string(last)], "/")
+    parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in purpose[:-1]]
+    texts = tf.strings.join([str(plan.seed), *parts, tf.strings.as_string(purpose[-1])], "/")
     return keys_of(tf.reshape(texts, [-1]))
 
 

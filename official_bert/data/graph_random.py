@@ -49,7 +49,8 @@ def keys_of(texts: tf.Tensor) -> tf.Tensor:
     state[3] = xor(state[3], tf.concat([length, zeros[:, :3]], 1))
     state[3] = xor(state[3], _words(0, 0, 2**64 - 1, 0))  # the last block
     for order in _MESSAGE_ORDERS:
-        state = _mixed(*state, tf.gather(message, [int(digit, 16) for digit in order], axis=1))
+        words = tf.gather(message, [int(digit, 16) for digit in order], axis=1)
+        state = _mixed(state[0], state[1], state[2], state[3], words)
     return xor(xor(chain[0], state[0]), state[2])[:, :2]
 
 
