@@ -18,6 +18,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from official_bert import pretraining_flags
-from official_bert.system import commands, local_paths, quiet_tensorflow, whole_files
+from official_bert.system import (
+    child_commands,
+    commands,
+    local_paths,
+    quiet_tensorflow,
+    whole_files,
+)
 
 if TYPE_CHECKING:
     from official_bert.stages import Run
@@ -249,12 +256,17 @@ def _in_child(function, *arguments):
         with concurrent.futures.ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=quiet_tensorflow.import_tensorflow,
+            initializer=_begin_child,
         ) as executor:
             return executor.submit(function, *arguments).result()
     finally:
         if before is None:
             del os.environ["MALLOC_ARENA_MAX"]
+
+
+def _begin_child():
+    child_commands.end_with_parent(signal.SIGKILL)  # the compiler hears of nothing else
+    quiet_tensorflow.import_tensorflow()
 
 
 def _compile(topology, module):

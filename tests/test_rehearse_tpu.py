@@ -1,11 +1,13 @@
 """Rehearsals: a small BERT's update, compiled by the real TPU compiler for several generations."""
 
+import contextlib
 import dataclasses
 import json
 import pickle
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import peers
@@ -39,6 +41,45 @@ STAGE = stages.Stage(
 RUN = stages.Run(
     config=CONFIG, stages=(STAGE,), optimizer=stages.Optimizer(), input_files=("x",), dtype="bf16"
 )
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_no_process_that_compiles_on(tmp_path):
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    command = [sys.executable, "-m", "official_bert.rehearse_tpu", "--topology=v5e:2x2"]
+    command += [f"--bert_config_file={tmp_path}/config.json", "--max_seq_length=64"]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
+    try:
+        child = wait_for(lambda: compiling_child(parent.pid))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not is_running(child), seconds=2)  # the import alone takes longer
+
+
+def wait_for(condition, seconds=120):
+    """What the condition returns as soon as that is true; fails if it takes too long."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def compiling_child(parent):
+    """The process that the parent compiles in, once TensorFlow is in it; None before."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_child = f"PPid:\t{parent}\n" in (process / "status").read_text()
+            if is_child and "libtensorflow_framework" in (process / "maps").read_text():
+                return int(process.name)
+    return None
+
+
+def is_running(process):
+    with contextlib.suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    return False
 
 
 @pytest.mark.slow
