@@ -79,7 +79,7 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	touch .venv/ready_to_run .venv/ready_for_docs $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
-OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars layerwise selection multipliers loss_scale \
+OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars orscale layerwise selection multipliers loss_scale \
 	float8 master_weights schedules telemetry replicas optional_dependencies))
 
 .venv-oldest/ready: pyproject.toml setup.py tests/oldest_versions.py
