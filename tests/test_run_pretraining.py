@@ -19,7 +19,7 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, records
 from official_bert.data.instances import Settings
 from official_bert.system import commands
-from official_bert.training import checkpoints
+from official_bert.training import checkpoints, starts
 
 OFFICIAL_DEFAULTS = {
     "max_seq_length": 128,
@@ -482,10 +482,10 @@ def three():
 
 
 def result(model_dir):
-    """All that a run leaves, by file, without what is a matter of the machine."""
+    """All that a run leaves, by file, without what is a matter of the machine or of the starts."""
     found = {}
     for path in pathlib.Path(model_dir).rglob("*"):
-        if path.is_file():
+        if path.is_file() and path.name != starts.FILE:
             name, content = str(path.relative_to(model_dir)), path.read_bytes()
             if name == "train_log.jsonl":
                 content = [json.loads(line) for line in content.splitlines()]
