@@ -4,10 +4,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from official_bert.training import checkpoint_names, model_directory
+from official_bert.training import checkpoint_names, model_directory, starts
 
 LOG = "train_log.jsonl"
-STARTS = "starts.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ def read(folder: Path) -> Contents:
         best=_object(folder / "best/best.json", notes),
         known_good=_object(folder / "known_good.json", notes),
         scores=_object(folder / "results.json", notes),
-        starts=list(_lines(folder / STARTS)[0]),
+        starts=list(_lines(folder / starts.FILE)[0]),
         checkpoints=_checkpoints(folder),
         notes=notes + _missing(folder, log, seeds),
     )
