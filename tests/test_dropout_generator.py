@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert.engines import tf_update
 from official_bert.model import fused
 from official_bert.model.config import BertConfig
-from official_bert.model.dropout import Dropout
+from official_bert.model.dropout import Dropout, seeds_of_rows
 from official_bert.stages import Optimizer, Run, Stage
 
-SHAPES = {  # (rows, width) of a micro-batch
-    "after a sub-layer, 64 × 128 tokens": (64 * 128, 768),
-    "in attention, 64 × 128 tokens": (64 * 12 * 128, 128),
-    "in attention, 4 × 512 tokens": (4 * 12 * 512, 512),
+SHAPES = {  # (examples, rows of each, width) of a micro-batch
+    "after a sub-layer, 64 × 128 tokens": (64, 128, 768),
+    "in attention, 64 × 128 tokens": (64, 12 * 128, 128),
+    "in attention, 4 × 512 tokens": (4, 12 * 512, 512),
 }
 HIDDEN, ATTENTION, _ = SHAPES.values()
 DRAWS = 1 + 3 * 12  # tensors of a micro-batch that are dropped
@@ -30,23 +29,24 @@ RUN = Run(
 
 
 @tf.function(autograph=False)
-def seeds_of_part(step, part):
-    """The seeds, (DRAWS, 2), of what one micro-batch on one replica drops."""
-    key = tf_update.seed_of_part(RUN, step, part)
-    dropped = Dropout(True, None, key)
+def seeds_of_tensors(step, rows):
+    """The seeds, (DRAWS, B, 2), of what is dropped of these rows of a step's batch."""
+    dropped = Dropout(True, None, seeds_of_rows(RUN.seed, step, rows))
     return tf.stack([dropped._seed() for _ in range(DRAWS)])
 
 
 @pytest.fixture(scope="module")
 def seeds():
-    """64 seeds: of 4 steps, 4 micro-batches of several replicas in each, 4 layers in each."""
-    parts = [seeds_of_part(tf.constant(s), tf.constant(p)) for s in range(4) for p in range(4)]
-    return np.stack(parts)[:, [0, 1, 4, 36]].reshape(64, 2)
+    """64 times the seeds of 64 rows: of 4 steps, 4 micro-batches in each, 4 layers in each."""
+    rows = 4 * tf.range(64)
+    parts = [seeds_of_tensors(tf.constant(s), rows + p) for s in range(4) for p in range(4)]
+    return np.stack(parts)[:, [0, 1, 4, 36]].reshape(64, 64, 2)
 
 
-def drawn(shape, seed, rate=0.5):
-    """What is kept, standardised: mean 0 and variance 1, (rows, width)."""
-    kept = fused.kept(shape, tf.constant(seed), rate).numpy()
+def drawn(shape, seeds, rate=0.5):
+    """What is kept, standardised: mean 0 and variance 1, (examples · rows of each, width)."""
+    examples, rows, width = shape
+    kept = fused.kept((examples * rows, width), tf.constant(seeds[:examples]), rate).numpy()
     return (kept - np.float32(1 - rate)) / np.float32(np.sqrt(rate * (1 - rate)))
 
 
@@ -90,8 +90,8 @@ def test_rows_and_columns_of_a_tensor_are_independent(seeds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_layers_micro_batches_replicas_and_steps_are_independent(seeds, rate):
-    x = np.stack([drawn((1024, 768), seed, rate).ravel() for seed in seeds])
+def test_layers_micro_batches_and_steps_are_independent(seeds, rate):
+    x = np.stack([drawn((64, 16, 768), seed, rate).ravel() for seed in seeds])
     assert_normal(upper(x @ x.T) / np.sqrt(x.shape[1]))
 
 
@@ -109,8 +109,8 @@ def test_words_of_32_draws_meet_as_often_as_by_chance(seeds):
 @pytest.mark.parametrize("tensors", [1, 16])
 def test_no_row_goes_on_as_another_begins(seeds, tensors):
     """By chance one such pair of 64 draws would come in 10⁵ tests; rows of one tensor, or of 16."""
-    rows = ATTENTION[0] // tensors
-    bits = [drawn((rows, 128), seed) > 0 for seed in seeds[:: 64 // tensors]]
+    shape = (64, ATTENTION[1] // tensors, 128)
+    bits = [drawn(shape, seed) > 0 for seed in seeds[:: 64 // tensors]]
     windows, length = np.concatenate(bits).astype(np.uint64), 1
     while length < 64:  # windows of 2, 4, 8, … draws from each column on
         later = windows[:, length:] << np.uint64(length)
@@ -123,11 +123,8 @@ def test_no_row_goes_on_as_another_begins(seeds, tensors):
 
 
 def test_no_two_tensors_of_a_run_have_the_same_seed():
-    steps, parts = np.divmod(np.arange(8_000, dtype="int32"), 8)
-    keys = tf.vectorized_map(
-        lambda of: seeds_of_part(*of), (tf.constant(steps), tf.constant(parts))
-    )
-    words = np.ascontiguousarray(keys.numpy().reshape(-1, 2)).view(np.int64)
+    keys = [seeds_of_tensors(tf.constant(step), tf.range(100)) for step in range(80)]
+    words = np.stack(keys).reshape(-1, 2).copy().view(np.int64)
     assert np.unique(words).size == 8_000 * DRAWS
 
 

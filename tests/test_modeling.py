@@ -174,6 +174,22 @@ def test_dropout_is_a_function_of_its_seed():
     assert not np.array_equal(logits(1), logits(2))
 
 
+def test_an_example_s_dropout_is_a_function_of_its_own_seed():
+    """Whatever the other examples are, in each tensor that is dropped."""
+    model, batch = make_model(), make_batch()
+    seeds = np.array([[7, row] for row in range(len(batch["input_ids"]))], "int32")
+
+    def logits(rows):
+        chosen = {name: values[rows] for name, values in batch.items()}
+        out = model(chosen, training=True, dropout_seed=seeds[rows])
+        return np.concatenate([x.numpy().reshape(len(rows), -1) for x in out.values()], 1)
+
+    whole = logits(np.arange(len(seeds)))
+    for rows in ([1], [2, 0], [*range(len(seeds))][::-1]):
+        np.testing.assert_allclose(logits(np.array(rows)), whole[rows], rtol=1e-5, atol=1e-5)
+    assert np.abs(np.diff(logits(np.array([0, 0])), axis=0)).max() < 1e-5
+
+
 def test_without_a_seed_every_training_call_drops_anew():
     model, batch = make_model(), make_batch()
     first, second = (model(batch, training=True)["masked_lm_logits"].numpy() for _ in range(2))

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
+from small_runs import QUIET, final_tensors, log_lines, train
 from two_replicas import two_replicas
 
 from official_bert.data import tokenization
@@ -152,7 +152,6 @@ def test_a_second_task_resumes_exactly(run, tmp_path):
 
 def test_a_second_task_trains_to_the_same_weights_on_two_replicas(run, tmp_path):
     run = dataclasses.replace(run, stages=(dataclasses.replace(STAGE, steps=4, warmup_steps=1),))
-    run = dataclasses.replace(run, config=without_dropout(run.config))
     one = train(run, tmp_path / "one", OPTIONS).model
     two = train(run, tmp_path / "two", OPTIONS, two_replicas()).model
     for a, b in zip(one.weights, two.weights, strict=True):

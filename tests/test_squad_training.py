@@ -104,7 +104,7 @@ def test_loss_and_gradients_are_those_of_hugging_face(peer, alike):
     run, batches, model, _ = alike
     theirs = peer_model(peer, run.config, {v.path: v.numpy() for v in model.weights})
     assert 0 in batches[0]["start_positions"]  # windows without the answer are among them
-    sums, gradients = tf_update.sums_and_gradients(run, model, batches[0], range(16), 0, 0, 1.0)
+    sums, gradients = tf_update.sums_and_gradients(run, model, batches[0], range(16), 0, 1.0)
     loss = peer_loss(theirs, batches[0])
     np.testing.assert_allclose(run.task.metrics(sums)["loss"], loss.item(), rtol=1e-5)
     loss.backward()
@@ -197,14 +197,16 @@ def test_the_pooler_has_no_moments_and_keeps_its_weights(small_questions, tmp_pa
 def test_two_replicas_and_micro_batches_train_to_the_same_weights(small_questions, tmp_path):
     run = make_run(
         small_questions,
-        config=without_dropout(small_questions.config),
+        config=small_questions.config,  # with dropout
         stages=(dataclasses.replace(STAGE, steps=4, warmup_steps=1),),
     )
     one = train(run, tmp_path / "one", evaluated(small_questions))
     both = dataclasses.replace(run, gradient_accumulation_steps=2)
     two = train(both, tmp_path / "two", evaluated(small_questions), two_replicas())
     for a, b in zip(one.model.weights, two.model.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5, err_msg=a.path)
+        # A softmax over positions does not see a bias: its gradient is round-off alone.
+        atol = 1e-3 if a.path.endswith("squad/output_bias") else 1e-5
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=atol, err_msg=a.path)
     for ours, theirs in zip(*(log_lines(tmp_path / name) for name in ("one", "two")), strict=True):
         assert ours.get("loss") == pytest.approx(theirs.get("loss"), abs=1e-4)
 

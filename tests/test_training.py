@@ -17,7 +17,6 @@ from small_runs import (
     log_lines,
     make_run,
     train,
-    without_dropout,
 )
 from two_replicas import two_replicas
 
@@ -120,13 +119,9 @@ def test_how_steps_are_cut_into_calls_does_not_matter(small_corpus, whole, tmp_p
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
 def test_two_replicas_give_the_weights_of_one(small_corpus, tmp_path, optimizer):
-    """Without dropout, whose masks are drawn per replica; to the round-off of other sums."""
-    run = make_run(
-        small_corpus,
-        [SHORT],
-        config=without_dropout(small_corpus.config),
-        optimizer=Optimizer(type=optimizer),
-    )
+    """With dropout, which follows from a row's place in the global batch; to round-off."""
+    assert small_corpus.config.hidden_dropout_prob > 0
+    run = make_run(small_corpus, [SHORT], optimizer=Optimizer(type=optimizer))
     train(run, tmp_path / "one")
     train(run, tmp_path / "two", strategy=two_replicas())
     weights = [
@@ -137,8 +132,7 @@ def test_two_replicas_give_the_weights_of_one(small_corpus, tmp_path, optimizer)
 
 
 def test_micro_batches_give_the_weights_of_one_large_batch(small_corpus, tmp_path):
-    config = without_dropout(small_corpus.config)
-    run = make_run(small_corpus, [SHORT], config=config)
+    run = make_run(small_corpus, [SHORT])
     train(run, tmp_path / "one")
     train(dataclasses.replace(run, gradient_accumulation_steps=4), tmp_path / "four")
     weights = [
@@ -406,8 +400,7 @@ def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
     parts = list(tf_update.micro_batches(run, 16, 2))
     assert sorted(np.concatenate(parts)) == list(range(16))
     sums = sum(
-        tf_update.sums_and_gradients(run, model, batches[0], rows, 0, part, 1.0)[0]
-        for part, rows in enumerate(parts)
+        tf_update.sums_and_gradients(run, model, batches[0], rows, 0, 1.0)[0] for rows in parts
     )
     iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(1))
     state = loop(iterator, 0, 1, loop_state.first_state(run))

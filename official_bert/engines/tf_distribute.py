@@ -98,11 +98,10 @@ class TfDistribute:
         batch: Mapping[str, np.ndarray],
         rows: np.ndarray,
         step: int,
-        part: int,
         loss_scale: float,
     ) -> tuple[list[str], list[str]]:
         """What is not finite in a micro-batch; see `tf_update.non_finite`."""
-        return tf_update.non_finite(run, model, batch, rows, step, part, loss_scale)
+        return tf_update.non_finite(run, model, batch, rows, step, loss_scale)
 
     def feed(
         self,

@@ -17,7 +17,7 @@ import tensorflow as tf
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.engines.loop_state import State
-from official_bert.model import fused
+from official_bert.model.dropout import seeds_of_rows
 
 if TYPE_CHECKING:
     from official_bert.stages import Run
@@ -181,7 +181,7 @@ def make_prediction_step(
 
 
 def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
-    """Numbers of the rows of each micro-batch of a global batch, in the order of `seed_of_part`.
+    """Numbers of the rows of each micro-batch of a global batch.
 
     Args:
         run: A `stages.Run`.
@@ -199,14 +199,13 @@ def non_finite(
     batch: Mapping[str, np.ndarray],
     rows: np.ndarray,
     step: int,
-    part: int,
     loss_scale: float,
 ) -> tuple[list[str], list[str]]:
     """What is not finite in a micro-batch: names of losses and of variables with such a gradient.
 
     The arguments are those of `sums_and_gradients`.
     """
-    sums, gradients = sums_and_gradients(run, model, batch, rows, step, part, loss_scale)
+    sums, gradients = sums_and_gradients(run, model, batch, rows, step, loss_scale)
     losses = [
         name for name, value in zip(run.task.sums, sums, strict=True) if not np.isfinite(value)
     ]
@@ -220,7 +219,6 @@ def sums_and_gradients(
     batch: Mapping[str, np.ndarray],
     rows: np.ndarray,
     step: int,
-    part: int,
     loss_scale: float,
 ) -> tuple[np.ndarray, list[tf.Tensor]]:
     """A micro-batch's sums and the gradients of its share of the loss, computed once more.
@@ -231,25 +229,24 @@ def sums_and_gradients(
         batch: The step's global batch, as a dictionary of arrays.
         rows: Numbers of the micro-batch's rows, or of some of them; see `micro_batches`.
         step: The step.
-        part: Number of the micro-batch, counted over all replicas.
         loss_scale: The loss scale at that step.
     """
     weights = np.array([batch[name].sum() for name in run.task.weights])
     weights[~np.isfinite(weights)] = 1.0  # or every row would seem to be to blame
     chosen = {name: tf.constant(values[rows]) for name, values in batch.items()}
-    seed = seed_of_part(run, step, part)
-    gradients, sums = _make_forward_backward(run, model)(chosen, weights, seed, loss_scale)
+    seeds = seeds_of_rows(run.seed, step, np.asarray(rows))
+    gradients, sums = _make_forward_backward(run, model)(chosen, weights, seeds, loss_scale)
     return sums.numpy(), gradients
 
 
 def _make_forward_backward(run, model):
     task, variables = run.task, model.trainable_variables
 
-    def forward_backward(batch, weights, dropout_seed, loss_scale):
+    def forward_backward(batch, weights, dropout_seeds, loss_scale):
         """Gradients of this micro-batch's share of the loss, times its scale; and its sums."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([variable.value for variable in variables])  # nothing for what is frozen
-            outputs = model(batch, training=True, dropout_seed=dropout_seed)
+            outputs = model(batch, training=True, dropout_seed=dropout_seeds)
             sums = task.batch_sums(outputs, batch)
             loss = task.loss(sums, weights)
             if loop_state.scales_loss(run):
@@ -274,30 +271,21 @@ def _global_weights(task, batch):
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
 
-def seed_of_part(run: "Run", step: int | tf.Tensor, part: int | tf.Tensor) -> tf.Tensor:
-    """The seed of dropout in a part of a step's batch: int32 of shape (2,), no two of a run equal.
-
-    Args:
-        run: A `stages.Run`.
-        step: The step.
-        part: Number of the micro-batch, counted over all replicas.
-    """
-    first, second = fused.shuffled(*tf.unstack(tf.convert_to_tensor([step, part], tf.int32)))
-    return tf.stack([first ^ run.seed, second])
-
-
 def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     """Gradients and sums added up over this replica's micro-batches."""
     count = run.gradient_accumulation_steps
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    of_replica = next(iter(batch.values())).shape[0]
+    first = replica * of_replica  # number in the global batch of this replica's first row
 
     def micro_batch(index):
-        rows = {  # as in `micro_batches`: each is a sample of the replica's rows
+        rows = {  # as in `micro_batches`: a sample of the replica's
             name: tf.reshape(value, (-1, count, *value.shape[1:]))[:, index]
             for name, value in batch.items()
         }
-        seed = seed_of_part(run, step, replica * count + index)
-        return forward_backward(rows, weights, seed, loss_scale)
+        numbers = first + count * tf.range(of_replica // count) + index
+        seeds = seeds_of_rows(run.seed, step, numbers)
+        return forward_backward(rows, weights, seeds, loss_scale)
 
     gradients, sums = micro_batch(0)
     if count == 1:

@@ -1,4 +1,4 @@
-"""Dropout of one call of a model: a function of a seed, or drawn from the model's generator."""
+"""Dropout of one call of a model: a function of seeds, or drawn from the model's generator."""
 
 import keras
 from keras import ops
@@ -7,11 +7,28 @@ from official_bert.model import fused
 from official_bert.model.tensor_types import Tensor
 
 
+def seeds_of_rows(seed: int, step: int | Tensor, rows: Tensor) -> Tensor:
+    """The seeds of dropout in rows of a step's batch: int32 of shape (B, 2), no two of a run equal.
+
+    They depend on the place of a row in the global batch alone: neither on how many devices share
+    the batch, nor on the number of micro-batches.
+
+    Args:
+        seed: Of the run.
+        step: The step, from 0.
+        rows: (B,), int32: numbers of the rows in the global batch, from 0.
+    """
+    rows = ops.cast(rows, "int32")
+    first, second = fused.shuffled(ops.zeros_like(rows) + step, rows)
+    return ops.stack([first ^ seed, second], axis=-1)
+
+
 class Dropout:
     """Dropout of one call of the model.
 
-    With a key, its seeds follow from that: Keras' own generator counts calls in a variable, which
-    can neither start at any step nor differ between replicas.
+    With a key, (2,) for all examples together or (B, 2) for each example its own, its seeds follow
+    from that: Keras' own generator counts calls in a variable, which can neither start at any step
+    nor differ between replicas.
     """
 
     def __init__(
@@ -21,7 +38,7 @@ class Dropout:
         self._key, self._drawn = None, 0
         if key is not None:  # shuffled, so that neighbouring keys do not count the same seeds
             key = ops.cast(key, "int32")
-            self._key = ops.stack(fused.shuffled(key[0], key[1]))
+            self._key = ops.stack(fused.shuffled(key[..., 0], key[..., 1]), axis=-1)
 
     def __call__(self, x: Tensor, rate: float) -> Tensor:
         return fused.dropout(x, self._seed(), rate=rate) if self._training and rate else x

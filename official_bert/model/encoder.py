@@ -37,8 +37,9 @@ class BertEncoder(keras.Model):
         inputs: Dictionary of integer tensors `input_ids`, `input_mask`, `segment_ids` of shape
             (B, S). Other entries are ignored.
         training: Whether dropout is on.
-        dropout_seed: Integer tensor of shape (2,): dropout becomes a function of it alone.
-            By default it is drawn from the model's own generator, as Keras' layers do.
+        dropout_seed: Integer tensor of shape (2,): dropout becomes a function of it alone; or
+            (B, 2): that of each example becomes a function of its own. By default it is drawn from
+            the model's own generator, as Keras' layers do.
 
     Returns:
         Dictionary of `sequence` (B, S, H) and `pooled` (B, H), in the type of the arithmetic.

@@ -96,7 +96,7 @@ _ACTIVATIONS = {
 
 @one_kernel
 def dropout(x: Tensor, seed: Tensor, rate: float) -> Tensor:
-    """x / (1 − rate), or 0 with probability `rate`; a function of `seed`, int32 of shape (2,)."""
+    """x / (1 − rate), or 0 with probability `rate`; a function of `seed`, int32: see `kept`."""
     return ops.cast(_dropped(x, seed, rate), x.dtype)
 
 
@@ -224,6 +224,9 @@ def _dropped(x, seed, rate):
 def kept(shape: tuple[int | Tensor, ...], seed: Tensor, rate: float) -> Tensor:
     """Booleans of this shape, each true with probability 1 − rate, to 32 bits.
 
+    The seed is int32 of shape (2,); or (B, 2), one for each of B examples, which share the first
+    axis in equal parts. An example's booleans then depend on its own seed alone.
+
     A row is a SplitMix stream whose start and key, 64 bits, follow from (seed, row): cheap enough
     to be computed again for the gradient, the same on every backend, and independent of the
     compiler. (XLA's own generators take most of a step on a CPU.) By the start alone, 32 bits, one
@@ -233,10 +236,12 @@ def kept(shape: tuple[int | Tensor, ...], seed: Tensor, rate: float) -> Tensor:
     rows = 1
     for size in outer:
         rows *= size
-    first, second = shuffled(seed[0], seed[1])
-    start, key = shuffled(ops.arange(rows, dtype="int32") ^ first, second)
+    seed = ops.reshape(seed, (-1, 2))
+    first, second = shuffled(seed[:, :1], seed[:, 1:])  # (B, 1)
+    of_example = ops.arange(rows // ops.shape(seed)[0], dtype="int32")
+    start, key = (ops.reshape(word, (-1, 1)) for word in shuffled(of_example ^ first, second))
     column = ops.arange(width, dtype="int32") * _INCREMENT
-    bits = _mixed(ops.expand_dims(start, 1) + column, ops.expand_dims(key, 1))
+    bits = _mixed(start + column, key)
     return ops.reshape(bits >= round(rate * 2**32) - 2**31, shape)
 
 

@@ -263,15 +263,14 @@ class Trainer:
         batch = self._records.training(stage)[step]
         scale = loop_state.loss_scale_before_skip(self.run, self._state["loss_scale"])
 
-        def found(part, rows):
-            return self.engine.non_finite(self.run, self.model, batch, rows, step, part, scale)
+        def found(rows):
+            return self.engine.non_finite(self.run, self.model, batch, rows, step, scale)
 
         losses, variables, where = [], [], None
-        parts = self.engine.micro_batches(self.run, stage.batch_size)
-        for part, rows in enumerate(parts):
-            losses, variables = found(part, rows)
+        for rows in self.engine.micro_batches(self.run, stage.batch_size):
+            losses, variables = found(rows)
             if losses or variables:
-                where = _first_row(rows, lambda some, part=part: any(found(part, some)))
+                where = _first_row(rows, lambda some: any(found(some)))
                 break
         return (
             f"No update could be made for {self._state['skipped_in_a_row']} steps in a row, the "
