@@ -68,6 +68,13 @@ def truth(value: object, argument: str) -> bool:
     return bool(value)
 
 
+def name_or_none(value: object, argument: str) -> str | None:
+    """A name, or None."""
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"`{argument}` must be a name, or None. Received {value!r}.")
+
+
 def one_of(*choices: object) -> Callable[[object, str], object]:
     """A check that takes one of `choices` only."""
 
@@ -136,6 +143,7 @@ class Configured(keras.optimizers.Optimizer):
         "weight_norm_bounds": bounds,
         "trust_ratio_bounds": bounds,
         "master_weights": truth,
+        "shard_state": name_or_none,
         "clipnorm": positive_or_none,
         "clipvalue": positive_or_none,
         "global_clipnorm": positive_or_none,

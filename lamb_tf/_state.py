@@ -3,7 +3,7 @@
 `_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
 names, `_hyperparameters.py` checks the arguments.
 
-Private parts of Keras are used in this module alone; `PRIVATE_HOOKS` names them.
+Private parts of Keras are used in this module and `_layouts.py` alone; `PRIVATE_HOOKS` names them.
 """
 
 import warnings
@@ -14,7 +14,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _float8, _hyperparameters, _kernels, _master_weights, _replicas, _selection
+from lamb_tf import (
+    _float8,
+    _hyperparameters,
+    _kernels,
+    _layouts,
+    _master_weights,
+    _replicas,
+    _selection,
+)
 from lamb_tf._multipliers import Multipliers
 from lamb_tf._saved_state import MASTER, difference
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
@@ -31,7 +39,7 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_filter_empty_gradients": "its warning and error for variables without gradient",
     "_track_variable": "state wider than its variable; the public methods copy the type",
     "_model_variables_moving_average": "where keras.callbacks.SwapEMAWeights looks for averages",
-    "_layout": "of a keras.Variable: the slots of a sharded variable are sharded alike",
+    "_layout": "of a keras.Variable: how its slots are spread over devices follows from it",
     "_momentums": "m of keras.optimizers.Lamb",
     "_velocities": "v of keras.optimizers.Lamb",
 }
@@ -57,6 +65,7 @@ class OptimizerState(_hyperparameters.Configured):
         master_weights: bool,
         name: str | None,
         learning_rate_multipliers: Rules = None,
+        shard_state: str | None = None,
         **kwargs: object,
     ):
         if "weight_decay_rate" in kwargs:
@@ -77,6 +86,7 @@ class OptimizerState(_hyperparameters.Configured):
             self._delete_tracking("_variables")
         self.weight_norm_bounds, self.trust_ratio_bounds = bounds
         self.master_weights = master_weights
+        self.shard_state = shard_state
         self._set_exclusions(*exclusions)
         self._multipliers = Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
@@ -192,6 +202,7 @@ class OptimizerState(_hyperparameters.Configured):
         can_copy = _replicas.is_eager() or _replicas.THREADS_STATE
         place = _replicas.on(_replicas.device_of(variable))
         is_scalar = name in self.scalar_slots
+        layout = _layouts.of_slot(variable, self.shard_state, self._is_restored)
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
                 values if copies and can_copy else "zeros",
@@ -200,7 +211,7 @@ class OptimizerState(_hyperparameters.Configured):
                 trainable=False,
                 aggregation="sum" if on_each_replica else "none",
                 synchronization="on_read" if on_each_replica else "auto",
-                layout=None if is_scalar else getattr(variable, "_layout", None),
+                layout=None if is_scalar else layout,
                 name=f"{_selection.path_of(variable).replace('/', '_')}_{name}",
             )
         self._track_variable(slot)

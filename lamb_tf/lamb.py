@@ -76,7 +76,10 @@ class LAMB(LayerwiseOptimizer):
         **kwargs: The arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor`, `gradient_accumulation_steps`. Clipping acts on what all replicas
-            and micro-steps together give.
+            and micro-steps together give. And `shard_state`: with JAX under a
+            `keras.distribution`, the name of an axis of its mesh ('batch' of `DataParallel`), over
+            whose devices m, v and the rest of the state are divided, instead of being on each of
+            them; the update is the same, norms included.
 
     Raises:
         ValueError: a value out of its range; on building, exclusions or multipliers that name no
