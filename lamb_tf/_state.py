@@ -8,7 +8,7 @@ Private parts of Keras are used in this module and `_layouts.py` alone; `PRIVATE
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -65,7 +65,7 @@ class OptimizerState(_hyperparameters.Configured):
         master_weights: bool,
         name: str | None,
         learning_rate_multipliers: Rules = None,
-        shard_state: str | None = None,
+        shard_state: Any = None,  # of kwargs: str | None
         **kwargs: object,
     ):
         if "weight_decay_rate" in kwargs:
