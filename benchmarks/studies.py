@@ -25,6 +25,7 @@ from official_bert.system import child_commands, file_locks
 from official_bert.system.whole_files import write_text
 
 HELD_OUT_SHARE = 12  # one document of so many is held out
+PACKAGES = ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy", "jax", "keras")
 
 
 class Study:
@@ -212,5 +213,5 @@ def about_machine():
         "cores": machine.cores(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        **machine.versions("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy"),
+        **machine.versions(*PACKAGES),
     }

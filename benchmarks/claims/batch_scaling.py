@@ -1,0 +1,196 @@
+"""Up to which batch does each optimizer hold its loss at equal tokens, tuned and untuned?
+
+    python benchmarks/claims/batch_scaling.py
+
+The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
+the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch;
+the best by one held-out set trains with more seeds and is reported on another. And each trains
+with what its rule makes of its best settings at the smallest batch, untuned.
+
+The trials come in an order in which those that are done say something: first the smallest batch and
+the rule, for LAMB and AdamW; then for the others; then the search at the larger batches.
+
+Needs matplotlib; a TensorFlow whose Keras has Muon.
+"""
+
+import math
+import sys
+
+import batch_scaling_page as page
+import study
+
+SETTINGS = {
+    "max_seq_length": 16,
+    "max_predictions_per_seq": 4,
+    "sequences": 80_000,  # of every run
+    "base_batch": 16,
+    "multiples": [1, 4, 16, 64],
+    "methods": ["lamb", "adamw", "orscale", "nesterov", "lars", "muon"],
+    "first_methods": 2,  # so many before the others
+    "trials": 4,  # at each batch
+    "seeds": 3,
+    "rates": {
+        "lamb": [2e-3, 2e-2],
+        "adamw": [5e-4, 5e-3],
+        "orscale": [5e-4, 5e-3],
+        "muon": [5e-4, 5e-3],
+        "nesterov": [0.03, 1.0],
+        "lars": [3e-3, 0.1],
+    },
+    "one_minus_beta_1": [0.03, 0.3],
+    "warmup_share": [0.02, 0.3],
+    "weight_decay": [1e-3, 0.1],
+    "beta_2": 0.98,
+    "global_clipnorm": 1.0,
+    "evaluations": 10,
+}
+QUICK = {
+    "sequences": 8_000,
+    "multiples": [1, 4],
+    "base_batch": 64,
+    "methods": ["lamb", "adamw", "orscale"],
+    "trials": 1,
+    "seeds": 1,
+    "evaluations": 4,
+}
+LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
+
+
+def trials(settings):
+    """Groups of methods: the search at the base and the rule; then the search elsewhere, seeds."""
+    methods, first = settings["methods"], settings["first_methods"]
+    base, *larger = settings["multiples"]
+    numbers, seeds = range(1, settings["trials"] + 1), range(1, settings["seeds"] + 1)
+    found = []
+    for group in (methods[:first], methods[first:]):
+        found += [trial("search", m, base, n, 1) for n in numbers for m in group]
+        found += [trial("rule", m, multiple, None, 1) for multiple in larger for m in group]
+    for multiple in larger:
+        found += [trial("search", m, multiple, n, 1) for n in numbers for m in methods]
+    for seed in seeds[1:]:
+        found += [trial("best", m, k, None, seed) for k in settings["multiples"] for m in methods]
+        found += [trial("rule", m, k, None, seed) for k in larger for m in methods]
+    return found
+
+
+def trial(part, method, multiple, number, seed):
+    values = {"part": part, "method": method, "multiple": multiple, "number": number}
+    return values | {"seed": seed}
+
+
+def point(settings, method, number):
+    """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms.
+
+    Args:
+        settings: Those of the study.
+        method: Of `settings["methods"]`.
+        number: From 1.
+    """
+    names = ("one_minus_beta_1", "warmup_share", "weight_decay")
+    ranges = [settings["rates"][method], *(settings[name] for name in names)]
+    values = [
+        low * (high / low) ** van_der_corput(number, base)
+        for (low, high), base in zip(ranges, (2, 3, 5, 7))
+    ]
+    return dict(zip(("rate", *names), values))
+
+
+def van_der_corput(number, base):
+    """The digits of a number behind the point, in reverse order; in [0, 1)."""
+    value, digit = 0.0, 1.0
+    while number:
+        number, rest = divmod(number, base)
+        digit /= base
+        value += rest * digit
+    return value
+
+
+def by_rule(settings, method, chosen, multiple):
+    """What the rule makes of the best settings at the base: as many updates of warm-up."""
+    factor = multiple if method in LINEAR else math.sqrt(multiple)
+    share = min(chosen["warmup_share"] * multiple, 0.9)
+    return chosen | {"rate": factor * chosen["rate"], "warmup_share": share}
+
+
+def optimizer(method, settings, values):
+    """An optimizer at rate 0: the training sets the rate."""
+    import bert
+    import keras
+
+    import lamb_tf
+
+    momentum, decay = 1 - values["one_minus_beta_1"], values["weight_decay"]
+    shared = {"learning_rate": 0.0, "weight_decay": decay}
+    shared |= {"global_clipnorm": settings["global_clipnorm"]}
+    ours = shared | {"exclude_from_weight_decay": bert.EXCLUDED}
+    adam = {"beta_1": momentum, "beta_2": settings["beta_2"]}
+    make = {
+        "lamb": lambda: lamb_tf.LAMB(**ours, **adam),
+        "adamw": lambda: lamb_tf.LAMB(**ours, **adam, exclude_from_layer_adaptation=[""]),
+        "orscale": lambda: lamb_tf.OrScale(**ours, momentum=momentum, beta_2=settings["beta_2"]),
+        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum, ratio="after_momentum"),
+        "nesterov": lambda: keras.optimizers.SGD(momentum=momentum, nesterov=True, **shared),
+        "muon": lambda: keras.optimizers.Muon(
+            momentum=momentum, adam_beta_2=settings["beta_2"], rms_rate=0.2, **shared
+        ),
+    }
+    found = make[method]()
+    if method in ("nesterov", "muon"):
+        found.exclude_from_weight_decay(var_names=bert.EXCLUDED)
+    return found
+
+
+def run(options, settings, trial, records):
+    """Trains once; see `study.Claim`."""
+    import bert
+
+    from official_bert.stages import Stage
+
+    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
+    model = bert.MODEL | settings
+    bert.make_data(options.data_dir, model, lengths)
+    values = values_of(settings, trial, records)
+    batch = settings["base_batch"] * trial["multiple"]
+    steps = settings["sequences"] // batch
+    stage = Stage(
+        steps=steps,
+        batch_size=batch,
+        max_seq_length=settings["max_seq_length"],
+        max_predictions_per_seq=settings["max_predictions_per_seq"],
+        learning_rate=values["rate"],
+        warmup_steps=round(values["warmup_share"] * steps),
+    )
+    made = optimizer(trial["method"], settings, values)
+    training = bert.Training(
+        options.data_dir, model, settings["max_seq_length"], made, trial["seed"]
+    )
+    curve = training.run(stage, bert.rates_of(stage), settings["evaluations"])
+    return bert.result(training, curve) | {"values": values, "updates": steps}
+
+
+def values_of(settings, trial, records):
+    """The hyperparameters of a trial; of the later parts, from the search before."""
+    method, multiple = trial["method"], trial["multiple"]
+    if trial["part"] == "search":
+        return point(settings, method, trial["number"])
+    if trial["part"] == "best":
+        return page.best(records, method, multiple)["values"]
+    chosen = page.best(records, method, settings["multiples"][0])["values"]
+    return by_rule(settings, method, chosen, multiple)
+
+
+CLAIM = study.Claim(
+    name="batch_scaling",
+    title="Up to which batch each optimizer holds its loss",
+    settings=SETTINGS,
+    quick=QUICK,
+    trials=trials,
+    run=run,
+    draw=page.draw,
+    text=page.text,
+    alike=(("method", "multiple"), ("multiple",)),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))

@@ -1,0 +1,252 @@
+"""Text and picture of `batch_scaling.py`, from its records alone."""
+
+from statistics import mean
+
+import study
+
+LABELS = {
+    "lamb": "LAMB",
+    "adamw": "AdamW",
+    "orscale": "OrScale",
+    "nesterov": "Nesterov SGD",
+    "lars": "LARS",
+    "muon": "Muon (Keras)",
+}
+COLORS = {
+    "lamb": "#cc3311",
+    "adamw": "#4477aa",
+    "orscale": "#228833",
+    "nesterov": "#ee9944",
+    "lars": "#aa3377",
+    "muon": "#777777",
+}
+TARGET = 5.5  # nats: below it a model knows more than the frequencies of words
+HELD = 0.1  # nats above the loss at the smallest batch that still count as held
+
+
+def best(records, method, multiple):
+    """The trial of the search with the lowest loss on the set to choose by."""
+    found = [r for r in records if _is(r, part="search", method=method, multiple=multiple)]
+    return study.chosen(found, "select", lowest=True)
+
+
+def tuned(records, method, multiple):
+    """The best of the search, and its further seeds; nothing where the search has not ended."""
+    if not any(_is(r, part="search", method=method, multiple=multiple) for r in records):
+        return []
+    more = [r for r in records if _is(r, part="best", method=method, multiple=multiple)]
+    return [best(records, method, multiple), *more]
+
+
+def untuned(records, settings, method, multiple):
+    """What the rule made of the base; there, the base itself."""
+    if multiple == settings["multiples"][0]:
+        return tuned(records, method, multiple)
+    return [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
+
+
+def _is(record, **values):
+    return all(record["trial"][key] == value for key, value in values.items())
+
+
+def losses(found):
+    return [record["report"] for record in found if record["report"] is not None]
+
+
+def text(records, settings, name):
+    counts = {
+        part: sum(r["trial"]["part"] == part for r in records)
+        for part in ("search", "rule", "best")
+    }
+    return f"""{chr(10).join(answers(records, settings))}
+
+**How far it went**: {counts["search"]} trials of the search, {counts["rule"]} runs by the rule, \
+{counts["best"]} further seeds of the best; tables and picture show what there is, with the number \
+of trials and runs behind each figure.
+
+![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
+
+## Tuned at every batch
+
+{loss_table(records, settings, tuned_cell)}
+
+Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials of the search \
+at that batch and the runs of its best. Every trial is a point of one quasi-random sequence over \
+the ranges below, the same points for all; the best is that with the lowest loss on documents that \
+the report does not use.
+
+## Untuned
+
+{loss_table(records, settings, untuned_cell)}
+
+The best settings at batch {settings["base_batch"]}, with the rate × √k (Nesterov SGD: × k) and as \
+many updates of warm-up, at most 0.9 of the run; in brackets the runs.
+
+## Updates to {TARGET} nats
+
+{loss_table(records, settings, updates_cell)}
+
+Of the tuned runs, between two evaluations by a line; mean over those that came there. Above this \
+loss a model knows the frequencies of words and little else.
+
+## The chosen settings
+
+{chosen_table(records, settings)}
+
+## What is published
+
+The paper (arXiv 1904.00962): BERT-Large by LAMB from batch 512 to 32,768 at equal epochs, SQuAD \
+F1 91.752 → 91.475; LARS 90.717 at 512, 89.589 at 16,384, diverges at 32,768; AdamW at 16,384 \
+diverges or has 85 to 88.5. Nado et al. (arXiv 2102.06356) tune Adam for 32,768 and have 91.58 \
+beside LAMB's 91.48. OrScale's authors: CIFAR-10, 24 epochs, batch 512: OrScale 94.05, Muon \
+93.70, AdamW 93.12, \
+LAMB 92.40 %.
+
+Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens. A \
+model needs some hundred updates to leave the plateau, so that the largest batches cannot leave it \
+by any optimizer: what they show is how far each gets in \
+{settings["sequences"] // (settings["base_batch"] * settings["multiples"][-1])} updates."""
+
+
+def answers(records, settings):
+    """Up to which batch each holds its loss, as sentences."""
+    lines = []
+    for method, label in LABELS.items():
+        said = [
+            f"{how} {held(groups, settings)}"
+            for how, groups in (
+                ("tuned", {k: tuned(records, method, k) for k in settings["multiples"]}),
+                (
+                    "untuned",
+                    {k: untuned(records, settings, method, k) for k in settings["multiples"]},
+                ),
+            )
+            if sum(map(bool, groups.values())) > 1
+        ]
+        if said:
+            lines.append(f"- **{label}** holds its loss (within {HELD} nats) {'; '.join(said)}.")
+    return lines or ["Not two batches of any optimizer are done yet."]
+
+
+def held(groups, settings):
+    """Up to which batch, of those that are done."""
+    level, last, tried = None, None, None
+    for multiple, found in groups.items():
+        if not found:
+            break
+        tried = multiple
+        loss = mean(losses(found)) if losses(found) else None
+        level = loss if level is None else level
+        if loss is None or level is None or loss > level + HELD:
+            break
+        last = multiple
+    if last is None:
+        return "at no batch"
+    base = settings["base_batch"]
+    reached = f"up to batch {last * base:,}"
+    return reached if last != tried else f"{reached}, the largest that is done"
+
+
+def loss_table(records, settings, cell):
+    base = settings["base_batch"]
+    head = ("optimizer", *(f"batch {base * k:,}" for k in settings["multiples"]))
+    rows = [
+        (LABELS[m], *(cell(records, settings, m, k) for k in settings["multiples"]))
+        for m in settings["methods"]
+    ]
+    return study.table(head, rows)
+
+
+def tuned_cell(records, settings, method, multiple):
+    found = tuned(records, method, multiple)
+    if not found:
+        return "–"
+    searched = sum(_is(r, part="search", method=method, multiple=multiple) for r in records)
+    return f"{study.spread(losses(found), '{:.3f}')} ({searched}; {len(found)}{_lost(found)})"
+
+
+def untuned_cell(records, settings, method, multiple):
+    found = untuned(records, settings, method, multiple)
+    if not found:
+        return "–"
+    return f"{study.spread(losses(found), '{:.3f}')} ({len(found)}{_lost(found)})"
+
+
+def updates_cell(records, settings, method, multiple):
+    found = tuned(records, method, multiple)
+    steps = [updates_to(r["curve"], TARGET) for r in found]
+    known = [step for step in steps if step is not None]
+    if not found:
+        return "–"
+    return f"{mean(known):,.0f} ({len(known)} of {len(found)})" if known else "not reached"
+
+
+def _lost(found):
+    lost = sum(record["diverged"] for record in found)
+    return f"; {lost} diverged" if lost else ""
+
+
+def updates_to(curve, level):
+    """Where a curve first comes to a loss, between two evaluations by a line; None: nowhere."""
+    before = None
+    for here in curve:
+        if here["report"] <= level:
+            if before is None:
+                return here["step"]
+            share = (before["report"] - level) / (before["report"] - here["report"])
+            return before["step"] + share * (here["step"] - before["step"])
+        before = here
+    return None
+
+
+def chosen_table(records, settings):
+    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged trials")
+    rows = []
+    for method in settings["methods"]:
+        for multiple in settings["multiples"]:
+            if found := tuned(records, method, multiple):
+                values = found[0]["values"].values()
+                search = [
+                    r for r in records if _is(r, part="search", method=method, multiple=multiple)
+                ]
+                batch = f"{settings['base_batch'] * multiple:,}"
+                cells = (LABELS[method], batch, *(f"{value:.2g}" for value in values))
+                rows.append((*cells, f"{sum(r['diverged'] for r in search)} of {len(search)}"))
+    return study.table(head, rows)
+
+
+def draw(records, settings, path):
+    study.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.4))
+
+
+def _draw(axes, records, settings):
+    titles = ("tuned at every batch", "untuned, by the rule", f"updates to {TARGET} nats, tuned")
+    for axis, title in zip(axes, titles):
+        axis.set(title=title, xlabel="batch, sequences", xscale="log")
+        axis.set_xlim(settings["base_batch"] * 0.7, settings["base_batch"] * 64 * 1.4)
+    for method in settings["methods"]:
+        groups = {k: tuned(records, method, k) for k in settings["multiples"]}
+        rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
+        steps = {k: [updates_to(r["curve"], TARGET) for r in f] for k, f in groups.items()}
+        known = {k: [s for s in found if s is not None] for k, found in steps.items()}
+        for axis, points in zip(axes, (_of(groups), _of(rule), known)):
+            _line(axis, points, settings["base_batch"], method)
+    axes[0].set_ylabel("held-out loss, nats")
+    axes[2].set(yscale="log", ylabel="updates")
+    axes[0].legend(fontsize=8)
+    axes[0].sharey(axes[1])
+    for axis in axes[:2]:
+        axis.axhline(TARGET, color="#777777", lw=0.8, ls="--")
+
+
+def _of(groups):
+    return {multiple: losses(found) for multiple, found in groups.items()}
+
+
+def _line(axis, points, base, method):
+    points = {base * k: values for k, values in points.items() if values}
+    means = [mean(values) for values in points.values()]
+    low = [m - min(values) for m, values in zip(means, points.values())]
+    high = [max(values) - m for m, values in zip(means, points.values())]
+    style = {"color": COLORS[method], "label": LABELS[method], "marker": "o", "capsize": 3}
+    axis.errorbar(list(points), means, [low, high], **style)

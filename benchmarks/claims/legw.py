@@ -1,0 +1,170 @@
+"""Does LEGW hold the accuracy of an LSTM on MNIST, batch × 64, without tuning?
+
+    python benchmarks/claims/legw.py --mnist_dir=DIR
+
+For each optimizer a rate is chosen at the base batch; every larger batch trains for as many epochs
+with what a rule makes of it. And the published failure: a bidirectional LSTM with LAMB whose rate
+is not scaled at all, and the same with LEGW. Without `--mnist_dir` Keras downloads the data.
+
+Needs jax and matplotlib.
+"""
+
+import functools
+import itertools
+import sys
+
+import legw_page as page
+import mnist
+import numpy as np
+import study
+
+SETTINGS = {
+    "size": 14,  # rows and columns: means of 2 × 2 pixels; the paper's 28 takes ten times as long
+    "hidden": 64,  # the paper: 128
+    "epochs": 15,  # the paper: 25
+    "train_examples": 55_000,
+    "select_examples": 5_000,
+    "report_examples": 10_000,
+    "base_batch": 128,
+    "multiples": [64, 8],  # the first are run first
+    "rates": {"momentum": [0.03, 0.1, 0.3], "lamb": [5e-3, 1e-2, 2e-2], "adam": [1e-3, 3e-3, 1e-2]},
+    "base_warmup_epochs": 0.05,
+    "linear_warmup_epochs": 5,
+    "seeds": 3,
+    "failure": {"base_batch": 64, "multiple": 256, "rate": 1e-3, "base_warmup_epochs": 0.02},
+    "micro_batch": 1024,
+}
+QUICK = {
+    "epochs": 4,
+    "train_examples": 16_384,
+    "multiples": [16],
+    "rates": {"momentum": [0.1], "lamb": [1e-2], "adam": [3e-3]},
+    "linear_warmup_epochs": 2,
+    "seeds": 1,
+    "failure": {"base_batch": 64, "multiple": 64, "rate": 1e-3, "base_warmup_epochs": 0.02},
+}
+RULES = ("legw", "sqrt", "linear", "constant")
+
+
+def trials(settings):
+    """Choosing a rate at the base; then the largest batch, the failure, the other batches."""
+    base, seeds = settings["base_batch"], range(1, settings["seeds"] + 1)
+    rates = settings["rates"]
+    tuning = [trial("tuning", m, "base", base, 1, rate) for m in rates for rate in rates[m]]
+    others = [trial("scaling", m, "base", base, seed) for m in rates for seed in seeds[1:]]
+    by_multiple = [
+        [
+            trial("scaling", m, rule, multiple * base, seed)
+            for m in rates
+            for rule in RULES
+            for seed in seeds
+        ]
+        for multiple in settings["multiples"]
+    ]
+    return [
+        *tuning,
+        *others,
+        *by_multiple[0],
+        *failures(settings, seeds),
+        *itertools.chain(*by_multiple[1:]),
+    ]
+
+
+def failures(settings, seeds):
+    failure = settings["failure"]
+    small, large = failure["base_batch"], failure["base_batch"] * failure["multiple"]
+    runs = (("base", small), ("constant", large), ("legw", large))
+    return [trial("failure", "lamb", *run, seed) for run in runs for seed in seeds]
+
+
+def trial(part, method, rule, batch, seed, rate=None):
+    values = {"part": part, "method": method, "rule": rule, "batch": batch, "seed": seed}
+    return values | {"rate": rate}
+
+
+def schedule(rule, batch, base, base_rate, base_warmup, linear_warmup, examples, updates):
+    """The rate of each update by a rule, an array.
+
+    Args:
+        rule: Of `RULES`, or "base".
+        batch, base: Batch sizes.
+        base_rate, base_warmup: What the base has; the warm-up in epochs.
+        linear_warmup: Epochs of warm-up of "linear".
+        examples: In an epoch.
+        updates: In the run.
+    """
+    from lamb_tf import schedules
+
+    if rule == "legw":
+        found = schedules.legw(batch, base, base_rate, base_warmup, examples)
+    else:
+        scaled = {"sqrt": schedules.sqrt_scaling, "linear": schedules.linear_scaling}.get(rule)
+        rate = scaled(batch, base, base_rate) if scaled else base_rate
+        warmup = linear_warmup if rule == "linear" else base_warmup
+        found = schedules.WarmupConstant(rate, round(warmup * examples / batch))
+    return np.asarray(found(np.arange(updates)), "float32")
+
+
+def run(options, settings, trial, records):
+    """Trains once; see `study.Claim`."""
+    import lstm
+
+    is_failure = trial["part"] == "failure"
+    about = settings["failure"] if is_failure else settings
+    rate = about["rate"] if is_failure else trial["rate"] or chosen_rate(records, trial["method"])
+    examples, batch = settings["train_examples"], trial["batch"]
+    updates = settings["epochs"] * examples // batch // lstm.EVALUATIONS * lstm.EVALUATIONS
+    rates = schedule(
+        trial["rule"],
+        batch,
+        about["base_batch"],
+        rate,
+        about["base_warmup_epochs"],
+        settings["linear_warmup_epochs"],
+        examples,
+        updates,
+    )
+    shape = settings["size"], settings["hidden"], is_failure
+    model = lstm.trainer(*shape, trial["method"], batch, settings["micro_batch"])
+    found = model.train(data(options.mnist_dir, *_sets(settings)), rates, trial["seed"])
+    end = found["curve"][-1]
+    about = {"base_rate": rate, "peak": float(rates.max()), "updates": updates}
+    about["warmup_updates"] = int(np.argmax(rates >= rates.max() * (1 - 1e-6)))
+    said = f"{end['report']:.2f} % of the test images, loss {end['loss']}"
+    return found | about | {"select": end["select"], "report": end["report"], "said": said}
+
+
+def _sets(settings):
+    names = ("size", "train_examples", "select_examples", "report_examples")
+    return tuple(settings[name] for name in names)
+
+
+@functools.cache
+def data(folder, *sets):
+    """The three sets, read once."""
+    return mnist.splits(folder, *sets)
+
+
+def chosen_rate(records, method):
+    """The rate whose run at the base did best on the images that are kept for this."""
+    tuned = [r for r in records if r["trial"]["part"] == "tuning"]
+    return study.chosen((r for r in tuned if r["trial"]["method"] == method), "select")["base_rate"]
+
+
+CLAIM = study.Claim(
+    name="legw",
+    title="LEGW: accuracy of an LSTM on MNIST over the batch",
+    settings=SETTINGS,
+    quick=QUICK,
+    trials=trials,
+    run=run,
+    draw=page.draw,
+    text=page.text,
+    alike=(("part", "batch", "method"), ("part", "batch"), ("part",)),
+)
+
+
+if __name__ == "__main__":
+    parser = study.parser(CLAIM, __doc__)
+    parser.add_argument("--mnist_dir", help="folder with the idx files of MNIST")
+    sys.exit(study.main(CLAIM, parser.parse_args()))

@@ -1,0 +1,219 @@
+"""Text and picture of `legw.py`, from its records alone."""
+
+import math
+from statistics import mean
+
+import study
+
+METHODS = {"momentum": "momentum SGD", "lamb": "LAMB", "adam": "Adam"}
+RULES = {
+    "base": "the base",
+    "legw": "LEGW: √k, warm-up × k epochs",
+    "sqrt": "√k, warm-up as at the base",
+    "linear": "linear, 5 epochs of warm-up",
+    "constant": "the base's rate",
+}
+COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
+MARGIN = 0.5  # points of accuracy that LEGW may lose
+PUBLISHED = """## What is published
+
+- The paper (arXiv 1901.08256): MNIST by an LSTM of 128 units, batch 128 → 8,192, 25 epochs, about \
+98.7 % at all of them.
+- The failure: at rate 0.001 for every batch, a bidirectional LSTM with LAMB falls from 98.94 % at \
+batch 64 to 80.36 % at 16,384, Adam from 99.04 to 97.74 % (`ymcui/LAMB_Optimizer_TF`).
+- MNIST in 10 epochs, 5 of them warm-up, batch 32 → 4,096: LARS 99.52 → 99.32 %, SGD 99.45 → \
+98.48 %, Adam 99.36 → 99.15 % (another model)."""
+
+
+def base_runs(records, method):
+    """The runs at the base batch with the chosen rate, that of the tuning included."""
+    tuned = [r for r in records if _is(r, part="tuning", method=method)]
+    others = [r for r in records if _is(r, part="scaling", method=method, rule="base")]
+    return [study.chosen(tuned, "select"), *others] if tuned else []
+
+
+def runs(records, part, method, rule, batch):
+    return [r for r in records if _is(r, part=part, method=method, rule=rule, batch=batch)]
+
+
+def _is(record, **values):
+    return all(record["trial"][key] == value for key, value in values.items())
+
+
+def reports(found):
+    return [record["report"] for record in found]
+
+
+def text(records, settings, name):
+    return f"""{chr(10).join(answers(records, settings))}
+
+![Accuracy on the test images over the batch, by rule]({name}.png)
+
+Accuracy on the test images, mean ± standard deviation over seeds; the bars in the picture are \
+ranges. Rates were chosen at batch {settings["base_batch"]} alone, by the accuracy on \
+{settings["select_examples"]:,} training images that are not trained with. Every batch has \
+{settings["epochs"]} epochs.
+
+{results(records, settings)}
+
+## The published failure
+
+{failure_table(records, settings)}
+
+A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, tuned for no batch.
+
+{PUBLISHED}
+
+Ours differ in the model ({settings["size"]} rows of {settings["size"]}, {settings["hidden"]} \
+units instead of 28 rows of 28, 128 units) and in the epochs ({settings["epochs"]} instead of 25: \
+{settings["epochs"] * settings["train_examples"] // (64 * settings["base_batch"])} updates at \
+batch {64 * settings["base_batch"]:,}), which makes the largest batches harder.
+
+## The rates at the base
+
+{tuning_table(records, settings)}
+
+Accuracy on the images to choose by, seed 1."""
+
+
+def answers(records, settings):
+    """What comes out, as sentences."""
+    largest = max(settings["multiples"]) * settings["base_batch"]
+    lines = []
+    for method, label in METHODS.items():
+        base, legw = base_runs(records, method), runs(records, "scaling", method, "legw", largest)
+        if base and legw:
+            lines.append(f"- **{label}**: {answer(base, legw, records, method, largest)}")
+    return [*lines, *failure_answer(records, settings)] or ["There are no runs to compare yet."]
+
+
+def answer(base, legw, records, method, batch):
+    """Whether LEGW holds the accuracy of the base, and which rule did best."""
+    lost = mean(reports(base)) - mean(reports(legw))
+    holds = "holds" if lost <= MARGIN else "does not hold"
+    by_rule = {rule: runs(records, "scaling", method, rule, batch) for rule in COLORS}
+    means = {rule: mean(reports(found)) for rule, found in by_rule.items() if found}
+    best = max(means, key=means.get)
+    return (
+        f"untuned LEGW {holds} the accuracy within {MARGIN} points: "
+        f"{study.spread(reports(base))} % at batch {base[0]['trial']['batch']}, \
+{study.spread(reports(legw))} % at {batch:,}; the "
+        f"best of the rules there is {RULES[best]!r}, {means[best]:.2f} %."
+    )
+
+
+def failure_answer(records, settings):
+    base, constant, legw = (runs_of_failure(records, settings)[rule] for rule in FAILURE)
+    if not (base and constant and legw):
+        return []
+    return [
+        f"- **The published failure**: with LAMB's rate left as it was, "
+        f"{study.spread(reports(base))} % at batch {base[0]['trial']['batch']} become "
+        f"{study.spread(reports(constant))} % at {constant[0]['trial']['batch']:,}; with LEGW "
+        f"{study.spread(reports(legw))} %."
+    ]
+
+
+FAILURE = ("base", "constant", "legw")
+
+
+def runs_of_failure(records, settings):
+    failure = settings["failure"]
+    small, large = failure["base_batch"], failure["base_batch"] * failure["multiple"]
+    batches = dict(zip(FAILURE, (small, large, large)))
+    return {rule: runs(records, "failure", "lamb", rule, batches[rule]) for rule in FAILURE}
+
+
+def results(records, settings):
+    base, rows = settings["base_batch"], []
+    for method, label in METHODS.items():
+        if found := base_runs(records, method):
+            rows.append(row(label, "base", base, found))
+        for multiple in sorted(settings["multiples"]):
+            for rule in COLORS:
+                found = runs(records, "scaling", method, rule, multiple * base)
+                if found:
+                    rows.append(row(label, rule, multiple * base, found))
+    head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
+    return study.table((*head, "diverged"), rows)
+
+
+def row(label, rule, batch, found):
+    first = found[0]
+    return (
+        label,
+        RULES[rule],
+        f"{batch:,}",
+        f"{first['updates']:,}",
+        f"{first['peak']:.3g}",
+        first["warmup_updates"],
+        len(found),
+        study.spread(reports(found)) + " %",
+        sum(record["diverged"] for record in found),
+    )
+
+
+def failure_table(records, settings):
+    groups = runs_of_failure(records, settings)
+    head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
+    rows = [row("LAMB", rule, f[0]["trial"]["batch"], f) for rule, f in groups.items() if f]
+    return study.table((*head, "diverged"), rows) if rows else "Not run yet."
+
+
+def tuning_table(records, settings):
+    rows = []
+    for method, rates in settings["rates"].items():
+        found = {
+            r["base_rate"]: r["select"] for r in records if _is(r, part="tuning", method=method)
+        }
+        cells = [f"{rate:g}: {found[rate]:.2f} %" if rate in found else "–" for rate in rates]
+        rows.append((METHODS[method], *cells))
+    width = max(map(len, rows)) - 1
+    return study.table(("optimizer", *["rate"] * width), rows)
+
+
+def draw(records, settings, path):
+    study.picture(lambda axes: _draw(axes, records, settings), path, len(METHODS) + 1, (15, 4.2))
+
+
+def _draw(axes, records, settings):
+    for axis, (method, label) in zip(axes, METHODS.items()):
+        base = base_runs(records, method)
+        for rule, color in COLORS.items():
+            points = {settings["base_batch"]: base} if base else {}
+            for multiple in sorted(settings["multiples"]):
+                batch = multiple * settings["base_batch"]
+                if found := runs(records, "scaling", method, rule, batch):
+                    points[batch] = found
+            _line(axis, points, color, RULES[rule])
+        _decorate(axis, f"{label}, LSTM", points)
+        if base:
+            level = mean(reports(base)) - MARGIN
+            axis.axhline(level, color="#777777", lw=0.8, ls="--")
+    axes[0].set_ylabel("accuracy on the test images, %")
+    axes[0].legend(fontsize=8, loc="lower left")
+    _draw_failure(axes[-1], records, settings)
+
+
+def _draw_failure(axis, records, settings):
+    groups = runs_of_failure(records, settings)
+    for rule in ("constant", "legw"):
+        found = (groups["base"], groups[rule])
+        points = {f[0]["trial"]["batch"]: f for f in found if f}
+        _line(axis, points, COLORS[rule], RULES[rule])
+    _decorate(axis, "LAMB, bidirectional: the published failure", points)
+
+
+def _line(axis, points, color, label):
+    means = [mean(reports(found)) for found in points.values()]
+    low = [m - min(reports(f)) for m, f in zip(means, points.values())]
+    high = [max(reports(f)) - m for m, f in zip(means, points.values())]
+    axis.errorbar(list(points), means, [low, high], color=color, label=label, marker="o", capsize=3)
+
+
+def _decorate(axis, title, points):
+    axis.set(title=title, xlabel="batch", xscale="log")
+    axis.set_xticks(list(points), [f"{batch:,}" for batch in points])
+    axis.minorticks_off()
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0.0), min(math.ceil(high), 100.0))

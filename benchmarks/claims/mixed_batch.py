@@ -1,0 +1,165 @@
+"""What is the second warm-up of a mixed-batch run worth?
+
+    python benchmarks/claims/mixed_batch.py
+
+The demo's BERT is trained in two phases: short sequences in a large batch, then long ones in half
+of it. The rate of the second phase rises from 0 again, or begins at its top, or is the tail of one
+schedule over both; LAMB's moments are kept or begin at 0.
+
+Needs matplotlib.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+
+import mixed_batch_page as page
+import numpy as np
+import study
+
+SETTINGS = {
+    "first": {"updates": 900, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
+    "second": {"updates": 225, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "rate": 8e-3,  # of either phase
+    "first_warmup": 100,
+    "second_warmup": 40,
+    "beta_2": 0.98,
+    "weight_decay": 0.01,
+    "global_clipnorm": 1.0,
+    "seeds": 3,
+    "evaluations": 5,  # of the second phase
+}
+QUICK = {
+    "first": {"updates": 150, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
+    "second": {"updates": 50, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "seeds": 1,
+}
+
+
+def trials(settings):
+    """For each seed the two first phases, then what follows on them."""
+    found = []
+    for seed in range(1, settings["seeds"] + 1):
+        found += [trial("first", which, None, seed) for which in ("falls to 0", "one schedule")]
+        for schedule in page.LABELS:
+            found += [trial("second", schedule, moments, seed) for moments in page.MOMENTS]
+    return found
+
+
+def trial(phase, schedule, moments, seed):
+    return {"phase": phase, "schedule": schedule, "moments": moments, "seed": seed}
+
+
+def rates(settings, phase, schedule):
+    """The learning rate of each update of a phase; float32.
+
+    Args:
+        settings: Those of the study.
+        phase: "first" or "second".
+        schedule: Of a trial of that phase.
+    """
+    import bert
+
+    first, second = (settings[name]["updates"] for name in ("first", "second"))
+    peak, warmup = settings["rate"], settings["first_warmup"]
+    whole = bert.joined_rates(peak, warmup, first + second)
+    if phase == "first":
+        return (
+            whole[:first] if schedule == "one schedule" else bert.joined_rates(peak, warmup, first)
+        )
+    return {
+        "warm-up": lambda: bert.joined_rates(peak, settings["second_warmup"], second),
+        "restart": lambda: bert.joined_rates(peak, 0, second),
+        "continued": lambda: whole[first:],
+    }[schedule]()
+
+
+def run(options, settings, trial, records):
+    """Trains one phase; see `study.Claim`. The first leaves its state in `data_dir`."""
+    import bert
+
+    phases = settings["first"], settings["second"]
+    lengths = {p["max_seq_length"]: p["predictions"] for p in phases}
+    bert.make_data(options.data_dir, bert.MODEL | settings, lengths)
+    about, given = settings[trial["phase"]], rates(settings, trial["phase"], trial["schedule"])
+    training = training_of(options.data_dir, json.dumps(settings))
+    training.restart(trial["seed"])
+    is_second = trial["phase"] == "second"
+    if is_second:
+        before = "one schedule" if trial["schedule"] == "continued" else "falls to 0"
+        state = first_state(options.data_dir, settings, before, trial["seed"], training)
+        training.restore(state, with_moments=trial["moments"] == "kept")
+    start = training.evaluate(stage_of(settings["second"]))["report"] if is_second else None
+    evaluations = settings["evaluations"] if is_second else 3
+    curve = training.run(stage_of(about), given, evaluations)
+    if not is_second and not training.diverged:
+        save(state_file(options.data_dir, trial["schedule"], trial["seed"]), training.state())
+    return bert.result(training, curve) | {"start": start, "peak": float(given.max())}
+
+
+def stage_of(about):
+    from official_bert.stages import Stage
+
+    return Stage(
+        steps=about["updates"],
+        batch_size=about["batch_size"],
+        max_seq_length=about["max_seq_length"],
+        max_predictions_per_seq=about["predictions"],
+        learning_rate=0.0,
+    )
+
+
+def first_state(folder, settings, schedule, seed, training):
+    """The state after a first phase; made anew where its file is gone."""
+    path = state_file(folder, schedule, seed)
+    if not path.exists():
+        stage = stage_of(settings["first"])
+        training.run(stage, rates(settings, "first", schedule), 1)
+        save(path, training.state())
+    with np.load(path) as arrays:
+        return [arrays[name] for name in arrays.files]
+
+
+def state_file(folder, schedule, seed):
+    return folder / f"first_{schedule.replace(' ', '_')}_{seed}.npz"
+
+
+def save(path, state):
+    """Whole or not at all."""
+    part = path.with_suffix(".part.npz")
+    np.savez(part, *state)
+    part.replace(path)
+
+
+@functools.cache
+def training_of(folder: pathlib.Path, settings: str):
+    """A `bert.Training` with LAMB, compiled once for all trials."""
+    import bert
+
+    import lamb_tf
+
+    values = json.loads(settings)
+    names = ("beta_2", "weight_decay", "global_clipnorm")
+    optimizer = lamb_tf.LAMB(
+        0.0, exclude_from_weight_decay=bert.EXCLUDED, **{name: values[name] for name in names}
+    )
+    positions = max(values[name]["max_seq_length"] for name in ("first", "second"))
+    return bert.Training(folder, bert.MODEL | values, positions, optimizer, 0)
+
+
+CLAIM = study.Claim(
+    name="mixed_batch",
+    title="What the second warm-up of a mixed batch is worth",
+    settings=SETTINGS,
+    quick=QUICK,
+    trials=trials,
+    run=run,
+    draw=page.draw,
+    text=page.text,
+    alike=(("phase",),),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))

@@ -1,0 +1,262 @@
+"""What the studies of claims share: flags, trials that a killed study need not repeat, their page.
+
+A study is a `Claim`. Its trials run one after another in this process; each finished one is a line
+of `--results` with the command, the settings, the seed, the commit and the seconds that it took.
+The same command, given again, goes on with the next trial.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
+
+import curves  # noqa: E402  # after the path
+import studies  # noqa: E402
+
+from official_bert.system.whole_files import write_text  # noqa: E402
+
+PAGE_EVERY = 120  # seconds between pages while trials run
+
+
+class OutOfTime(Exception):
+    """`--minutes` are over."""
+
+
+class Claim(NamedTuple):
+    """A study.
+
+    Args:
+        name: Of its files.
+        title: Of its page.
+        settings: Dictionary of JSON values.
+        quick: The settings that differ in its quick form.
+        trials: Function of the settings; the trials in order, dictionaries of JSON values.
+        run: Function of (options of the command, settings, trial, records so far); a dictionary
+            for the record, which has `diverged`.
+        draw: Function of (records, settings, path of the picture).
+        text: Function of (records, settings); the page between its head and its settings.
+        alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
+    """
+
+    name: str
+    title: str
+    settings: dict
+    quick: dict
+    trials: Callable
+    run: Callable
+    draw: Callable
+    text: Callable
+    alike: Sequence
+
+
+def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
+    """The options that all studies have."""
+    found = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--quick", action="store_true", help="a small form that takes minutes")
+    found.add_argument(
+        "--settings", type=json.loads, default={}, help="JSON object of settings that differ"
+    )
+    files = {
+        "results": f"JSON lines, a line a trial (benchmarks/results/claims_{claim.name}.jsonl)",
+        "page": f"the page; its picture is put beside it (docs/evidence/{claim.name}.md)",
+        "data_dir": f"where the data of the study are made (build/claims/{claim.name})",
+    }
+    for name, text in files.items():
+        found.add_argument(f"--{name}", type=pathlib.Path, help=text)
+    found.add_argument(
+        "--page_only", action="store_true", help="write the page from the results that there are"
+    )
+    found.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no trial after so many minutes"
+    )
+    return found
+
+
+def main(claim: Claim, options: argparse.Namespace) -> int:
+    """Runs the trials that are missing, writes the page; returns the exit code.
+
+    Args:
+        claim: The study.
+        options: What `parser` parsed.
+    """
+    settings = claim.settings | (claim.quick if options.quick else {}) | options.settings
+    _settle_paths(claim.name, options)
+    trials = claim.trials(settings)
+    work = studies.Study(options.results, settings, trial_name, len(trials), (*claim.alike, ()))
+    with studies.alone_in(options.data_dir):
+        due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
+        failed = []
+        with contextlib.suppress(OutOfTime):
+            if not options.page_only:
+                run = _runner(claim, options, settings, work)
+                failed = work.run(trials, run, due.maybe)
+        due.now()
+    return 1 if failed else 0
+
+
+def _settle_paths(name, options):
+    """Results, page and folder where none are given; the quick form leaves the pages alone."""
+    build = pathlib.Path("build/claims")
+    results, page = pathlib.Path("benchmarks/results"), pathlib.Path("docs/evidence")
+    if options.quick:
+        results = page = build / "quick"
+    options.results = options.results or results / f"claims_{name}.jsonl"
+    options.page = options.page or page / f"{name}.md"
+    options.data_dir = options.data_dir or build / name
+
+
+def trial_name(trial: dict) -> str:
+    """A trial in words: its values that are not None."""
+    return ", ".join(f"{key} {value}" for key, value in trial.items() if value is not None)
+
+
+def command() -> str:
+    """The command of this study."""
+    script = pathlib.Path(sys.argv[0]).resolve()
+    script = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
+    return shlex.join(["python", str(script), *sys.argv[1:]])
+
+
+def commit() -> str:
+    """The newest commit of `main` in this code, or HEAD; "unknown" outside of a clone."""
+    for arguments in (["merge-base", "HEAD", "main"], ["rev-parse", "HEAD"]):
+        git = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        if git.returncode == 0:
+            return git.stdout.strip()[:12]
+    return "unknown"
+
+
+def _runner(claim, options, settings, work):
+    always = {"command": command(), "commit": commit()}
+    ends = time.monotonic() + 60 * options.minutes
+
+    def run(trial):
+        if time.monotonic() > ends:
+            raise OutOfTime
+        cpu = time.process_time()
+        found = claim.run(options, settings, trial, list(work.done().values()))
+        print(f"  {trial_name(trial)}: {found.get('said', 'done')}", flush=True)
+        return always | found | {"cpu_seconds": time.process_time() - cpu}
+
+    return run
+
+
+class _Pace:
+    """Writes the page now and then: drawing takes as long as a small trial."""
+
+    def __init__(self, write):
+        self._write, self._last = write, time.monotonic()
+
+    def maybe(self):
+        if time.monotonic() - self._last > PAGE_EVERY:
+            self.now()
+
+    def now(self):
+        self._write()
+        self._last = time.monotonic()
+
+
+# The page
+
+
+def write_page(claim, options, settings, work, trials):
+    """Page and picture of the records that there are; nothing where there are none."""
+    records, page = list(work.done().values()), options.page
+    if not records:
+        return
+    page.parent.mkdir(parents=True, exist_ok=True)
+    claim.draw(records, settings, page.with_suffix(".png"))
+    text = "\n\n".join(
+        [
+            f"# {claim.title}",
+            claim.text(records, settings, page.stem).strip(),
+            "## How it was made",
+            made(records, trials, options.results),
+            curves.settings_table(settings),
+        ]
+    )
+    write_text(page, text + "\n")
+
+
+def made(records: Sequence[dict], trials: int, results: os.PathLike) -> str:
+    """Machine, command, commits, number of trials, time, and the trials that diverged."""
+    spent, cpu = (sum(r[key] for r in records) / 60 for key in ("wall_seconds", "cpu_seconds"))
+    lost = [record for record in records if record["diverged"]]
+    commits = ", ".join(sorted({record["commit"] for record in records}))
+    packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
+    names = "; ".join(trial_name(record["trial"]) for record in lost)
+    load = max(record["machine"]["load_before"] for record in records)
+    return f"""{curves.made_on(records, packages)}. **{len(records)} of {trials} trials are \
+done**, in {spent:.0f} minutes ({cpu:.0f} of the processor's; a trial \
+{mean(map(_wall, records)):.0f} s on \
+average). The load average before a trial was at most {load:.1f}: times are those of a shared \
+machine.
+
+Made by `{records[-1]["command"]}` on commit {commits} of `main`, which writes this page from \
+`{pathlib.Path(results).name}`: a line a trial, with its command, settings, seed and seconds. A \
+study that was killed goes on with the next trial.
+
+{len(lost)} of {len(records)} trials diverged or learned nothing{": " + names if lost else ""}."""
+
+
+def _wall(record):
+    return record["wall_seconds"]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
+    """Mean ± standard deviation, of those that are finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return curves.with_deviation(known, form) if known else "–"
+
+
+def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
+    """The record whose value of `key` is the best; diverged ones are the last resort."""
+
+    def merit(record):
+        value = record[key]
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return -value if lowest else value
+
+    return max(records, key=merit)
+
+
+def picture(draw: Callable, path: os.PathLike, columns: int, size: tuple[float, float]) -> None:
+    """Saves what `draw(axes)` puts on `columns` axes.
+
+    Args:
+        draw: Function of a list of axes.
+        path: The PNG file.
+        columns: Number of axes beside each other.
+        size: Width and height in inches.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=size, squeeze=False)
+    draw(list(axes[0]))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

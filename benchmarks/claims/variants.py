@@ -1,0 +1,125 @@
+"""Which differences between the optimizers called LAMB matter?
+
+    python benchmarks/claims/variants.py
+
+The model of the demo is trained by each, with the same batches, schedule, decay and clipping. The
+rate is the one that suits the paper's form best; the others train with it, too.
+
+Needs matplotlib.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+
+import study
+import variants_page as page
+
+SETTINGS = {
+    "max_seq_length": 16,
+    "max_predictions_per_seq": 4,
+    "batch_size": 64,
+    "updates": 1000,
+    "warmup_steps": 100,
+    "rates": [4e-3, 8e-3, 1.6e-2],
+    "beta_2": 0.98,
+    "epsilon": 1e-6,
+    "weight_decay": 0.01,
+    "global_clipnorm": 1.0,
+    "seeds": 3,
+    "evaluations": 5,
+}
+QUICK = {"updates": 250, "rates": [8e-3], "seeds": 1}
+
+
+def trials(settings):
+    """The rate of the paper's form, then all forms, seed by seed."""
+    tuning = [trial("tuning", "paper", 1, rate) for rate in settings["rates"]]
+    rest = [
+        trial("variant", variant, seed)
+        for seed in range(1, settings["seeds"] + 1)
+        for variant in settings.get("variants", page.LABELS)
+        if (variant, seed) != ("paper", 1)  # that is the best of the tuning
+    ]
+    return [*tuning, *rest]
+
+
+def trial(part, variant, seed, rate=None):
+    return {"part": part, "variant": variant, "seed": seed, "rate": rate}
+
+
+def optimizer(variant, settings):
+    """The optimizer of a variant, at rate 0: the training sets the rate."""
+    import bert
+    import keras
+
+    import lamb_tf
+
+    names = ("beta_2", "epsilon", "weight_decay", "global_clipnorm")
+    shared = {"learning_rate": 0.0} | {name: settings[name] for name in names}
+    if variant == "keras":
+        found = keras.optimizers.Lamb(**shared)
+        found.exclude_from_weight_decay(var_names=bert.EXCLUDED)
+        return found
+    changes = {
+        "paper": {},
+        "uncorrected": {"bias_correction": False},
+        "nvlamb": {"exclude_from_layer_adaptation": []},
+        "lambc": {"trust_ratio_bounds": (0.0, 1.0)},
+        "all": {"exclude_from_weight_decay": []},
+        "n": {"nesterov": "first"},
+        "nn": {"nesterov": "both"},
+    }[variant]
+    return lamb_tf.LAMB(**shared | {"exclude_from_weight_decay": bert.EXCLUDED} | changes)
+
+
+def run(options, settings, trial, records):
+    """Trains once; see `study.Claim`."""
+    import bert
+
+    from official_bert.stages import Stage
+
+    model = bert.MODEL | settings
+    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
+    bert.make_data(options.data_dir, model, lengths)
+    rate = trial["rate"] or page.chosen_rate(records)
+    stage = Stage(
+        steps=settings["updates"],
+        batch_size=settings["batch_size"],
+        max_seq_length=settings["max_seq_length"],
+        max_predictions_per_seq=settings["max_predictions_per_seq"],
+        learning_rate=rate,
+        warmup_steps=settings["warmup_steps"],
+    )
+    training = training_of(options.data_dir, json.dumps(settings), trial["variant"])
+    training.restart(trial["seed"])
+    curve = training.run(stage, bert.rates_of(stage), settings["evaluations"])
+    return bert.result(training, curve) | {"used_rate": rate}
+
+
+@functools.cache
+def training_of(folder: pathlib.Path, settings: str, variant: str):
+    """A `bert.Training`, compiled once for all seeds."""
+    import bert
+
+    values = json.loads(settings)
+    made = optimizer(variant, values)
+    return bert.Training(folder, bert.MODEL | values, values["max_seq_length"], made, 0)
+
+
+CLAIM = study.Claim(
+    name="variants",
+    title="Which differences between LAMBs matter",
+    settings=SETTINGS,
+    quick=QUICK,
+    trials=trials,
+    run=run,
+    draw=page.draw,
+    text=page.text,
+    alike=(("variant",),),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))

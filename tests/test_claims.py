@@ -1,0 +1,323 @@
+"""The studies of claims: what they compute, and tiny ones as a whole, killed and resumed."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import peers
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks/claims"))  # as for a script there
+
+TINY_LEGW = {
+    "size": 4,
+    "hidden": 8,
+    "epochs": 2,
+    "train_examples": 640,
+    "select_examples": 100,
+    "report_examples": 200,
+    "base_batch": 16,
+    "multiples": [4],
+    "rates": {"adam": [1e-3, 3e-2]},
+    "linear_warmup_epochs": 1,
+    "seeds": 1,
+    "failure": {"base_batch": 16, "multiple": 4, "rate": 1e-3, "base_warmup_epochs": 0.1},
+    "micro_batch": 32,
+}
+TINY_BERT = {
+    "vocab_size": 300,
+    "documents": 24,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "seeds": 1,
+    "evaluations": 2,
+}
+TINY = {
+    "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper"], "batch_size": 8},
+    "mixed_batch": {
+        "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
+        "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
+        "first_warmup": 2,
+        "second_warmup": 1,
+    },
+    "batch_scaling": {
+        "sequences": 64,
+        "multiples": [1, 2],
+        "methods": ["nesterov"],
+        "trials": 1,
+    },
+}
+
+
+def script(name):
+    """A study's module, which is also a script; its flags are defined once."""
+    peers.load("matplotlib")
+    import importlib
+
+    return importlib.import_module(name)
+
+
+def write_idx(path, array):
+    header = np.array([0x0800 + array.ndim, *array.shape], ">u4").tobytes()
+    path.with_suffix(".gz").write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with idx files: each label lights some squares of the images."""
+    folder, generator = tmp_path_factory.mktemp("mnist"), np.random.default_rng(0)
+    import mnist
+
+    for split, count in (("train", 800), ("test", 200)):
+        labels = generator.integers(0, 10, count)
+        images = generator.integers(0, 64, (count, 28, 28))
+        patterns = np.random.default_rng(1).integers(0, 2, (10, 4, 4)).repeat(7, 1).repeat(7, 2)
+        images[patterns[labels] > 0] = 255
+        for name, array in zip(mnist.FILES[split], (images, labels), strict=True):
+            write_idx(folder / name, array)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert_data(tmp_path_factory):
+    """One folder for all: what has the same lengths is not made again."""
+    return tmp_path_factory.mktemp("bert")
+
+
+# What they compute
+
+
+def test_images_become_rows_of_means_and_the_three_sets_do_not_overlap(digits):
+    import mnist
+
+    images = mnist.load(str(digits))["train"][0]
+    rows = mnist.rows_of(images, 14)
+    assert rows.shape == (800, 14, 14)
+    assert rows[5, 3, 4] == pytest.approx(images[5, 6:8, 8:10].mean() / 255)
+    sets = mnist.splits(str(digits), 28, 600, 200, 150)
+    assert [len(labels) for _, labels in sets.values()] == [600, 200, 150]
+    np.testing.assert_array_equal(sets["select"][0][0], mnist.rows_of(images, 28)[600])
+
+
+def test_a_folder_without_mnist_is_refused_with_the_way_out(tmp_path):
+    import mnist
+
+    with pytest.raises(ValueError, match=r"has no train-images-idx3-ubyte.* leave it out"):
+        mnist.load(str(tmp_path))
+
+
+def test_rules_scale_rate_and_warmup_as_they_say():
+    legw = script("legw")
+    base = {"base": 128, "base_rate": 0.1, "base_warmup": 0.5, "linear_warmup": 5}
+
+    def peak_and_warmup(rule, batch):
+        rates = legw.schedule(rule, batch, examples=12_800, updates=80, **base)
+        return pytest.approx(rates.max()), int(np.argmax(rates >= rates.max() * (1 - 1e-6)))
+
+    assert peak_and_warmup("base", 128) == (0.1, 50)
+    assert peak_and_warmup("legw", 2048) == (0.4, 50)  # as many updates
+    assert peak_and_warmup("sqrt", 2048) == (0.4, 3)  # as many epochs: 3.125 updates
+    assert peak_and_warmup("linear", 2048) == (1.6, 31)
+    assert peak_and_warmup("constant", 2048) == (0.1, 3)
+
+
+def test_the_second_phase_begins_as_its_schedule_says():
+    mixed = script("mixed_batch")
+    settings = mixed.SETTINGS
+    first, second = settings["first"]["updates"], settings["second"]["updates"]
+    rates = {name: mixed.rates(settings, "second", name) for name in mixed.page.LABELS}
+    assert {len(values) for values in rates.values()} == {second}
+    assert rates["warm-up"][0] == 0
+    assert rates["warm-up"].max() == pytest.approx(settings["rate"])
+    assert rates["restart"].argmax() == 0
+    assert rates["restart"][0] == pytest.approx(settings["rate"])
+    whole = mixed.rates(settings, "first", "one schedule")
+    assert len(whole) == first
+    step = whole[-2] - whole[-1]
+    assert rates["continued"][0] == pytest.approx(whole[-1] - step, abs=1e-7)
+    assert mixed.rates(settings, "first", "falls to 0")[-1] < step * 10
+
+
+def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
+    scaling = script("batch_scaling")
+    assert [Fraction(scaling.van_der_corput(n, 2)) for n in (1, 2, 3, 6)] == [
+        Fraction(1, 2),
+        Fraction(1, 4),
+        Fraction(3, 4),
+        Fraction(3, 8),
+    ]
+    assert scaling.van_der_corput(5, 3) == pytest.approx(2 / 3 + 1 / 9)  # 12 in base 3 → 0.21
+    settings = scaling.SETTINGS
+    points = [scaling.point(settings, "lamb", number) for number in range(1, 9)]
+    low, high = settings["rates"]["lamb"]
+    assert points[0]["rate"] == pytest.approx((low * high) ** 0.5)
+    assert all(low < each["rate"] < high for each in points)
+    assert len({each["warmup_share"] for each in points}) == 8
+
+
+def test_the_rule_keeps_the_updates_of_warmup():
+    scaling = script("batch_scaling")
+    chosen = {"rate": 1e-3, "one_minus_beta_1": 0.1, "warmup_share": 0.05, "weight_decay": 0.01}
+    found = scaling.by_rule({}, "lamb", chosen, 16)
+    assert found == chosen | {"rate": 4e-3, "warmup_share": pytest.approx(0.8)}
+    assert scaling.by_rule({}, "nesterov", chosen, 4)["rate"] == 4e-3
+
+
+def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
+    scaling = script("batch_scaling")
+    settings = scaling.SETTINGS
+    trials = scaling.trials(settings)
+    names = [json.dumps(trial) for trial in trials]
+    assert len(set(names)) == len(names)
+    searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
+    assert {searched.count(each) for each in searched} == {settings["trials"]}
+    assert len(set(searched)) == len(settings["methods"]) * len(settings["multiples"])
+
+
+def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
+    import keras
+
+    variants = script("variants")
+    generator = np.random.default_rng(1)
+    shapes = {"kernel": (4, 3), "bias": (4,), "LayerNorm": (3,)}
+    first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
+    gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
+    ends = {}
+    for variant in variants.page.LABELS:
+        weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
+        optimizer = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
+        optimizer.build(weights)
+        optimizer.learning_rate = 0.01
+        for step in gradients:
+            optimizer.apply([keras.ops.convert_to_tensor(g, "float32") for g in step.values()])
+        ends[variant] = np.concatenate([np.ravel(w.numpy()) for w in weights])
+    for variant, values in ends.items():
+        others = [other for name, other in ends.items() if name != variant]
+        assert min(np.abs(values - other).max() for other in others) > 1e-5, variant
+
+
+def record(trial, **values):
+    about = {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5}
+    return {
+        "trial": trial,
+        "wall_seconds": 1.0,
+        "cpu_seconds": 1.0,
+        "machine": about,
+        "date": "2026-01-01",
+        "commit": "abc",
+        "command": "python x",
+        "diverged": values.get("report") is None,
+    } | values
+
+
+def test_diverged_trials_are_counted_named_and_never_chosen():
+    study = script("study")
+    good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
+    lost = record({"method": "lamb", "seed": 2}, report=None, select=None)
+    assert study.chosen([lost, good], "select", lowest=True) is good
+    said = study.made([good, lost], 3, "results.jsonl")
+    assert "**2 of 3 trials are done**" in " ".join(said.split())
+    assert "1 of 2 trials diverged or learned nothing: method lamb, seed 2." in said
+
+
+def test_the_page_says_up_to_which_batch_a_loss_holds():
+    import batch_scaling_page as page
+
+    def runs(loss):
+        return [record({}, report=loss)]
+
+    settings = {"base_batch": 16}
+    groups = {1: runs(4.0), 4: runs(4.05), 16: runs(4.3), 64: []}
+    assert page.held(groups, settings) == "up to batch 64"
+    assert page.held({1: runs(4.0), 4: runs(3.9), 16: []}, settings) == (
+        "up to batch 64, the largest that is done"
+    )
+    assert page.held({1: runs(4.0), 4: runs(None)}, settings) == "up to batch 16"
+    curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
+    assert page.updates_to(curve, 5.5) == 15
+    assert page.updates_to(curve, 4.0) is None
+
+
+# As a whole
+
+
+def command(name, folder, settings, *more):
+    return [
+        *(sys.executable, f"benchmarks/claims/{name}.py", f"--settings={json.dumps(settings)}"),
+        *(f"--results={folder}/{name}.jsonl", f"--page={folder}/{name}.md"),
+        *(f"--data_dir={folder}/data", *more),
+    ]
+
+
+def records_of(folder, name):
+    path = folder / f"{name}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(digits, tmp_path):
+    for peer in ("jax", "matplotlib"):
+        peers.load(peer)
+    arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        ends = time.monotonic() + 300
+        while len(records_of(tmp_path, "legw")) < 2 and time.monotonic() < ends:
+            assert first.poll() is None, "the study ended before it was killed"
+            time.sleep(0.05)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    before = (tmp_path / "legw.jsonl").read_text()
+    assert 2 <= len(before.splitlines()) < 9
+    second = subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert second.returncode == 0, second.stderr
+    found = records_of(tmp_path, "legw")
+    assert (tmp_path / "legw.jsonl").read_text().startswith(before)
+    assert f"trial {len(before.splitlines()) + 1} of 9" in second.stdout
+    names = [json.dumps(each["trial"]) for each in found]
+    assert len(names) == len(set(names)) == 9
+    assert all(each["settings"] == found[0]["settings"] for each in found)
+    assert all("legw.py" in each["command"] and each["commit"] for each in found)
+    tuned = [r for r in found if r["trial"]["part"] == "tuning" and r["trial"]["method"] == "adam"]
+    best = max(tuned, key=lambda r: r["select"])
+    assert best["report"] > 20  # chance is 10 %
+    assert all(
+        r["base_rate"] == best["base_rate"]
+        for r in found
+        if r["trial"]["part"] == "scaling" and r["trial"]["method"] == "adam"
+    )
+    text = (tmp_path / "legw.md").read_text()
+    assert "**9 of 9 trials are" in text
+    assert f"{best['base_rate']:g}: {best['select']:.2f} %" in text
+    assert (tmp_path / "legw.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_study_of_bert_trains_evaluates_and_writes_its_page(name, tmp_path, bert_data):
+    study, module = script("study"), script(name)
+    settings = TINY_BERT | TINY[name]
+    arguments = command(name, tmp_path, settings)[2:]
+    parser = study.parser(module.CLAIM, module.__doc__)
+    options = parser.parse_args(arguments)
+    options.data_dir = bert_data
+    assert study.main(module.CLAIM, options) == 0
+    found = records_of(tmp_path, name)
+    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings)
+    assert not any(each["diverged"] for each in found)
+    assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
+    assert f"**{len(found)} of {len(found)} trials" in (tmp_path / f"{name}.md").read_text()
+    assert (tmp_path / f"{name}.png").stat().st_size > 1000
