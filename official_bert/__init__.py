@@ -23,6 +23,8 @@ NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that 
 def _check_installed():
     """Raises an ImportError where a module is missing; in a command, ends it with one line."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing == ["tensorflow"] and importlib.util.find_spec("jax"):
+        return  # `run_pretraining --engine=jax` needs none
     if not missing:
         return
     extras = ",".join(sorted({NEEDED[name] for name in missing}))

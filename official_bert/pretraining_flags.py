@@ -15,6 +15,8 @@ from official_bert.system.flag_definitions import (
 )
 from official_bert.tasks.pretraining import Pretraining
 
+ENGINES = ("tensorflow", "jax")
+
 # {flag: the field of `Stage` that it sets, the official default}. A recipe decides these; a flag
 # that contradicts it would be ignored, so it is refused.
 STAGE = {
@@ -125,7 +127,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "enable_xla",
         default=None,
         more="Default: on for GPUs and TPUs, where it is faster; off for CPUs, where it is slower. "
-        "A resumed run keeps it.",
+        "A resumed run keeps it. JAX compiles everything.",
     )
     define.field(
         LoopOptions,
@@ -176,9 +178,16 @@ def _define_others(define):
         "TensorBoard summaries: 0 for one per line of the log, a negative number for none.",
     )
     text(
+        "engine",
+        "tensorflow",
+        "tensorflow, or jax: a mesh over all devices of all processes, without TensorFlow. Either "
+        "resumes the other's runs.",
+    )
+    text(
         "distribution_strategy",
         "mirrored",
-        "off, one_device, mirrored, multi_worker_mirrored or tpu; case does not matter.",
+        "off, one_device, mirrored, multi_worker_mirrored or tpu; case does not matter. With "
+        "--engine=jax: multi_worker_mirrored or tpu for several processes, else leave it out.",
     )
     integer(
         "num_gpus",
@@ -240,6 +249,7 @@ def check(values: flags.FlagValues) -> None:
         f"--recipe={values.recipe} already sets this; leave these flags out, or the recipe.",
     )
     optimizer_flags.check(values)
+    _check_engine(values)
     refuse(
         values,
         ("worker_hosts", "task_index", "tpu", "distribution_strategy"),
@@ -261,3 +271,29 @@ def check(values: flags.FlagValues) -> None:
     )
     if not values.warmup_steps.is_integer():
         raise ValueError(f"--warmup_steps must be a whole number; got {values.warmup_steps:g}.")
+
+
+def _check_engine(values):
+    """Refuses what the other engine alone understands."""
+    if values.engine not in ENGINES:
+        raise ValueError(f"--engine must be {' or '.join(ENGINES)}; got {values.engine!r}.")
+    if values.engine != "jax":
+        return
+    strategies = ("multi_worker_mirrored", "tpu")
+    refuse(
+        values,
+        ("distribution_strategy",),
+        values.distribution_strategy not in strategies,
+        "--engine=jax trains on all devices of this machine, and of all machines with "
+        "--distribution_strategy=multi_worker_mirrored or tpu; leave it out.",
+    )
+    reasons = {
+        "num_gpus": "with --engine=jax, CUDA_VISIBLE_DEVICES names the GPUs, and JAX_PLATFORMS=cpu "
+        "trains on the CPU.",
+        "all_reduce_alg": "with --engine=jax, the compiler chooses it.",
+        "tpu": "with --engine=jax, start the command on every host of the slice, with "
+        "--distribution_strategy=tpu and without --tpu.",
+        "enable_xla": "with --engine=jax, XLA compiles everything; leave it out.",
+    }
+    for name, reason in reasons.items():
+        refuse(values, (name,), True, reason)

@@ -10,6 +10,8 @@ Run again with the same flags, it resumes from the last checkpoint in --model_di
 import contextlib
 import dataclasses
 import os
+import pathlib
+import sys
 
 from absl import flags
 
@@ -34,17 +36,40 @@ def _main(values):
     if values.local_workers:
         return _run_local_workers(values)
     freed_memory.keep()
-    quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
-    with _lost_workers_named():
+    _import_engine(values)  # takes seconds; what can be refused before it is
+    with _lost_workers_named(values.engine):
         from official_bert.training import exits
 
         trainer = _trainer(values)
         return exits.train(trainer)
 
 
+def _import_engine(values):
+    """Imports the engine's library, in silence, and Keras with it as the backend."""
+    if "keras" in sys.modules and sys.modules["keras"].backend.backend() != values.engine:
+        raise ValueError(
+            f"--engine={values.engine}, but this process has imported Keras with the backend "
+            f"{sys.modules['keras'].backend.backend()}; start the command in a process of its own."
+        )
+    os.environ["KERAS_BACKEND"] = values.engine
+    if values.engine == "tensorflow":
+        quiet_tensorflow.import_tensorflow()
+        return
+    from official_bert.engines import jax_processes
+
+    jax_processes.start(
+        values.distribution_strategy if values["distribution_strategy"].present else None,
+        values.worker_hosts,
+        values.task_index,
+        os.environ,
+        WORKER_LOST,
+    )
+
+
 def _run_local_workers(values):
     present = [name for name in values if values[name].present and name != "local_workers"]
     arguments = [values[name].serialize() for name in present if values[name].value is not None]
+    arguments.append("--distribution_strategy=multi_worker_mirrored")
     return local_workers.run(values.local_workers, "official_bert.run_pretraining", arguments)
 
 
@@ -58,11 +83,23 @@ def _check_paths(values):
 
 
 def _trainer(values):
-    from official_bert.engines.strategies import make_strategy
-    from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.training import budget, trainer
 
     run = run_from_flags(values)
+    make_engine = _jax_engine if values.engine == "jax" else _tensorflow_engine
+    engine = make_engine(values)
+    run = dataclasses.replace(run, enable_xla=_enable_xla(values, engine))
+    options = _options(values)
+    if run.minutes:
+        # With an engine of its own: what it reads ahead and cannot read is no error of the run.
+        run = budget.fix(run, options, engine.another(), values.model_dir)
+    return trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
+
+
+def _tensorflow_engine(values):
+    from official_bert.engines.strategies import make_strategy
+    from official_bert.engines.tf_distribute import TfDistribute
+
     strategy = make_strategy(
         values.distribution_strategy,
         num_gpus=values.num_gpus,
@@ -71,15 +108,23 @@ def _trainer(values):
         task_index=values.task_index,
         all_reduce_alg=values.all_reduce_alg,
     )
-    engine, enable_xla = TfDistribute(strategy), values.enable_xla
-    if enable_xla is None:
-        enable_xla = engine.runs_on_accelerator()
-    run = dataclasses.replace(run, enable_xla=enable_xla)
-    options = _options(values)
-    if run.minutes:
-        # With an engine of its own: what it reads ahead and cannot read is no error of the run.
-        run = budget.fix(run, options, TfDistribute(strategy), values.model_dir)
-    return trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
+    return TfDistribute(strategy)
+
+
+def _jax_engine(values):
+    from official_bert.engines.jax_mesh import JaxMesh
+
+    return JaxMesh()
+
+
+def _enable_xla(values, engine):
+    """As the flag says, or else the devices; with JAX, a run keeps it and nothing depends on it."""
+    if values.engine == "jax":
+        from official_bert.training import model_directory
+
+        begun = model_directory.describes(pathlib.Path(values.model_dir)) or {}
+        return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
+    return engine.runs_on_accelerator() if values.enable_xla is None else values.enable_xla
 
 
 def run_from_flags(values: flags.FlagValues) -> stages.Run:
@@ -143,12 +188,19 @@ def _options(values):
 
 
 @contextlib.contextmanager
-def _lost_workers_named():
-    """Says which worker is lost, where that is what an error of TensorFlow means."""
-    from official_bert.engines.strategies import lost_worker
+def _lost_workers_named(engine):
+    """Says which worker is lost, where that is what an error of the engine means."""
+    leaving = contextlib.nullcontext()
+    if engine == "jax":
+        from official_bert.engines.jax_processes import leaving_others_on_errors, lost_worker
+
+        leaving = leaving_others_on_errors()
+    else:
+        from official_bert.engines.strategies import lost_worker
 
     try:
-        yield
+        with leaving:
+            yield
     except (ValueError, OSError, commands.Failed):
         raise
     except Exception as error:

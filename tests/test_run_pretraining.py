@@ -187,6 +187,16 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
         ({"local_workers": 2}, "--distribution_strategy: --local_workers already sets this"),
+        ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'"),
+        ({"engine": "jax"}, "--distribution_strategy: --engine=jax trains on all devices of"),
+        (
+            {"engine": "jax", "distribution_strategy": "tpu", "tpu": "x"},
+            "--tpu: with --engine=jax, start the command on every host of the slice",
+        ),
+        (
+            {"engine": "jax", "distribution_strategy": "tpu"},
+            "--engine=jax, but this process has imported Keras with the backend tensorflow",
+        ),
         ({"num_gpus": 1}, "num_gpus=1 has no effect with distribution_strategy='off'"),
         ({"eval_steps": 5}, "--eval_steps: only with --eval_files"),
         ({"eval_batch_size": 8}, "--eval_batch_size: only with --eval_files"),

@@ -322,7 +322,9 @@ def test_lars_takes_over_the_momentum_of_a_checkpoint(small_corpus, tmp_path):
     run = make_run(small_corpus, [stage], optimizer=lars, **start)
     begun = Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "second")
     before = final_tensors(tmp_path / "first")
-    for name, value in model_state.gather(begun.model, begun.optimizer).items():
+    for name, value in model_state.gather(
+        begun.model, begun.optimizer, begun.engine.values
+    ).items():
         if model_state.is_slot(name) or name == "optimizer/iterations":
             np.testing.assert_array_equal(value, before[name], err_msg=name)
 
@@ -397,7 +399,7 @@ def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
         model, optimizer = stage_model.make_model_and_optimizer(run, SHORT)
     loop = tf_update.make_training_loop(run, model, optimizer, strategy)
     batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
-    parts = list(tf_update.micro_batches(run, 16, 2))
+    parts = list(loop_state.micro_batches(run, 16, 2))
     assert sorted(np.concatenate(parts)) == list(range(16))
     sums = sum(
         tf_update.sums_and_gradients(run, model, batches[0], rows, 0, 1.0)[0] for rows in parts

@@ -1,13 +1,15 @@
 """Serialized Examples → arrays: the static form (masked, padded) and the dynamic one (bare).
 
-TensorFlow parses them. It is imported then: tasks of any backend import this module.
+Where TensorFlow is loaded it parses them, on all cores; elsewhere `example_wire` does.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from official_bert.data import example_wire
 from official_bert.data.records import V2_NAMES
 from official_bert.system.local_device import local_cpu
 
@@ -36,8 +38,6 @@ class StaticParser:
     """
 
     def __init__(self, first: bytes, where: str, max_seq_length: int, max_predictions: int):
-        import tensorflow as tf
-
         features = _features(first, where)
         self._names, self._lengths = {}, {}
         for name in STATIC_TYPES:
@@ -52,16 +52,26 @@ class StaticParser:
             self._lengths[name] = max_seq_length
         self._lengths |= dict.fromkeys(_PREDICTIONS, max_predictions) | {"next_sentence_labels": 1}
         self._check_lengths(first, where)
-        self._spec = {
-            self._names[name]: tf.io.FixedLenFeature(
-                [self._lengths[name]], tf.float32 if kind is np.float32 else tf.int64
-            )
-            for name, kind in STATIC_TYPES.items()
-        }
 
     def __call__(
         self, serialized: list[bytes], name: Callable[[int], str]
     ) -> dict[str, np.ndarray]:
+        parse = self._parse_in_tensorflow if "tensorflow" in sys.modules else self._parse
+        parsed = parse(serialized, name)
+        return {key: parsed[key].astype(kind, copy=False) for key, kind in STATIC_TYPES.items()}
+
+    def _parse(self, serialized, name):
+        columns = {}
+        features = [_features(record, name(number)) for number, record in enumerate(serialized)]
+        for key, kind in STATIC_TYPES.items():
+            values, counts = _column(features, self._names[key], kind, name)
+            if (counts != self._lengths[key]).any():
+                for number, record in enumerate(serialized):
+                    self._check_lengths(record, name(number))
+            columns[key] = values.reshape(len(serialized), -1)
+        return columns | {"next_sentence_labels": columns["next_sentence_labels"][:, 0]}
+
+    def _parse_in_tensorflow(self, serialized, name):
         import tensorflow as tf
 
         try:
@@ -73,44 +83,51 @@ class StaticParser:
             raise ValueError(
                 f"{name(0)} or one of the next {len(serialized)}: {error.message}"
             ) from None
-        return {
-            key: parsed[key].numpy().astype(kind, copy=False) for key, kind in STATIC_TYPES.items()
-        }
+        return {key: tensor.numpy() for key, tensor in parsed.items()}
 
     def columns(self, serialized: "tf.Tensor") -> "dict[str, tf.Tensor]":
         """The features of records by their first names, integers as int64; also in a graph."""
         import tensorflow as tf
 
-        parsed = tf.io.parse_example(serialized, self._spec)
+        spec = {
+            self._names[name]: tf.io.FixedLenFeature(
+                [self._lengths[name]], tf.float32 if kind is np.float32 else tf.int64
+            )
+            for name, kind in STATIC_TYPES.items()
+        }
+        parsed = tf.io.parse_example(serialized, spec)
         columns = {name: parsed[self._names[name]] for name in STATIC_TYPES}
         return columns | {"next_sentence_labels": columns["next_sentence_labels"][:, 0]}
 
     def _check_lengths(self, record: bytes, where: str) -> None:
-        features = _features(record, where)
+        features = [_features(record, where)]
         for name, expected in self._lengths.items():
-            feature = features[self._names[name]]
-            values = (
-                feature.float_list.value
-                if STATIC_TYPES[name] is np.float32
-                else feature.int64_list.value
-            )
-            if len(values) != expected:
+            kind = STATIC_TYPES[name]
+            (count,) = _column(features, self._names[name], kind, lambda _: where).counts
+            if count != expected:
                 flag = "max_predictions_per_seq" if name in _PREDICTIONS else "max_seq_length"
                 mend = f"; {flag} must equal that of the records" if expected > 1 else ""
                 raise ValueError(
-                    f"{where}: {self._names[name]} holds {len(values)} values, expected "
-                    f"{expected}{mend}."
+                    f"{where}: {self._names[name]} holds {count} values, expected {expected}{mend}."
                 )
 
 
 def _features(record: bytes, where: str):
-    """The feature map of a serialized Example."""
-    import tensorflow as tf
-
+    """The features of a serialized Example, as `example_wire` has them."""
     try:
-        return tf.train.Example.FromString(record).features.feature
-    except Exception as error:  # DecodeError, whose module moves between versions of protobuf
+        return example_wire.features(record)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
+
+
+def _column(features, key, kind, name: Callable[[int], str]):
+    """One feature of several records; what is wrong names its record."""
+    try:
+        wanted = example_wire.FLOATS if kind is np.float32 else example_wire.INTEGERS
+        return example_wire.column(features, key, wanted)
+    except ValueError as error:
+        number, _, reason = str(error).partition(": ")
+        raise ValueError(f"{name(int(number))}: {reason}.") from None
 
 
 class Sequences(NamedTuple):
@@ -135,22 +152,50 @@ class DynamicParser:
     """Parses records made for dynamic masking."""
 
     def __call__(self, serialized: list[bytes], name: Callable[[int], str]) -> Sequences:
-        import tensorflow as tf
-
-        try:
-            with tf.device(local_cpu()):
-                parsed = _parsed_sequences(tf.constant(serialized))
-                found = _joined_sequences(parsed)
-        except tf.errors.InvalidArgumentError as error:
-            raise ValueError(
-                f"{name(0)} or one of the next {len(serialized)}: {error.message}"
-            ) from None
-        _check_sentences(parsed["input_ids"], parsed["sentence_lengths"], name)
-        return Sequences(*(tensor.numpy() for tensor in found))
+        parse = _sequences_in_tensorflow if "tensorflow" in sys.modules else _sequences
+        found, sizes = parse(serialized, name)
+        _check_sentences(found, sizes, name)
+        return found
 
     def sequences(self, serialized: "tf.Tensor") -> Sequences:
         """The records as tensors, for a graph."""
         return _joined_sequences(_parsed_sequences(serialized))
+
+
+def _sequences(serialized, name):
+    """The records' `Sequences`, and the lengths of all sentences."""
+    features = [_features(record, name(number)) for number, record in enumerate(serialized)]
+    keys = ("input_ids", "sentence_lengths", "document")
+    tokens, lengths, documents = (_column(features, key, np.int64, name) for key in keys)
+    if (documents.counts != 1).any():
+        raise ValueError(f"{name(int(np.argmax(documents.counts != 1)))}: it names no document.")
+    found = Sequences(
+        tokens.values.astype(np.int32),
+        _splits(tokens.counts),
+        np.cumsum(lengths.values) - lengths.values,
+        _splits(lengths.counts),
+        documents.values,
+    )
+    return found, lengths.values
+
+
+def _splits(counts):
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _sequences_in_tensorflow(serialized, name):
+    import tensorflow as tf
+
+    try:
+        with tf.device(local_cpu()):
+            parsed = _parsed_sequences(tf.constant(serialized))
+            found = _joined_sequences(parsed)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(
+            f"{name(0)} or one of the next {len(serialized)}: {error.message}"
+        ) from None
+    lengths = parsed["sentence_lengths"].values.numpy()
+    return Sequences(*(tensor.numpy() for tensor in found)), lengths
 
 
 def _parsed_sequences(serialized):
@@ -175,10 +220,9 @@ def _joined_sequences(parsed):
     )
 
 
-def _check_sentences(tokens, lengths, name: Callable[[int], str]) -> None:
+def _check_sentences(found: Sequences, sizes: np.ndarray, name: Callable[[int], str]) -> None:
     """Refuses records whose sentences are not their tokens cut in pieces, and negative ids."""
-    ids, sizes = tokens.values.numpy(), lengths.values.numpy()
-    token_splits, splits = tokens.row_splits.numpy(), lengths.row_splits.numpy()
+    ids, token_splits, _, splits, _ = found
     total = np.concatenate([[0], np.cumsum(sizes)])
     wrong = total[splits[1:]] - total[splits[:-1]] != np.diff(token_splits)
     wrong |= np.diff(splits) == 0

@@ -12,24 +12,17 @@ import mmap
 import struct
 from collections.abc import Iterable
 
-import google_crc32c
-
 from official_bert.data.instances import Instance
+from official_bert.system.checksums import masked_crc
+from official_bert.system.wire_format import varint
 
 V2_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
 
-_MASK_DELTA = 0xA282EAD8
 _HEADER = struct.Struct("<QI")
 HEADER_BYTES, FOOTER_BYTES = _HEADER.size, 4
 
 # Neighbouring records that are read at once.
 RECORDS_PER_BLOCK = 256
-
-
-def masked_crc(data: bytes) -> int:
-    """The checksum of the TFRecord format."""
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def frame(data: bytes) -> bytes:
@@ -102,16 +95,6 @@ class DynamicRecord:
             self._document(varint(document)),
         )
         return frame(_delimited(0x0A, b"".join(features)))
-
-
-def varint(value: int) -> bytes:
-    """Protocol buffers' variable-length integer: seven bits per byte, least significant first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _varints(count: int) -> list[bytes]:

@@ -37,7 +37,6 @@ def run(count: int, command: str, arguments: Sequence[str]) -> int:
     """
     hosts = ",".join(f"127.0.0.1:{port}" for port in _free_ports(count))
     line = [sys.executable, "-m", command, *arguments, f"--worker_hosts={hosts}"]
-    line.append("--distribution_strategy=multi_worker_mirrored")
     workers = [_start([*line, f"--task_index={index}"], index, count) for index in range(count)]
     readers = [
         threading.Thread(target=_show, args=(worker.stdout, f"[{index}] " if index else ""))

@@ -1,10 +1,15 @@
 """The state of the training loop beside weights and moments, as JSON values, for any engine."""
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from lamb_tf import loss_scale
 
 if TYPE_CHECKING:
+    import keras
+
     from official_bert.stages import Run
 
 State: TypeAlias = dict[str, Any]  # JSON values
@@ -56,3 +61,33 @@ def loss_scale_before_skip(run: "Run", scale: float) -> float:
     """The loss scale at a step whose update was skipped, from that after it."""
     adapted = adapts_loss_scale(run) and scale > MIN_LOSS_SCALE
     return min(2 * scale, MAX_LOSS_SCALE) if adapted else scale
+
+
+def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
+    """Numbers of the rows of each micro-batch of a global batch.
+
+    Args:
+        run: A `stages.Run`.
+        rows: Number of rows in the global batch.
+        replicas: Number of replicas that share it: each takes a run of neighbouring rows.
+    """
+    count = run.gradient_accumulation_steps
+    for of_replica in np.split(np.arange(rows), replicas):
+        yield from (of_replica[index::count] for index in range(count))
+
+
+def names_of_non_finite(
+    run: "Run", model: "keras.Model", sums: np.ndarray, gradients: Sequence[np.ndarray]
+) -> tuple[list[str], list[str]]:
+    """Names of a micro-batch's losses that are not finite, and of variables by their gradient.
+
+    Args:
+        run: A `stages.Run`.
+        model: The task's model.
+        sums: The task's sums of the rows.
+        gradients: One for each of the model's trainable variables.
+    """
+    pairs = zip(run.task.sums, sums, strict=True)
+    losses = [name for name, value in pairs if not np.isfinite(value)]
+    of_variables = zip(model.trainable_variables, gradients, strict=True)
+    return losses, [v.path for v, gradient in of_variables if not np.isfinite(gradient).all()]

@@ -9,16 +9,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from official_bert.engines import tf_update
+from official_bert.engines import loop_state, tf_update
+from official_bert.engines.device_peaks import peak_flops
 from official_bert.engines.tf_update import TrainingLoop
 from official_bert.model.tensor_types import Tensor
 
 if TYPE_CHECKING:
     from official_bert.stages import Run
     from official_bert.tasks import Batches, Task
-
-# FLOP/s with dense float16 or bfloat16 operands, from the makers' data sheets.
-_GPU_PEAKS = {"T4": 65e12, "V100": 125e12, "A100": 312e12, "H100": 989e12, "H200": 989e12}
 
 
 class TfDistribute:
@@ -40,6 +38,10 @@ class TfDistribute:
         self.is_chief = self.shard[0] == 0
         self._hosts_run_no_python = _hosts_run_no_python(strategy)
         self._input_errors = []  # what reading batches raised so far
+
+    def another(self) -> "TfDistribute":
+        """An engine in the same place that knows nothing of this one's errors."""
+        return TfDistribute(self._strategy)
 
     def scope(self) -> AbstractContextManager:
         """The context in which models and optimizers of this engine are made."""
@@ -89,7 +91,7 @@ class TfDistribute:
 
     def micro_batches(self, run: "Run", rows: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
-        return tf_update.micro_batches(run, rows, self.num_replicas)
+        return loop_state.micro_batches(run, rows, self.num_replicas)
 
     def non_finite(
         self,
@@ -217,6 +219,18 @@ class TfDistribute:
 
         return gather
 
+    def values(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+        """The values of variables, which are whole on every replica."""
+        return [variable.numpy() for variable in variables]
+
+    def start_profile(self, folder: str) -> None:
+        """Begins a profile for TensorBoard's profile page."""
+        tf.profiler.experimental.start(folder)
+
+    def stop_profile(self) -> None:
+        """Ends and writes the profile."""
+        tf.profiler.experimental.stop()
+
     def runs_on_accelerator(self) -> bool:
         """Whether the replicas are on GPUs or TPUs."""
         try:
@@ -231,8 +245,8 @@ class TfDistribute:
         if dtype == "fp32" or not gpus or not self.runs_on_accelerator():
             return None
         device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
-        peaks = [peak for name, peak in _GPU_PEAKS.items() if name in device]
-        return self.num_replicas * peaks[0] if peaks else None
+        peak = peak_flops(device)
+        return None if peak is None else self.num_replicas * peak
 
 
 def _hosts_run_no_python(strategy):

@@ -8,7 +8,7 @@ replicas nor on that of micro-batches.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
+from official_bert.engines.engine import Reductions
 from official_bert.engines.loop_state import State
 from official_bert.model.dropout import seeds_of_rows
 
@@ -180,19 +181,6 @@ def make_prediction_step(
     return prediction_step
 
 
-def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
-    """Numbers of the rows of each micro-batch of a global batch.
-
-    Args:
-        run: A `stages.Run`.
-        rows: Number of rows in the global batch.
-        replicas: Number of replicas that share it: each takes a run of neighbouring rows.
-    """
-    count = run.gradient_accumulation_steps
-    for of_replica in np.split(np.arange(rows), replicas):
-        yield from (of_replica[index::count] for index in range(count))
-
-
 def non_finite(
     run: "Run",
     model: keras.Model,
@@ -206,11 +194,8 @@ def non_finite(
     The arguments are those of `sums_and_gradients`.
     """
     sums, gradients = sums_and_gradients(run, model, batch, rows, step, loss_scale)
-    losses = [
-        name for name, value in zip(run.task.sums, sums, strict=True) if not np.isfinite(value)
-    ]
-    pairs = zip(model.trainable_variables, gradients, strict=True)
-    return losses, [v.path for v, gradient in pairs if not np.isfinite(gradient.numpy()).all()]
+    values = [gradient.numpy() for gradient in gradients]
+    return loop_state.names_of_non_finite(run, model, sums, values)
 
 
 def sums_and_gradients(
@@ -227,7 +212,7 @@ def sums_and_gradients(
         run: A `stages.Run`.
         model: The task's model.
         batch: The step's global batch, as a dictionary of arrays.
-        rows: Numbers of the micro-batch's rows, or of some of them; see `micro_batches`.
+        rows: Numbers of the micro-batch's rows, or of some of them; see `loop_state.micro_batches`.
         step: The step.
         loss_scale: The loss scale at that step.
     """
@@ -279,7 +264,7 @@ def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     first = replica * of_replica  # number in the global batch of this replica's first row
 
     def micro_batch(index):
-        rows = {  # as in `micro_batches`: a sample of the replica's
+        rows = {  # as in `loop_state.micro_batches`: a sample of the replica's
             name: tf.reshape(value, (-1, count, *value.shape[1:]))[:, index]
             for name, value in batch.items()
         }
@@ -338,13 +323,6 @@ def sum_over_replicas(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> Sequen
         return gradients
     sums = context.all_reduce("SUM", [tf.cast(gradient, dtype) for gradient in gradients])
     return [tf.cast(total, tf.float32) for total in sums]
-
-
-class Reductions(NamedTuple):
-    """What one update sums over all workers: the number of reductions, and the bytes in them."""
-
-    count: int  # type: ignore[assignment]  # tuple.count is never called
-    bytes: int
 
 
 def reductions(concrete_function: tf.types.experimental.ConcreteFunction) -> Reductions:

@@ -5,6 +5,7 @@ them would look for an error.
 """
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -15,9 +16,17 @@ def import_tensorflow() -> None:
     """Imports TensorFlow in silence.
 
     Call it before any other import of TensorFlow.
+
+    Raises:
+        ValueError: if it is not installed.
     """
     if "tensorflow" in sys.modules:
         return
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ValueError(
+            'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`. (run_pretraining does '
+            "without it, on JAX: --engine=jax.)"
+        )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with silence():
         import tensorflow as tf

@@ -18,7 +18,7 @@ from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
 if TYPE_CHECKING:
-    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.engines.engine import Engine
     from official_bert.stages import LoopOptions, Run, Stage
 
 MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
@@ -28,7 +28,7 @@ MIN_UPDATES = 8
 def fix(
     run: "Run",
     options: "LoopOptions",
-    engine: "TfDistribute",
+    engine: "Engine",
     model_dir: str | os.PathLike,
     say: Callable[[str], object] = print,
 ) -> "Run":

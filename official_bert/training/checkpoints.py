@@ -21,9 +21,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from official_bert.system.local_device import local_cpu
+from official_bert.system import tensor_bundles
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
@@ -227,12 +226,12 @@ def read_tensors(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
             f"{str(prefix)[: one_file.start()]}."
         )
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, ValueError) as error:
+        entries = tensor_bundles.entries(prefix)
+        return {name: tensor_bundles.read(entry) for name, entry in entries.items()}
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"No readable checkpoint at {prefix} (expected {prefix}.index and its data files): "
-            f"{str(error).splitlines()[0]}"
+            f"{error}."
         ) from None
 
 
@@ -248,19 +247,12 @@ def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
-        names = sorted(tensors)
-        with tf.device(local_cpu()):
-            tf.raw_ops.SaveV2(
-                prefix=str(aside / "bundle"),
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                tensors=[tf.convert_to_tensor(tensors[name]) for name in names],
-            )
+        tensor_bundles.write(aside / "bundle", tensors)
         for part in _PARTS:
             put_in_place(aside / f"bundle{part}", f"{prefix}{part}")
         sync(prefix.parent)
-    except tf.errors.OpError as error:
-        raise OSError(f"Cannot write {prefix}: {str(error.message).splitlines()[0]}") from None
+    except OSError as error:
+        raise OSError(f"Cannot write {prefix}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

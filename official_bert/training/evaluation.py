@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 if TYPE_CHECKING:
-    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.engines.engine import Engine
     from official_bert.tasks import Batches, Task
 
 
@@ -20,7 +21,7 @@ class Evaluator:
         engine: Where the model lives.
     """
 
-    def __init__(self, task: "Task", model: keras.Model, engine: "TfDistribute"):
+    def __init__(self, task: "Task", model: keras.Model, engine: "Engine"):
         self._task, self._engine, self._config = task, engine, model.config
         self._step = engine.evaluation_step(task, model)
 
@@ -42,6 +43,6 @@ class Evaluator:
 
         steps = range(open_batches(*self._engine.shard).num_batches)
         batches = self._engine.feed(open_batches, steps, count)
-        sums = sum(self._step(batches).numpy().astype("float64") for _ in steps)
+        sums = np.sum([np.asarray(self._step(batches), np.float64) for _ in steps], axis=0)
         counts = self._engine.from_all_workers(counts).sum(0)
         return self._task.held_out_metrics(sums, counts)

@@ -3,26 +3,34 @@
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
 
-from official_bert.conversion import names, sources
+from official_bert.conversion import names
 
 _COUNTERS = ("iterations", "skipped_updates")
 _SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are saved under that
 _STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 
 
-def gather(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, np.ndarray]:
-    """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters."""
-    tensors = {variable.path: variable.numpy() for variable in model.weights}
-    for name, slot in _slots(model, optimizer).items():
-        tensors[name] = slot.numpy()
-    for counter in _COUNTERS:
-        tensors[f"optimizer/{counter}"] = getattr(optimizer, counter).numpy()
-    return tensors
+def gather(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    values: Callable[[Sequence[keras.Variable]], list[np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters.
+
+    Args:
+        model: The model of a stage.
+        optimizer: Its optimizer, built.
+        values: The engine's, which knows where their parts are.
+    """
+    variables = {variable.path: variable for variable in model.weights}
+    variables |= _slots(model, optimizer)
+    variables |= {f"optimizer/{counter}": getattr(optimizer, counter) for counter in _COUNTERS}
+    return dict(zip(variables, values([*variables.values()]), strict=True))
 
 
 def is_slot(name: str) -> bool:
@@ -124,6 +132,8 @@ def load_weights(
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
             another shape or one that is not finite, or not the moments that are needed.
     """
+    from official_bert.conversion import sources  # which need TensorFlow for its checkpoints
+
     source = sources.open_for(model.config, path)
     weights = source.weights | _head_alone(model, source)
     fresh = [variable.path for variable in model.weights if variable.path not in weights]

@@ -1,6 +1,5 @@
 """What a run shows: a progress line for the screen, JSON lines and TensorBoard for later."""
 
-import importlib.util
 import math
 import pathlib
 import time
@@ -8,16 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import keras
-import tensorflow as tf
 
 from lamb_tf import telemetry
 from official_bert.model import flops
+from official_bert.training.summaries import Summaries
 from official_bert.training.training_log import TrainingLog, progress_line
 
 if TYPE_CHECKING:
+    from official_bert.engines.engine import Engine, Reductions
     from official_bert.engines.loop_state import State
-    from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.engines.tf_update import Reductions
     from official_bert.stages import LoopOptions, Run
 
 Done = TypeVar("Done")
@@ -37,17 +35,15 @@ class Reports:
     """
 
     def __init__(
-        self, run: "Run", options: "LoopOptions", engine: "TfDistribute", model_dir: pathlib.Path
+        self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: pathlib.Path
     ):
         self._run = run
-        self._speaks = engine.is_chief
+        self._engine, self._speaks = engine, engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
-        self._tensorboard = None
-        if options.tensorboard and self._speaks and importlib.util.find_spec("tensorboard"):
-            self._tensorboard = model_dir / "summaries"
-        self._writers = {}
+        shows = options.tensorboard and self._speaks
+        self._summaries = Summaries(model_dir / "summaries" if shows else None)
         self._workers = engine.shard[1]
         self._communication = {}
         self._last: dict | None = None  # step and skipped updates in the last line of the log
@@ -85,7 +81,7 @@ class Reports:
         )
 
     def communication(self, reductions: "Reductions") -> None:
-        """Reports what an update of this stage sums over the workers: `tf_update.Reductions`."""
+        """Reports what an update of this stage sums over the workers: `Reductions`."""
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
         self.say(
@@ -116,7 +112,7 @@ class Reports:
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm = telemetry.gradient_norm(optimizer)
         layers = telemetry.read(optimizer)
-        skipped = int(optimizer.skipped_updates.numpy())
+        skipped = int(self._engine.values([optimizer.skipped_updates])[0])
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.log.last("train")
         timing = self._timing(stage, state, pace, step - self._last["step"])
@@ -169,22 +165,12 @@ class Reports:
 
     def _summarise(self, kind, step, scalars, layers=None):
         """Curves, and of adapted variables (whose ratio is not 1) one each and a histogram."""
-        if self._tensorboard is None:
-            return
-        if kind not in self._writers:
-            folder = self._tensorboard / kind
-            folder.mkdir(parents=True, exist_ok=True)  # an OSError if that cannot be
-            self._writers[kind] = tf.summary.create_file_writer(str(folder))
         ratios = {path: layer["trust_ratio"] for path, layer in (layers or {}).items()}
         ratios = {path: ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
         curves = scalars | {f"trust_ratio/{path}": ratio for path, ratio in ratios.items()}
-        with self._writers[kind].as_default(step):
-            for name, value in curves.items():
-                if math.isfinite(value):
-                    tf.summary.scalar(name, value)
-            if ratios:
-                tf.summary.histogram("trust_ratios", list(ratios.values()))
-        self._writers[kind].flush()
+        finite = {name: value for name, value in curves.items() if math.isfinite(value)}
+        histograms = {"trust_ratios": list(ratios.values())} if ratios else {}
+        self._summaries.write(kind, step, finite, histograms)
 
 
 class Pace:
@@ -224,16 +210,20 @@ class Pace:
 
 
 class Profiler:
-    """Has the TensorFlow profiler watch some updates, for TensorBoard's profile page.
+    """Has the engine's profiler watch some updates, for TensorBoard's profile page.
 
     A context manager: however the work inside ends, a profile that was begun is written.
 
     Args:
         window: First and last update, or `None`.
         folder: Where the profile goes.
+        engine: Where the model lives.
     """
 
-    def __init__(self, window: tuple[int, int] | None, folder: str | pathlib.Path):
+    def __init__(
+        self, window: tuple[int, int] | None, folder: str | pathlib.Path, engine: "Engine"
+    ):
+        self._engine = engine
         self._first, self._last = window or (math.inf, math.inf)
         self._folder = str(folder)
         self._is_on = False
@@ -252,7 +242,7 @@ class Profiler:
         """Call when `step` updates are done, before the next ones."""
         if not self._is_on and self._first - 1 <= step < self._last:
             pathlib.Path(self._folder).mkdir(parents=True, exist_ok=True)
-            tf.profiler.experimental.start(self._folder)
+            self._engine.start_profile(self._folder)
             self._is_on = True
         if step >= self._last:
             self._stop()
@@ -260,7 +250,7 @@ class Profiler:
     def _stop(self):
         if self._is_on:
             self._is_on = False
-            tf.profiler.experimental.stop()
+            self._engine.stop_profile()
 
 
 def _updates_left(run, index, step):

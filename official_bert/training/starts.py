@@ -9,7 +9,7 @@ import platform
 import sys
 
 FILE = "starts.jsonl"
-_LIBRARIES = ("lamb_tf", "tensorflow", "keras", "numpy")
+_LIBRARIES = ("lamb_tf", "tensorflow", "jax", "keras", "numpy")
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")}
 
 
@@ -34,8 +34,12 @@ def record(model_dir: pathlib.Path, step: int, replicas: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """{library: version} of those that decide what a run computes, without importing them."""
-    found = {name: _version(_DISTRIBUTIONS.get(name, (name,))) for name in _LIBRARIES}
+    """{library: version} of those that decide what a run computes, with Keras' backend."""
+    import keras
+
+    other = "tensorflow" if keras.backend.backend() == "jax" else "jax"
+    libraries = [name for name in _LIBRARIES if name != other]
+    found = {name: _version(_DISTRIBUTIONS.get(name, (name,))) for name in libraries}
     return {name: version for name, version in found.items() if version}
 
 

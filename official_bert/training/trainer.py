@@ -36,7 +36,7 @@ from official_bert.training.stage_model import make_model_and_optimizer
 from official_bert.training.training_log import StopRequest
 
 if TYPE_CHECKING:
-    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.engines.engine import Engine
     from official_bert.stages import LoopOptions, Run
 
 
@@ -57,7 +57,7 @@ class Trainer:
     Args:
         run: A `stages.Run`: what to train.
         options: A `stages.LoopOptions`: what to show and keep.
-        engine: Where the model lives, for example a `tf_distribute.TfDistribute`.
+        engine: Where the model lives: a `tf_distribute.TfDistribute` or a `jax_mesh.JaxMesh`.
         model_dir: Where checkpoints and logs are; a run found there is resumed.
         resume_from: Step of the checkpoint to resume instead of the newest. The learning rate and
             other settings may then differ from those that the run began with.
@@ -72,7 +72,7 @@ class Trainer:
         self,
         run: "Run",
         options: "LoopOptions",
-        engine: "TfDistribute",
+        engine: "Engine",
         model_dir: str | os.PathLike,
         resume_from: int | None = None,
     ):
@@ -83,7 +83,9 @@ class Trainer:
         self._state = loop_state.first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
         self._reports = Reports(run, options, engine, self.model_dir)
-        self._profiler = Profiler(options.profile_steps, self.model_dir / "summaries" / "train")
+        self._profiler = Profiler(
+            options.profile_steps, self.model_dir / "summaries" / "train", engine
+        )
         self._records = RunRecords(run, options, engine.shard)
         run_checks.check(run, options, engine.num_replicas)
         self._description = run.describe() | {"records": self._records.check(engine.accept)}
@@ -239,7 +241,7 @@ class Trainer:
         before, stage = self.run.stages[index - 1 : index + 1]
         if stage.model_key() == before.model_key() and stage.carry_moments:
             return
-        tensors = model_state.gather(self.model, self.optimizer)
+        tensors = model_state.gather(self.model, self.optimizer, self.engine.values)
         old_depth = self.model.config.num_hidden_layers
         self._make(stage)
         new_depth = self.model.config.num_hidden_layers
@@ -290,8 +292,8 @@ class Trainer:
         )
         self._state |= loop_state.new_interval(self.run)
         self._owes_checkpoint = False
+        tensors = model_state.gather(self.model, self.optimizer, self.engine.values)
         if self.engine.is_chief:
-            tensors = model_state.gather(self.model, self.optimizer)
             tensors["global_step"] = np.int64(self.step)
             state = {"loop": self._state, "seconds": self._pace.seconds}
             state |= self._good.state(tensors)
@@ -356,7 +358,9 @@ class Trainer:
             )
 
     def _weights(self):
-        return {variable.path: variable.numpy() for variable in self.model.weights}
+        weights = self.model.weights
+        paths = [variable.path for variable in weights]
+        return dict(zip(paths, self.engine.values(weights), strict=True))
 
     def _export(self):
         prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"

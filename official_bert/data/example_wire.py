@@ -1,0 +1,105 @@
+"""Serialized Examples → arrays without TensorFlow, from their wire format.
+
+    Example { Features { map entry { name, Feature { BytesList | FloatList | Int64List } } … } }
+
+The lists of numbers of all records are decoded together, by NumPy.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from official_bert.system import wire_format
+
+INTEGERS, FLOATS = 3, 2  # the fields of a Feature that hold them
+
+
+class Column(NamedTuple):
+    """One feature of several records: all values in a row, and the number of each record's."""
+
+    values: np.ndarray
+    counts: np.ndarray
+
+
+def features(record: bytes) -> dict[str, tuple[int, bytes]]:
+    """Of each feature of an Example its kind, `INTEGERS` or `FLOATS`, and packed values.
+
+    Raises:
+        ValueError: it is no Example.
+    """
+    found = {}
+    for field, content in wire_format.fields(record):
+        for place, entry in wire_format.fields(_bytes(content)) if field == 1 else ():
+            if place == 1:
+                named = dict(wire_format.fields(_bytes(entry)))
+                kind, packed = _values(_bytes(named.get(2, b"")))
+                found[_bytes(named.get(1, b"")).decode()] = kind, packed
+    return found
+
+
+def column(records: Sequence[dict[str, tuple[int, bytes]]], name: str, kind: int) -> Column:
+    """One feature of several Examples, from their `features`.
+
+    Args:
+        records: What `features` returned of each.
+        name: The feature.
+        kind: `INTEGERS` or `FLOATS`.
+
+    Returns:
+        A `Column` of int64 or float32.
+
+    Raises:
+        ValueError: it begins with the number of the record whose values are damaged.
+    """
+    packed = []
+    for number, record in enumerate(records):
+        found, values = record.get(name, (kind, b""))
+        if found not in (kind, 0):
+            raise ValueError(f"{number}: feature {name!r} is of another type")
+        packed.append(values)
+    sizes = np.array([len(values) for values in packed])
+    ends_of_records = np.cumsum(sizes)
+    joined = np.frombuffer(b"".join(packed), np.uint8)
+    if kind == FLOATS:
+        if (sizes % 4).any():
+            raise ValueError(f"{int(np.argmax(sizes % 4 > 0))}: feature {name!r} is damaged")
+        return Column(joined.view("<f4"), sizes // 4)
+    ends = joined < 0x80
+    last = np.minimum(ends_of_records[sizes > 0], len(joined)) - 1
+    if not ends[last].all():
+        number = np.flatnonzero(sizes > 0)[np.argmin(ends[last])]
+        raise ValueError(f"{int(number)}: feature {name!r} is damaged")
+    numbers = np.concatenate([[0], np.cumsum(ends)])
+    counts = np.diff(numbers[np.concatenate([[0], ends_of_records])])
+    return Column(_varints(joined, ends), counts)
+
+
+def _varints(joined, ends):
+    """The integers in bytes, of which those that `ends` names are the last of one."""
+    if ends.all():
+        return joined.astype(np.int64)
+    last = np.flatnonzero(ends)
+    first = np.concatenate([[0], last[:-1] + 1])
+    places = np.arange(len(joined)) - np.repeat(first, last - first + 1)
+    if places.max() > 9:
+        raise ValueError("0: or one of those after it: an integer is longer than 64 bits")
+    parts = (joined & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+    return np.add.reduceat(parts, first).astype(np.int64)
+
+
+def _values(feature):
+    """The kind of a Feature, and its values packed; older writers leave them apart."""
+    packed, kind = [], 0  # an empty list may be left out
+    for field, content in wire_format.fields(feature):
+        kind, packed = field, []
+        for place, value in wire_format.fields(_bytes(content)) if field in (2, 3) else ():
+            if place == 1:
+                packed.append(wire_format.varint(value) if isinstance(value, int) else value)
+    return kind, b"".join(packed)
+
+
+def _bytes(value):
+    if isinstance(value, int):
+        raise ValueError("a number stands where a message is expected")
+    return value

@@ -1,0 +1,92 @@
+"""Where a JAX engine keeps what: the mesh of all devices, and each array's part of it.
+
+Weights are whole on every device, batches are divided by rows. Optimizer state is whole on every
+device, too; or, with sharded state, each device holds a part (arXiv 2004.13336).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+DATA = "data"  # the name of the mesh's one axis
+WHOLE, ROWS, STACKED_ROWS = PartitionSpec(), PartitionSpec(DATA), PartitionSpec(None, DATA)
+
+
+class Placement:
+    """The mesh, and what lies where on it.
+
+    Args:
+        devices: All devices of all processes, in the order of the processes.
+        shards_optimizer: Whether each device holds only a part of the optimizer's state.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], shards_optimizer: bool = False):
+        self.mesh = Mesh(np.array(devices), (DATA,))
+        self.shards_optimizer = shards_optimizer
+        self.whole = NamedSharding(self.mesh, WHOLE)
+
+    def part(self, shape: Sequence[int]) -> PartitionSpec:
+        """How state of this shape is divided: along the first axis that the devices divide.
+
+        What has no such axis is whole everywhere; such variables are small.
+        """
+        devices = self.mesh.size
+        if not self.shards_optimizer or devices == 1:
+            return WHOLE
+        axes = [axis for axis, size in enumerate(shape) if size and size % devices == 0]
+        return PartitionSpec(*[None] * axes[0], DATA) if axes else WHOLE
+
+    def sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """A division of this mesh."""
+        return NamedSharding(self.mesh, spec)
+
+    def of_optimizer(self, optimizer: keras.optimizers.Optimizer) -> list[NamedSharding]:
+        """The shardings of `optimizer.variables`: slots are divided, all else is whole."""
+        slots = {
+            id(slot)
+            for variable in optimizer.trainable_variables
+            for slot in optimizer.slots(variable).values()
+        }
+        return [
+            self.sharding(self.part(v.shape)) if id(v) in slots else self.whole
+            for v in optimizer.variables
+        ]
+
+    def put(
+        self, variables: Iterable[keras.Variable], shardings: Iterable[NamedSharding]
+    ) -> list[jax.Array]:
+        """The values of variables, brought where they belong if they are not there yet."""
+        return [self._put(variable, sharding) for variable, sharding in zip(variables, shardings)]
+
+    def _put(self, variable, sharding):
+        value = variable.value
+        if value.sharding != sharding:
+            host = whole_value(value)  # each process has it, so nothing needs to be sent
+            value = jax.make_array_from_callback(value.shape, sharding, lambda index: host[index])
+            variable.assign(value)
+        return value
+
+    def global_batch(
+        self, rows: Mapping[str, np.ndarray], spec: PartitionSpec = ROWS
+    ) -> dict[str, jax.Array]:
+        """Arrays of which this process has its rows, divided over all devices."""
+        sharding = self.sharding(spec)
+        put = jax.make_array_from_process_local_data
+        return {name: put(sharding, values) for name, values in rows.items()}
+
+    def on_every_device(self, function: Callable, in_specs: object, out_specs: object) -> Callable:
+        """A function that each device runs on its part of the arguments."""
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+
+def whole_value(value: jax.Array) -> np.ndarray:
+    """The whole of an array on this host; all processes call it if it has parts on others."""
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return np.asarray(value)
+    return np.asarray(multihost_utils.process_allgather(value, tiled=True))

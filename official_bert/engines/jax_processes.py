@@ -1,0 +1,146 @@
+"""The processes of a JAX run: how each finds the others, and what it means if one is gone.
+
+When a process is lost, JAX aborts the others from its C++ code, sooner or later. So a process that
+has others works as a child of the one that was started, which says what the end means.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, MutableMapping
+
+from official_bert.engines import cluster
+from official_bert.system import quiet_tensorflow
+from official_bert.system.child_commands import end_with_parent
+
+HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
+LOST = (
+    "Another worker has ended or cannot be reached, and an update needs all of them. Its own "
+    "output gives the reason, unless it was killed. Start all workers again with the same "
+    "commands: they resume from the last checkpoint."
+)
+
+
+def start(
+    strategy: str | None,
+    worker_hosts: str | None,
+    task_index: int,
+    environment: MutableMapping[str, str],
+    lost_code: int,
+) -> None:
+    """Imports JAX and joins the other processes, if there are any. Call it before Keras is used.
+
+    Args:
+        strategy: `"multi_worker_mirrored"`: the workers are those of the flags, of `TF_CONFIG` or
+            of Slurm; `"tpu"`: the hosts of a Cloud TPU slice, as JAX finds them. `None`: those of
+            the flags or of `TF_CONFIG`, or this process alone.
+        worker_hosts: Comma-separated `host:port` of all processes, or `None`.
+        task_index: This process's place among them, or −1.
+        environment: `os.environ`.
+        lost_code: Exit code of a process that has lost another.
+
+    Raises:
+        ValueError: if flags and environment contradict each other, or there is no TPU.
+    """
+    found = _cluster(strategy, worker_hosts, task_index, environment)
+    if found or strategy == "tpu":
+        _continue_in_child(lost_code)
+    if strategy != "tpu":
+        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for one for long
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    if strategy == "tpu":
+        _start_on_tpu(jax)
+    elif found:
+        _join(jax, found)
+    with quiet_tensorflow.silence():  # libtpu, where it is installed, tells that it finds no TPU
+        jax.devices()
+
+
+def _cluster(strategy, worker_hosts, task_index, environment):
+    """The cluster that this process is part of, or `None` if it is alone or JAX finds it."""
+    if strategy == "tpu":
+        return None
+    configured = cluster.configured(environment)
+    several = configured is not None and len(configured.hosts) > 1
+    if strategy or worker_hosts or task_index != -1 or several:
+        return cluster.find(worker_hosts, task_index, environment)
+    return None
+
+
+def _continue_in_child(lost_code):
+    """Returns in a child of this process, which itself waits for it and ends as it does."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)  # a Ctrl-C comes from the parent, and once
+        end_with_parent(signal.SIGKILL)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGABRT:
+        print(f"run_pretraining: error: {LOST}", file=sys.stderr, flush=True)
+        code = lost_code
+    os._exit(128 - code if code < 0 else code)
+
+
+@contextlib.contextmanager
+def leaving_others_on_errors() -> Iterator[None]:
+    """Meanwhile an error ends this process without waiting for the others to end, too."""
+    try:
+        yield
+    except BaseException:
+        atexit.register(_forget_others)  # after JAX's own, and so called before
+        raise
+
+
+def _forget_others():
+    from jax._src import distributed  # private: at the end JAX would wait for all others
+
+    distributed.global_state.client = None
+
+
+def _start_on_tpu(jax):
+    try:
+        jax.distributed.initialize()
+        found = jax.default_backend()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"JAX finds no Cloud TPU slice here: {reason}.") from error
+    if found != "tpu":
+        raise ValueError(
+            f"distribution_strategy=tpu, but JAX finds no TPU here, only {found}; start the "
+            "command on every host of the slice, with jax[tpu] installed."
+        )
+
+
+def _join(jax, found):
+    print(
+        f"worker {found.index} of {len(found.hosts)}, {found.hosts[found.index]} (by "
+        f"{found.source}): waiting for the others …",
+        flush=True,
+    )
+    logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of use on CPUs alone
+    jax.distributed.initialize(
+        found.hosts[0],
+        len(found.hosts),
+        found.index,
+        cluster_detection_method="deactivate",
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+
+
+def lost_worker(error: Exception) -> str | None:
+    """What to tell the user if an error of JAX means that another process is gone, or `None`."""
+    text = str(error)
+    signs = ("Gloo", "Connection closed by peer", "heartbeat", "NCCL", "coordination service")
+    if type(error).__name__ != "JaxRuntimeError" or not any(sign in text for sign in signs):
+        return None
+    return LOST

@@ -1,0 +1,186 @@
+"""The JAX engine beside TensorFlow's: the same run, losses, weights, checkpoints and messages."""
+
+import json
+import re
+import shutil
+
+import jax_training
+import numpy as np
+import pytest
+import tensorflow as tf
+from jax_training import job
+from small_runs import final_tensors, log_lines
+
+from official_bert.engines.jax_input import Feed
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.training.checkpoint_names import step_and_count
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GROWING = [
+    {"steps": 6, "depth": 1},
+    {"steps": 6, "trained_layers": [1], "train_embeddings": False, "carry_moments": False},
+]
+SHORT = {"stages": [{"steps": 10}]}
+
+
+def settings():
+    """{name: what its jobs set}, those that both engines train first."""
+    return {
+        "plain": {"model": NO_DROPOUT},
+        "dropout": {"evaluates": True},
+        "growing": {"stages": GROWING, "model": {"num_hidden_layers": 2}},
+        "diverging": {
+            "stages": [{"learning_rate": 1e30, "steps": 20}],
+            "options": {"max_skipped_updates": 3},
+            "model": NO_DROPOUT,
+        },
+        "accumulating one by one": {
+            "run": {"gradient_accumulation_steps": 4},
+            "options": {"steps_per_loop": 1},
+        },
+        "bf16": {**SHORT, "run": {"dtype": "bf16"}},
+        "fp16": {**SHORT, "run": {"dtype": "fp16"}, "optimizer": {"type": "lars"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(small_corpus, tmp_path_factory):
+    """{(engine, name): (folder, what ended it)} of the jobs, those of JAX from one process."""
+    folder = tmp_path_factory.mktemp("engines")
+    found, both = {}, ("plain", "dropout", "growing", "diverging")
+    for name in both:
+        each = job(small_corpus, folder / "tensorflow" / name, **settings()[name])
+        ended = jax_training.train(each, TfDistribute(tf.distribute.get_strategy()))
+        found["tensorflow", name] = (folder / "tensorflow" / name, ended)
+    jobs = {
+        name: job(small_corpus, folder / "jax" / name, **each) for name, each in settings().items()
+    }
+    resumed = folder / "jax" / "resumed"
+    shutil.copytree(found["tensorflow", "dropout"][0], resumed)
+    forget_after(resumed, 20)
+    jobs["resumed"] = job(small_corpus, resumed, **settings()["dropout"])
+    for name, result in zip(jobs, jax_training.run_jobs([*jobs.values()], folder), strict=True):
+        assert not result["tensorflow"], "TensorFlow was imported"
+        found["jax", name] = (folder / "jax" / name, result["ended"])
+    return found
+
+
+def forget_after(model_dir, step):
+    """The directory as a run left it that was killed after `step`."""
+    for path in model_dir.glob("ctl_step_*"):
+        if step_and_count(re.match(r"ctl_step_\d+\.ckpt-\d+", path.name)[0])[0] > step:
+            path.unlink()
+
+
+def losses(model_dir):
+    return [(line["kind"], line["step"], line["loss"]) for line in log_lines(model_dir)]
+
+
+def assert_losses_agree(ours, theirs, tolerance):
+    assert [line[:2] for line in ours] == [line[:2] for line in theirs]
+    assert len(ours) > 2
+    np.testing.assert_allclose([line[2] for line in ours], [line[2] for line in theirs], tolerance)
+
+
+def assert_weights_agree(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "dropout", "growing"])
+def test_losses_and_weights_are_tensorflow_s(trained, name):
+    ours, theirs = trained["jax", name][0], trained["tensorflow", name][0]
+    assert_losses_agree(losses(ours), losses(theirs), 1e-4)
+    assert_weights_agree(final_tensors(ours), final_tensors(theirs), 2e-4)
+
+
+@pytest.mark.slow
+def test_a_log_and_a_description_have_the_same_entries(trained):
+    ours, theirs = trained["jax", "dropout"][0], trained["tensorflow", "dropout"][0]
+    for mine, other in zip(log_lines(ours), log_lines(theirs), strict=True):
+        assert mine.keys() == other.keys()
+        for path, ratio in mine.get("trust_ratios", {}).items():
+            assert ratio == pytest.approx(other["trust_ratios"][path], 1e-2), path
+    assert json.loads((ours / "run.json").read_text()) == json.loads(
+        (theirs / "run.json").read_text()
+    )
+    assert "jax" in json.loads((ours / "starts.jsonl").read_text())["versions"]
+
+
+@pytest.mark.slow
+def test_jax_resumes_tensorflow_s_checkpoint(trained):
+    resumed, ended = trained["jax", "resumed"]
+    assert ended is None
+    assert len((resumed / "starts.jsonl").read_text().splitlines()) == 2
+    assert_losses_agree(losses(resumed), losses(trained["tensorflow", "dropout"][0]), 1e-4)
+
+
+@pytest.mark.slow
+def test_tensorflow_resumes_jax_s_checkpoint(trained, small_corpus, tmp_path):
+    shutil.copytree(trained["jax", "dropout"][0], tmp_path / "model")
+    forget_after(tmp_path / "model", 30)
+    each = job(small_corpus, tmp_path / "model", **settings()["dropout"])
+    assert jax_training.train(each, TfDistribute(tf.distribute.get_strategy())) is None
+    assert_losses_agree(
+        losses(tmp_path / "model"), losses(trained["tensorflow", "dropout"][0]), 1e-4
+    )
+
+
+@pytest.mark.slow
+def test_micro_batches_and_shorter_calls_give_the_same_weights_with_dropout(trained):
+    whole, parts = (trained["jax", name][0] for name in ("dropout", "accumulating one by one"))
+    assert_losses_agree(
+        [line for line in losses(parts) if line[0] == "train"],
+        [line for line in losses(whole) if line[0] == "train"],
+        1e-5,
+    )
+    assert_weights_agree(final_tensors(parts), final_tensors(whole), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_the_arithmetic_may_have_16_bits(trained, name):
+    lines = [line for line in log_lines(trained["jax", name][0]) if line["kind"] == "train"]
+    exact = [line for line in log_lines(trained["jax", "dropout"][0]) if line["kind"] == "train"]
+    assert lines[0]["loss"] == pytest.approx(exact[0]["loss"], 1e-2)
+    assert lines[-1]["skipped_updates"] == 0
+    assert lines[-1]["loss_scale"] == (2.0**15 if name == "fp16" else 1.0)
+    saved = final_tensors(trained["jax", name][0])
+    assert all(t.dtype == np.float32 for n, t in saved.items() if n.startswith("bert/"))
+
+
+@pytest.mark.slow
+def test_lars_keeps_its_momentum(trained):
+    tensors = final_tensors(trained["jax", "fp16"][0])
+    moments = [tensor for name, tensor in tensors.items() if name.endswith("/momentum")]
+    assert moments
+    assert all(np.abs(moment).max() > 0 for moment in moments)
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_says_where(trained):
+    ours, theirs = (trained[engine, "diverging"][1] for engine in ("jax", "tensorflow"))
+    begin = "No update could be made for 3 steps in a row, the last one step "
+    assert ours.startswith(begin)
+    assert re.findall("First row.*?: (.*?) ", ours) == re.findall("First row.*?: (.*?) ", theirs)
+
+
+class Numbered:
+    """Batches that hold their step; the one of step 3 cannot be read."""
+
+    def __getitem__(self, step):
+        if step == 3:
+            raise ValueError("a damaged record")
+        return {"step": np.array([step])}
+
+
+def test_batches_come_in_order_and_what_cannot_be_read_is_raised_where_it_is_needed():
+    read, errors = [], []
+    feed = Feed(Numbered(), range(1, 9), read.append, errors)
+    assert [int(batch["step"][0]) for batch in feed.take(2)] == [1, 2]
+    with pytest.raises(ValueError, match="a damaged record") as raised:
+        feed.take(2)
+    assert errors == [raised.value]
+    assert [int(batch["step"][0]) for batch in read[:2]] == [1, 2]

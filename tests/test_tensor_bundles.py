@@ -1,0 +1,82 @@
+"""Checkpoints without TensorFlow: it reads what this code writes, and the reverse."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from official_bert.system import tensor_bundles
+
+RNG = np.random.default_rng(0)
+TENSORS = {
+    **{
+        f"bert/encoder/layer_{i}/{name}": RNG.standard_normal((3, i + 1)).astype(np.float32)
+        for i in range(200)
+        for name in ("kernel", "kernel/adam_m", "bias")
+    },
+    "global_step": np.int64(-7),
+    "flags": np.array([True, False]),
+    "empty": np.zeros((0, 3), np.float32),
+    "half": np.ones(3, ml_dtypes.bfloat16),
+    "ärger": np.arange(6, dtype=np.int32).reshape(1, 2, 3),
+}
+
+
+def assert_same(found, name):
+    expected = np.asarray(TENSORS[name])
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_tensorflow_reads_what_is_written(tmp_path):
+    tensor_bundles.write(tmp_path / "a", TENSORS)
+    reader = tf.train.load_checkpoint(str(tmp_path / "a"))
+    assert reader.get_variable_to_shape_map().keys() == TENSORS.keys()
+    for name in TENSORS:
+        assert_same(np.asarray(reader.get_tensor(name)), name)
+
+
+def test_what_tensorflow_writes_is_read_and_its_values_would_be_written_alike(tmp_path):
+    names = sorted(TENSORS)
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "theirs"),
+        tensor_names=names,
+        shape_and_slices=[""] * len(names),
+        tensors=[tf.convert_to_tensor(TENSORS[name]) for name in names],
+    )
+    entries = tensor_bundles.entries(tmp_path / "theirs")
+    assert entries.keys() == TENSORS.keys()
+    for name, entry in entries.items():
+        assert_same(tensor_bundles.read(entry), name)
+    tensor_bundles.write(tmp_path / "ours", TENSORS)
+    data = "{}.data-00000-of-00001".format
+    assert (tmp_path / data("ours")).read_bytes() == (tmp_path / data("theirs")).read_bytes()
+
+
+@pytest.mark.parametrize("part", [".index", ".data-00000-of-00001"])
+def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path, part):
+    tensor_bundles.write(tmp_path / "a", {name: TENSORS[name] for name in ("flags", "half")})
+    path = tmp_path / f"a{part}"
+    whole = path.read_bytes()
+    footer = 48 if part == ".index" else 0  # of which most is padding
+    for place in range(len(whole) - footer):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"."):
+            [tensor_bundles.read(e) for e in tensor_bundles.entries(tmp_path / "a").values()]
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"."):
+            [tensor_bundles.read(e) for e in tensor_bundles.entries(tmp_path / "a").values()]
+
+
+def test_texts_are_refused_with_the_reason(tmp_path):
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "a"),
+        tensor_names=["x"],
+        shape_and_slices=[""],
+        tensors=[tf.constant("text")],
+    )
+    with pytest.raises(ValueError, match="need TensorFlow to be read"):
+        tensor_bundles.entries(tmp_path / "a")
+    with pytest.raises(ValueError, match="which no checkpoint holds"):
+        tensor_bundles.write(tmp_path / "b", {"x": np.array(["text"])})
