@@ -3,16 +3,17 @@
     python benchmarks/pretrain_throughput.py [--rounds=5] [--only="4 layers, fp32"]
     python benchmarks/pretrain_throughput.py --profile
 
-The two sides are processes that stay alive and take turns, so each round measures both under the
+The sides are processes that stay alive and take turns, so each round measures all of them under the
 same conditions: the loop of `run_pretraining` with records from disk, then the same model as a bare
-`tf.function` of forward pass, backward pass and update, then the peer, eager and compiled. The
-peer gets the first of our batches, again and again. `--profile` instead says which operations the
-time of the bare function goes to.
+`tf.function` of forward pass, backward pass and update, then the loop of the JAX engine, then the
+peer, eager and compiled. The peer gets the first of our batches, again and again. `--profile`
+instead says which operations the time of the bare function goes to.
 """
 
 import argparse
 import contextlib
 import datetime
+import os
 import pathlib
 import tempfile
 import time
@@ -28,8 +29,7 @@ CELLS = {  # layers, data type, updates per turn
     "BERT-Base, fp32": (12, "fp32", 1),
     "BERT-Base, bf16": (12, "bf16", 1),
 }
-LOOP, BARE, EAGER, COMPILED = "loop", "bare", "eager", "compiled"
-SIDES = {"ours": (LOOP, BARE), "peer": (EAGER, COMPILED)}
+LOOP, BARE, JAX, EAGER, COMPILED = "loop", "bare", "jax", "eager", "compiled"
 
 
 def main():
@@ -65,9 +65,10 @@ def measure(cell, folder, rounds):
     """Seconds per update of each way, by round; what could not be run, by its error."""
     with (
         turns.Worker(__file__, "ours", cell, folder) as ours,  # it writes the batch for the peer
+        turns.Worker(__file__, "jax", cell, folder) as on_jax,
         turns.Worker(__file__, "peer", cell, folder) as peer,
     ):
-        workers = {LOOP: ours, BARE: ours, EAGER: peer, COMPILED: peer}
+        workers = {LOOP: ours, BARE: ours, JAX: on_jax, EAGER: peer, COMPILED: peer}
         return turns.measure(cell, workers, rounds)
 
 
@@ -81,7 +82,12 @@ def profile(cell, folder):
 
 def work(side, cell, folder):
     """A worker's life."""
-    ways = {"ours": our_ways, "peer": peer_ways, "records": make_records}[side]
+    ways = {
+        "ours": our_ways,
+        "jax": jax_ways,
+        "peer": peer_ways,
+        "records": make_records,
+    }[side]
     turns.take(lambda: ways(cell, folder))
 
 
@@ -110,6 +116,47 @@ def our_ways(cell, folder):
         BARE: lambda: turns.timed(bare, updates),
         "profile": lambda: traced(bare, updates, folder),
     }
+
+
+def jax_ways(cell, folder):
+    os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    from official_bert.engines.jax_mesh import JaxMesh
+    from official_bert.engines.loop_state import first_state
+    from official_bert.model.config import BertConfig
+    from official_bert.stages import Optimizer, Run, Stage
+    from official_bert.training.stage_model import make_model_and_optimizer
+
+    layers, dtype, updates = CELLS[cell]
+    stage = Stage(
+        steps=100_000,
+        batch_size=BATCH_SIZE,
+        max_seq_length=LENGTH,
+        max_predictions_per_seq=PREDICTIONS,
+        learning_rate=1e-3,
+        warmup_steps=100,
+    )
+    run = Run(
+        config=BertConfig(num_hidden_layers=layers),
+        stages=(stage,),
+        optimizer=Optimizer(),
+        input_files=(f"{folder}/records",),
+        dtype=dtype,
+    )
+    engine = JaxMesh()
+    loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
+    feed = engine.feed(
+        lambda *shard: run.task.batches(
+            run.input_files, stage, BATCH_SIZE, run.config, seed=0, shard=shard
+        ),
+        range(stage.steps),
+    )
+    done = {"steps": 0, "state": first_state(run)}
+
+    def by_loop():
+        done["state"] = loop(feed, done["steps"], updates, done["state"])
+        done["steps"] += updates
+
+    return {JAX: lambda: turns.timed(by_loop, updates)}
 
 
 def peer_ways(cell, folder):
@@ -190,6 +237,7 @@ def throughput_report(results):
     labels = {
         LOOP: "ours, `run_pretraining`'s loop, LAMB",
         BARE: "ours, a bare `tf.function`, LAMB",
+        JAX: "ours, the loop of `--engine=jax`, LAMB",
         EAGER: "Hugging Face, eager, fused AdamW",
         COMPILED: "Hugging Face, `torch.compile`, fused AdamW",
     }

@@ -212,6 +212,12 @@ def _define_others(define):
         "host:port of every worker, comma-separated, for multi_worker_mirrored. Default: from "
         "TF_CONFIG or from Slurm's variables.",
     )
+    define.switch(
+        "shard_optimizer",
+        False,
+        "With --engine=jax: each device keeps and computes only a part of the optimizer's state "
+        "and update. The weights are the same to round-off; moments take less memory.",
+    )
     integer("task_index", -1, "Index of this worker in --worker_hosts, from 0.")
     integer(
         "local_workers",
@@ -278,6 +284,12 @@ def _check_engine(values):
     if values.engine not in ENGINES:
         raise ValueError(f"--engine must be {' or '.join(ENGINES)}; got {values.engine!r}.")
     if values.engine != "jax":
+        refuse(
+            values,
+            ("shard_optimizer",),
+            values.shard_optimizer,
+            "only with --engine=jax; tf.distribute keeps the whole state on every replica.",
+        )
         return
     strategies = ("multi_worker_mirrored", "tpu")
     refuse(

@@ -5,15 +5,18 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, on a machine without a TPU.
 
 It takes the flags of `run_pretraining` and ignores those that do not change the update. The real
 TPU compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass
-to LAMB, once per stage. The report says whether it compiles, how much memory it needs and what it
-reduces over the cores. Times are the sum of the compiler's estimates; hours and cost are derived
-from them, so they are estimates too. Nothing is trained.
+to LAMB, once per stage; or with --engine=jax the program that the JAX engine runs on the slice. The
+report says whether it compiles, how much memory it needs and what it reduces over the cores. Times
+are the sum of the compiler's estimates; hours and cost are derived from them, so they are estimates
+too. Nothing is trained.
 
 Needs the extra `[rehearse]`. A 24-layer model takes minutes and gigabytes per stage.
 """
 
 import concurrent.futures.process
+import contextlib
 import dataclasses
+import functools
 import json
 import math
 import multiprocessing
@@ -35,8 +38,8 @@ from official_bert.system import (
 )
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
-    from official_bert.tpu.tpu_compiler import Topology
+    from official_bert.stages import Run, Stage
+    from official_bert.tpu.tpu_compiler import Compiled, Topology
 
 FLAGS = flags.FLAGS
 
@@ -74,7 +77,10 @@ def main() -> int:
 
         run = run_pretraining.run_from_flags(FLAGS)
         topology = tpu_compiler.Topology(FLAGS.topology)
-        report = rehearse(run, topology, FLAGS.price_per_chip_hour)
+        compile_stage = compiled_by_tensorflow
+        if FLAGS.engine == "jax":
+            compile_stage = functools.partial(compiled_by_jax, FLAGS.shard_optimizer)
+        report = rehearse(run, topology, FLAGS.price_per_chip_hour, compile_stage=compile_stage)
     except concurrent.futures.process.BrokenProcessPool:
         raise commands.Failed(
             "the process of the compiler was killed, probably because memory ran out."
@@ -102,11 +108,25 @@ def _check_report_file():
         raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
 
 
+def compiled_by_tensorflow(run: "Run", stage: "Stage", topology: "Topology") -> "Compiled":
+    """The update that `TPUStrategy` would run on each core, compiled."""
+    module = _in_child(_lower, run, stage, topology.num_cores, backend="tensorflow")
+    return _in_child(_compile, topology.name, module, backend="tensorflow")
+
+
+def compiled_by_jax(
+    shards_optimizer: bool, run: "Run", stage: "Stage", topology: "Topology"
+) -> "Compiled":
+    """The update of the JAX engine on the whole slice, compiled."""
+    return _in_child(_compile_jax, run, stage, topology.name, shards_optimizer, backend="jax")
+
+
 def rehearse(
     run: "Run",
     topology: "Topology",
     price_per_chip_hour: float | None = None,
     say: Callable[[str], object] = print,
+    compile_stage: 'Callable[["Run", "Stage", "Topology"], "Compiled"]' = compiled_by_tensorflow,
 ) -> dict:
     """Compiles the update of every stage of a run, with smaller micro-batches if need be.
 
@@ -115,6 +135,7 @@ def rehearse(
         topology: A `tpu_compiler.Topology`.
         price_per_chip_hour: In any money.
         say: Takes the report's lines as they become known.
+        compile_stage: Compiles the update of a stage.
 
     Returns:
         The report as JSON values: `fits`, whether each stage's update fits as the run has it;
@@ -149,7 +170,7 @@ def rehearse(
         tried = dataclasses.replace(run, gradient_accumulation_steps=parts)
         index = order[len(found)]
         try:
-            found[index] = rehearse_stage(tried, index, topology, say)
+            found[index] = rehearse_stage(tried, index, topology, say, compile_stage)
         except tpu_compiler.DoesNotFit as error:
             report["fits"], found = False, {}
             needed = "more memory" if error.needed is None else _gib(error.needed)
@@ -182,12 +203,16 @@ def rehearse(
 
 
 def rehearse_stage(
-    run: "Run", index: int, topology: "Topology", say: Callable[[str], object] = print
+    run: "Run",
+    index: int,
+    topology: "Topology",
+    say: Callable[[str], object] = print,
+    compile_stage: 'Callable[["Run", "Stage", "Topology"], "Compiled"]' = compiled_by_tensorflow,
 ) -> dict:
     """Compiles the update of one stage.
 
     Args:
-        run, topology, say: As in `rehearse`.
+        run, topology, say, compile_stage: As in `rehearse`.
         index: The stage's place in the run.
 
     Returns:
@@ -202,8 +227,7 @@ def rehearse_stage(
     sequences = _sequences_a_core(run, stage, topology)
     say(f"stage {index + 1}: {flops.describe(run.config, stage)}; {run.dtype}")
     started = time.monotonic()
-    module = _in_child(_lower, run, stage, topology.num_cores)
-    compiled = _in_child(_compile, topology.name, module)
+    compiled = compile_stage(run, stage, topology)
     took = time.monotonic() - started
     computing = compiled.seconds + (parts - 1) * compiled.loop_seconds
     ring = 2 * (topology.num_chips - 1) / topology.num_chips
@@ -229,6 +253,7 @@ def rehearse_stage(
         "micro_batch_a_core": sequences // parts,
         "compile_seconds": took,
         "memory_bytes": compiled.memory,
+        "argument_bytes": compiled.argument_bytes,
         "model_flops": model_flops,
         # XLA counts one turn of a loop, and with it only some of the micro-batches.
         "compiled_flops_a_core": compiled.flops if parts == 1 else None,
@@ -243,25 +268,37 @@ def rehearse_stage(
     }
 
 
-def _in_child(function, *arguments):
+def _in_child(function, *arguments, backend):
     """Calls a function in a process of its own.
 
     Weights and moments take gigabytes, and so does the compiler; neither gives them back before
     its process ends.
     """
-    before = os.environ.get("MALLOC_ARENA_MAX")
     # One heap instead of one for each thread: half the memory for the compiler.
-    os.environ["MALLOC_ARENA_MAX"] = before or "1"
+    heaps = os.environ.get("MALLOC_ARENA_MAX", "1")
+    context = multiprocessing.get_context("spawn")
+    with (
+        _environment(MALLOC_ARENA_MAX=heaps, KERAS_BACKEND=backend),
+        concurrent.futures.ProcessPoolExecutor(
+            1, mp_context=context, initializer=_begin_child
+        ) as executor,
+    ):
+        return executor.submit(function, *arguments).result()
+
+
+@contextlib.contextmanager
+def _environment(**values):
+    """Meanwhile these variables have these values, for children."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        with concurrent.futures.ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin_child,
-        ) as executor:
-            return executor.submit(function, *arguments).result()
+        yield
     finally:
-        if before is None:
-            del os.environ["MALLOC_ARENA_MAX"]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _begin_child():
@@ -273,6 +310,21 @@ def _compile(topology, module):
     from official_bert.tpu import tpu_compiler
 
     return tpu_compiler.compile_for(tpu_compiler.Topology(topology), module)
+
+
+def _compile_jax(run, stage, topology, shards_optimizer):
+    from official_bert.engines import jax_lowering
+    from official_bert.engines.jax_placement import Placement
+    from official_bert.tpu import tpu_compiler
+    from official_bert.training.stage_model import make_model_and_optimizer
+
+    topology = tpu_compiler.Topology(topology)
+    model, optimizer = make_model_and_optimizer(run, stage)
+    placement = Placement(topology.devices, shards_optimizer)
+    shape = stage.batch_size, stage.max_seq_length, stage.max_predictions_per_seq
+    batch = jax_lowering.batch_of_pretraining(*shape)
+    lowered = jax_lowering.lower(run, model, optimizer, placement, batch)
+    return tpu_compiler.compile_lowered(topology, lowered)
 
 
 def _lower(run, stage, num_cores):

@@ -114,7 +114,7 @@ def _tensorflow_engine(values):
 def _jax_engine(values):
     from official_bert.engines.jax_mesh import JaxMesh
 
-    return JaxMesh()
+    return JaxMesh(shards_optimizer=values.shard_optimizer)
 
 
 def _enable_xla(values, engine):

@@ -1,11 +1,15 @@
 """The JAX engine beside TensorFlow's: the same run, losses, weights, checkpoints and messages."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import jax_training
 import numpy as np
+import peers
 import pytest
 import tensorflow as tf
 from jax_training import job
@@ -13,6 +17,7 @@ from small_runs import final_tensors, log_lines
 
 from official_bert.engines.jax_input import Feed
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.training import checkpoints
 from official_bert.training.checkpoint_names import step_and_count
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -184,3 +189,50 @@ def test_batches_come_in_order_and_what_cannot_be_read_is_raised_where_it_is_nee
         feed.take(2)
     assert errors == [raised.value]
     assert [int(batch["step"][0]) for batch in read[:2]] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_machine_without_tensorflow_trains_from_a_checkpoint_and_shows_it(small_corpus, tmp_path):
+    first = {"x/adam_m": np.ones(2, np.float32), "global_step": np.int64(3)}
+    model = model_of(small_corpus.config)
+    weights = {variable.path: variable.numpy() for variable in model.weights}
+    checkpoints.write_bundle(tmp_path / "first/bert_model.ckpt", weights | first)
+    (tmp_path / "bert_config.json").write_text(small_corpus.config.to_json())
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tensorflow'] = None")
+    flags = {
+        "engine": "jax",
+        "bert_config_file": tmp_path / "bert_config.json",
+        "init_checkpoint": tmp_path / "first/bert_model.ckpt",
+        "input_files": small_corpus.train,
+        "eval_files": small_corpus.held_out,
+        "model_dir": tmp_path / "model",
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "num_steps_per_epoch": 4,
+        "num_train_epochs": 1,
+        "profile_steps": "3,4",
+    }
+    environment = jax_training.environment()
+    path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "official_bert.run_pretraining"),
+            *(f"--{name}={value}" for name, value in flags.items()),
+        ],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"weights: carried {len(weights)} of {len(weights)}" in done.stdout
+    summaries = tmp_path / "model/summaries"
+    assert list(summaries.rglob("*.xplane.pb"))
+    peers.load("tensorboard")
+    assert [*summaries.glob("train/events.*")]
+    assert [*summaries.glob("eval/events.*")]
+
+
+def model_of(config):
+    from official_bert.model.pretrainer import BertPretrainer
+
+    return BertPretrainer(config, seed=3)

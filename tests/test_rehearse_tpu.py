@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pickle
 import re
@@ -103,6 +104,29 @@ def test_a_small_bert_compiles_for(name):
     cost = report["estimated_hours"] * topology.num_chips * 2.0
     assert report["estimated_cost"] == pytest.approx(cost)
     assert "estimate" in said[0]
+
+
+@pytest.mark.slow
+def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory():
+    topology = tpu_compiler.Topology("v5e:2x2")
+    (whole,), (sharded,) = (
+        rehearse_tpu.rehearse(
+            RUN,
+            topology,
+            say=lambda _: None,
+            compile_stage=functools.partial(rehearse_tpu.compiled_by_jax, shards),
+        )["stages"]
+        for shards in (False, True)
+    )
+    gradients = flops.reduced_bytes(CONFIG, STAGE)
+    # All gradients once, the two sums of weights, the task's seven, and the requests to stop.
+    assert whole["reduced_bytes"] == gradients + 4 * (2 + 7 + 1)
+    assert whole["reductions_in_loops"] == 0
+    model_flops = flops.step_flops(CONFIG, STAGE) / topology.num_cores
+    assert 0.3 * model_flops < whole["compiled_flops_a_core"] < model_flops
+    moments = 2 * gradients
+    saved = whole["argument_bytes"] - sharded["argument_bytes"]
+    assert 0.9 * moments * 3 / 4 < saved <= moments * 3 / 4
 
 
 def test_a_program_too_large_is_told_with_the_memory_it_needs():

@@ -187,6 +187,7 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
         ({"local_workers": 2}, "--distribution_strategy: --local_workers already sets this"),
+        ({"shard_optimizer": True}, "--shard_optimizer: only with --engine=jax; tf.distribute"),
         ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'"),
         ({"engine": "jax"}, "--distribution_strategy: --engine=jax trains on all devices of"),
         (

@@ -5,7 +5,9 @@ But the object graph also holds each variable's own name, whose end is the same 
 encoders and pretrainers. So variables are found by the ends of their names.
 """
 
+import functools
 import glob
+import importlib.util
 import math
 import os
 import pathlib
@@ -14,12 +16,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import tensorflow as tf
 
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
 from official_bert.model.config import BertConfig
+from official_bert.system import tensor_bundles
 from official_bert.system.whole_files import start_writing_out
+
+if importlib.util.find_spec("tensorflow"):
+    import tensorflow as tf
+else:  # then only checkpoints with plain names are read, on this machine
+    tf = None
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?|momentum)")
@@ -50,6 +57,8 @@ def read(
     Raises:
         ValueError: the checkpoint cannot be read.
     """
+    if tf is None:
+        return _read_names(_without_tensorflow(prefix), config)
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
@@ -62,6 +71,17 @@ def read(
             f"{prefix} is not a readable TensorFlow checkpoint: {reason(error)}"
         ) from None
     return _read_names(tensors, config)
+
+
+def _without_tensorflow(prefix):
+    try:
+        entries = tensor_bundles.entries(prefix)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{prefix} is not a checkpoint that can be read here: {error}") from None
+    return {
+        name: Tensor(entry.shape, entry.dtype, functools.partial(tensor_bundles.read, entry))
+        for name, entry in entries.items()
+    }
 
 
 def _require_room(prefix, shapes, dtypes):

@@ -5,6 +5,7 @@ configuration, the vocabulary, and the names of all variables that belong to no 
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -259,7 +260,8 @@ def _beside(file, candidates, given):
 def _read_bundle(prefix, config):
     from official_bert.system import quiet_tensorflow
 
-    quiet_tensorflow.import_tensorflow()
+    if importlib.util.find_spec("tensorflow"):
+        quiet_tensorflow.import_tensorflow()
     from official_bert.conversion import bundles
 
     return bundles.read(prefix, config)

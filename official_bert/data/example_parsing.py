@@ -56,7 +56,7 @@ class StaticParser:
     def __call__(
         self, serialized: list[bytes], name: Callable[[int], str]
     ) -> dict[str, np.ndarray]:
-        parse = self._parse_in_tensorflow if "tensorflow" in sys.modules else self._parse
+        parse = self._parse_in_tensorflow if sys.modules.get("tensorflow") else self._parse
         parsed = parse(serialized, name)
         return {key: parsed[key].astype(kind, copy=False) for key, kind in STATIC_TYPES.items()}
 
@@ -152,7 +152,7 @@ class DynamicParser:
     """Parses records made for dynamic masking."""
 
     def __call__(self, serialized: list[bytes], name: Callable[[int], str]) -> Sequences:
-        parse = _sequences_in_tensorflow if "tensorflow" in sys.modules else _sequences
+        parse = _sequences_in_tensorflow if sys.modules.get("tensorflow") else _sequences
         found, sizes = parse(serialized, name)
         _check_sentences(found, sizes, name)
         return found

@@ -16,6 +16,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -131,8 +132,9 @@ class Compiled:
             makes one: not of communication, copies beside the work and `unestimated` kernels.
         loop_seconds: The same of one turn of the loops.
         unestimated: Kernels without such an estimate: gathers, scatters, random bits, sorts.
-        reduced_bytes: Bytes that go into all-reduces.
-        reductions: Number of all-reduces.
+        reduced_bytes: Bytes that go into all-reduces. What scatters a sum over the cores, or
+            gathers the parts of an array from them, is half an all-reduce of its bytes.
+        reductions: Number of all-reduces, and of such halves.
         reductions_in_loops: Those of them that are inside a loop, once a turn.
     """
 
@@ -232,12 +234,36 @@ def compile_for(topology: Topology, stablehlo: bytes) -> Compiled:
         try:
             executable = topology.devices[0].client.compile(module, devices, options)
         except Exception as error:  # JaxRuntimeError: its class moves between versions
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise DoesNotFit(str(error).partition("\n")[0], _needed(str(error))) from None
+            raise _does_not_fit(error) from None
     memory, costs = executable.get_compiled_memory_stats(), executable.cost_analysis()
-    text = executable.hlo_modules()[0].to_string()
-    seconds, loop_seconds, unestimated, reductions = _read_hlo(text, topology.chip.clock)
+    return _summary(topology, memory, costs, executable.hlo_modules()[0].to_string())
+
+
+def compile_lowered(topology: Topology, lowered: Any) -> Compiled:
+    """Compiles a program that `jax.jit` has lowered for the devices of a topology.
+
+    Raises:
+        DoesNotFit: where the program needs more memory than a core has.
+    """
+    try:
+        compiled = lowered.compile()
+    except Exception as error:  # JaxRuntimeError, as above
+        raise _does_not_fit(error) from None
+    memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
+    return _summary(topology, memory, costs, compiled.as_text())
+
+
+def _does_not_fit(error):
+    """`DoesNotFit`, if that is what the compiler's error says; else the error."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text:
+        return error
+    return DoesNotFit(text.partition("\n")[0], _needed(text))
+
+
+def _summary(topology, memory, costs, text):
+    found = _read_hlo(text, topology.chip.clock, topology.num_cores)
+    seconds, loop_seconds, unestimated, reductions = found
     return Compiled(
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -314,7 +340,7 @@ def _needed(message):
     return match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))
 
 
-def _read_hlo(hlo, clock):
+def _read_hlo(hlo, clock, cores):
     """What the text of a compiled module says of times and communication.
 
     Returns:
@@ -338,9 +364,10 @@ def _read_hlo(hlo, clock):
                 cycles[in_loop] += int(estimate[1])
             elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
                 unestimated.append(line)
-            match = re.search(r"= (.*?) all-reduce(?:-start)?\(", line)
+            match = re.search(r"= (.*?) (all-reduce|reduce-scatter|all-gather)(?:-start)?\(", line)
             if match:
-                reductions.append((_bytes(match[1]), in_loop))
+                share = {"all-reduce": 1, "reduce-scatter": cores / 2, "all-gather": 1 / 2}
+                reductions.append((int(_bytes(match[1]) * share[match[2]]), in_loop))
             kind = re.search(r" (while|call|conditional)\(", line)
             if kind:
                 body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"

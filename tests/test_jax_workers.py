@@ -1,0 +1,173 @@
+"""Several devices and processes under the JAX engine: same weights; a process that is lost."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax_training
+import numpy as np
+import pytest
+import worker_processes
+from small_runs import final_tensors, log_lines
+from worker_processes import Worker, finish, wait_for
+
+from official_bert.training import checkpoints
+
+pytestmark = pytest.mark.slow
+
+SECONDS_TO_NOTICE = 60
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Where processes leave their programs for those that run the same."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def flags(small_corpus, tmp_path):
+    """A function of settings that returns the flags of a run of 12 updates."""
+    path = tmp_path / "bert_config.json"
+    path.write_text(small_corpus.config.to_json())
+
+    def as_flags(model_dir, **changes):
+        settings = {
+            "engine": "jax",
+            "bert_config_file": path,
+            "input_files": small_corpus.train,
+            "model_dir": model_dir,
+            "max_seq_length": 32,
+            "max_predictions_per_seq": 5,
+            "train_batch_size": 16,
+            "num_steps_per_epoch": 12,
+            "num_train_epochs": 1,
+            "warmup_steps": 3,
+            "learning_rate": 5e-3,
+            "optimizer_type": "lamb",
+            "log_steps": 4,
+            "save_checkpoints_steps": 4,
+            "steps_per_loop": 4,
+            "keep_checkpoint_max": 0,
+            **changes,
+        }
+        return [f"--{name}={value}" for name, value in settings.items()]
+
+    return as_flags
+
+
+def start(processes, devices, flags, folder, compiled):
+    """Starts processes with so many devices each; they learn of each other from the flags."""
+    ports = worker_processes.free_ports(processes)
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+    }
+    workers = []
+    for index in range(processes):
+        place = [f"--worker_hosts={hosts}", f"--task_index={index}"] if processes > 1 else []
+        output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", worker_processes.COMMAND, *flags, *place],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=jax_training.environment(devices) | cache,
+            )
+        workers.append(Worker(process, output))
+    return workers
+
+
+def train(*arguments):
+    workers = start(*arguments)
+    assert finish(workers) == [0] * len(workers), [worker.said()[-3000:] for worker in workers]
+
+
+def assert_same(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """{name: tensors} of what was trained by one process, made by the first test that needs it."""
+    return {}
+
+
+@pytest.fixture
+def whole(alone, flags, tmp_path, compiled):
+    """The checkpoints of a run of one process with two devices, by step."""
+    if not alone:
+        train(1, 2, flags(tmp_path / "alone"), tmp_path, compiled)
+        store = checkpoints.CheckpointStore(tmp_path / "alone")
+        alone.update({step: store.at(step).tensors() for step in (4, 8, 12)})
+        alone["log"] = log_lines(tmp_path / "alone")
+    return alone
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 2), (1, 8)])
+def test_weights_depend_neither_on_processes_nor_on_devices(
+    whole, flags, tmp_path, compiled, processes, devices
+):
+    train(processes, devices, flags(tmp_path / "model"), tmp_path, compiled)
+    assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
+
+
+def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
+    whole, flags, tmp_path, compiled
+):
+    long = flags(tmp_path / "model", num_steps_per_epoch=100_000)
+    workers = start(2, 2, long, tmp_path, compiled)
+    wait_for(workers, "ctl_step_4.ckpt-1")
+    os.kill(workers[1].process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    assert finish(workers[:1], timeout=600) == [4]
+    assert time.monotonic() - killed < SECONDS_TO_NOTICE
+    said = workers[0].said().splitlines()[-1]
+    assert said.startswith("run_pretraining: error: Another worker has ended or cannot be reached")
+    finish(workers, timeout=60)
+    written = [int(step) for step in re.findall(r"saved \S*ctl_step_(\d+)", workers[0].said())]
+    # The same directory on one process, to the next checkpoint, and then on two again.
+    end = written[-1] + 8
+    resumed = flags(tmp_path / "model", num_steps_per_epoch=100_000)
+    again = start(1, 2, resumed, tmp_path, compiled)
+    wait_for(again, f"ctl_step_{end}.ckpt")
+    again[0].process.send_signal(signal.SIGTERM)
+    assert finish(again) == [143]
+    store = checkpoints.CheckpointStore(tmp_path / "model")
+    reference = flags(tmp_path / "reference", num_steps_per_epoch=100_000)
+    never_killed = start(1, 2, reference, tmp_path, compiled)
+    wait_for(never_killed, f"ctl_step_{end}.ckpt")
+    never_killed[0].process.send_signal(signal.SIGTERM)
+    assert finish(never_killed) == [143]
+    other = checkpoints.CheckpointStore(tmp_path / "reference")
+    assert_same(store.at(end).tensors(), other.at(end).tensors(), 1e-5)
+
+
+def test_sharded_state_gives_the_same_weights_and_moments_in_less_memory(small_corpus, tmp_path):
+    devices, stages = 4, [{"steps": 20}]
+    jobs = [
+        jax_training.job(
+            small_corpus,
+            tmp_path / f"{kind}_{shards}",
+            stages=stages,
+            optimizer={"type": kind},
+            engine={"shards_optimizer": shards},
+            measures=kind == "lamb",
+        )
+        for kind in ("lamb", "lars")
+        for shards in (False, True)
+    ]
+    results = jax_training.run_jobs(jobs, tmp_path, devices)
+    for kind in ("lamb", "lars"):
+        whole, sharded = (final_tensors(tmp_path / f"{kind}_{s}") for s in (False, True))
+        assert_same(sharded, whole, 1e-6)
+    whole, sharded = results[:2]
+    moments = 2 * whole["weights"]  # m and v
+    saved = whole["arguments"] - sharded["arguments"]
+    # Of the small corpus' model, the bias of two classes and the like are whole everywhere.
+    assert 0.98 * moments * (1 - 1 / devices) < saved <= moments * (1 - 1 / devices)
