@@ -24,6 +24,11 @@ elif BACKEND == "torch":
 elif BACKEND == "jax":
     import jax
 
+PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
+    "_record_training_state_sharding_spec": "on JAX, where older versions note what lies where",
+    "_trainable_variables": "on JAX, those of a LossScaleOptimizer, which Keras 3.10 leaves out",
+}
+
 # Whether state passes through a step as an argument and a result: that of `optimizer.variables`.
 THREADS_STATE = BACKEND == "jax"
 
@@ -54,6 +59,19 @@ def by_device(pairs: Iterable[tuple[Tensor, keras.Variable]]) -> list[tuple]:
     for pair in pairs:
         parts.setdefault(device_of(pair[1]), []).append(pair)
     return [(device, *map(list, zip(*pairs))) for device, pairs in parts.items()]
+
+
+def note_new_variables(model: keras.Model) -> None:
+    """Tells `fit` of variables that were made after it began; newer versions of Keras see them."""
+    if hasattr(model, "_record_training_state_sharding_spec"):
+        model._record_training_state_sharding_spec()
+
+
+def note_trainable(optimizer: keras.optimizers.Optimizer, variables: Variables) -> None:
+    """The variables of an optimizer that wraps another, where Keras leaves them to that one."""
+    if not optimizer._trainable_variables:
+        # Not by assignment, which would count them among the optimizer's own state.
+        vars(optimizer)["_trainable_variables"] = [*variables]
 
 
 def merge_replicas(function: Callable, *args: Tensor) -> Tensor:

@@ -110,6 +110,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not self.built:
             with _replicas.strategy_of(var_list or []):
                 super().build(var_list)
+            _replicas.note_trainable(self, self.inner_optimizer.trainable_variables)
 
     def save_own_variables(self, store: MutableMapping) -> None:
         """Writes the scale, if the optimizer is built.

@@ -214,12 +214,17 @@ def _read_checkpoint(path):
 def _open_checkpoint(path):
     import tensorflow as tf
 
+    from lamb_tf.bundle_index import open_bundle
+
     if os.path.isdir(path):
         inside = os.path.join(path, "variables", "variables")  # of a SavedModel
         path = inside if os.path.exists(f"{inside}.index") else tf.train.latest_checkpoint(path)
     if not path or not os.path.exists(f"{path}.index"):
         raise FileNotFoundError(f"There is no checkpoint {path} (no file {path}.index).")
-    return tf.train.load_checkpoint(path)
+    try:
+        return open_bundle(path)
+    except (tf.errors.OpError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable checkpoint: {error}") from None
 
 
 def _nodes(reader, path):

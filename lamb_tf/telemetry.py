@@ -148,6 +148,7 @@ class Log(keras.callbacks.Callback):
         if optimizer._telemetry is None:
             optimizer.record_telemetry(traces_anew=True)
             self.model.make_train_function(force=True)  # that of an earlier `fit` does not record
+            _replicas.note_new_variables(self.model)
         os.makedirs(self.directory, exist_ok=True)
         self._path = os.path.join(self.directory, "telemetry.jsonl")
         self._events = _event_writer(self.directory)

@@ -6,7 +6,6 @@ Needs matplotlib (`pip install "lamb_tf[plot]"`).
 """
 
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -15,10 +14,12 @@ from collections.abc import Sequence
 from absl import flags
 
 from official_bert.system import commands, local_paths
+from official_bert.training.log_lines import read_log
 
 FLAGS = flags.FLAGS
 
 _TRAINING, _HELD_OUT, _GUESSING = "#4477aa", "#cc3311", "#777777"
+_DRAWN = {"stage", "masked_lm_loss", "masked_lm_accuracy", "learning_rate", "trust_ratios"}
 _STAGE_SHADES = ("#f4f4f4", "#ffffff")
 
 PLATEAU_MARGIN = 0.3  # nats below word frequencies: what a run on the plateau never shows
@@ -73,13 +74,19 @@ def plot_log(
 
 def _read(log_file):
     try:
-        lines = [json.loads(line) for line in pathlib.Path(log_file).read_text().splitlines()]
+        pathlib.Path(log_file).open().close()
     except OSError as error:
         raise ValueError(f"{log_file} cannot be read: {error.strerror}.") from None
-    train = [line for line in lines if line["kind"] == "train"]
+    log = read_log(pathlib.Path(log_file))
+    train = [line for line in log.train if line.keys() >= _DRAWN]
+    if log.train and not train:
+        raise ValueError(
+            f"{log_file} is not a log of pre-training: its lines lack some of {sorted(_DRAWN)}. "
+            "`python -m official_bert.report MODEL_DIR` shows the log of any run."
+        )
     if not train:
         raise ValueError(f"{log_file} has no line of training yet.")
-    return train, [line for line in lines if line["kind"] == "eval"]
+    return train, log.held_out
 
 
 def plateau_end(train: Sequence[dict], baselines: Sequence[dict]) -> int | None:
@@ -140,11 +147,11 @@ def _plot_accuracy(train, held_out, baselines):
         axis.yaxis.set_major_formatter("{x:.0%}")
         axis.set_ylim(bottom=0)
     _guesses(axes["masked_lm"], train, baselines, "accuracy")
-    guess = [line["most_frequent_token_accuracy"] for line in held_out]
-    if guess and not baselines:  # which are the better guesses
+    guessed = [line for line in held_out if "most_frequent_token_accuracy" in line]
+    if guessed and not baselines:  # which are the better guesses
         axes["masked_lm"].step(
-            [line["step"] for line in held_out],
-            guess,
+            [line["step"] for line in guessed],
+            [line["most_frequent_token_accuracy"] for line in guessed],
             color=_GUESSING,
             linestyle="--",
             linewidth=1,
@@ -171,6 +178,7 @@ def _plot_trust_ratios(train, held_out, baselines):
         for title, pattern in PANELS.items()
     }
     panels = {title: members for title, members in panels.items() if members}
+    panels = panels or {"no layer is adapted": []}
     figure, axes = _panels(train, panels, "trust ratio", columns=4, share_y=True)
     layers = 1 + max((_layer(path) or 0 for path in paths), default=0)
     for title, members in panels.items():
@@ -186,7 +194,7 @@ def _plot_trust_ratios(train, held_out, baselines):
                 label=_short_name(path) if layer is None else f"layer {layer}",
             )
         axes[title].set_yscale("log")
-        if len(members) <= 6:
+        if 0 < len(members) <= 6:
             axes[title].legend(fontsize=7)
     return figure
 

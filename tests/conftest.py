@@ -36,7 +36,8 @@ def float64():
         return
     import jax
 
-    with jax.enable_x64(True):
+    enable = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+    with enable(True):
         yield
 
 

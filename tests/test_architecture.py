@@ -8,12 +8,12 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 # From the ground up; what stands on one line imports nothing of its neighbours.
 FLOORS = (
     {"system", "model", "stacking"},
-    {"data", "engines", "tpu", "plots"},
+    {"data", "engines", "tpu"},
     {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary", "command_line"},
     {"stages"},
     {"optimizer_flags"},
     {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
-    {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint"},
+    {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint", "plots"},
     {"demonstration", "rehearse_tpu", "fill_blanks", "run_report"},
     {"demo", "report"},
 )

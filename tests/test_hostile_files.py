@@ -1,12 +1,16 @@
 """What fuzzing found, and what strangers may put into files: refused in one line and in bounds."""
 
 import json
+import zipfile
 import zlib
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from bert_checkpoints import make_source
 
+from official_bert import convert_checkpoint
 from official_bert.conversion import sources
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.records import DynamicRecord, frame
@@ -101,3 +105,22 @@ def test_json_of_a_hundred_thousand_levels_is_damage_and_no_crash(tmp_path):
     Path(f"{prefix}.json").write_bytes(DEEP)
     with pytest.raises(ValueError, match="No checkpoint in .* is complete"):
         checkpoints.CheckpointStore(tmp_path).latest()
+
+
+@pytest.mark.parametrize("chunks", [None, (1024,)], ids=["never written", "in chunks"])
+def test_weights_of_terabytes_in_a_keras_file_of_kilobytes_are_refused(tmp_path, chunks):
+    make_source(tmp_path / "in")
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "keras", "keras")
+    with zipfile.ZipFile(tmp_path / "keras/model.keras") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    (tmp_path / "w.h5").write_bytes(parts["model.weights.h5"])
+    with h5py.File(tmp_path / "w.h5", "a") as file:
+        del file["encoder/layers/dense/vars/1"]
+        file.create_dataset("encoder/layers/dense/vars/1", (2**42,), "f4", chunks=chunks)
+    parts["model.weights.h5"] = (tmp_path / "w.h5").read_bytes()
+    with zipfile.ZipFile(tmp_path / "keras/model.keras", "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match="vars/1 are compressed, or not all there") as error:
+        convert_checkpoint.convert(tmp_path / "keras", tmp_path / "out", "tf1")
+    assert "\n" not in str(error.value)

@@ -221,7 +221,7 @@ def test_private_parts_of_keras_are_used_in_one_module_each_and_listed_there():
                 ours.add(node.targets[0].id)
                 if node.targets[0].id == "PRIVATE_HOOKS":
                     listed[file] = set(ast.literal_eval(node.value))
-    assert set(listed) == {"lamb_tf/_state.py", "lamb_tf/legacy.py"}
+    assert set(listed) == {f"lamb_tf/{name}.py" for name in ("_state", "_replicas", "legacy")}
     for file, names in used.items():
         private = {name for name in names if re.match("_[a-z]", name)} - ours
         private -= {"_get_hyper", "_set_hyper", "_serialize_hyperparameter"}  # for subclasses

@@ -101,3 +101,26 @@ def test_a_missing_or_empty_log_is_refused_in_one_line(tmp_path):
         assert ended.returncode == 2
         assert reason in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
+
+
+def test_lines_with_other_kinds_of_values_are_left_out(tmp_path):
+    log = write_log(tmp_path / "log.jsonl")
+    whole = log.read_text()
+    wrong = {"kind": "train", "step": 550, "masked_lm_loss": [1.0], "stage": 0}
+    log.write_text(whole + json.dumps(wrong) + '\n{"kind": "tr\n[]\n')
+    damaged = [path.read_bytes() for path in plots.plot_log(log, tmp_path)]
+    log.write_text(whole)
+    assert [path.read_bytes() for path in plots.plot_log(log, tmp_path)] == damaged
+
+
+def test_a_log_of_fine_tuning_is_refused_with_the_command_that_shows_it(tmp_path):
+    line = {"kind": "train", "step": 1, "stage": 0, "loss": 1.0, "learning_rate": 0.1}
+    (tmp_path / "log.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match=r"not a log of pre-training.*official_bert\.report"):
+        plots.plot_log(tmp_path / "log.jsonl", tmp_path)
+
+
+def test_a_run_whose_optimizer_adapts_nothing_can_be_drawn(tmp_path):
+    log = write_log(tmp_path / "log.jsonl")
+    log.write_text(re.sub(r'"trust_ratios": \{.*?\}', '"trust_ratios": {}', log.read_text()))
+    assert len(plots.plot_log(log, tmp_path)) == 4

@@ -358,3 +358,51 @@ def test_pointing_at_a_chart_shows_the_value_there_and_the_button_changes_the_co
         opened.run("document.getElementById('theme').click()")
         assert opened.run(ground) == light
         assert opened.errors() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss": [1.0]}, {"timing": {"seconds": "8"}}, {"trust_ratios": 3}, {"step": 10**400}],
+    ids=str,
+)
+def test_a_line_with_another_kind_of_value_is_left_out_and_counted(tmp_path, wrong):
+    folder = write_run(tmp_path / "run")
+    with (folder / "train_log.jsonl").open("a") as log:
+        log.write(
+            json.dumps({"kind": "train", "step": 110, "stage": 0, "loss": 1.0} | wrong) + "\n"
+        )
+    text = rendered(folder)
+    assert "1 line(s) of train_log.jsonl cannot be read" in text
+    assert [step for step, _ in curves(text, "Task loss (nats)")["training"]][-1] == 100
+
+
+@pytest.mark.parametrize(
+    ("file", "wrong"),
+    [
+        ("results.json", {"task": [], "runs": []}),
+        ("results.json", {"summary": {"accuracy": 3}}),
+        ("best/best.json", {"step": "8"}),
+        ("known_good.json", {"checkpoint": ["a"]}),
+    ],
+)
+def test_a_file_with_another_kind_of_value_is_left_out_with_a_note(tmp_path, file, wrong):
+    folder = write_run(tmp_path / "run")
+    (folder / "best").mkdir()
+    (folder / file).write_text(json.dumps(wrong))
+    assert f"{file.rpartition('/')[2]} is damaged and left out" in rendered(folder)
+
+
+def test_a_damaged_run_json_is_refused_by_the_name_of_the_value(tmp_path):
+    stage = {"steps": 20, "warmup_steps": 0, "batch_size": [8]}
+    folder = write_run(tmp_path / "run", stages=[stage])
+    done = command(folder)
+    assert done.returncode == 2
+    assert re.fullmatch(r"report: error: .*stages\[0\]\.batch_size is not what .*\n", done.stderr)
+
+
+def test_ratios_that_no_colour_can_show_leave_the_map_out(tmp_path):
+    folder = write_run(tmp_path / "run", steps=())
+    line = {"kind": "train", "step": 10, "stage": 0, "loss": 1.0}
+    ratios = {"a": -1.0, "b": 1e308, "c": float("nan"), "d": None}
+    (folder / "train_log.jsonl").write_text(json.dumps(line | {"trust_ratios": ratios}) + "\n")
+    assert "no map of trust ratios" in rendered(folder)

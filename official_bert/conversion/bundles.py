@@ -6,7 +6,6 @@ encoders and pretrainers. So variables are found by the ends of their names.
 """
 
 import functools
-import glob
 import importlib.util
 import math
 import os
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lamb_tf.bundle_index import open_bundle
 from official_bert.conversion import names
 from official_bert.conversion.tensors import Tensor
 from official_bert.model.config import BertConfig
@@ -60,9 +60,8 @@ def read(
     if tf is None:
         return _read_names(_without_tensorflow(prefix), config)
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
+        reader = open_bundle(prefix)
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        _require_room(str(prefix), shapes, dtypes)
         tensors = {key: _tensor(reader, key, shapes[key], dtypes[key]) for key in shapes}
         if OBJECT_GRAPH in tensors:
             return _read_objects(tensors, config)
@@ -82,20 +81,6 @@ def _without_tensorflow(prefix):
         name: Tensor(entry.shape, entry.dtype, functools.partial(tensor_bundles.read, entry))
         for name, entry in entries.items()
     }
-
-
-def _require_room(prefix, shapes, dtypes):
-    """Refuses shapes of more bytes than the files hold: TensorFlow would ask for the memory first.
-
-    Numbers of fixed size are not compressed. Addresses are of the user's own storage.
-    """
-    if "://" in prefix:
-        return
-    held = sum(map(os.path.getsize, glob.glob(f"{glob.escape(prefix)}.data-*")))
-    for name, shape in shapes.items():
-        needed = 0 if dtypes[name] == tf.string else math.prod(shape) * dtypes[name].size
-        if not 0 <= needed <= held:
-            raise ValueError(f"{name[:99]!r} has shape {shape}, but the files hold {held:,} bytes")
 
 
 def reason(error: Exception) -> str:

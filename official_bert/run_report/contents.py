@@ -1,27 +1,12 @@
 """What a model directory holds, as far as it is there: the material of a report."""
 
 import dataclasses
-import json
 from pathlib import Path
 
-from official_bert.training import checkpoint_names, model_directory, starts
+from official_bert.training import checkpoint_names, forms, model_directory, starts
+from official_bert.training.log_lines import Log, decoded, read_lines, read_log
 
 LOG = "train_log.jsonl"
-
-
-@dataclasses.dataclass(frozen=True)
-class Log:
-    """The lines of a training log by kind, in the order of their steps.
-
-    Attributes:
-        train: Lines about updates.
-        held_out: Lines of evaluations.
-        damaged: Number of lines that could not be read. A run in progress may be writing one.
-    """
-
-    train: list[dict]
-    held_out: list[dict]
-    damaged: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,24 +68,13 @@ def read(folder: Path) -> Contents:
         log=log,
         abandoned={_word(path): read_log(path) for path in _by_number(folder, "train_log.*.jsonl")},
         seeds=seeds,
-        best=_object(folder / "best/best.json", notes),
-        known_good=_object(folder / "known_good.json", notes),
-        scores=_object(folder / "results.json", notes),
-        starts=list(_lines(folder / starts.FILE)[0]),
+        best=_object(folder / "best/best.json", forms.BEST, notes),
+        known_good=_object(folder / "known_good.json", forms.KNOWN_GOOD, notes),
+        scores=_object(folder / "results.json", forms.SCORES, notes),
+        starts=list(read_lines(folder / starts.FILE, forms.START)[0]),
         checkpoints=_checkpoints(folder),
         notes=notes + _missing(folder, log, seeds),
     )
-
-
-def read_log(path: Path) -> Log:
-    """The `Log` of a file; empty if there is none."""
-    lines, damaged = _lines(path)
-    lines = [line for line in lines if isinstance(line.get("step"), int)]
-    lines.sort(key=lambda line: line["step"])
-    train, held_out = (
-        [line for line in lines if line.get("kind") == kind] for kind in ("train", "eval")
-    )
-    return Log(train, held_out, damaged)
 
 
 def _require_run(folder):
@@ -121,7 +95,19 @@ def _require_run(folder):
 def _run_of(folder):
     """What `run.json` holds, or that of the first seed."""
     first = next(iter(_by_number(folder, "seed_*/run.json")), folder / "run.json").parent
-    return model_directory.describes(folder) or model_directory.describes(first) or {}
+    run = model_directory.describes(folder) or model_directory.describes(first) or {}
+    if wrong := list(forms.misfits(run, forms.RUN)):
+        raise ValueError(
+            f"{folder / 'run.json'} is damaged: {names_of(wrong)} is not what a run writes there. "
+            "Restore the file, or remove it: the report then shows the log alone."
+        )
+    return run
+
+
+def names_of(wrong: list[str]) -> str:
+    """The first of the names of values that are not of their form, fit for a terminal."""
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return ascii(wrong[0][:99])[1:-1] + more
 
 
 def _by_number(folder: Path, pattern: str) -> list[Path]:
@@ -133,28 +119,13 @@ def _word(path):
     return path.name.removeprefix("train_log.").removesuffix(".jsonl")
 
 
-def _lines(path):
-    """The objects in a file of JSON lines, and how many lines are none."""
-    if not path.exists():
-        return [], 0
-    found = [_decoded(line) for line in path.read_text(errors="replace").splitlines()]
-    return [line for line in found if line], found.count({})
-
-
-def _decoded(text):
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _object(path, notes):
+def _object(path, form, notes):
     if not path.exists():
         return {}
-    found = _decoded(path.read_text(errors="replace"))
-    if not found:
+    found = decoded(path.read_text(errors="replace"))
+    if not found or any(forms.misfits(found, form)):
         notes.append(f"{path.name} is damaged and left out.")
+        return {}
     return found
 
 

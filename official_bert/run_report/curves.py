@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from official_bert.run_report import charts, heat_map
 from official_bert.run_report.charts import Backdrop, Curve
-from official_bert.run_report.contents import Contents, Log
+from official_bert.run_report.contents import Contents
 from official_bert.training import checkpoint_names
+from official_bert.training.log_lines import Log
 
 _TASKS = {"masked_lm": "Masked LM", "next_sentence": "Next sentence", "": "Task"}
 _GUESSES = {

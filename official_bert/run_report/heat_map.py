@@ -30,7 +30,9 @@ def adapted(train: Sequence[Mapping]) -> list[str]:
     """
     ratios = [_ratios(line) for line in train]
     paths = list(dict.fromkeys(path for line in [*ratios[-1:], *ratios] for path in line))
-    return [p for p in paths if any(line.get(p, 1.0) not in (0.0, 1.0, None) for line in ratios)]
+    return [
+        p for p in paths if any(_is_shown(value := line.get(p)) and value != 1.0 for line in ratios)
+    ]
 
 
 def heat_map(train: Sequence[Mapping], backdrop: charts.Backdrop) -> str:
@@ -40,6 +42,8 @@ def heat_map(train: Sequence[Mapping], backdrop: charts.Backdrop) -> str:
         return ""
     columns = _columns(train, backdrop.last_step)
     rows = [[column.get(path) for column in columns] for path in paths]
+    if not any(_is_shown(value) for row in rows for value in row):
+        return ""
     low, high = _limits(rows)
     picture = _picture([[_colour(value, low, high) for value in row] for row in rows])
     x = scales.steps(backdrop.last_step)
@@ -87,7 +91,7 @@ def _limits(rows):
 
 
 def _is_shown(value):
-    return isinstance(value, int | float) and 0 < value < math.inf
+    return isinstance(value, int | float) and 0 < value < 1e300
 
 
 def _colour(value, low, high):

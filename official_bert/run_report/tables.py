@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from official_bert.run_report import scales
-from official_bert.run_report.contents import Contents, Log
+from official_bert.run_report.contents import Contents
 from official_bert.run_report.curves import logs_of
+from official_bert.training.log_lines import Log
 
 _OWN_TABLE = ("config", "stages", "optimizer", "records", "changes")
 
@@ -45,7 +46,10 @@ def scores(contents: Contents) -> str:
     over_seeds = table(
         ("metric", "mean", "deviation", "median", "best"),
         [
-            (name, *(_score(of[key]) for key in ("mean", "standard_deviation", "median", "best")))
+            (
+                name,
+                *(_score(of.get(key)) for key in ("mean", "standard_deviation", "median", "best")),
+            )
             for name, of in (summary.items() if len(runs) > 1 else ())
         ],
     )
@@ -105,7 +109,7 @@ def changes(contents: Contents) -> str:
         (
             change["resumed_from"] or "the start",
             change.get("instead_of") or "–",
-            "; ".join(change["differences"]) or "nothing",
+            "; ".join(map(str, change.get("differences", ()))) or "nothing",
         )
         for change in contents.run.get("changes", ())
     ]
