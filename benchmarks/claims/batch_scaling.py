@@ -22,7 +22,7 @@ import study
 SETTINGS = {
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
-    "sequences": 80_000,  # of every run
+    "sequences": 64_000,  # of every run
     "base_batch": 16,
     "multiples": [1, 4, 16, 64],
     "methods": ["lamb", "adamw", "orscale", "nesterov", "lars", "muon"],

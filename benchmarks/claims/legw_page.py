@@ -1,6 +1,5 @@
 """Text and picture of `legw.py`, from its records alone."""
 
-import math
 from statistics import mean
 
 import study
@@ -47,7 +46,7 @@ def reports(found):
 def text(records, settings, name):
     return f"""{chr(10).join(answers(records, settings))}
 
-![Accuracy on the test images over the batch, by rule]({name}.png)
+![Error on the test images over the batch, by rule]({name}.png)
 
 Accuracy on the test images, mean ± standard deviation over seeds; the bars in the picture are \
 ranges. Rates were chosen at batch {settings["base_batch"]} alone, by the accuracy on \
@@ -177,6 +176,7 @@ def draw(records, settings, path):
 
 
 def _draw(axes, records, settings):
+    """Errors, on a logarithmic scale: what lies between 98 and 99 % would not be seen else."""
     for axis, (method, label) in zip(axes, METHODS.items()):
         base = base_runs(records, method)
         for rule, color in COLORS.items():
@@ -186,12 +186,13 @@ def _draw(axes, records, settings):
                 if found := runs(records, "scaling", method, rule, batch):
                     points[batch] = found
             _line(axis, points, color, RULES[rule])
-        _decorate(axis, f"{label}, LSTM", points)
         if base:
-            level = mean(reports(base)) - MARGIN
-            axis.axhline(level, color="#777777", lw=0.8, ls="--")
-    axes[0].set_ylabel("accuracy on the test images, %")
-    axes[0].legend(fontsize=8, loc="lower left")
+            level = 100 - mean(reports(base)) + MARGIN
+            what = f"the base's error + {MARGIN} points"
+            axis.axhline(level, color="#777777", lw=0.8, ls="--", label=what)
+        _decorate(axis, f"{label}, LSTM")
+    axes[0].set_ylabel("error on the test images, %")
+    axes[0].legend(fontsize=8)
     _draw_failure(axes[-1], records, settings)
 
 
@@ -199,21 +200,23 @@ def _draw_failure(axis, records, settings):
     groups = runs_of_failure(records, settings)
     for rule in ("constant", "legw"):
         found = (groups["base"], groups[rule])
-        points = {f[0]["trial"]["batch"]: f for f in found if f}
-        _line(axis, points, COLORS[rule], RULES[rule])
-    _decorate(axis, "LAMB, bidirectional: the published failure", points)
+        _line(axis, {f[0]["trial"]["batch"]: f for f in found if f}, COLORS[rule], RULES[rule])
+    _decorate(axis, "LAMB, bidirectional LSTM")
 
 
 def _line(axis, points, color, label):
-    means = [mean(reports(found)) for found in points.values()]
-    low = [m - min(reports(f)) for m, f in zip(means, points.values())]
-    high = [max(reports(f)) - m for m, f in zip(means, points.values())]
-    axis.errorbar(list(points), means, [low, high], color=color, label=label, marker="o", capsize=3)
-
-
-def _decorate(axis, title, points):
-    axis.set(title=title, xlabel="batch", xscale="log")
+    errors = [[100 - value for value in reports(found)] for found in points.values()]
+    means = [mean(values) for values in errors]
+    low = [m - min(values) for m, values in zip(means, errors)]
+    high = [max(values) - m for m, values in zip(means, errors)]
+    style = {"color": color, "label": label, "marker": "o", "capsize": 3}
+    axis.errorbar(list(points), means, [low, high], **style)
+    axis.set_xscale("log")
     axis.set_xticks(list(points), [f"{batch:,}" for batch in points])
+
+
+def _decorate(axis, title):
+    ticks = (1, 2, 5, 10, 20, 50, 100)
+    axis.set(title=title, xlabel="batch", yscale="log", ylim=(1, 100))
+    axis.set_yticks(ticks, map(str, ticks))
     axis.minorticks_off()
-    low, high = axis.get_ylim()
-    axis.set_ylim(max(low, 0.0), min(math.ceil(high), 100.0))

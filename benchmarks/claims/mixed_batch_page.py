@@ -1,7 +1,6 @@
 """Text and picture of `mixed_batch.py`, from its records alone."""
 
-import math
-from statistics import mean, stdev
+from statistics import mean
 
 import study
 
@@ -24,13 +23,6 @@ def groups(records):
         if trial["phase"] == "second":
             found[trial["schedule"], trial["moments"]].append(record)
     return {arm: runs for arm, runs in found.items() if runs}
-
-
-def paired(runs, others):
-    """Differences of the losses of two arms, seed by seed; those that diverged have none."""
-    other = {r["trial"]["seed"]: r["report"] for r in others}
-    pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
-    return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
 
 
 def text(records, settings, name):
@@ -73,7 +65,7 @@ def row(arm, runs, reference):
         study.spread([r["start"] for r in runs], "{:.3f}"),
         study.spread([r["report"] for r in runs], "{:.3f}"),
         study.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
-        "–" if arm == REFERENCE else study.spread(paired(runs, reference), "{:+.3f}"),
+        "–" if arm == REFERENCE else study.signed(study.paired(runs, reference)),
         sum(r["diverged"] for r in runs),
     )
 
@@ -82,14 +74,14 @@ def answers(found):
     """What each arm loses or gains beside the paper's, as sentences."""
     lines, reference = [], found.get(REFERENCE, [])
     for arm, runs in found.items():
-        gaps = paired(runs, reference)
+        gaps = study.paired(runs, reference)
         if arm == REFERENCE or len(gaps) < 2:
             continue
-        error = stdev(gaps) / math.sqrt(len(gaps))
-        told = "told apart" if abs(mean(gaps)) > 2 * error else "not told apart"
+        width = study.half_width(gaps)
+        told = "told apart" if abs(mean(gaps)) > width else "not told apart"
         lines.append(
-            f"- {LABELS[arm[0]]}, moments {arm[1]}: **{mean(gaps):+.3f} ± {error:.3f}** nats "
-            f"beside the paper's way ({told} at two standard errors)"
+            f"- {LABELS[arm[0]]}, moments {arm[1]}: **{mean(gaps):+.3f} ± {width:.3f}** nats "
+            f"beside the paper's way ({told}; 95 % interval by Student's t)"
         )
     return lines or ["There are not two seeds of any arm yet."]
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from statistics import mean
+from statistics import mean, stdev
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,6 +27,8 @@ import studies  # noqa: E402
 
 from official_bert.system.whole_files import write_text  # noqa: E402
 
+# Student's t for 95 %, by the number of values; beyond these, nearly 2.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 PAGE_EVERY = 120  # seconds between pages while trials run
 
 
@@ -227,6 +229,25 @@ def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
     """Mean ± standard deviation, of those that are finite."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return curves.with_deviation(known, form) if known else "–"
+
+
+def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
+    """Differences of the losses to report, seed by seed; those that diverged have none."""
+    other = {r["trial"]["seed"]: r["report"] for r in others}
+    pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
+    return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
+
+
+def signed(values: Sequence[float]) -> str:
+    """Mean of differences ± standard deviation."""
+    if len(values) < 2:
+        return "–"
+    return f"{mean(values):+.3f} ± {stdev(values):.3f}"
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % interval of their mean, by Student's t."""
+    return STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
 
 
 def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:

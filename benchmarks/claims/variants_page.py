@@ -1,7 +1,6 @@
 """Text and picture of `variants.py`, from its records alone."""
 
-import math
-from statistics import mean, stdev
+from statistics import mean
 
 import study
 
@@ -48,13 +47,6 @@ def groups(records):
     return {variant: runs for variant, runs in ordered.items() if runs}
 
 
-def paired(runs, others):
-    """Differences of the losses of two variants, seed by seed; those that diverged have none."""
-    other = {r["trial"]["seed"]: r["report"] for r in others}
-    pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
-    return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
-
-
 def text(records, settings, name):
     found = groups(records)
     rows = [row(variant, runs, found["paper"]) for variant, runs in found.items()]
@@ -81,14 +73,14 @@ had the lowest loss on the documents to choose by ({tuned}; seed 1). A variant m
 a rate \
 of its own: this compares what happens when only the optimizer is exchanged.
 
-The variants as arguments: [Which LAMB is yours?](../which_lamb.md). No exclusions are those of \
+The variants as arguments: [Which LAMB is yours?](../which_lamb.md). The paper's code excludes \
 LayerNorms and biases from decay and trust ratio.
 
 ## What is published
 
 The paper says that the bias correction can be left out (it acts as a warm-up), and that the norm \
-changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's. No table compares \
-these forms."""
+changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's. We know \
+of no published table of these forms."""
 
 
 def _loss(value):
@@ -101,7 +93,7 @@ def row(variant, runs, reference):
         len(runs),
         study.spread([r["report"] for r in runs], "{:.3f}"),
         study.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
-        "–" if variant == "paper" else study.spread(paired(runs, reference), "{:+.3f}"),
+        "–" if variant == "paper" else study.signed(study.paired(runs, reference)),
         sum(r["diverged"] for r in runs),
     )
 
@@ -110,36 +102,58 @@ def answers(found):
     """Which variants differ by more than the seeds do, as sentences."""
     different, alike = [], []
     for variant, runs in found.items():
-        gaps = paired(runs, found["paper"])
+        gaps = study.paired(runs, found["paper"])
         if variant == "paper" or len(gaps) < 2:
             continue
-        error = stdev(gaps) / math.sqrt(len(gaps))
-        said = f"{SHORT[variant]} ({mean(gaps):+.3f} ± {error:.3f})"
-        (different if abs(mean(gaps)) > 2 * error else alike).append(said)
+        width = study.half_width(gaps)
+        said = f"{SHORT[variant]} ({mean(gaps):+.3f} ± {width:.3f})"
+        (different if abs(mean(gaps)) > width else alike).append(said)
     if not different + alike:
         return ["There are not two seeds of any variant yet."]
     lines = []
     if different:
         lines.append(
-            "- **Beyond two standard errors from the paper's form**, in nats of held-out loss: "
-            f"{', '.join(different)}."
+            "- **Told apart from the paper's form** (mean difference of held-out loss in nats, "
+            f"its 95 % interval by Student's t): {', '.join(different)}."
         )
     if alike:
-        lines.append(f"- **Not told apart from it by these seeds**: {', '.join(alike)}.")
-    return lines
+        lines.append(
+            "- **Not told apart from the paper's form** (mean difference in nats, its 95 % "
+            f"interval): {', '.join(alike)}."
+        )
+    return lines + one_sided(found)
+
+
+def one_sided(found):
+    """Which variants are better, or worse, than the paper's form with every seed, as a sentence."""
+    gaps = {v: study.paired(runs, found["paper"]) for v, runs in found.items() if v != "paper"}
+    several = {SHORT[variant]: values for variant, values in gaps.items() if len(values) > 1}
+    lower = [name for name, values in several.items() if max(values) < 0]
+    higher = [name for name, values in several.items() if min(values) > 0]
+    said = [
+        f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} a {what} loss with every seed"
+        for names, what in ((lower, "lower"), (higher, "higher"))
+        if names
+    ]
+    return [f"- {'; '.join(said)}."] if said else []
 
 
 def draw(records, settings, path):
-    study.picture(lambda axes: _draw(axes[0], groups(records)), path, 1, (8, 4.2))
+    study.picture(lambda axes: _draw(axes, groups(records)), path, 2, (11, 4.2))
 
 
-def _draw(axis, found):
-    for place, (variant, runs) in enumerate(reversed(found.items())):
-        losses = [r["report"] for r in runs if r["report"] is not None]
-        color = "#cc3311" if variant == "paper" else "#4477aa"
-        axis.plot(losses, [place] * len(losses), "o", color=color, alpha=0.7)
-        if losses:
-            axis.plot([mean(losses)], [place], "|", color=color, ms=22, mew=2.5)
-    axis.set_yticks(range(len(found)), [SHORT[variant] for variant in reversed(found)])
-    axis.set_xlabel("held-out masked-LM loss, nats; a dot a seed, the bar their mean")
-    axis.grid(axis="x", alpha=0.3)
+def _draw(axes, found):
+    names = list(reversed(found))
+    for place, variant in enumerate(names):
+        runs, color = found[variant], "#cc3311" if variant == "paper" else "#4477aa"
+        losses = [run["report"] for run in runs if run["report"] is not None]
+        for axis, values in zip(axes, (losses, study.paired(runs, found["paper"]))):
+            axis.plot(values, [place] * len(values), "o", color=color, alpha=0.7)
+            if values:
+                axis.plot([mean(values)], [place], "|", color=color, ms=22, mew=2.5)
+    axes[0].set_yticks(range(len(names)), [SHORT[variant] for variant in names])
+    axes[1].set_yticks(range(len(names)), [""] * len(names))
+    axes[0].set_xlabel("held-out masked-LM loss, nats; a dot a seed, the bar their mean")
+    axes[1].set_xlabel("difference to the paper's form with the same seed")
+    for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
