@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,12 +101,12 @@ def alone():
 
 @pytest.fixture
 def whole(alone, flags, tmp_path, compiled):
-    """The checkpoints of a run of one process with two devices, by step."""
+    """The tensors, the log and the folder of a run of one process with two devices."""
     if not alone:
-        train(1, 2, flags(tmp_path / "alone"), tmp_path, compiled)
-        store = checkpoints.CheckpointStore(tmp_path / "alone")
-        alone.update({step: store.at(step).tensors() for step in (4, 8, 12)})
-        alone["log"] = log_lines(tmp_path / "alone")
+        folder = tmp_path / "alone"
+        train(1, 2, flags(folder), tmp_path, compiled)
+        found = {12: final_tensors(folder), "log": log_lines(folder), "folder": folder}
+        alone.update(found)
     return alone
 
 
@@ -115,6 +116,19 @@ def test_weights_depend_neither_on_processes_nor_on_devices(
 ):
     train(processes, devices, flags(tmp_path / "model"), tmp_path, compiled)
     assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
+
+
+def test_a_run_resumes_exactly(whole, flags, tmp_path, compiled):
+    shutil.copytree(whole["folder"], tmp_path / "model")
+    for path in (tmp_path / "model").glob("ctl_step_*"):
+        if not path.name.startswith("ctl_step_4."):  # as a kill after that leaves it
+            path.unlink()
+    train(1, 2, flags(tmp_path / "model"), tmp_path, compiled)
+    resumed = final_tensors(tmp_path / "model")
+    assert resumed.keys() == whole[12].keys()
+    for name, tensor in resumed.items():
+        np.testing.assert_array_equal(tensor, whole[12][name], err_msg=name)
+    assert log_lines(tmp_path / "model") == whole["log"]
 
 
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(

@@ -49,6 +49,7 @@ class JaxMesh:
                 f"Keras uses {keras.backend.backend()}, but this engine needs JAX: set "
                 "KERAS_BACKEND=jax before Keras is imported."
             )
+        _make_on_host()
         self._placement = Placement(devices or _in_order(jax.devices()), shards_optimizer)
         self.num_replicas = self._placement.mesh.size
         self.shard = jax.process_index(), jax.process_count()
@@ -161,6 +162,12 @@ class JaxMesh:
         """FLOP/s of all devices at their best in dense 16-bit products, or `None` if not known."""
         peak = peak_flops(self._placement.mesh.devices.flat[0].device_kind)
         return None if dtype == "fp32" or peak is None else self.num_replicas * peak
+
+
+def _make_on_host():
+    """Has arrays made in the host's memory: the whole of sharded state may fit on no device."""
+    with contextlib.suppress(RuntimeError):  # where JAX_PLATFORMS leaves out the CPU
+        jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
 
 
 def _in_order(devices):
