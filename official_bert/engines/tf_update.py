@@ -260,7 +260,7 @@ def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     """Gradients and sums added up over this replica's micro-batches."""
     count = run.gradient_accumulation_steps
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    of_replica = next(iter(batch.values())).shape[0]
+    of_replica = keras.ops.shape(next(iter(batch.values())))[0]  # between workers not known before
     first = replica * of_replica  # number in the global batch of this replica's first row
 
     def micro_batch(index):
