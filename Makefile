@@ -63,7 +63,6 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 # The stamp is touched last, so an interrupted installation is taken up again.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --upgrade "pip>=25.1"
 
 .venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
 	$(PIP) install --quiet --editable ".[bert,cpu,plot]"
@@ -74,6 +73,7 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	touch $@
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
+	$(PIP) install --quiet "pip>=25.1"  # which knows --group; a .venv of your own may have an older one
 	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
 	touch .venv/ready_to_run .venv/ready_for_docs $@

@@ -42,6 +42,9 @@ POLAR_EXPRESS = NewtonSchulz(
 )
 
 
+ADAM_PATHS = ("embedding",)  # where a model has any
+
+
 def patterns(value: object, argument: str) -> tuple[str, ...]:
     """Regular expressions, as a tuple; None stands for none."""
     given = _selection.as_list(value)
@@ -87,7 +90,7 @@ class OrScale(LayerwiseOptimizer):
             Moonlight has it); None stands for the first list.
         calibrated: Whether this is OrScale-LM.
         adam_paths: Regular expressions, searched for in `variable.path`, of matrices that AdamW
-            moves.
+            moves; None or [] for none. Of the default, no path need be found in the model.
         beta_1, beta_2, adam_epsilon: Of AdamW, as in `keras.optimizers.AdamW`; ε is outside the
             root.
         epsilon: ε of the ratio, at least 0.
@@ -137,7 +140,7 @@ class OrScale(LayerwiseOptimizer):
         exclude_from_layer_adaptation: Exclusions = None,
         *,
         calibrated: bool = True,
-        adam_paths: Sequence[str] | str | None = ("embedding",),
+        adam_paths: Sequence[str] | str | None = ADAM_PATHS,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         adam_epsilon: float = 1e-8,
@@ -194,8 +197,21 @@ class OrScale(LayerwiseOptimizer):
         return needed.get(name, True)
 
     def _build(self, variables):
+        self._check_paths(variables)
         super()._build(variables)
         self._betas = rounded((self.beta_1, self.beta_2), self._precision)
+
+    def _check_paths(self, variables):
+        """Refuses, or warns of, paths that no variable has, as `exclude_from_weight_decay` does."""
+        found = [_selection.path_of(variable) for variable in variables]
+        items = [
+            item
+            for item in self.adam_paths
+            if item not in ADAM_PATHS or any(re.search(item, path) for path in found)
+        ]
+        if items and variables:
+            otherwise = "None to move every matrix along Q"
+            _selection.hits(items, variables, "adam_paths", otherwise, self._is_restored)
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple:
         """1 − β₁ᵗ and 1 − β₂ᵗ."""

@@ -222,6 +222,16 @@ def test_a_value_out_of_range_is_refused(arguments, message):
         lamb_tf.OrScale(**arguments)
 
 
+def test_paths_that_name_no_variable_are_refused_or_warned_of():
+    variables = [keras.Variable(np.ones((2, 2)), name=name) for name in ("hidden", "logits")]
+    with pytest.raises(ValueError, match="No variable matches .adam_paths.=.*lm_head.* among"):
+        lamb_tf.OrScale(0.01, adam_paths=["^lm_head"]).build(variables)
+    with pytest.warns(UserWarning, match="'head' in `adam_paths` matches no variable"):
+        lamb_tf.OrScale(0.01, adam_paths=["head", "logits"]).build(variables)
+    for fits in lamb_tf.orscale.ADAM_PATHS, ["embedding", "logits"], None:
+        lamb_tf.OrScale(0.01, adam_paths=fits).build(variables)
+
+
 def test_a_model_learns_with_it():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, 16)).astype("float32")

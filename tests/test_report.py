@@ -362,7 +362,13 @@ def test_pointing_at_a_chart_shows_the_value_there_and_the_button_changes_the_co
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"loss": [1.0]}, {"timing": {"seconds": "8"}}, {"trust_ratios": 3}, {"step": 10**400}],
+    [
+        {"loss": [1.0]},
+        {"loss": 1e308},
+        {"timing": {"seconds": "8"}},
+        {"trust_ratios": 3},
+        {"step": 10**400},
+    ],
     ids=str,
 )
 def test_a_line_with_another_kind_of_value_is_left_out_and_counted(tmp_path, wrong):
@@ -400,9 +406,19 @@ def test_a_damaged_run_json_is_refused_by_the_name_of_the_value(tmp_path):
     assert re.fullmatch(r"report: error: .*stages\[0\]\.batch_size is not what .*\n", done.stderr)
 
 
+def test_a_time_that_is_not_finite_and_a_return_without_its_checkpoint_are_left_out(tmp_path):
+    folder = write_run(tmp_path / "run", changes=[{"differences": ["seed"]}])
+    with (folder / "train_log.jsonl").open("a") as log:
+        line = {"kind": "train", "step": 110, "stage": 0, "timing": {"seconds": float("inf")}}
+        log.write(json.dumps(line) + "\n")
+    text = rendered(folder)
+    assert "time of training" not in text
+    assert "the start" in text
+
+
 def test_ratios_that_no_colour_can_show_leave_the_map_out(tmp_path):
     folder = write_run(tmp_path / "run", steps=())
     line = {"kind": "train", "step": 10, "stage": 0, "loss": 1.0}
-    ratios = {"a": -1.0, "b": 1e308, "c": float("nan"), "d": None}
+    ratios = {"a": -1.0, "c": float("nan"), "d": None}
     (folder / "train_log.jsonl").write_text(json.dumps(line | {"trust_ratios": ratios}) + "\n")
     assert "no map of trust ratios" in rendered(folder)

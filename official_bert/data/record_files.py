@@ -244,7 +244,7 @@ class _Manifests:
         unfinished: The folders of builds that were not finished.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.all: dict[str, dict] = {}
         self.unfinished: set[str] = set()
         self._folders: set[str] = set()

@@ -27,7 +27,7 @@ def backdrop(contents: Contents) -> Backdrop:
 
 
 def _step_of_return(change):
-    name = change["resumed_from"]
+    name = change.get("resumed_from")
     return checkpoint_names.step_and_count(name)[0] if name else 0
 
 

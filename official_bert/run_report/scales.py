@@ -93,7 +93,7 @@ def with_prefix(value: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """A time: 35 s, 4 min 51 s, 3 h 20 min, 2 d 4 h."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     rest, parts = round(seconds), []

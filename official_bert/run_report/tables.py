@@ -107,7 +107,7 @@ def changes(contents: Contents) -> str:
     """What was changed on purpose: returns to checkpoints, longer last stages."""
     rows = [
         (
-            change["resumed_from"] or "the start",
+            change.get("resumed_from") or "the start",
             change.get("instead_of") or "–",
             "; ".join(map(str, change.get("differences", ()))) or "nothing",
         )

@@ -4,12 +4,15 @@ A form is a predicate, a dict {key: form} (the key `...` stands for all others),
 form, that of its entries. Keys may be missing.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from official_bert.training import checkpoint_names
 
 _LARGEST = 2**53  # beyond it, neighbouring whole numbers are one float
+
+_LARGEST_DRAWN = 1e300  # of which an axis can still have twice as much
 
 
 def is_anything(value: object) -> bool:
@@ -18,7 +21,9 @@ def is_anything(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """A number that can be drawn or written, infinite ones too, or null."""
-    return value is None or isinstance(value, float) or _is_between(value, -_LARGEST, _LARGEST)
+    if isinstance(value, float):
+        return abs(value) < _LARGEST_DRAWN or not math.isfinite(value)
+    return value is None or _is_between(value, -_LARGEST, _LARGEST)
 
 
 def is_count(value: object) -> bool:
