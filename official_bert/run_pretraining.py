@@ -18,7 +18,13 @@ from absl import flags
 from official_bert import optimizer_flags, pretraining_flags, recipes, stages
 from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
-from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+from official_bert.system import (
+    commands,
+    freed_memory,
+    local_paths,
+    quiet_tensorflow,
+    tpu_environment,
+)
 from official_bert.tasks.pretraining import Pretraining
 
 WORKER_LOST = 4  # exit code
@@ -35,6 +41,8 @@ def _main(values):
     _check_paths(values)
     if values.local_workers:
         return _run_local_workers(values)
+    if values.distribution_strategy == "tpu" and values.tpu:
+        tpu_environment.prepare(values.tpu, os.environ)
     freed_memory.keep()
     _import_engine(values)  # takes seconds; what can be refused before it is
     with _lost_workers_named(values.engine):

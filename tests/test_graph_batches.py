@@ -131,6 +131,16 @@ def test_records_of_other_tools_are_read_too(made, tmp_path):
     require_equal(tmp_path, "static", range(2, 5), window_records=1024)
 
 
+def test_records_are_read_through_the_file_systems_of_tensorflow(made):
+    for path in made.glob("static.*"):
+        tf.io.gfile.copy(str(path), f"ram://records/{path.name}", overwrite=True)
+    graph = batches("ram://records", "static", window_records=1024).dataset(range(40, 44), 0, 1)
+    data = batches(made, "static", window_records=1024)
+    for step, batch in zip(range(40, 44), graph.as_numpy_iterator(), strict=True):
+        for name, values in data[step].items():
+            np.testing.assert_array_equal(batch[name], values)
+
+
 def test_the_graph_is_as_large_for_a_billion_steps_as_for_one(made):
     """It could not be sent to a host otherwise, and resuming would take ever longer."""
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from official_bert.stages import Run
     from official_bert.tasks import Batches, Task
 
+_UNREADABLE = "In the records that a host read"  # so begins what `data.graph_batches` asserts
+
 
 class TfDistribute:
     """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
@@ -29,6 +31,7 @@ class TfDistribute:
         num_replicas: How many share a global batch.
         shard: Which part of each batch this process reads, and of how many: (0, 1) for one process.
         is_chief: Whether this process writes checkpoints and logs.
+        measures_input_wait: Whether the training loop measures how long steps wait for batches.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -36,6 +39,7 @@ class TfDistribute:
         self.num_replicas = strategy.num_replicas_in_sync
         self.shard = _shard(strategy)
         self.is_chief = self.shard[0] == 0
+        self.measures_input_wait = tf_update.measures_input_wait(strategy)
         self._hosts_run_no_python = _hosts_run_no_python(strategy)
         self._input_errors = []  # what reading batches raised so far
 
@@ -191,8 +195,12 @@ class TfDistribute:
 
         TensorFlow, which calls for the batches, passes on the text of an error alone.
         """
-        is_behind = self._input_errors and isinstance(error, tf.errors.OpError)
-        return self._input_errors[0] if is_behind else None
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        if self._hosts_run_no_python and _is_of_reading(error):
+            reason = str(error.message).strip().partition("\n")[0]
+            return ValueError(f"A host could not read its records: {reason}.")
+        return self._input_errors[0] if self._input_errors else None
 
     def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.
@@ -258,6 +266,12 @@ def _hosts_run_no_python(strategy):
     except RuntimeError:  # the default strategy has no list
         return False
     return tf.DeviceSpec.from_string(device).job not in (None, "localhost")
+
+
+def _is_of_reading(error):
+    """Whether a loop's error is of its input: a loop reads no other files."""
+    of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
+    return isinstance(error, of_files) or _UNREADABLE in str(error)
 
 
 def _shard(strategy):

@@ -46,16 +46,28 @@ def make_training_loop(
     """
     replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
-    clock = _clock_beside(strategy)
+    clock = tf.timestamp if measures_input_wait(strategy) else lambda: tf.zeros((), tf.float64)
+    with strategy.scope():  # a result of each replica would be work for the host of a TPU slice
+        totals = tf.Variable(
+            tf.zeros(len(run.task.sums) + 1),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def on_replica(batch, step, loss_scale, asked_to_stop):
+        _once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
+        sums = replica_update(batch, step, loss_scale, asked_to_stop)
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", sums)
+        _once_for_all_replicas(totals.assign, sums)
 
     @tf.autograph.experimental.do_not_convert
     def update(batch, step, state, asked_to_stop):
-        optimizer.learning_rate.assign(learning_rate(step))
         skipped_before = tf.identity(optimizer.skipped_updates.value)
-        arguments = (batch, step, state["loss_scale"], asked_to_stop)
-        sums = strategy.reduce("SUM", strategy.run(replica_update, args=arguments), axis=None)
-        state |= {"stop_requests": sums[-1]}
-        sums = tf.cast(sums[:-1], tf.float64)
+        strategy.run(on_replica, args=(batch, step, state["loss_scale"], asked_to_stop))
+        *sums, stop_requests = tf.unstack(tf.identity(totals))
+        state |= {"stop_requests": stop_requests}
+        sums = tf.cast(tf.stack(sums), tf.float64)
         skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
         return _next_state(state, sums, skipped, loop_state.adapts_loss_scale(run))
 
@@ -304,10 +316,24 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
     }
 
 
-def _clock_beside(strategy):
-    """`tf.timestamp`; beside a step on a TPU, which has no such operation, a clock that stands."""
-    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return (lambda: tf.zeros((), tf.float64)) if on_tpu else tf.timestamp
+def measures_input_wait(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the loop can measure how long a step waits for its batch: not beside a TPU."""
+    return not isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def _once_for_all_replicas(function: Callable, *values: tf.Tensor) -> None:
+    """Calls `function(*values)` once, between the replicas; call it in `strategy.run`.
+
+    Args:
+        function: For example one that assigns to a variable that all replicas share.
+        *values: Tensors of this replica; `function` gets those of all, as distributed values.
+    """
+
+    def on_all(_, *merged):
+        function(*merged)  # what it returns is of no replica
+
+    strategy = tf.distribute.get_strategy()
+    tf.__internal__.distribute.interim.maybe_merge_call(on_all, strategy, *values)
 
 
 def sum_over_replicas(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> Sequence[tf.Tensor]:

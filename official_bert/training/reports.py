@@ -40,6 +40,7 @@ class Reports:
         self._run = run
         self._engine, self._speaks = engine, engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
+        self._measures_input_wait = engine.measures_input_wait
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
         shows = options.tensorboard and self._speaks
@@ -158,9 +159,10 @@ class Reports:
             "examples_per_second": pace.steps_per_second * stage.batch_size,
             "tokens_per_second": pace.steps_per_second * tokens,
             "model_flops_per_second": per_second,
-            "input_wait_seconds": state["input_wait"],
             **self._communication,
         }
+        if self._measures_input_wait:
+            timing["input_wait_seconds"] = state["input_wait"]
         return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
 
     def _summarise(self, kind, step, scalars, layers=None):

@@ -1,0 +1,103 @@
+"""A stand-in for a TPU slice: two hosts that run no Python of ours, and one client.
+
+The hosts are TensorFlow servers in network namespaces of their own, so that they cannot reach the
+client's loopback address, as on a slice. Their CPUs take the place of the chips. Needs root.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOSTS = 2
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None,
+    reason="network namespaces need root and the command `ip`",
+)
+
+
+@contextlib.contextmanager
+def hosts(folder: Path) -> Iterator[list[str]]:
+    """The addresses of hosts that run meanwhile; what they say goes to the folder."""
+    name, net = f"pod{os.getpid()}", f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    with contextlib.ExitStack() as stack:
+        _ip(f"link add {name} type bridge")
+        stack.callback(_ip, f"link del {name}")
+        _ip(f"addr add {net}.1/24 dev {name}")
+        _ip(f"link set {name} up")
+        addresses = [f"{net}.{number + 2}:5000" for number in range(HOSTS)]
+        for number in range(HOSTS):
+            space = f"{name}n{number}"
+            _ip(f"netns add {space}")
+            stack.callback(_ip, f"netns del {space}")
+            _ip(f"link add {name}v{number} type veth peer name eth0 netns {space}")
+            _ip(f"link set {name}v{number} master {name} up")
+            _ip(f"-n {space} addr add {net}.{number + 2}/24 dev eth0")
+            _ip(f"-n {space} link set eth0 up")
+            _ip(f"-n {space} link set lo up")
+        running = [_start(f"{name}n{number}", addresses, number, folder) for number in range(HOSTS)]
+        for process in running:
+            stack.callback(process.stdout.close)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        for process in running:
+            assert process.stdout.readline() == b"ready\n", (folder / "host0.txt").read_text()
+        yield addresses
+
+
+def _ip(command):
+    subprocess.run(["ip", *command.split()], check=True)
+
+
+def _start(space, addresses, number, folder):
+    script = Path(__file__).with_name("pod_host.py")
+    line = ["ip", "netns", "exec", space, sys.executable, script, ",".join(addresses), str(number)]
+    with (folder / f"host{number}.txt").open("w") as said:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=said, cwd="/", env=environment)
+
+
+def strategy(addresses: list[str]):
+    """Connects this process to the hosts as TPUClusterResolver does; one replica on each."""
+    import tensorflow as tf
+    from tensorflow.python.distribute import mirrored_strategy, numpy_dataset
+
+    cluster = tf.train.ClusterSpec({"worker": addresses})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster, master=f"grpc://{addresses[0]}"
+    )
+    tf.config.experimental_connect_to_cluster(resolver, protocol="grpc")
+    tasks = [f"/job:worker/replica:0/task:{number}" for number in range(len(addresses))]
+
+    class OverHosts(mirrored_strategy.MirroredExtended):
+        """As TPUStrategy: an input pipeline on every host, and all of them in one graph."""
+
+        def _initialize_single_worker(self, devices):
+            self._devices = tuple(devices)
+            self._input_workers_devices = tuple(
+                (f"{task}/device:CPU:0", (device,))
+                for task, device in zip(tasks, devices, strict=True)
+            )
+            self._host_input_device = numpy_dataset.SingleDevice(f"{tasks[0]}/device:CPU:0")
+            self._default_device = tasks[0]
+
+    class PodStrategy(tf.distribute.Strategy):
+        _collective_key_base = 0
+
+        def __init__(self):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(mirrored_strategy, "_is_device_list_single_worker", lambda _: True)
+                extended = OverHosts(
+                    self,
+                    devices=[f"{task}/device:CPU:0" for task in tasks],
+                    cross_device_ops=tf.distribute.ReductionToOneDevice(),
+                )
+            super().__init__(extended)
+
+    return PodStrategy()

@@ -1,0 +1,108 @@
+"""What the hosts of a TPU slice do beside each step does not grow with the number of replicas."""
+
+import collections
+
+import named_tpus
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute.values import PerReplica
+
+from lamb_tf import compile_target
+from official_bert import stages
+from official_bert.engines import loop_state, tf_update
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model.config import BertConfig
+from official_bert.training.stage_model import make_model_and_optimizer
+
+ROWS, LENGTH, PREDICTIONS = 2, 16, 3
+CONFIG = BertConfig(
+    vocab_size=64,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=LENGTH,
+)
+SHAPES = {
+    **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), ((ROWS, LENGTH), np.int32)),
+    **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), ((ROWS, PREDICTIONS), np.int32)),
+    "masked_lm_weights": ((ROWS, PREDICTIONS), np.float32),
+    "next_sentence_labels": ((ROWS,), np.int32),
+    "example_weights": ((ROWS,), np.float32),
+}
+
+
+class SameRows:
+    """An iterator that gives all replicas the same tensors, so that input makes no nodes."""
+
+    def __init__(self, replicas):
+        self._replicas = replicas
+
+    def __next__(self):
+        return {
+            name: PerReplica([tf.constant(np.zeros(shape, dtype))] * self._replicas)
+            for name, (shape, dtype) in SHAPES.items()
+        }
+
+
+def loop_body(hosts, cores):
+    """The operations of one step of the training loop on a slice: (outside, inside) its program."""
+    stage = stages.Stage(
+        steps=10,
+        batch_size=ROWS * hosts * cores,
+        max_seq_length=LENGTH,
+        max_predictions_per_seq=PREDICTIONS,
+        learning_rate=1e-3,
+        warmup_steps=2,
+    )
+    run = stages.Run(
+        config=CONFIG,
+        stages=(stage, stage),
+        optimizer=stages.Optimizer(),
+        input_files=("not read",),
+        dtype="bf16",
+    )
+    with tf.Graph().as_default(), compile_target.compiling_for("TPU"):
+        strategy = named_tpus.strategy(hosts, cores)
+        with strategy.scope():
+            model, optimizer = make_model_and_optimizer(run, stage)
+        loop = tf_update.make_training_loop(run, model, optimizer, strategy)
+        state = tf_update._tensors(loop_state.first_state(run))
+        arguments = (SameRows(hosts * cores), tf.constant(0), tf.constant(4), state)
+        graph = loop._loop.get_concrete_function(*arguments).graph.as_graph_def()
+    bodies = [function.node_def for function in graph.library.function]
+    body = max(bodies, key=lambda nodes: sum(node.op == "TPUReplicatedInput" for node in nodes))
+    parts = [[], []]
+    for node in body:
+        if node.op not in ("Const", "NoOp"):  # which do nothing in a step
+            parts["_tpu_replicate" in node.attr].append(node.op)
+    return tuple(map(collections.Counter, parts))
+
+
+@pytest.fixture(scope="module")
+def of_two():
+    return loop_body(1, 2)
+
+
+def require_as_many(found, expected):
+    assert found[1] == expected[1]
+    assert found[0] == expected[0]
+    assert found[0]["AssignVariableOp"] == 0
+    assert found[0]["ReadVariableOp"] == 3  # the sums, and the skipped updates before and after
+
+
+def test_sixteen_replicas_make_as_many_operations_as_two(of_two):
+    assert of_two[1]["CrossReplicaSum"] >= 2  # gradients, sums: this is the body
+    require_as_many(loop_body(4, 4), of_two)
+
+
+@pytest.mark.slow
+def test_two_thousand_replicas_make_as_many_operations_as_two(of_two):
+    require_as_many(loop_body(256, 8), of_two)
+
+
+def test_a_wait_that_cannot_be_measured_is_not_reported():
+    with tf.Graph().as_default():
+        assert not TfDistribute(named_tpus.strategy(2, 2)).measures_input_wait
+    assert TfDistribute(tf.distribute.get_strategy()).measures_input_wait
