@@ -35,6 +35,7 @@ from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import commands, local_paths
 from official_bert.system.flag_definitions import FlagDefinitions
+from official_bert.system.places import is_remote
 
 _SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]
 WORKERS_PER_CORE = 4  # more would only take memory
@@ -96,7 +97,8 @@ def create_pretraining_data(
     """
     started = time.monotonic()
     settings = settings or Settings()
-    local_paths.require_local(output_file=output_file, vocab_file=vocab_file)
+    local_paths.require_local(output_file=output_file)
+    local_paths.require_paths(vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
     vocabulary = tokenization.read_vocabulary(vocab_file)
     shards = build_checks.shard_paths(output_file, num_shards)
@@ -107,7 +109,7 @@ def create_pretraining_data(
     workers = _workers(num_workers, one_random_stream)
     plan = BuildPlan(
         settings=settings,
-        vocab_file=os.path.abspath(vocab_file),
+        vocab_file=vocab_file if is_remote(vocab_file) else os.path.abspath(vocab_file),
         do_lower_case=do_lower_case,
         language=language or "en",
         random_seed=random_seed,

@@ -82,8 +82,13 @@ def _run_local_workers(values):
 
 
 def _check_paths(values):
-    """What a run writes is on this machine, and is not what it starts from."""
-    local_paths.require_local(model_dir=values.model_dir, bert_config_file=values.bert_config_file)
+    """What a run writes is on this machine or in an object store, and not what it starts from."""
+    local_paths.require_paths(model_dir=values.model_dir, bert_config_file=values.bert_config_file)
+    if values.engine == "jax" and values.profile_steps and local_paths.is_address(values.model_dir):
+        raise ValueError(
+            f"--profile_steps: JAX writes profiles to this machine alone, and {values.model_dir!r} "
+            "is in a bucket; leave it out, or give a model_dir of this machine."
+        )
     if values.init_checkpoint:
         exports = [os.path.join(values.model_dir, name) for name in ("best", "pretrained")]
         start = {"init_checkpoint": [f"{values.init_checkpoint}.index"]}
@@ -154,7 +159,8 @@ def _config(path):
     try:
         return BertConfig.from_json_file(path)
     except OSError as error:
-        raise ValueError(f"--bert_config_file={path} cannot be read: {error.strerror}.") from None
+        reason = error.strerror or error
+        raise ValueError(f"--bert_config_file={path} cannot be read: {reason}.") from None
 
 
 def _recipe(values):

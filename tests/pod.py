@@ -6,42 +6,57 @@ client's loopback address, as on a slice. Their CPUs take the place of the chips
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from bucket import Bucket
 
 HOSTS = 2
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None,
-    reason="network namespaces need root and the command `ip`",
-)
+
+class Network(NamedTuple):
+    """Namespaces of the hosts, and their addresses beside the client's."""
+
+    namespaces: list[str]
+    addresses: list[str]
+    client: str
 
 
 @contextlib.contextmanager
-def hosts(folder: Path) -> Iterator[list[str]]:
-    """The addresses of hosts that run meanwhile; what they say goes to the folder."""
+def network() -> Iterator[Network]:
+    """A network of the client and the hosts."""
     name, net = f"pod{os.getpid()}", f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    addresses = [f"{net}.{number + 2}" for number in range(HOSTS)]
+    made = Network([f"{name}n{number}" for number in range(HOSTS)], addresses, f"{net}.1")
     with contextlib.ExitStack() as stack:
         _ip(f"link add {name} type bridge")
         stack.callback(_ip, f"link del {name}")
-        _ip(f"addr add {net}.1/24 dev {name}")
+        _ip(f"addr add {made.client}/24 dev {name}")
         _ip(f"link set {name} up")
-        addresses = [f"{net}.{number + 2}:5000" for number in range(HOSTS)]
-        for number in range(HOSTS):
-            space = f"{name}n{number}"
+        for number, (space, address) in enumerate(zip(made.namespaces, addresses, strict=True)):
             _ip(f"netns add {space}")
             stack.callback(_ip, f"netns del {space}")
             _ip(f"link add {name}v{number} type veth peer name eth0 netns {space}")
             _ip(f"link set {name}v{number} master {name} up")
-            _ip(f"-n {space} addr add {net}.{number + 2}/24 dev eth0")
+            _ip(f"-n {space} addr add {address}/24 dev eth0")
             _ip(f"-n {space} link set eth0 up")
             _ip(f"-n {space} link set lo up")
-        running = [_start(f"{name}n{number}", addresses, number, folder) for number in range(HOSTS)]
+        yield made
+
+
+@contextlib.contextmanager
+def hosts(network: Network, bucket: Bucket, folder: Path) -> Iterator[list[str]]:
+    """The addresses of hosts that run meanwhile; what they say goes to the folder."""
+    addresses = [f"{address}:5000" for address in network.addresses]
+    with contextlib.ExitStack() as stack:
+        running = [
+            _start(space, bucket, addresses, number, folder)
+            for number, space in enumerate(network.namespaces)
+        ]
         for process in running:
             stack.callback(process.stdout.close)
             stack.callback(process.wait)
@@ -55,12 +70,18 @@ def _ip(command):
     subprocess.run(["ip", *command.split()], check=True)
 
 
-def _start(space, addresses, number, folder):
+def _start(space, bucket, addresses, number, folder):
     script = Path(__file__).with_name("pod_host.py")
-    line = ["ip", "netns", "exec", space, sys.executable, script, ",".join(addresses), str(number)]
+    command = bucket.inside(sys.executable, script, ",".join(addresses), str(number))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | bucket.environment
     with (folder / f"host{number}.txt").open("w") as said:
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=said, cwd="/", env=environment)
+        return subprocess.Popen(
+            ["ip", "netns", "exec", space, *command],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            cwd="/",
+            env=environment,
+        )
 
 
 def strategy(addresses: list[str]):

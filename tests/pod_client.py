@@ -29,7 +29,7 @@ def main(settings):
         optimizer=small_runs.Optimizer(),
     )
     options = dataclasses.replace(small_runs.QUIET, eval_files=(settings["held_out"],))
-    trainer = Trainer(run, options, TfDistribute(strategy), Path(settings["model_dir"]))
+    trainer = Trainer(run, options, TfDistribute(strategy), settings["model_dir"])
     if settings["damaged"]:  # after the checks of this process
         path = Path(settings["damaged"])
         content = bytearray(path.read_bytes())

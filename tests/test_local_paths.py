@@ -27,13 +27,13 @@ def commands(folder: Path, address: str):
     """Every command with an address in each flag that takes a path of this machine."""
     text, vocab = folder / "a.txt", folder / "vocab.txt"
     build = {"input_file": text, "output_file": folder / "out/a", "vocab_file": vocab}
+    written = ("input_file", "output_file")
     learn = {"input_file": text, "vocab_file": vocab}
     run = {"model_dir": folder / "model", "input_files": "x", "bert_config_file": folder / "c.json"}
     rehearse = run | {"topology": "v3:2x2", "report_file": folder / "r.json"}
     for module, flags, changed in [
-        ("create_pretraining_data", build, build),
+        ("create_pretraining_data", build, written),
         ("learn_vocabulary", learn, learn),
-        ("run_pretraining", run, ("model_dir", "bert_config_file")),
         ("fill_blanks", {"model_dir": folder, "vocab_file": vocab}, ("model_dir", "vocab_file")),
         ("plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
         ("demo", {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
@@ -65,6 +65,14 @@ def test_no_command_makes_a_folder_of_an_address(tmp_path):
         assert f"{name}: 'gs:/" in line
         assert "is an address" in line
     assert sorted(os.listdir(tmp_path)) == ["a.txt"]
+
+
+@pytest.mark.parametrize("name", ["model_dir", "bert_config_file"])
+def test_no_run_makes_a_folder_of_what_is_no_address(tmp_path, name):
+    flags = {"model_dir": "model", "input_files": "x", "bert_config_file": "c.json"}
+    line = refused("run_pretraining", flags | {name: "gs:/bucket/model"}, tmp_path)
+    assert f"{name}: 'gs:/bucket/model' is no address, which has two slashes" in line
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What the hosts of a TPU slice do beside each step does not grow with the number of replicas."""
 
 import collections
+from typing import NamedTuple
 
 import named_tpus
 import numpy as np
@@ -46,60 +47,96 @@ class SameRows:
         }
 
 
-def loop_body(hosts, cores):
-    """The operations of one step of the training loop on a slice: (outside, inside) its program."""
+def make_run(replicas):
     stage = stages.Stage(
         steps=10,
-        batch_size=ROWS * hosts * cores,
+        batch_size=ROWS * replicas,
         max_seq_length=LENGTH,
         max_predictions_per_seq=PREDICTIONS,
         learning_rate=1e-3,
         warmup_steps=2,
     )
-    run = stages.Run(
+    return stages.Run(
         config=CONFIG,
         stages=(stage, stage),
         optimizer=stages.Optimizer(),
         input_files=("not read",),
         dtype="bf16",
     )
+
+
+def graphs(hosts, cores):
+    """What a slice works by: the graphs of (the training loop, an evaluation step)."""
+    run = make_run(hosts * cores)
     with tf.Graph().as_default(), compile_target.compiling_for("TPU"):
         strategy = named_tpus.strategy(hosts, cores)
         with strategy.scope():
-            model, optimizer = make_model_and_optimizer(run, stage)
+            model, optimizer = make_model_and_optimizer(run, run.stages[0])
+        rows = SameRows(hosts * cores)
         loop = tf_update.make_training_loop(run, model, optimizer, strategy)
         state = tf_update._tensors(loop_state.first_state(run))
-        arguments = (SameRows(hosts * cores), tf.constant(0), tf.constant(4), state)
-        graph = loop._loop.get_concrete_function(*arguments).graph.as_graph_def()
-    bodies = [function.node_def for function in graph.library.function]
-    body = max(bodies, key=lambda nodes: sum(node.op == "TPUReplicatedInput" for node in nodes))
+        arguments = (rows, tf.constant(0), tf.constant(4), state)
+        evaluation = tf_update.make_evaluation_step(run.task, model, strategy)
+        return (
+            loop._loop.get_concrete_function(*arguments).graph.as_graph_def(),
+            evaluation.get_concrete_function(rows).graph.as_graph_def(),
+        )
+
+
+def operations(nodes):
+    """How many operations of each kind are (outside, inside) the TPU's program."""
     parts = [[], []]
-    for node in body:
+    for node in nodes:
         if node.op not in ("Const", "NoOp"):  # which do nothing in a step
             parts["_tpu_replicate" in node.attr].append(node.op)
     return tuple(map(collections.Counter, parts))
 
 
+class Work(NamedTuple):
+    """The operations of a step of training and of one of evaluation."""
+
+    step: tuple
+    evaluation: tuple
+
+
+def work(hosts, cores):
+    loop, evaluation = graphs(hosts, cores)
+    bodies = [function.node_def for function in loop.library.function]
+    body = max(bodies, key=lambda nodes: sum(node.op == "TPUReplicatedInput" for node in nodes))
+    return Work(operations(body), operations(evaluation.node))
+
+
 @pytest.fixture(scope="module")
 def of_two():
-    return loop_body(1, 2)
+    return work(1, 2)
 
 
-def require_as_many(found, expected):
-    assert found[1] == expected[1]
-    assert found[0] == expected[0]
-    assert found[0]["AssignVariableOp"] == 0
-    assert found[0]["ReadVariableOp"] == 3  # the sums, and the skipped updates before and after
+def require_as_much(found, expected):
+    assert found.step == expected.step
+    assert found.step[0]["AssignVariableOp"] == 0
+    # the sums, and the skipped updates before and after
+    assert found.step[0]["ReadVariableOp"] == 3
+    assert found.evaluation[1] == expected.evaluation[1]
+    # a placeholder is a variable's copy; where there are TPUs, TensorFlow packs the copies into one
+    named = ("Placeholder",)
+    assert without(found.evaluation[0], named) == without(expected.evaluation[0], named)
+    assert found.evaluation[0]["AssignVariableOp"] == 0
+    assert found.evaluation[0]["ReadVariableOp"] == 1  # the sums
+
+
+def without(counts, names):
+    return {name: count for name, count in counts.items() if name not in names}
 
 
 def test_sixteen_replicas_make_as_many_operations_as_two(of_two):
-    assert of_two[1]["CrossReplicaSum"] >= 2  # gradients, sums: this is the body
-    require_as_many(loop_body(4, 4), of_two)
+    assert of_two.step[1]["CrossReplicaSum"] >= 2  # gradients, sums: this is the body
+    assert of_two.evaluation[1]["CrossReplicaSum"] == 1
+    require_as_much(work(4, 4), of_two)
 
 
 @pytest.mark.slow
-def test_two_thousand_replicas_make_as_many_operations_as_two(of_two):
-    require_as_many(loop_body(256, 8), of_two)
+def test_sixty_four_replicas_make_as_many_operations_as_two(of_two):
+    require_as_much(work(8, 8), of_two)
 
 
 def test_a_wait_that_cannot_be_measured_is_not_reported():

@@ -216,6 +216,10 @@ class Batches:
         )
         return graph_batches.dataset(plan, steps)
 
+    def damage_at(self, offset: int) -> str | None:
+        """What is wrong near a byte; see `RecordFiles.damage_at`."""
+        return self._files.damage_at(offset)
+
     def fingerprint(self) -> str:
         """A digest of the records; see `RecordFiles.fingerprint`."""
         return self._files.fingerprint()

@@ -30,6 +30,7 @@ import official_bert
 from official_bert.data import corpus, manifest, shard_sets
 from official_bert.data.build_worker import BuildPlan, Part, Shard
 from official_bert.system import file_locks
+from official_bert.system.places import place
 from official_bert.system.whole_files import write_whole
 
 # Parts of another version cannot be used if it cut or counted differently.
@@ -94,8 +95,7 @@ class Builder:
             },
             sort_keys=True,
         )
-        with open(self._plan.vocab_file, "rb") as file:
-            build += hashlib.sha256(file.read()).hexdigest()
+        build += hashlib.sha256(place(self._plan.vocab_file).read_bytes()).hexdigest()
         same = os.path.exists(path) and pathlib.Path(path).read_text() == build
         shards = [(shard, _read(self._made(n))) for n, shard in enumerate(self._shards)]
         if not (same and all(_is_whole(shard, made) for shard, made in shards)):

@@ -31,8 +31,10 @@ from official_bert.data.records import (
     masked_crc,
     payload_length,
 )
+from official_bert.system.places import is_remote, place, remote_files
 
 RECORDS_IN_FINGERPRINT = 16
+_BYTES_AHEAD = 1 << 23
 MOST_BLOCK_BYTES = 1 << 26  # of a block that is unpacked in memory: 256 kB per record
 
 
@@ -138,6 +140,19 @@ class RecordFiles:
         """The number of the block's first record among all records."""
         return int(self._first[block])
 
+    def damage_at(self, offset: int) -> str | None:
+        """What is wrong with the records near a byte, in whichever file; `None`: nothing.
+
+        Where TensorFlow reads, it reports the byte of a damaged record, but not the file.
+        """
+        starts, sizes = self.blocks[:, 3], self.blocks[:, 4]
+        for block in np.flatnonzero((starts <= offset) & (offset < starts + sizes)):
+            try:
+                self.read(int(block))
+            except ValueError as error:
+                return str(error)
+        return None
+
     def fingerprint(self) -> str:
         """A digest that detects other records under the same names.
 
@@ -217,12 +232,15 @@ class RecordFiles:
             ):
                 file = self._keep(number, _unpack(path))
                 self._packed[number] = True
-            elif "://" in path:
-                file = self._keep(number, _fetch(path))
-            size = os.fstat(file.fileno()).st_size
+            is_in_store = is_remote(path) and number not in self._unpacked
+            size = _size(path) if is_in_store else os.fstat(file.fileno()).st_size
             if not size:
                 return []
-            data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            data: _Ahead | mmap.mmap
+            if is_in_store:
+                data = _Ahead(file)
+            else:
+                data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             cuts, records = _walk(path, data, size)
         return [
             Block(
@@ -269,7 +287,7 @@ def _matches(patterns: Iterable[str]) -> list[str]:
     found = []
     for pattern in patterns:
         others = (manifest.ENDING, manifest.BUILDING)
-        if os.path.isdir(pattern):
+        if place(pattern).is_dir():
             inside = os.path.join(pattern, "*.tfrecord*")
             raise ValueError(f"{pattern!r} is a folder; name the files in it, such as {inside!r}.")
         matches = sorted(path for path in _glob(pattern) if not path.endswith(others))
@@ -294,13 +312,35 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
                 )
 
 
-def _walk(path: str, data: mmap.mmap, size: int) -> tuple[list[int], int]:
+class _Ahead:
+    """The bytes of an open file in an object store, read from front to back, much at a time."""
+
+    def __init__(self, file):
+        self._file, self._start, self._held = file, 0, b""
+
+    def header(self, position: int) -> bytes:
+        """The header of a record."""
+        end = position + HEADER_BYTES
+        if not self._start <= position <= end <= self._start + len(self._held):
+            self._file.seek(position)
+            self._start, self._held = position, self._file.read(_BYTES_AHEAD)
+        return self._held[position - self._start : end - self._start]
+
+
+def _header(data: "mmap.mmap | _Ahead", position: int) -> bytes:
+    if isinstance(data, _Ahead):
+        return data.header(position)
+    return data[position : position + HEADER_BYTES]
+
+
+def _walk(path: str, data: "mmap.mmap | _Ahead", size: int) -> tuple[list[int], int]:
     """The offsets of the blocks of an unknown file (and the end), and its number of records."""
     cuts, position, records = [], 0, 0
     while position < size:
         if records % RECORDS_PER_BLOCK == 0:
             cuts.append(position)
-        length = payload_length(data, position) if position + HEADER_BYTES <= size else 0
+        fits = position + HEADER_BYTES <= size
+        length = payload_length(_header(data, position)) if fits else 0
         if length is None:
             raise ValueError(
                 f"{path}, record {records}: no TFRecord header at byte {position:,}; "
@@ -324,11 +364,6 @@ def _unpack(path: str):
         raise ValueError(f"{path}: truncated or damaged GZIP file ({error}).") from None
 
 
-def _fetch(path: str):
-    with _open(path) as file:
-        return _temporary_copy(file)
-
-
 def _temporary_copy(source):
     copy = tempfile.TemporaryFile()  # noqa: SIM115 (stays open as long as its reader)
     try:
@@ -341,35 +376,18 @@ def _temporary_copy(source):
 
 
 def _glob(pattern: str) -> list[str]:
-    if "://" not in pattern:
+    if not is_remote(pattern):
         return glob.glob(pattern)
-    with _remote(pattern) as gfile:
+    with remote_files(pattern) as gfile:
         return gfile.glob(pattern)
 
 
-@contextlib.contextmanager
 def _open(path: str):
-    if "://" not in path:
-        with open(path, "rb") as file:
-            yield file
-    else:
-        with _remote(path) as gfile, gfile.GFile(path, "rb") as file:
-            yield file
+    return place(path).open("rb")
 
 
 def _size(path: str) -> int:
-    if "://" not in path:
+    if not is_remote(path):
         return os.path.getsize(path)
-    with _remote(path) as gfile:
+    with remote_files(path) as gfile:
         return gfile.stat(path).length
-
-
-@contextlib.contextmanager
-def _remote(path: str):
-    """TensorFlow's file systems, which support object stores; their errors become `OSError`s."""
-    import tensorflow as tf
-
-    try:
-        yield tf.io.gfile
-    except tf.errors.OpError as error:
-        raise OSError(f"{path} cannot be read: {str(error.message).splitlines()[0]}") from None

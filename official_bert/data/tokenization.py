@@ -13,6 +13,7 @@ from itertools import chain
 from tokenizers import Tokenizer, decoders, models, trainers
 
 from official_bert.data import basic_tokenizer
+from official_bert.system.places import place
 from official_bert.system.whole_files import write_whole
 
 _LETTERS = frozenset(string.ascii_lowercase)
@@ -28,8 +29,8 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
             special token.
     """
     try:
-        with open(vocab_file, encoding="utf-8-sig") as file:  # Windows editors write a mark first
-            tokens = [line.strip() for line in file.read().rstrip("\n").split("\n")]
+        text = place(vocab_file).read_text("utf-8-sig")  # Windows editors write a mark first
+        tokens = [line.strip() for line in text.rstrip("\n").split("\n")]
     except FileNotFoundError:
         raise ValueError(
             f"vocab_file: {vocab_file!r} does not exist; give a vocab.txt, or make one with "

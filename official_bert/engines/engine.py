@@ -45,11 +45,13 @@ class Engine(Protocol):
         num_replicas: How many devices share a global batch.
         shard: Which part of each batch this process reads, and of how many: (0, 1) for one process.
         is_chief: Whether this process writes checkpoints and logs.
+        measures_input_wait: Whether the training loop measures how long steps wait for batches.
     """
 
     num_replicas: int
     shard: tuple[int, int]
     is_chief: bool
+    measures_input_wait: bool
 
     def another(self) -> "Engine":
         """An engine in the same place that knows nothing of this one's errors."""

@@ -1,6 +1,7 @@
 """`tf.distribute` as an engine: where a model lives, and how N updates of it are made."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from official_bert.tasks import Batches, Task
 
 _UNREADABLE = "In the records that a host read"  # so begins what `data.graph_batches` asserts
+
+
+_PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 
 
 class TfDistribute:
@@ -41,6 +45,7 @@ class TfDistribute:
         self.is_chief = self.shard[0] == 0
         self.measures_input_wait = tf_update.measures_input_wait(strategy)
         self._hosts_run_no_python = _hosts_run_no_python(strategy)
+        self._read_by_hosts = []  # the last batches of which hosts got a graph
         self._input_errors = []  # what reading batches raised so far
 
     def another(self) -> "TfDistribute":
@@ -141,6 +146,8 @@ class TfDistribute:
 
     def _graph_input(self, open_batches, steps, on_read):
         batches = open_batches(0, 1)
+        if batches not in self._read_by_hosts:  # held-out ones come again and again
+            self._read_by_hosts = [*self._read_by_hosts[-3:], batches]
         for step in steps if on_read else ():
             on_read(batches[step])
 
@@ -198,9 +205,16 @@ class TfDistribute:
         if not isinstance(error, tf.errors.OpError):
             return None
         if self._hosts_run_no_python and _is_of_reading(error):
-            reason = str(error.message).strip().partition("\n")[0]
-            return ValueError(f"A host could not read its records: {reason}.")
+            return ValueError(f"A host could not read its records: {self._reason(error)}")
         return self._input_errors[0] if self._input_errors else None
+
+    def _reason(self, error):
+        """Why a host could not read: the damage and where it is, if this process finds it, too."""
+        place = _PLACE_OF_DAMAGE.search(str(error))
+        for batches in self._read_by_hosts if place else ():
+            if damage := batches.damage_at(int(place[1])):
+                return damage
+        return str(error.message).strip().partition("\n")[0].rstrip(".") + "."
 
     def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.

@@ -47,19 +47,12 @@ def make_training_loop(
     replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
     clock = tf.timestamp if measures_input_wait(strategy) else lambda: tf.zeros((), tf.float64)
-    with strategy.scope():  # a result of each replica would be work for the host of a TPU slice
-        totals = tf.Variable(
-            tf.zeros(len(run.task.sums) + 1),
-            trainable=False,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+    totals = _shared_totals(strategy, len(run.task.sums) + 1)
 
     @tf.autograph.experimental.do_not_convert
     def on_replica(batch, step, loss_scale, asked_to_stop):
         _once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
-        sums = replica_update(batch, step, loss_scale, asked_to_stop)
-        sums = tf.distribute.get_replica_context().all_reduce("SUM", sums)
-        _once_for_all_replicas(totals.assign, sums)
+        _put_total(totals, replica_update(batch, step, loss_scale, asked_to_stop))
 
     @tf.autograph.experimental.do_not_convert
     def update(batch, step, state, asked_to_stop):
@@ -163,14 +156,17 @@ def make_evaluation_step(
 ) -> Callable[[Iterator], tf.Tensor]:
     """A function that returns the task's sums of the next batch of a distributed iterator."""
 
+    totals = _shared_totals(strategy, len(task.sums))
+
     @tf.autograph.experimental.do_not_convert
-    def replica_sums(batch):
-        return _stacked(task, task.batch_sums(model(batch, training=False), batch))
+    def on_replica(batch):
+        sums = _stacked(task, task.batch_sums(model(batch, training=False), batch))
+        _put_total(totals, sums)
 
     @tf.function
     def evaluation_step(iterator):
-        sums = strategy.run(replica_sums, args=(next(iterator),))
-        return strategy.reduce("SUM", sums, axis=None)
+        strategy.run(on_replica, args=(next(iterator),))
+        return tf.identity(totals)
 
     return evaluation_step
 
@@ -319,6 +315,25 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
 def measures_input_wait(strategy: tf.distribute.Strategy) -> bool:
     """Whether the loop can measure how long a step waits for its batch: not beside a TPU."""
     return not isinstance(strategy, tf.distribute.TPUStrategy)
+
+
+def _shared_totals(strategy, count):
+    """A variable for sums over the replicas.
+
+    What `strategy.run` returned would be one value of each, to be added up by the host.
+    """
+    with strategy.scope():
+        return tf.Variable(
+            tf.zeros(count),
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+def _put_total(totals, sums):
+    """Puts the sum of all replicas' sums there; call it in `strategy.run`."""
+    sums = tf.distribute.get_replica_context().all_reduce("SUM", sums)
+    _once_for_all_replicas(totals.assign, sums)
 
 
 def _once_for_all_replicas(function: Callable, *values: tf.Tensor) -> None:

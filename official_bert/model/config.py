@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import math
-import os
 from typing import Self
+
+from official_bert.system.places import AnyPath, place
 
 MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
@@ -85,21 +86,20 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @classmethod
-    def from_json_file(cls, path: str | os.PathLike) -> Self:
+    def from_json_file(cls, path: AnyPath) -> Self:
         """Reads `bert_config.json`; keys that released models carry beyond ours are ignored.
 
         Raises:
             ValueError: if the file is not such a JSON object, or a value is out of range.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                values = json.load(file)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path} is not JSON: {error}.") from None
+        try:
+            values = json.loads(place(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not JSON: {error}.") from None
         return cls.from_values(values, path)
 
     @classmethod
-    def from_values(cls, values: object, path: str | os.PathLike = "the configuration") -> Self:
+    def from_values(cls, values: object, path: object = "the configuration") -> Self:
         """The same from what such a file holds; `path` is named in errors."""
         if not isinstance(values, dict) or "vocab_size" not in values:
             raise ValueError(

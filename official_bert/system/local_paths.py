@@ -4,6 +4,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from official_bert.system.places import is_remote
+
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
 
 
@@ -31,6 +33,24 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
                 )
 
 
+def require_paths(**paths: str | os.PathLike | None) -> None:
+    """Refuses what is neither a path of this machine nor an address of an object store.
+
+    Args:
+        paths: {name of the flag: a path such as `model`, an address such as `gs://bucket/a`, or
+            None}.
+
+    Raises:
+        ValueError: names the flag and the path.
+    """
+    for flag, given in paths.items():
+        if given and is_address(given) and not is_remote(given):
+            raise ValueError(
+                f"{flag}: {os.fspath(given)!r} is no address, which has two slashes, such as "
+                "gs://bucket/folder, and no path of this machine."
+            )
+
+
 def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable]) -> None:
     """Refuses an output that is also an input, under any name: writing would destroy it.
 
@@ -47,6 +67,7 @@ def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable
     read = [(flag, path) for flag, paths in inputs.items() for path in paths]
     numbers = {_number(path): (flag, os.fspath(path)) for flag, path in read}
     for flag, paths in outputs.items():
+        _require_apart_in_stores(flag, filter(is_remote, paths), read)
         for path in filter(os.path.exists, map(os.fspath, paths)):
             if _number(path) in numbers:
                 other, name = numbers[_number(path)]
@@ -62,6 +83,16 @@ def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable
                         f"{flag}: the folder {path!r} would be overwritten, and {other} names "
                         f"{os.fspath(name)!r} in it; give another path."
                     )
+
+
+def _require_apart_in_stores(flag, outputs, read):
+    for path in map(os.fspath, outputs):
+        for other, name in read:
+            if f"{os.fspath(name)}/".startswith(f"{path}/"):
+                raise ValueError(
+                    f"{flag}: {path!r} would be overwritten, and {other} names "
+                    f"{os.fspath(name)!r} in it; give another path."
+                )
 
 
 def require_file_name(**paths: str | os.PathLike) -> None:

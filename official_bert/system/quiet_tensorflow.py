@@ -11,6 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+# TensorFlow fetches 64 MB of an object in a bucket for any read; a block of records has up to 1 MB.
+_BYTES_OF_A_REQUEST = 1 << 22
+
 
 def import_tensorflow() -> None:
     """Imports TensorFlow in silence.
@@ -28,6 +31,7 @@ def import_tensorflow() -> None:
             "without it, on JAX: --engine=jax.)"
         )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
     with silence():
         import tensorflow as tf
 

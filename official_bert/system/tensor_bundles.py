@@ -22,6 +22,7 @@ import numpy as np
 
 from official_bert.system import wire_format
 from official_bert.system.checksums import masked_crc
+from official_bert.system.places import AnyPath, is_remote, place
 from official_bert.system.wire_format import delimited, number, read_varint, varint
 
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -57,7 +58,7 @@ class Entry(NamedTuple):
     crc: int
 
 
-def write(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+def write(prefix: AnyPath, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes `PREFIX.data-00000-of-00001` and `PREFIX.index`.
 
     Args:
@@ -69,20 +70,21 @@ def write(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
         ValueError: an array has a type that such files do not hold.
     """
     entries, offset = {b"": _header()}, 0
-    with open(f"{os.fspath(prefix)}.data-00000-of-00001", "wb") as file:
+    path = place(f"{prefix}.data-00000-of-00001")
+    with path.open("wb") as file:
         for name in sorted(tensors, key=str.encode):
             array = np.asarray(tensors[name])
             if array.dtype not in _NUMBERS:
                 raise ValueError(f"{name} has type {array.dtype}, which no checkpoint holds.")
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             entries[name.encode()] = _entry(array, offset, data)
-            file.write(data.data)
+            file.write(data.tobytes() if is_remote(path) else data.data)
             offset += len(data)
-    with open(f"{os.fspath(prefix)}.index", "wb") as file:
+    with place(f"{prefix}.index").open("wb") as file:
         file.write(_table(entries))
 
 
-def entries(prefix: str | os.PathLike) -> dict[str, Entry]:
+def entries(prefix: AnyPath) -> dict[str, Entry]:
     """The tensors of a checkpoint by name, without their values.
 
     Raises:
@@ -90,8 +92,7 @@ def entries(prefix: str | os.PathLike) -> dict[str, Entry]:
             saved in slices.
         OSError: it cannot be read.
     """
-    with open(f"{os.fspath(prefix)}.index", "rb") as file:
-        table = file.read()
+    table = place(f"{prefix}.index").read_bytes()
     try:
         (_, header), *found = _read_table(table)
         shards = int(dict(wire_format.fields(header)).get(1, 1))
@@ -109,12 +110,22 @@ def read(entry: Entry) -> np.ndarray:
     """
     if math.prod(entry.shape) * entry.dtype.itemsize != entry.size:
         raise ValueError(f"{entry.size:,} bytes are no {entry.dtype} of shape {entry.shape}")
-    if entry.offset + entry.size > os.path.getsize(entry.file):
+    values = _bytes(entry)
+    if len(values) < entry.size:
         raise ValueError(f"{os.path.basename(entry.file)} is too short")
-    values = np.fromfile(entry.file, np.uint8, entry.size, offset=entry.offset)
     if masked_crc(values) != entry.crc:
         raise ValueError(f"values in {os.path.basename(entry.file)} do not match their checksum")
     return values.view(entry.dtype).reshape(entry.shape)
+
+
+def _bytes(entry):
+    if is_remote(entry.file):
+        with place(entry.file).open("rb") as file:
+            file.seek(entry.offset)
+            return np.frombuffer(file.read(entry.size), np.uint8)
+    if entry.offset + entry.size > os.path.getsize(entry.file):
+        return np.zeros(0, np.uint8)  # and no memory is asked for
+    return np.fromfile(entry.file, np.uint8, entry.size, offset=entry.offset)
 
 
 def _header():
@@ -142,7 +153,7 @@ def _read_entry(value, prefix, shards):
     return Entry(
         dtype=_DTYPES[found[1]],
         shape=tuple(sizes),
-        file=f"{os.fspath(prefix)}.data-{found.get(3, 0):05}-of-{shards:05}",
+        file=f"{prefix}.data-{found.get(3, 0):05}-of-{shards:05}",
         offset=found.get(4, 0),
         size=found.get(5, 0),
         crc=struct.unpack("<I", found[6])[0] if 6 in found else 0,

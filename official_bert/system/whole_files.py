@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+from official_bert.system.places import AnyPath, RemotePath, place
+
 
 @contextlib.contextmanager
 def whole_file(
@@ -30,16 +32,24 @@ def whole_file(
 
 
 def write_whole(
-    path: str | os.PathLike,
+    path: AnyPath,
     chunks: Iterable[bytes],
     temporary: str | os.PathLike | None = None,
 ) -> None:
-    """Writes a `whole_file` of these bytes."""
+    """Writes a `whole_file` of these bytes.
+
+    In an object store there is no other name until then: a file appears when it is closed.
+    """
+    path = place(path)
+    if isinstance(path, RemotePath):
+        with path.open("wb") as file:
+            file.write(b"".join(chunks))
+        return
     with whole_file(path, temporary) as file:
         file.writelines(chunks)
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
     """Replaces a UTF-8 text file in one step."""
     write_whole(path, [text.encode("utf-8")])
 

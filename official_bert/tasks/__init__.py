@@ -35,6 +35,9 @@ class Batches(Protocol):
     def dataset(self, steps: range, shard_index: int, num_shards: int) -> "tf.data.Dataset":
         """The batches of some steps as a graph; only for tasks that train on a TPU slice."""
 
+    def damage_at(self, offset: int) -> str | None:
+        """What is wrong near a byte of the files that such a graph reads; `None`: nothing."""
+
     def fingerprint(self) -> str:
         """A digest of the examples, by which others are noticed."""
 

@@ -6,13 +6,12 @@ resumed takes it from there, however fast the machine is then.
 """
 
 import dataclasses
-import os
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from official_bert.engines.loop_state import first_state
+from official_bert.system.places import AnyPath, place
 from official_bert.training import evaluation, model_directory
 from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
@@ -29,7 +28,7 @@ def fix(
     run: "Run",
     options: "LoopOptions",
     engine: "Engine",
-    model_dir: str | os.PathLike,
+    model_dir: AnyPath,
     say: Callable[[str], object] = print,
 ) -> "Run":
     """The run with as many updates as fit into its `minutes`.
@@ -50,7 +49,7 @@ def fix(
             damaged.
     """
     started = time.monotonic()
-    begun = model_directory.describes(pathlib.Path(model_dir))
+    begun = model_directory.describes(place(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
     costs = [_costs(run, options, engine, stage) for stage in run.stages]

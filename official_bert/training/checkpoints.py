@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import os
-import pathlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from official_bert.system import tensor_bundles
+from official_bert.system.places import AnyPath, RemotePath, place
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
+_BYTES_AT_ONCE = 1 << 24  # when a file's digest is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +63,12 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, directory: str | os.PathLike, keep: int = 5, abandoned: Sequence[Abandoned] = ()
+        self,
+        directory: AnyPath,
+        keep: int = 5,
+        abandoned: Sequence[Abandoned] = (),
     ):
-        self.directory = pathlib.Path(directory)
+        self.directory = place(directory)
         self.keep = keep
         self.abandoned = abandoned
         try:
@@ -186,7 +190,9 @@ def _count(name):
 
 
 def save_best(
-    directory: str | os.PathLike, weights: Callable[[], Mapping[str, np.ndarray]], record: dict
+    directory: AnyPath,
+    weights: Callable[[], Mapping[str, np.ndarray]],
+    record: dict,
 ) -> None:
     """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
 
@@ -200,7 +206,7 @@ def save_best(
     """
     if not math.isfinite(record["loss"]):
         return
-    directory = pathlib.Path(directory)
+    directory = place(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "best.json"
     best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
@@ -213,7 +219,7 @@ def save_best(
     _forget_bundles(directory, "bert_model", {name})
 
 
-def read_tensors(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
+def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
     """All tensors of a bundle by name, as NumPy arrays.
 
     Raises:
@@ -235,13 +241,18 @@ def read_tensors(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
         ) from None
 
 
-def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, np.ndarray]) -> None:
+def write_bundle(prefix: AnyPath, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a tensor bundle whose files appear under their names only when whole.
+
+    In an object store each appears so by itself.
 
     Raises:
         OSError: if it cannot be written.
     """
-    prefix = pathlib.Path(prefix)
+    prefix = place(prefix)
+    if isinstance(prefix, RemotePath):
+        tensor_bundles.write(prefix, tensors)
+        return
     aside = prefix.parent / f".writing-{prefix.name}"
     for left_by_a_kill in prefix.parent.glob(".writing-*"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
@@ -281,7 +292,7 @@ def _read_whole(prefix):
         ValueError: saying what is wrong with it.
     """
     try:
-        manifest = json.loads(pathlib.Path(f"{prefix}.json").read_text())
+        manifest = json.loads(place(f"{prefix}.json").read_text())
         state, digests = manifest["state"], manifest["sha256"]
         wanted = [digests[part] for part in _PARTS]
         state["loop"], state["seconds"]  # what a run needs of it
@@ -291,7 +302,7 @@ def _read_whole(prefix):
     if _state_digest(state) != wanted_of_state:
         raise ValueError("its state does not match its digest")
     for part, digest in zip(_PARTS, wanted, strict=True):
-        if not os.path.exists(f"{prefix}{part}"):
+        if not place(f"{prefix}{part}").exists():
             raise ValueError(f"{part} is missing")
         if _digest(f"{prefix}{part}") != digest:
             raise ValueError(f"{part} does not match its digest")
@@ -303,5 +314,8 @@ def _state_digest(state):
 
 
 def _digest(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with place(path).open("rb") as file:
+        while part := file.read(_BYTES_AT_ONCE):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,12 +1,11 @@
 """Checks before the work that a run's files fit on the disk."""
 
-import os
-import pathlib
 import shutil
 from typing import TYPE_CHECKING
 
 from official_bert.model import flops
 from official_bert.model.config import BertConfig
+from official_bert.system.places import Place, RemotePath
 
 if TYPE_CHECKING:
     from official_bert.stages import LoopOptions, Run, Stage
@@ -16,7 +15,7 @@ BYTES_OF_NUMBER = 4  # weights and moments are float32
 _OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
 
 
-def require(model_dir: str | os.PathLike, run: "Run", options: "LoopOptions") -> None:
+def require(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
     """Refuses to begin if the checkpoints and the best and final weights do not fit.
 
     A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
@@ -24,13 +23,15 @@ def require(model_dir: str | os.PathLike, run: "Run", options: "LoopOptions") ->
     the directory count as free space.
 
     Args:
-        model_dir: The model directory; it exists.
+        model_dir: The model directory; it exists. An object store has room for all.
         run: A `stages.Run`.
         options: A `stages.LoopOptions`.
 
     Raises:
         OSError: with the needed space, the free space, and what to do.
     """
+    if isinstance(model_dir, RemotePath):
+        return
     count = _checkpoints(run, options)
     one = max(checkpoint_bytes(run, stage) for stage in run.stages)
     weights = max(weight_bytes(run.config, stage) for stage in run.stages)
@@ -75,7 +76,7 @@ def _checkpoints(run, options):
 
 
 def _present(model_dir):
-    found = (path for names in _OWN_FILES for path in pathlib.Path(model_dir).glob(names))
+    found = (path for names in _OWN_FILES for path in model_dir.glob(names))
     return sum(path.stat().st_size for path in found)
 
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from official_bert.model.config import BertConfig
 from official_bert.system import file_locks
+from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
@@ -73,7 +74,7 @@ class Claim:
             return None
         return names | {"differences": list(self.differences)}
 
-    def write(self, directory: Path, config: BertConfig) -> None:
+    def write(self, directory: Place, config: BertConfig) -> None:
         """Records which run owns the directory; `bert_config.json` is for other tools."""
         contents = self.description | ({"changes": self.changes} if self.changes else {})
         write_text(directory / "run.json", json.dumps(contents, indent=1))
@@ -82,7 +83,7 @@ class Claim:
 
 
 def check(
-    directory: Path, config: BertConfig, description: dict, resume_from: int | None = None
+    directory: Place, config: BertConfig, description: dict, resume_from: int | None = None
 ) -> Claim:
     """Refuses the directory of another run.
 
@@ -133,7 +134,7 @@ def check(
     )
 
 
-def alone_in(directory: Path) -> AbstractContextManager[None]:
+def alone_in(directory: Place) -> AbstractContextManager[None]:
     """Refuses to train where another process does: each would remove the other's checkpoints.
 
     Returns:
@@ -181,7 +182,7 @@ def folder_of(path: Path) -> Path:
     return folder.parent if folder.name in _EXPORTS else folder
 
 
-def describes(directory: Path) -> dict | None:
+def describes(directory: Place) -> dict | None:
     """What `run.json` holds, a dictionary; `None` where there is none.
 
     Raises:

@@ -1,7 +1,6 @@
 """What a run shows: a progress line for the screen, JSON lines and TensorBoard for later."""
 
 import math
-import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -10,6 +9,7 @@ import keras
 
 from lamb_tf import telemetry
 from official_bert.model import flops
+from official_bert.system.places import Place
 from official_bert.training.summaries import Summaries
 from official_bert.training.training_log import TrainingLog, progress_line
 
@@ -34,9 +34,7 @@ class Reports:
         model_dir: Where log and summaries go.
     """
 
-    def __init__(
-        self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: pathlib.Path
-    ):
+    def __init__(self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: Place):
         self._run = run
         self._engine, self._speaks = engine, engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
@@ -222,12 +220,10 @@ class Profiler:
         engine: Where the model lives.
     """
 
-    def __init__(
-        self, window: tuple[int, int] | None, folder: str | pathlib.Path, engine: "Engine"
-    ):
+    def __init__(self, window: tuple[int, int] | None, folder: Place, engine: "Engine"):
         self._engine = engine
         self._first, self._last = window or (math.inf, math.inf)
-        self._folder = str(folder)
+        self._folder = folder
         self._is_on = False
 
     def __enter__(self) -> Self:
@@ -243,8 +239,8 @@ class Profiler:
     def at(self, step: int) -> None:
         """Call when `step` updates are done, before the next ones."""
         if not self._is_on and self._first - 1 <= step < self._last:
-            pathlib.Path(self._folder).mkdir(parents=True, exist_ok=True)
-            self._engine.start_profile(self._folder)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._engine.start_profile(str(self._folder))
             self._is_on = True
         if step >= self._last:
             self._stop()

@@ -8,12 +8,14 @@ import pathlib
 import platform
 import sys
 
+from official_bert.system.places import Place
+
 FILE = "starts.jsonl"
 _LIBRARIES = ("lamb_tf", "tensorflow", "jax", "keras", "numpy")
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")}
 
 
-def record(model_dir: pathlib.Path, step: int, replicas: int) -> None:
+def record(model_dir: Place, step: int, replicas: int) -> None:
     """Appends a line to `starts.jsonl`: for people and reports; nothing depends on it.
 
     Args:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pathlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from official_bert.data.records import frame
+from official_bert.system.places import Place
 
 
 class Summaries:
@@ -19,9 +19,9 @@ class Summaries:
         folder: Holds a folder of event files for each kind; `None` writes none.
     """
 
-    def __init__(self, folder: pathlib.Path | None):
+    def __init__(self, folder: Place | None):
         self._folder = folder if importlib.util.find_spec("tensorboard") else None
-        self._paths: dict[str, pathlib.Path] = {}
+        self._paths: dict[str, Place] = {}
 
     def write(
         self,
@@ -48,7 +48,7 @@ class Summaries:
         for event in events:
             event.wall_time = time.time()
         with self._path(kind).open("ab") as file:
-            file.writelines(frame(event.SerializeToString()) for event in events)
+            file.write(b"".join(frame(event.SerializeToString()) for event in events))
 
     def _path(self, kind):
         if kind not in self._paths:

@@ -9,8 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import pathlib
 import zlib
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ import numpy as np
 from official_bert import stacking
 from official_bert.engines import loop_state
 from official_bert.model import flops
+from official_bert.system.places import AnyPath, place
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
     checkpoints,
@@ -73,11 +72,11 @@ class Trainer:
         run: "Run",
         options: "LoopOptions",
         engine: "Engine",
-        model_dir: str | os.PathLike,
+        model_dir: AnyPath,
         resume_from: int | None = None,
     ):
         self.run, self.options, self.engine = run, options, engine
-        self.model_dir = pathlib.Path(model_dir)
+        self.model_dir = place(model_dir)
         self.step = 0  # updates done, those that were skipped included
         self._pace = Pace(seconds=0.0)
         self._state = loop_state.first_state(run)
@@ -298,7 +297,7 @@ class Trainer:
             state = {"loop": self._state, "seconds": self._pace.seconds}
             state |= self._good.state(tensors)
             prefix = self._store.save(tensors, self.step, state)
-            self._good.saved(pathlib.Path(prefix).name, state["suspect"])
+            self._good.saved(place(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
         self.engine.from_all_workers([self.step])  # it is there for all now
 
@@ -373,7 +372,7 @@ class Trainer:
             "held_out": {name: v for name, v in last_eval.items() if name not in ("kind", "stage")},
         }
         path = self.model_dir / "summaries" / "training_summary.txt"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
         self._reports.say(f"trained {self.step} steps; weights: {prefix}; metrics: {path}")
 

@@ -3,13 +3,12 @@
 import json
 import math
 import os
-import pathlib
-import shutil
 import signal
 from collections.abc import Mapping
 from typing import NoReturn, Self
 
-from official_bert.system.whole_files import write_text
+from official_bert.system.places import AnyPath, place
+from official_bert.system.whole_files import write_text, write_whole
 
 
 class TrainingLog:
@@ -22,8 +21,8 @@ class TrainingLog:
         writes: Whether this process writes it; others of the same run pass `False`.
     """
 
-    def __init__(self, path: str | os.PathLike, writes: bool = True):
-        self._path, self._writes = pathlib.Path(path), writes
+    def __init__(self, path: AnyPath, writes: bool = True):
+        self._path, self._writes = place(path), writes
 
     def rewind(self, step: int) -> None:
         """Drops what was written after `step`: a resumed run writes it again."""
@@ -34,7 +33,8 @@ class TrainingLog:
     def keep_copy(self, word: str) -> None:
         """Copies the log beside it with a word in the name, before steps are undone."""
         if self._writes and self._path.exists():
-            shutil.copy(self._path, self._path.with_suffix(f".{word}{self._path.suffix}"))
+            copy = self._path.with_suffix(f".{word}{self._path.suffix}")
+            write_whole(copy, [self._path.read_bytes()])
 
     def _lines(self):
         if not self._path.exists():
