@@ -19,6 +19,7 @@ and tested.
 pip install ".[cpu]"        # the optimizers on TensorFlow, in a clone of this repository
 pip install ".[jax]"        # … or on JAX; .[torch] on PyTorch
 pip install ".[cpu,bert]"   # … and BERT: the program lamb-bert
+pip install ".[jax,bert]"   # BERT's pre-training without TensorFlow: run_pretraining --engine=jax
 ```
 
 Each line below is a clean environment with nothing but the wheel, what the line names, and pytest.
