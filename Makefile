@@ -21,14 +21,14 @@ demo: .venv/ready_to_run  ## Text to a pre-trained BERT in about six minutes (DE
 # With every peer installed, none may be missing: no test is skipped for the want of one.
 test test-quick: export LAMB_TF_ALL_PEERS = 1
 
-test: .venv/ready_for_all  ## Run every test (PYTEST_FLAGS="-k lamb")
+test: .venv/ready_for_all  ## Run every test (PYTEST_FLAGS="-k lamb", "-n 2 --dist=loadfile")
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
 
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
-	.venv-oldest/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)
+	.venv-oldest/bin/python -m pytest -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
 
 browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 	@if command -v chromedriver > /dev/null; then echo "a browser is there"; \
@@ -86,5 +86,5 @@ OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars orscale layerw
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	PYTHONWARNINGS=ignore .venv-oldest/bin/python -m pip install --quiet --editable ".[cpu]" \
-		$$($(PYTHON) tests/oldest_versions.py) "pytest>=8.4"
+		$$($(PYTHON) tests/oldest_versions.py) "pytest>=8.4" "pytest-xdist>=3.6"
 	touch $@
