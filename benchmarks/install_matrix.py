@@ -160,7 +160,7 @@ def _backend(combination, environment, core):
 
 
 def _legacy_tests(combination, environment, core):
-    # What tf_keras before 2.20 does when a layer chooses its seed.
+    # What older versions of tf_keras do when a layer chooses its seed.
     ignored = "ignore:non-integer arguments to randrange:DeprecationWarning"
     return _pytest(combination, environment, _files("legacy"), "-W", ignored)
 

@@ -6,6 +6,8 @@ python benchmarks/installs_page.py
 import json
 import pathlib
 
+from install_combinations import combinations
+
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/installs.json"
 PAGE = ROOT / "docs/installing.md"
@@ -27,9 +29,9 @@ Each line below is a clean environment with nothing but the wheel, what the line
 
 KINDS = {
     "core": "all tests of the optimizers on TensorFlow",
-    "short": "the tests of LAMB and LARS",
+    "short": "the tests of LAMB and LARS, where all of them would take over three minutes",
     "backend": "the tests of the optimizers that any backend of Keras runs",
-    "legacy": "`lamb_tf.legacy` beside TensorFlow Addons 0.23",
+    "legacy": "`lamb_tf.legacy` beside TensorFlow Addons; a warning of older tf_keras is ignored",
     "older": "one update with each version of Keras that is excluded",
     "command": "`lamb-bert` from text to two updates and filled blanks",
 }
@@ -47,9 +49,16 @@ def page(entries: list[dict]) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows += [_row(entry) for entry in entries]
-    rows += _older(entries)
+    rows += _not_run(entries) + _older(entries)
     kinds = [f"- **{k}**: {t}" for k, t in KINDS.items() if any(e["tests"] == k for e in entries)]
     return "\n".join([HEAD, *rows, "", "Tests:", "", *kinds, FOOT])
+
+
+def _not_run(entries):
+    """The environments of which there is no result."""
+    run = {entry["name"] for entry in entries}
+    names = [f"`{one.name}`" for one in combinations() if one.name not in run]
+    return ["", f"Not run for this revision: {', '.join(names)}."] if names else []
 
 
 def _older(entries):
