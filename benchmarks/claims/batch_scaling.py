@@ -7,8 +7,8 @@ the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up
 the best by one held-out set trains with more seeds and is reported on another. And each trains
 with what its rule makes of its best settings at the smallest batch, untuned.
 
-The trials come in an order in which those that are done say something: first the smallest batch and
-the rule, for LAMB and AdamW; then for the others; then the search at the larger batches.
+The trials come in an order in which those that are done say something: first LAMB and AdamW, the
+search breadth first over the batches, then the rule; then the other methods; then more seeds.
 
 Needs matplotlib; a TensorFlow whose Keras has Muon.
 """
@@ -22,8 +22,8 @@ import study
 SETTINGS = {
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
-    "sequences": 64_000,  # of every run
-    "base_batch": 16,
+    "sequences": 256_000,  # of every run
+    "base_batch": 64,
     "multiples": [1, 4, 16, 64],
     "methods": ["lamb", "adamw", "orscale", "nesterov", "lars", "muon"],
     "first_methods": 2,  # so many before the others
@@ -57,18 +57,16 @@ LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
 
 
 def trials(settings):
-    """Groups of methods: the search at the base and the rule; then the search elsewhere, seeds."""
+    """For each group of methods the search, breadth first, and the rule; at last more seeds."""
     methods, first = settings["methods"], settings["first_methods"]
-    base, *larger = settings["multiples"]
+    multiples, larger = settings["multiples"], settings["multiples"][1:]
     numbers, seeds = range(1, settings["trials"] + 1), range(1, settings["seeds"] + 1)
     found = []
     for group in (methods[:first], methods[first:]):
-        found += [trial("search", m, base, n, 1) for n in numbers for m in group]
-        found += [trial("rule", m, multiple, None, 1) for multiple in larger for m in group]
-    for multiple in larger:
-        found += [trial("search", m, multiple, n, 1) for n in numbers for m in methods]
+        found += [trial("search", m, k, n, 1) for n in numbers for k in multiples for m in group]
+        found += [trial("rule", m, k, None, 1) for k in larger for m in group]
     for seed in seeds[1:]:
-        found += [trial("best", m, k, None, seed) for k in settings["multiples"] for m in methods]
+        found += [trial("best", m, k, None, seed) for k in multiples for m in methods]
         found += [trial("rule", m, k, None, seed) for k in larger for m in methods]
     return found
 

@@ -112,20 +112,26 @@ def answers(records, settings):
     """Up to which batch each holds its loss, as sentences."""
     lines = []
     for method, label in LABELS.items():
+        complete = {k: searched(records, settings, method, k) for k in settings["multiples"]}
+        by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
+        base_is_known = bool(complete[settings["multiples"][0]])
         said = [
             f"{how} {held(groups, settings)}"
-            for how, groups in (
-                ("tuned", {k: tuned(records, method, k) for k in settings["multiples"]}),
-                (
-                    "untuned",
-                    {k: untuned(records, settings, method, k) for k in settings["multiples"]},
-                ),
-            )
-            if sum(map(bool, groups.values())) > 1
+            for how, groups in (("tuned", complete), ("untuned", by_rule))
+            if base_is_known and sum(map(bool, groups.values())) > 1
         ]
         if said:
             lines.append(f"- **{label}** holds its loss (within {HELD} nats) {'; '.join(said)}.")
-    return lines or ["Not two batches of any optimizer are done yet."]
+    return lines or [
+        "**No answer yet**: for no optimizer is the search complete at two batches. What follows "
+        "is a beginning, and compares nothing."
+    ]
+
+
+def searched(records, settings, method, multiple):
+    """The tuned runs at a batch whose search is complete; else nothing."""
+    done = sum(_is(r, part="search", method=method, multiple=multiple) for r in records)
+    return tuned(records, method, multiple) if done == settings["trials"] else []
 
 
 def held(groups, settings):
@@ -221,9 +227,13 @@ def draw(records, settings, path):
 
 def _draw(axes, records, settings):
     titles = ("tuned at every batch", "untuned, by the rule", f"updates to {TARGET} nats, tuned")
+    largest = settings["base_batch"] * settings["multiples"][-1]
     for axis, title in zip(axes, titles):
         axis.set(title=title, xlabel="batch, sequences", xscale="log")
-        axis.set_xlim(settings["base_batch"] * 0.7, settings["base_batch"] * 64 * 1.4)
+        batches = [settings["base_batch"] * k for k in settings["multiples"]]
+        axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
+        axis.minorticks_off()
+        axis.set_xlim(settings["base_batch"] * 0.7, largest * 1.4)
     for method in settings["methods"]:
         groups = {k: tuned(records, method, k) for k in settings["multiples"]}
         rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
@@ -232,7 +242,7 @@ def _draw(axes, records, settings):
         for axis, points in zip(axes, (_of(groups), _of(rule), known)):
             _line(axis, points, settings["base_batch"], method)
     axes[0].set_ylabel("held-out loss, nats")
-    axes[2].set(yscale="log", ylabel="updates")
+    axes[2].set_ylabel("updates")
     axes[0].legend(fontsize=8)
     axes[0].sharey(axes[1])
     for axis in axes[:2]:

@@ -3,6 +3,7 @@
 from statistics import mean
 
 import study
+from study import curves
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",
@@ -83,7 +84,20 @@ def answers(found):
             f"- {LABELS[arm[0]]}, moments {arm[1]}: **{mean(gaps):+.3f} ± {width:.3f}** nats "
             f"beside the paper's way ({told}; 95 % interval by Student's t)"
         )
-    return lines or ["There are not two seeds of any arm yet."]
+    return (lines or ["There are not two seeds of any arm yet."]) + plateau(found)
+
+
+def plateau(found):
+    """How many runs end where a model knows the frequencies of words and little else."""
+    losses = [r["report"] for runs in found.values() for r in runs if r["report"] is not None]
+    above = sum(loss > curves.PLATEAU for loss in losses)
+    if not above:
+        return []
+    return [
+        f"- **{above} of {len(losses)} runs end above {curves.PLATEAU} nats**, where a model knows "
+        "how frequent words are and little else: the positions that are new in the second phase "
+        "have not left that plateau. Of models that have learned more, this says little."
+    ]
 
 
 def draw(records, settings, path):

@@ -188,6 +188,7 @@ def write_page(claim, options, settings, work, trials):
             claim.text(records, settings, page.stem).strip(),
             "## How it was made",
             made(records, trials, options.results),
+            *other_form(claim, settings),
             curves.settings_table(settings),
         ]
     )
@@ -213,6 +214,18 @@ Made by `{records[-1]["command"]}` on commit {commits} of `main`, which writes t
 study that was killed goes on with the next trial.
 
 {len(lost)} of {len(records)} trials diverged or learned nothing{": " + names if lost else ""}."""
+
+
+def other_form(claim: Claim, settings: dict) -> list[str]:
+    """Where the settings are not the script's own: what those are; else nothing."""
+    changed = [name for name in claim.settings if settings[name] != claim.settings[name]]
+    if not changed:
+        return []
+    values = ", ".join(f"`{name}` {claim.settings[name]}" for name in changed)
+    return [
+        "These are not the settings that the command has by itself. That form has not been run "
+        f"here: it has {len(claim.trials(claim.settings))} trials, with {values}."
+    ]
 
 
 def _wall(record):
