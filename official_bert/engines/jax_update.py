@@ -175,7 +175,8 @@ def _make_update(run, model, optimizer, placement):
         state[rate_at] = jnp.asarray(learning_rate(step), jnp.float32)
         # Each device moves its part of the weights, which all get whole again.
         trained, state = optimizer.stateless_apply(state, gradients, place(trained, parts))
-        trained = place(trained, [placement.whole] * len(trained))
+        # First the part: else the old weights, which an update may keep, would be gathered as well.
+        trained = place(place(trained, parts), [placement.whole] * len(trained))
         return trained, state, sums, state[skipped_at] > before
 
     return update
