@@ -51,6 +51,7 @@ TINY = {
     },
     "batch_scaling": {
         "sequences": 64,
+        "base_batch": 8,
         "multiples": [1, 2],
         "methods": ["nesterov"],
         "trials": 1,

@@ -168,7 +168,7 @@ class Training:
         batches, curve = self._batches(stage, "train"), []
         shape = stage.batch_size, stage.max_seq_length
         chunk = self._chunks.setdefault(shape, self._chunk_of(stage))
-        ends = np.linspace(0, stage.steps, evaluations + 1).round().astype(int)
+        ends = np.linspace(0, stage.steps, min(evaluations, stage.steps) + 1).round().astype(int)
         for start, end in itertools.pairwise(ends):
             losses = []
             for low in range(start, end, CHUNK):
