@@ -309,3 +309,10 @@ def _check_engine(values):
     }
     for name, reason in reasons.items():
         refuse(values, (name,), True, reason)
+    refuse(
+        values,
+        ("worker_hosts", "task_index"),
+        values.distribution_strategy == "tpu",
+        "with --engine=jax and --distribution_strategy=tpu, JAX itself finds the hosts of the "
+        "slice; leave these flags out.",
+    )

@@ -10,7 +10,6 @@ Run again with the same flags, it resumes from the last checkpoint in --model_di
 import contextlib
 import dataclasses
 import os
-import pathlib
 import sys
 
 from absl import flags
@@ -22,6 +21,7 @@ from official_bert.system import (
     commands,
     freed_memory,
     local_paths,
+    places,
     quiet_tensorflow,
     tpu_environment,
 )
@@ -135,7 +135,7 @@ def _enable_xla(values, engine):
     if values.engine == "jax":
         from official_bert.training import model_directory
 
-        begun = model_directory.describes(pathlib.Path(values.model_dir)) or {}
+        begun = model_directory.describes(places.place(values.model_dir)) or {}
         return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
     return engine.runs_on_accelerator() if values.enable_xla is None else values.enable_xla
 

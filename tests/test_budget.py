@@ -1,12 +1,15 @@
 """Wall-clock budgets: the updates that fit, and that they are fixed once and for all."""
 
 import dataclasses
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,6 +87,32 @@ def test_a_budget_that_has_no_room_for_every_stage_is_refused():
         ValueError, match=r"too small: 0 s are left .* takes 0.01, 0.05 s in the 2 stages"
     ):
         budget.fitted((FIRST, SECOND), (0.01, 0.05), 0.1)
+
+
+def test_workers_whose_clocks_differ_make_the_same_number_of_measured_calls():
+    """Two threads as two workers: a call, like a question, needs both of them."""
+    both, said, made = threading.Barrier(2, timeout=20), [[0.0], [0.0]], [0, 0]
+
+    def work(worker):
+        both.wait()
+        made[worker] += 1
+        time.sleep(0.02 * worker)  # the slower one leaves a call later
+
+    def from_all_workers(worker, numbers):
+        said[worker] = numbers
+        both.wait()
+        rows = np.array(said)
+        both.wait()
+        return rows
+
+    def measure(worker):
+        ask = functools.partial(from_all_workers, worker)
+        return budget.seconds_of_a_call(lambda _: work(worker), ask, seconds=0.15, calls=2)
+
+    with ThreadPoolExecutor(2) as workers:
+        each = list(workers.map(measure, (0, 1)))
+    assert made[0] == made[1] >= 2
+    assert min(each) * made[0] >= 0.15
 
 
 def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(

@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax_training import job
 from small_runs import final_tensors, log_lines
 
+from official_bert.engines import jax_processes
 from official_bert.engines.jax_input import Feed
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.training import checkpoints
@@ -189,6 +190,28 @@ def test_batches_come_in_order_and_what_cannot_be_read_is_raised_where_it_is_nee
         feed.take(2)
     assert errors == [raised.value]
     assert [int(batch["step"][0]) for batch in read[:2]] == [1, 2]
+
+
+def test_a_machine_without_jax_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ValueError, match=r"--engine=jax needs JAX: `pip install "):
+        jax_processes.start(None, None, -1, {}, 4)
+
+
+def test_a_machine_without_the_devices_that_jax_is_to_use_is_told_so():
+    script = (
+        "import os; from official_bert.engines import jax_processes\n"
+        "jax_processes.start(None, None, -1, os.environ, 4)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=jax_training.environment() | {"JAX_PLATFORMS": "nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("ValueError: JAX finds no devices with JAX_PLATFORMS='nowhere': ")
+    assert said.endswith("JAX_PLATFORMS=cpu trains on the CPU.")
 
 
 @pytest.mark.slow

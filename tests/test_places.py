@@ -79,6 +79,20 @@ def test_half_an_address_is_refused(wrong):
         local_paths.require_paths(model_dir=wrong)
 
 
+@pytest.mark.parametrize("wrong", ["gs://", "gs:///", "file://"])
+def test_an_address_without_a_bucket_is_refused(wrong):
+    """As gs://$BUCKET is where BUCKET is not set: without its slashes it would be a folder."""
+    with pytest.raises(ValueError, match=f"model_dir: '{wrong}' names no bucket"):
+        local_paths.require_paths(model_dir=wrong)
+
+
+def test_a_folder_with_signs_of_a_pattern_in_its_name_keeps_its_checkpoints(tmp_path):
+    folder = RemotePath(f"file://{tmp_path}/rate[1e-3]*")
+    store = checkpoints.CheckpointStore(folder)
+    store.save(TENSORS, 4, STATE)
+    assert store.latest().step == 4
+
+
 def test_a_run_does_not_write_over_what_it_starts_from():
     outputs = {"model_dir": ["gs://b/m/best", "gs://b/m/pretrained"]}
     local_paths.require_apart(outputs, {"init_checkpoint": ["gs://b/m/ctl_step_8.ckpt-2.index"]})

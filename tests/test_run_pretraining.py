@@ -18,6 +18,7 @@ from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, records
 from official_bert.data.instances import Settings
+from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.system import commands
 from official_bert.training import checkpoints, starts
 
@@ -163,6 +164,14 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
     assert "rate 1.67e-04" in said  # 5e-3 · 2 / 60, in the third update
 
 
+def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp_path):
+    (tmp_path / "run.json").write_text('{"stages": [], "enable_xla": true}')
+    engine = TfDistribute(tf.distribute.get_strategy())  # on a CPU, where the default is off
+    for model_dir in (str(tmp_path), f"file://{tmp_path}"):
+        values = parse("--engine=jax", f"--model_dir={model_dir}")
+        assert run_pretraining._enable_xla(values, engine)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -193,6 +202,10 @@ def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(
         (
             {"engine": "jax", "distribution_strategy": "tpu", "tpu": "x"},
             "--tpu: with --engine=jax, start the command on every host of the slice",
+        ),
+        (
+            {"engine": "jax", "distribution_strategy": "tpu", "task_index": 0},
+            "--task_index: with --engine=jax and --distribution_strategy=tpu, JAX itself finds",
         ),
         (
             {"engine": "jax", "distribution_strategy": "tpu"},

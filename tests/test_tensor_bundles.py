@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from official_bert.system import tensor_bundles
+from official_bert.system.wire_format import delimited, number
+from official_bert.training import checkpoints
 
 RNG = np.random.default_rng(0)
 TENSORS = {
@@ -67,6 +69,20 @@ def test_a_changed_byte_is_noticed_wherever_it_is(tmp_path, part):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"."):
             [tensor_bundles.read(e) for e in tensor_bundles.entries(tmp_path / "a").values()]
+
+
+@pytest.mark.parametrize("field", [4, 5])
+def test_a_place_that_is_no_number_is_refused(tmp_path, monkeypatch, field):
+    """With right checksums, as a stranger would write it."""
+
+    def number_or_text(place, value):
+        return delimited(place, b"text") if place == field and value else number(place, value)
+
+    monkeypatch.setattr(tensor_bundles, "number", number_or_text)
+    tensors = {name: np.ones(3, np.float32) for name in ("first", "second")}
+    tensor_bundles.write(tmp_path / "a", tensors)
+    with pytest.raises(ValueError, match=r"."):
+        checkpoints.read_tensors(tmp_path / "a")
 
 
 def test_texts_are_refused_with_the_reason(tmp_path):

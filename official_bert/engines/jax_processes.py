@@ -6,6 +6,7 @@ has others works as a child of the one that was started, which says what the end
 
 import atexit
 import contextlib
+import importlib.util
 import logging
 import os
 import signal
@@ -43,8 +44,14 @@ def start(
         lost_code: Exit code of a process that has lost another.
 
     Raises:
-        ValueError: if flags and environment contradict each other, or there is no TPU.
+        ValueError: if flags and environment contradict each other, or JAX or its devices are not
+            there.
     """
+    if importlib.util.find_spec("jax") is None:
+        raise ValueError(
+            '--engine=jax needs JAX: `pip install "lamb_tf[jax,bert]"`, and "jax[cuda12]" for GPUs '
+            'or "jax[tpu]" for TPUs.'
+        )
     found = _cluster(strategy, worker_hosts, task_index, environment)
     if found or strategy == "tpu":
         _continue_in_child(lost_code)
@@ -57,8 +64,22 @@ def start(
         _start_on_tpu(jax)
     elif found:
         _join(jax, found)
-    with quiet_tensorflow.silence():  # libtpu, where it is installed, tells that it finds no TPU
-        jax.devices()
+    _find_devices(jax, is_alone=not found)
+
+
+def _find_devices(jax, is_alone):
+    try:
+        with quiet_tensorflow.silence():  # libtpu, where it is, tells that it finds no TPU
+            jax.devices()
+    except (RuntimeError, AssertionError) as error:  # of JAX_PLATFORMS=cuda without its plug-in
+        if not is_alone:  # it may be another process that is missing
+            raise
+        reason = str(error).strip().partition("\n")[0] or "none of that platform"
+        raise ValueError(
+            f"JAX finds no devices with JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}: "
+            f"{reason.rstrip('.')}. Unset it, or install JAX for these devices; JAX_PLATFORMS=cpu "
+            "trains on the CPU."
+        ) from error
 
 
 def _cluster(strategy, worker_hosts, task_index, environment):

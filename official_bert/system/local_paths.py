@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from official_bert.system.places import is_remote
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
+_SCHEME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,}")
 
 
 def is_address(path: str | os.PathLike) -> bool:
@@ -48,6 +49,11 @@ def require_paths(**paths: str | os.PathLike | None) -> None:
             raise ValueError(
                 f"{flag}: {os.fspath(given)!r} is no address, which has two slashes, such as "
                 "gs://bucket/folder, and no path of this machine."
+            )
+        if given and _SCHEME_ALONE.fullmatch(os.fspath(given)):
+            raise ValueError(
+                f"{flag}: {os.fspath(given)!r} names no bucket; expected an address such as "
+                "gs://bucket/folder. Is a variable of the shell empty?"
             )
 
 

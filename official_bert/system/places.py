@@ -7,6 +7,7 @@ through TensorFlow's file systems.
 
 import contextlib
 import functools
+import glob
 import os
 import pathlib
 import re
@@ -90,7 +91,7 @@ class RemotePath:
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
         """Files of the folder, by a pattern of their names."""
         with remote_files(self._address) as gfile:
-            found = gfile.glob(f"{self._address}/{pattern}")
+            found = gfile.glob(f"{glob.escape(self._address)}/{pattern}")
         return map(RemotePath, sorted(found))
 
     @contextlib.contextmanager

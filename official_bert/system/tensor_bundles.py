@@ -154,8 +154,8 @@ def _read_entry(value, prefix, shards):
         dtype=_DTYPES[found[1]],
         shape=tuple(sizes),
         file=f"{prefix}.data-{found.get(3, 0):05}-of-{shards:05}",
-        offset=found.get(4, 0),
-        size=found.get(5, 0),
+        offset=int(found.get(4, 0)),
+        size=int(found.get(5, 0)),
         crc=struct.unpack("<I", found[6])[0] if 6 in found else 0,
     )
 

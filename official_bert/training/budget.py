@@ -6,9 +6,12 @@ resumed takes it from there, however fast the machine is then.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from official_bert.engines.loop_state import first_state
 from official_bert.system.places import AnyPath, place
@@ -101,6 +104,30 @@ def fitted(
     )
 
 
+def seconds_of_a_call(
+    work: Callable[[int], object],
+    from_all_workers: Callable[[Sequence[float]], np.ndarray],
+    seconds: float,
+    calls: int,
+) -> float:
+    """How long a call takes that needs all workers: each makes the same number of calls.
+
+    If each went by its own clock, one would wait for ever in a call that the others leave out.
+
+    Args:
+        work: Takes the number of the call, from 0.
+        from_all_workers: An engine's.
+        seconds: For so long at least, by the clock of every worker.
+        calls: So many at least.
+    """
+    from_all_workers([0.0])  # what it takes to begin is not measured
+    started, done = time.monotonic(), 0
+    while done < calls or from_all_workers([time.monotonic() - started]).min() < seconds:
+        work(done)
+        done += 1
+    return (time.monotonic() - started) / done
+
+
 def _with_updates_of(run, described):
     """The run with the updates of one in `run.json`, as far as the stages pair up."""
     if len(described) != len(run.stages):
@@ -123,13 +150,15 @@ def _costs(run, options, engine, stage):
     state = first_state(run)
     first = time.monotonic()
     state = loop(batches, 0, steps, state)  # traces and compiles, as the run itself will
-    started, done = time.monotonic(), 0
-    seconds = min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE)
-    while done < MIN_UPDATES or time.monotonic() - started < seconds:
-        state = loop(batches, steps + done, steps, state)
-        done += steps
-    an_update = (time.monotonic() - started) / done
-    at_the_end = max(0.0, started - first - steps * an_update)
+    compiled = time.monotonic()
+    a_call = seconds_of_a_call(
+        lambda call: loop(batches, steps * (1 + call), steps, state),
+        engine.from_all_workers,
+        seconds=min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE),
+        calls=math.ceil(MIN_UPDATES / steps),
+    )
+    an_update = a_call / steps
+    at_the_end = max(0.0, compiled - first - a_call)
     if options.eval_files:
         evaluate = evaluation.Evaluator(run.task, model, engine)
         started = time.monotonic()
