@@ -190,8 +190,10 @@ def test_a_skipped_first_update_leaves_the_calibration_to_the_next():
 
 
 def test_a_keras_file_keeps_arguments_and_state(tmp_path):
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(3)])
-    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1, adam_paths=["dense_1"], momentum=0.8)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(3, name="last")]
+    )
+    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.1, adam_paths=["last/"], momentum=0.8)
     model.compile(optimizer=optimizer, loss="mse")
     x, y = np.random.default_rng(0).normal(size=(2, 12, 6)).astype("float32")
     model.fit(x, y[:, :3], verbose=0, shuffle=False)
