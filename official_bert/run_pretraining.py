@@ -45,7 +45,7 @@ def _main(values):
         tpu_environment.prepare(values.tpu, os.environ)
     freed_memory.keep()
     _import_engine(values)  # takes seconds; what can be refused before it is
-    with _lost_workers_named(values.engine):
+    with _leaving_others(values.engine), _lost_workers_named(values.engine):
         from official_bert.training import exits
 
         trainer = _trainer(values)
@@ -201,20 +201,25 @@ def _options(values):
     )
 
 
+def _leaving_others(engine):
+    """With JAX an error does not wait for the other processes."""
+    if engine != "jax":
+        return contextlib.nullcontext()
+    from official_bert.engines.jax_processes import leaving_others_on_errors
+
+    return leaving_others_on_errors(commands.program or "run_pretraining")
+
+
 @contextlib.contextmanager
 def _lost_workers_named(engine):
     """Says which worker is lost, where that is what an error of the engine means."""
-    leaving = contextlib.nullcontext()
     if engine == "jax":
-        from official_bert.engines.jax_processes import leaving_others_on_errors, lost_worker
-
-        leaving = leaving_others_on_errors()
+        from official_bert.engines.jax_processes import lost_worker
     else:
         from official_bert.engines.strategies import lost_worker
 
     try:
-        with leaving:
-            yield
+        yield
     except (ValueError, OSError, commands.Failed):
         raise
     except Exception as error:

@@ -131,6 +131,30 @@ def test_a_run_resumes_exactly(whole, flags, tmp_path, compiled):
     assert log_lines(tmp_path / "model") == whole["log"]
 
 
+def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
+    script = (
+        "import os, sys\n"
+        "from official_bert.engines import jax_processes\n"
+        "hosts, index = sys.argv[1], int(sys.argv[2])\n"
+        "jax_processes.start('multi_worker_mirrored', hosts, index, os.environ, 4)\n"
+        "with jax_processes.leaving_others_on_errors('the command'):\n"
+        "    raise ValueError('a damaged record')\n"
+    )
+    hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, hosts, str(index)],
+            env=jax_training.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert said == ["the command: error: a damaged record\n"] * 2
+    assert [process.returncode for process in processes] == [2, 2]
+
+
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
     whole, flags, tmp_path, compiled
 ):

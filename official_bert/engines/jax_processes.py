@@ -4,20 +4,22 @@ When a process is lost, JAX aborts the others from its C++ code, sooner or later
 has others works as a child of the one that was started, which says what the end means.
 """
 
-import atexit
 import contextlib
 import importlib.util
 import logging
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Iterator, MutableMapping
 
 from official_bert.engines import cluster
-from official_bert.system import quiet_tensorflow
+from official_bert.system import commands, quiet_tensorflow
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
+GRACE_SECONDS = 3  # for the others to say what they fail by themselves
 LOST = (
     "Another worker has ended or cannot be reached, and an update needs all of them. Its own "
     "output gives the reason, unless it was killed. Start all workers again with the same "
@@ -112,19 +114,41 @@ def _continue_in_child(lost_code):
 
 
 @contextlib.contextmanager
-def leaving_others_on_errors() -> Iterator[None]:
-    """Meanwhile an error ends this process without waiting for the others to end, too."""
+def leaving_others_on_errors(command: str) -> Iterator[None]:
+    """Meanwhile an error ends a process that has others, at once, and with its own exit code.
+
+    At the usual end JAX would wait for the others, or abort if they are gone.
+
+    Args:
+        command: Whose error it is, for the message.
+    """
     try:
         yield
+    except BaseException as error:
+        import jax
+
+        if jax.process_count() == 1:
+            raise
+        code = _said(command, error)
+        if jax.process_index() == 0 and isinstance(error, Exception):
+            time.sleep(GRACE_SECONDS)  # without this one JAX aborts the others
+        os._exit(code)
+
+
+def _said(command, error):
+    """Prints an error as every command does; its exit code."""
+
+    def fail():
+        raise error
+
+    try:
+        return commands.exit_code(command, lambda: commands.resumable(fail), [])
     except BaseException:
-        atexit.register(_forget_others)  # after JAX's own, and so called before
-        raise
-
-
-def _forget_others():
-    from jax._src import distributed  # private: at the end JAX would wait for all others
-
-    distributed.global_state.client = None
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _start_on_tpu(jax):
