@@ -19,9 +19,22 @@ import pytest
 
 NAMES = "www.googleapis.com", "storage.googleapis.com"
 
+# What the tests do, done once where it leaves nothing behind: root alone may not be enough.
+_PROBE = (
+    "ip link add a type bridge && ip link add b type veth peer name c && "
+    "mount --bind /etc/hosts /etc/hosts"
+)
+
+
+def _allowed():
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
+        return False
+    command = ["unshare", "--mount", "--net", "sh", "-c", _PROBE]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
 needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")),
-    reason="namespaces need root and the commands `ip` and `unshare`",
+    not _allowed(), reason="namespaces need root, what root may do, and the commands ip and unshare"
 )
 
 
