@@ -21,7 +21,7 @@ NAMES = "www.googleapis.com", "storage.googleapis.com"
 
 # What the tests do, done once where it leaves nothing behind: root alone may not be enough.
 _PROBE = (
-    "ip link add a type bridge && ip link add b type veth peer name c && "
+    "ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2 && "
     "mount --bind /etc/hosts /etc/hosts"
 )
 
