@@ -3,7 +3,8 @@
 `_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
 names, `_hyperparameters.py` checks the arguments.
 
-Private parts of Keras are used in this module and `_layouts.py` alone; `PRIVATE_HOOKS` names them.
+Private parts of Keras are used here, in `_layouts.py` and in `_replicas.py` alone; `PRIVATE_HOOKS`
+names them.
 """
 
 import warnings

@@ -67,11 +67,6 @@ class Engine(Protocol):
     def evaluation_step(self, task: "Task", model: "keras.Model") -> Callable[[Any], Any]:
         """A function that returns the task's sums over the next batch of what `feed` returned."""
 
-    def outputs(
-        self, model: "keras.Model", open_batches: "Callable[[int, int], Batches]"
-    ) -> Iterator:
-        """Yields a model's outputs over batches in order, without dropout, as NumPy arrays."""
-
     def feed(
         self,
         open_batches: "Callable[[int, int], Batches]",

@@ -75,31 +75,6 @@ class JaxMesh:
         """A function that returns the task's sums over the next batch of what `feed` returned."""
         return jax_update.make_evaluation_step(task, model, self._placement)
 
-    def outputs(
-        self, model: keras.Model, open_batches: "Callable[[int, int], Batches]"
-    ) -> Iterator:
-        """Yields a model's outputs over batches in order, without dropout, as NumPy arrays.
-
-        Raises:
-            ValueError: if there are several processes, or the devices cannot share a batch.
-        """
-        if self.shard[1] > 1:
-            raise ValueError(
-                f"Predictions are made by one process, and this is one of {self.shard[1]}; predict "
-                "from the checkpoint in one process."
-            )
-        batches = open_batches(0, 1)
-        rows = next(iter(batches.element_spec.values())).shape[0]
-        if rows % self.num_replicas:
-            raise ValueError(
-                f"The batch size {rows} is not a multiple of the {self.num_replicas} devices."
-            )
-        step = jax_update.make_prediction_step(model, self._placement)
-        steps = range(batches.num_batches)
-        feed = self.feed(open_batches, steps)
-        for _ in steps:
-            yield step(feed)
-
     def feed(
         self,
         open_batches: "Callable[[int, int], Batches]",

@@ -270,21 +270,6 @@ def make_evaluation_step(
     return evaluation_step
 
 
-def make_prediction_step(model: keras.Model, placement: Placement) -> Callable[[Feed], Any]:
-    """A function that returns a model's outputs of the next batch, as NumPy arrays."""
-
-    def on_device(trained, frozen, batch):
-        return model.stateless_call(trained, frozen, batch, training=False)[0]
-
-    step = jax.jit(placement.on_every_device(on_device, (WHOLE, WHOLE, ROWS), ROWS))
-
-    def prediction_step(batches):
-        (batch,) = batches.take(1)
-        return jax.device_get(step(*_values(model, placement), placement.global_batch(batch)))
-
-    return prediction_step
-
-
 def _values(model, placement):
     groups = model.trainable_variables, model.non_trainable_variables
     return [placement.put(group, [placement.whole] * len(group)) for group in groups]
