@@ -56,6 +56,51 @@ def test_values_that_an_older_writer_did_not_pack_are_read():
     assert values.tolist() == [5, 300, 70000]
 
 
+def records_in_step(count, seed):
+    rng = np.random.default_rng(seed)
+    return [
+        example(
+            input_ids=rng.integers(0, 2**21, rng.integers(1, 90)).tolist(),
+            weights=rng.random(5).tolist(),
+            label=[int(rng.integers(0, 2))],
+        )
+        for _ in range(count)
+    ]
+
+
+def test_records_of_one_form_are_read_together_as_each_by_itself():
+    records = records_in_step(50, seed=0)
+    found = example_wire.features_in_step(records)
+    assert found == [example_wire.features(record) for record in records]
+    assert set(found[0]) == {"input_ids", "weights", "label"}
+
+
+def test_records_of_several_forms_are_not_read_together():
+    records = records_in_step(3, seed=0)
+    assert example_wire.features_in_step([]) is None
+    assert example_wire.features_in_step([*records, b""]) is None
+    assert example_wire.features_in_step([*records, example(label=[1])]) is None
+    assert example_wire.features_in_step([*records, records[0] + number(2, 5)]) is None
+    assert example_wire.features_in_step([*records, records[0][:-1]]) is None
+
+
+def test_damaged_records_are_read_together_only_as_each_by_itself():
+    rng = np.random.default_rng(2)
+    together = 0
+    for seed in range(400):
+        records = records_in_step(3, seed)
+        hurt = bytearray(records[1])
+        # In the names and lengths rather than in the values, which may be anything.
+        place = rng.integers(0, 30) if rng.random() < 0.5 else rng.integers(0, len(hurt))
+        hurt[place] = rng.integers(0, 256)
+        records[1] = bytes(hurt)
+        found = example_wire.features_in_step(records)
+        if found is not None:
+            together += 1
+            assert found == [example_wire.features(record) for record in records]
+    assert 20 < together < 380
+
+
 def test_official_records_give_the_same_arrays(small_corpus, monkeypatch):
     files = RecordFiles(small_corpus.train.replace("{max_seq_length}", "32"))
     records = files.read(0, 0, 40)

@@ -19,11 +19,11 @@ import numpy as np
 import study
 
 SETTINGS = {
-    "first": {"updates": 900, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
-    "second": {"updates": 225, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "first": {"updates": 2400, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
+    "second": {"updates": 600, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
     "rate": 8e-3,  # of either phase
     "first_warmup": 100,
-    "second_warmup": 40,
+    "second_warmup": 100,
     "beta_2": 0.98,
     "weight_decay": 0.01,
     "global_clipnorm": 1.0,

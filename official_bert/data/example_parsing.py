@@ -62,7 +62,7 @@ class StaticParser:
 
     def _parse(self, serialized, name):
         columns = {}
-        features = [_features(record, name(number)) for number, record in enumerate(serialized)]
+        features = _all_features(serialized, name)
         for key, kind in STATIC_TYPES.items():
             values, counts = _column(features, self._names[key], kind, name)
             if (counts != self._lengths[key]).any():
@@ -120,6 +120,13 @@ def _features(record: bytes, where: str):
         raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
 
 
+def _all_features(serialized, name: Callable[[int], str]):
+    """The features of each of several serialized Examples."""
+    return example_wire.features_in_step(serialized) or [
+        _features(record, name(number)) for number, record in enumerate(serialized)
+    ]
+
+
 def _column(features, key, kind, name: Callable[[int], str]):
     """One feature of several records; what is wrong names its record."""
     try:
@@ -164,7 +171,7 @@ class DynamicParser:
 
 def _sequences(serialized, name):
     """The records' `Sequences`, and the lengths of all sentences."""
-    features = [_features(record, name(number)) for number, record in enumerate(serialized)]
+    features = _all_features(serialized, name)
     keys = ("input_ids", "sentence_lengths", "document")
     tokens, lengths, documents = (_column(features, key, np.int64, name) for key in keys)
     if (documents.counts != 1).any():

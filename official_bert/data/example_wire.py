@@ -2,7 +2,8 @@
 
     Example { Features { map entry { name, Feature { BytesList | FloatList | Int64List } } … } }
 
-The lists of numbers of all records are decoded together, by NumPy.
+Records that one writer made stand in one form: what they hold is found and decoded by NumPy, of all
+of them together. Any other is read by itself, field by field.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ import numpy as np
 from official_bert.system import wire_format
 
 INTEGERS, FLOATS = 3, 2  # the fields of a Feature that hold them
+Features = dict[str, tuple[int, bytes]]  # of each its kind and packed values
+_LIST = 2  # the wire type of what has a length
+_LONGEST = 4  # bytes of a length that is read together with others
 
 
 class Column(NamedTuple):
@@ -22,7 +26,7 @@ class Column(NamedTuple):
     counts: np.ndarray
 
 
-def features(record: bytes) -> dict[str, tuple[int, bytes]]:
+def features(record: bytes) -> Features:
     """Of each feature of an Example its kind, `INTEGERS` or `FLOATS`, and packed values.
 
     Raises:
@@ -38,7 +42,81 @@ def features(record: bytes) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def column(records: Sequence[dict[str, tuple[int, bytes]]], name: str, kind: int) -> Column:
+def features_in_step(records: Sequence[bytes]) -> list[Features] | None:
+    """The `features` of Examples that name the same ones in the same order, packed.
+
+    Returns:
+        `None` if they are of any other form, or none at all.
+    """
+    if not records:
+        return None
+    found = [{} for _ in records]
+    try:
+        for name, kind, starts, ends in _lists_in_step(records):
+            for here, record, start, end in zip(found, records, starts, ends, strict=True):
+                here[name] = kind, record[start:end]
+    except (_Unlike, UnicodeDecodeError):
+        return None
+    return found
+
+
+class _Unlike(Exception):
+    """The records do not stand in one form."""
+
+
+def _lists_in_step(records):
+    """Yields name, kind, and where the packed values of each record begin and end in it."""
+    sizes = np.array([len(record) for record in records])
+    offsets = np.cumsum(sizes) - sizes
+    # Behind the last byte there may be looked, and what is found there fits nothing.
+    data = np.frombuffer(b"".join(records) + bytes(2 + _LONGEST), np.uint8)
+
+    def same(values):
+        if (values != values[0]).any():
+            raise _Unlike
+        return int(values[0])
+
+    def enter(field, ends):
+        """Into the message that stands here: where it ends."""
+        nonlocal here
+        if same(data[here]) != field << 3 | _LIST:
+            raise _Unlike
+        here = here + 1
+        length, shift, more = np.zeros_like(here), 0, np.ones(len(here), bool)
+        while more.any():
+            if shift == 7 * _LONGEST:
+                raise _Unlike
+            byte = np.where(more, data[here], 0).astype(np.int64)
+            length |= (byte & 0x7F) << shift
+            here, shift, more = here + more, shift + 7, byte > 0x7F
+        if (here + length > ends).any():
+            raise _Unlike
+        return here + length
+
+    here = offsets
+    ends = enter(1, offsets + sizes)
+    if (ends != offsets + sizes).any():
+        raise _Unlike
+    while (here < ends).any():
+        entry = enter(1, ends)
+        end_of_name = enter(1, entry)
+        length = same(end_of_name - here)
+        names = data[here[:, None] + np.arange(length)]
+        if (names != names[0]).any():
+            raise _Unlike
+        here = end_of_name
+        feature = enter(2, entry)
+        kind = same(data[here]) >> 3
+        values = enter(kind, feature)
+        packed = enter(1, values)
+        if (packed != entry).any() or (packed != values).any() or (packed != feature).any():
+            raise _Unlike
+        starts, ends_of_values = (here - offsets).tolist(), (packed - offsets).tolist()
+        yield names[0].tobytes().decode(), kind, starts, ends_of_values
+        here = packed
+
+
+def column(records: Sequence[Features], name: str, kind: int) -> Column:
     """One feature of several Examples, from their `features`.
 
     Args:
