@@ -116,7 +116,8 @@ def _draw(axes, found):
         style = {"color": COLORS[schedule], "ls": STYLES[moments], "label": label}
         axes[0].plot(steps, [starts, *losses], **style)
     axes[0].set(xlabel="updates of the second phase", ylabel="held-out loss, nats (means)")
-    axes[0].legend(fontsize=7)
+    if axes[0].lines:
+        axes[0].legend(fontsize=7)
     for place, ((schedule, _), runs) in enumerate(reversed(found.items())):
         losses = [r["report"] for r in runs if r["report"] is not None]
         axes[1].plot(losses, [place] * len(losses), "o", color=COLORS[schedule], alpha=0.7)

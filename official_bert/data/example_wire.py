@@ -143,27 +143,29 @@ def column(records: Sequence[Features], name: str, kind: int) -> Column:
         if (sizes % 4).any():
             raise ValueError(f"{int(np.argmax(sizes % 4 > 0))}: feature {name!r} is damaged")
         return Column(joined.view("<f4"), sizes // 4)
-    ends = joined < 0x80
-    last = np.minimum(ends_of_records[sizes > 0], len(joined)) - 1
-    if not ends[last].all():
-        number = np.flatnonzero(sizes > 0)[np.argmin(ends[last])]
+    ends = np.flatnonzero(joined < 0x80)  # the last byte of each integer
+    filled = ends_of_records[sizes > 0]
+    whole = joined[filled - 1] < 0x80
+    if not whole.all():
+        number = np.flatnonzero(sizes > 0)[np.argmin(whole)]
         raise ValueError(f"{int(number)}: feature {name!r} is damaged")
-    numbers = np.concatenate([[0], np.cumsum(ends)])
-    counts = np.diff(numbers[np.concatenate([[0], ends_of_records])])
+    counts = np.diff(np.searchsorted(ends, ends_of_records), prepend=0)
     return Column(_varints(joined, ends), counts)
 
 
 def _varints(joined, ends):
-    """The integers in bytes, of which those that `ends` names are the last of one."""
-    if ends.all():
-        return joined.astype(np.int64)
-    last = np.flatnonzero(ends)
-    first = np.concatenate([[0], last[:-1] + 1])
-    places = np.arange(len(joined)) - np.repeat(first, last - first + 1)
-    if places.max() > 9:
+    """The integers in bytes, of which those at `ends` are the last of one."""
+    values = joined[ends].astype(np.int64)
+    if len(ends) == len(joined):
+        return values
+    more = np.diff(ends, prepend=-1) - 1  # bytes before the last
+    if more.max() > 9:
         raise ValueError("0: or one of those after it: an integer is longer than 64 bits")
-    parts = (joined & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.add.reduceat(parts, first).astype(np.int64)
+    for before in range(1, more.max() + 1):
+        longer = np.flatnonzero(more >= before)
+        lower = joined[ends[longer] - before] & 0x7F
+        values[longer] = values[longer] << 7 | lower
+    return values
 
 
 def _values(feature):
