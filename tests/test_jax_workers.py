@@ -60,7 +60,8 @@ def flags(small_corpus, tmp_path):
 
 
 def start(processes, devices, flags, folder, compiled):
-    """Starts processes with so many devices each; they learn of each other from the flags."""
+    """Starts processes with so many devices each, or as many as a tuple says; flags name them."""
+    counts = devices if isinstance(devices, tuple) else (devices,) * processes
     ports = worker_processes.free_ports(processes)
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     cache = {
@@ -76,7 +77,7 @@ def start(processes, devices, flags, folder, compiled):
                 [sys.executable, "-m", worker_processes.COMMAND, *flags, *place],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=jax_training.environment(devices) | cache,
+                env=jax_training.environment(counts[index]) | cache,
             )
         workers.append(Worker(process, output))
     return workers
@@ -153,6 +154,50 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
     said = [process.communicate(timeout=300)[1] for process in processes]
     assert said == ["the command: error: a damaged record\n"] * 2
     assert [process.returncode for process in processes] == [2, 2]
+
+
+def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(
+    flags, tmp_path, compiled
+):
+    workers = start(2, (2, 3), flags(tmp_path / "model"), tmp_path, compiled)
+    assert finish(workers, timeout=300) == [2, 2]
+    for worker in workers:
+        (line,) = [line for line in worker.said().splitlines() if "error" in line]
+        assert line == (
+            "run_pretraining: error: Every process needs the same number of devices, but they have "
+            "(cpu) process 0: 2; process 1: 3. Start all with equal numbers: CUDA_VISIBLE_DEVICES "
+            "names the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
+            "divides a CPU."
+        )
+    assert not (tmp_path / "model").exists()
+
+
+def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
+    """Processes that know of each other by other means than the command's, as on a TPU slice."""
+    script = (
+        "import os, sys, jax\n"
+        "from official_bert.engines import jax_processes\n"
+        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))\n"
+        "try:\n"
+        "    jax_processes.start(None, None, -1, os.environ, 4)\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
+    host = f"127.0.0.1:{worker_processes.free_ports(1)[0]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, host, str(index)],
+            env=jax_training.environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert said == [
+        "This host is one of 2 of a Cloud TPU slice, which train together: start the command on "
+        "every host of it, with --distribution_strategy=tpu.\n"
+    ] * 2
 
 
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(

@@ -52,6 +52,15 @@ def test_the_client_of_a_slice_does_not_look_for_chips_of_its_own():
     assert environment == {"TPU_LOAD_LIBRARY": "0"}
 
 
+def test_only_a_host_without_chips_does_not_ask_for_its_slice(chips, tmp_path):
+    """With chips it may be one of several hosts, and would train as if it were alone."""
+    on_tpu, elsewhere = {}, {}
+    tpu_environment.look_for_no_slice_without_chips(on_tpu, chips)
+    tpu_environment.look_for_no_slice_without_chips(elsewhere, (f"{tmp_path}/vfio/[0-9]*",))
+    assert on_tpu == {}
+    assert elsewhere == {"TPU_SKIP_MDS_QUERY": "1"}
+
+
 def test_a_host_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path):
     script = (
         "import sys\n"

@@ -4,6 +4,7 @@ When a process is lost, JAX aborts the others from its C++ code, sooner or later
 has others works as a child of the one that was started, which says what the end means.
 """
 
+import collections
 import contextlib
 import importlib.util
 import logging
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Iterator, MutableMapping
 
 from official_bert.engines import cluster
-from official_bert.system import commands, quiet_tensorflow
+from official_bert.system import commands, quiet_tensorflow, tpu_environment
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
@@ -46,8 +47,8 @@ def start(
         lost_code: Exit code of a process that has lost another.
 
     Raises:
-        ValueError: if flags and environment contradict each other, or JAX or its devices are not
-            there.
+        ValueError: if flags and environment contradict each other, JAX or its devices are not
+            there, or the processes have different numbers of devices.
     """
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
@@ -57,8 +58,7 @@ def start(
     found = _cluster(strategy, worker_hosts, task_index, environment)
     if found or strategy == "tpu":
         _continue_in_child(lost_code)
-    if strategy != "tpu":
-        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would look for one for long
+    tpu_environment.look_for_no_slice_without_chips(environment)
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
@@ -71,6 +71,12 @@ def start(
 
 def _find_devices(jax, is_alone):
     try:
+    if jax.process_count() > 1 and not (found or strategy == "tpu"):
+        raise ValueError(
+            f"This host is one of {jax.process_count()} of a Cloud TPU slice, which train together: "
+            "start the command on every host of it, with --distribution_strategy=tpu."
+        )
+    _require_equal_numbers(jax)
         with quiet_tensorflow.silence():  # libtpu, where it is, tells that it finds no TPU
             jax.devices()
     except (RuntimeError, AssertionError) as error:  # of JAX_PLATFORMS=cuda without its plug-in
@@ -89,6 +95,28 @@ def _cluster(strategy, worker_hosts, task_index, environment):
     if strategy == "tpu":
         return None
     configured = cluster.configured(environment)
+def _require_equal_numbers(jax):
+    """Each process reads an equal part of every batch, for its own devices."""
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    processes = collections.defaultdict(list)
+    for process in range(jax.process_count()):
+        processes[counts[process]].append(process)
+    if len(processes) > 1:
+        each = "; ".join(f"{_named(some)}: {count}" for count, some in processes.items())
+        raise ValueError(
+            f"Every process needs the same number of devices, but they have ({jax.default_backend()}"
+            f") {each}. Start all with equal numbers: CUDA_VISIBLE_DEVICES names the GPUs of a "
+            "process, XLA_FLAGS=--xla_force_host_platform_device_count=N divides a CPU."
+        )
+
+
+def _named(processes):
+    """`processes 0, 1, 2`, at most five of them."""
+    more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""
+    several = "es" if len(processes) > 1 else ""
+    return f"process{several} {', '.join(map(str, processes[:5]))}{more}"
+
+
     several = configured is not None and len(configured.hosts) > 1
     if strategy or worker_hosts or task_index != -1 or several:
         return cluster.find(worker_hosts, task_index, environment)

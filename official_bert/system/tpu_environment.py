@@ -1,4 +1,4 @@
-"""What TensorFlow reads from the environment while it is imported, to train on a Cloud TPU."""
+"""What TensorFlow and JAX read from the environment before they look for a Cloud TPU."""
 
 import glob
 from collections.abc import MutableMapping
@@ -29,8 +29,28 @@ def prepare(
         environment.setdefault(name, value)
 
 
+def look_for_no_slice_without_chips(
+    environment: MutableMapping[str, str], chips: tuple[str, ...] = _CHIPS
+) -> None:
+    """Keeps libtpu, where it is installed on a host without TPU, from asking for a slice.
+
+    It asks Google's metadata server, which takes long to be missing. A host with chips must ask: it
+    may be one of several, and would take itself for the only one.
+
+    Args:
+        environment: `os.environ`, before JAX is imported; what is set there already stays.
+        chips: Globs of the devices that a TPU VM has.
+    """
+    if not _has(chips):
+        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def _has(chips):
+    return any(map(glob.glob, chips))
+
+
 def _of_this_host(chips):
-    if not any(map(glob.glob, chips)):
+    if not _has(chips):
         raise ValueError(
             f"No TPU could be reached as --tpu={LOCAL!r}: this host has none (looked for "
             f"{' and '.join(chips)}). Give the name of a TPU; without a TPU, rehearse_tpu "
