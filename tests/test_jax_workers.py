@@ -15,6 +15,7 @@ import worker_processes
 from small_runs import final_tensors, log_lines
 from worker_processes import Worker, finish, wait_for
 
+from official_bert.engines import jax_processes
 from official_bert.training import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -198,6 +199,44 @@ def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
         "This host is one of 2 of a Cloud TPU slice, which train together: start the command on "
         "every host of it, with --distribution_strategy=tpu.\n"
     ] * 2
+
+
+ENDING = """
+import os, signal, sys, time
+from official_bert.engines import jax_processes
+hosts, index, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+jax_processes.start("multi_worker_mirrored", hosts, index, os.environ, 4)
+if index == 1:
+    sys.stderr.write("step 7\\n    @ 0x7f31  a frame\\nfree(): invalid pointer\\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), number)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
+def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lost(name):
+    number = signal.Signals[name]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ENDING, hosts, str(index), str(int(number))],
+            env=jax_training.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [4, 128 + number]
+    assert said[0].splitlines()[-1] == f"run_pretraining: error: {jax_processes.LOST}"
+    assert said[1].splitlines() == [
+        "step 7",
+        "    @ 0x7f31  a frame",
+        "free(): invalid pointer",
+        f"run_pretraining: error: The process was ended by {name}; it last said: step 7 | free(): "
+        "invalid pointer",
+    ]
 
 
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, MutableMapping
@@ -21,6 +22,9 @@ from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
 GRACE_SECONDS = 3  # for the others to say what they fail by themselves
+_LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of what a process says, kept for when it is ended
+# What JAX writes when it aborts a process because of another one.
+_SIGNS_OF_ABORTS = ("JAX distributed service detected fatal errors", "missing heartbeats")
 LOST = (
     "Another worker has ended or cannot be reached, and an update needs all of them. Its own "
     "output gives the reason, unless it was killed. Start all workers again with the same "
@@ -67,17 +71,18 @@ def start(
     elif found:
         _join(jax, found)
     _find_devices(jax, is_alone=not found)
-
-
-def _find_devices(jax, is_alone):
-    try:
     if jax.process_count() > 1 and not (found or strategy == "tpu"):
         raise ValueError(
             f"This host is one of {jax.process_count()} of a Cloud TPU slice, which train together: "
             "start the command on every host of it, with --distribution_strategy=tpu."
         )
     _require_equal_numbers(jax)
-        with quiet_tensorflow.silence():  # libtpu, where it is, tells that it finds no TPU
+
+
+def _find_devices(jax, is_alone):
+    try:
+        # libtpu, where it is, tells that it finds no TPU; so does JAX if another process is lost.
+        with quiet_tensorflow.silence() if is_alone else contextlib.nullcontext():
             jax.devices()
     except (RuntimeError, AssertionError) as error:  # of JAX_PLATFORMS=cuda without its plug-in
         if not is_alone:  # it may be another process that is missing
@@ -90,11 +95,6 @@ def _find_devices(jax, is_alone):
         ) from error
 
 
-def _cluster(strategy, worker_hosts, task_index, environment):
-    """The cluster that this process is part of, or `None` if it is alone or JAX finds it."""
-    if strategy == "tpu":
-        return None
-    configured = cluster.configured(environment)
 def _require_equal_numbers(jax):
     """Each process reads an equal part of every batch, for its own devices."""
     counts = collections.Counter(device.process_index for device in jax.devices())
@@ -117,6 +117,11 @@ def _named(processes):
     return f"process{several} {', '.join(map(str, processes[:5]))}{more}"
 
 
+def _cluster(strategy, worker_hosts, task_index, environment):
+    """The cluster that this process is part of, or `None` if it is alone or JAX finds it."""
+    if strategy == "tpu":
+        return None
+    configured = cluster.configured(environment)
     several = configured is not None and len(configured.hosts) > 1
     if strategy or worker_hosts or task_index != -1 or several:
         return cluster.find(worker_hosts, task_index, environment)
@@ -124,21 +129,50 @@ def _named(processes):
 
 
 def _continue_in_child(lost_code):
-    """Returns in a child of this process, which itself waits for it and ends as it does."""
+    """Returns in a child of this process, which itself waits for it, says how it ended, and ends.
+
+    What the child writes to stderr comes through here, for its last words.
+    """
     sys.stdout.flush()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)  # a Ctrl-C comes from the parent, and once
         end_with_parent(signal.SIGKILL)
+        os.dup2(writing, 2)
+        os.close(reading)
+        os.close(writing)
         return
+    os.close(writing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: os.kill(child, number))
+    said = bytearray()
+    passing_on = threading.Thread(target=_pass_on, args=(reading, said), daemon=True)
+    passing_on.start()
     _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGABRT:
-        print(f"run_pretraining: error: {LOST}", file=sys.stderr, flush=True)
-        code = lost_code
-    os._exit(128 - code if code < 0 else code)
+    passing_on.join(GRACE_SECONDS)  # a process that the child has left behind may keep it open
+    os._exit(_ended(os.waitstatus_to_exitcode(status), said.decode(errors="replace"), lost_code))
+
+
+def _pass_on(reading, said):
+    """Writes to stderr what comes, and keeps the end of it in `said`."""
+    while data := os.read(reading, 1 << 16):
+        os.write(2, data)
+        said += data
+        del said[:-_LAST_BYTES]
+
+
+def _ended(code, said, lost_code):
+    """Says how a child ended, unless it has done so itself; the exit code."""
+    if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
+        return code if code >= 0 else 128 - code
+    command = commands.program or "run_pretraining"
+    if code == -signal.SIGABRT and any(sign in said for sign in _SIGNS_OF_ABORTS):
+        return commands.report(command, LOST, lost_code)
+    lines = [line for line in said.splitlines() if line[:1].strip() and line[0] not in "@*"]
+    last = f"; it last said: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
+    reason = f"The process was ended by {signal.Signals(-code).name}{last}"
+    return commands.report(command, reason, 128 - code)
 
 
 @contextlib.contextmanager
