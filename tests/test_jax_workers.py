@@ -157,9 +157,7 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
     assert [process.returncode for process in processes] == [2, 2]
 
 
-def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(
-    flags, tmp_path, compiled
-):
+def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(flags, tmp_path, compiled):
     workers = start(2, (2, 3), flags(tmp_path / "model"), tmp_path, compiled)
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
@@ -195,10 +193,11 @@ def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
         for index in range(2)
     ]
     said = [process.communicate(timeout=300)[0] for process in processes]
-    assert said == [
+    line = (
         "This host is one of 2 of a Cloud TPU slice, which train together: start the command on "
         "every host of it, with --distribution_strategy=tpu.\n"
-    ] * 2
+    )
+    assert said == [line, line]
 
 
 ENDING = """

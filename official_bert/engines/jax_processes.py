@@ -73,8 +73,8 @@ def start(
     _find_devices(jax, is_alone=not found)
     if jax.process_count() > 1 and not (found or strategy == "tpu"):
         raise ValueError(
-            f"This host is one of {jax.process_count()} of a Cloud TPU slice, which train together: "
-            "start the command on every host of it, with --distribution_strategy=tpu."
+            f"This host is one of {jax.process_count()} of a Cloud TPU slice, which train "
+            "together: start the command on every host of it, with --distribution_strategy=tpu."
         )
     _require_equal_numbers(jax)
 
@@ -104,9 +104,10 @@ def _require_equal_numbers(jax):
     if len(processes) > 1:
         each = "; ".join(f"{_named(some)}: {count}" for count, some in processes.items())
         raise ValueError(
-            f"Every process needs the same number of devices, but they have ({jax.default_backend()}"
-            f") {each}. Start all with equal numbers: CUDA_VISIBLE_DEVICES names the GPUs of a "
-            "process, XLA_FLAGS=--xla_force_host_platform_device_count=N divides a CPU."
+            "Every process needs the same number of devices, but they have "
+            f"({jax.default_backend()}) {each}. Start all with equal numbers: CUDA_VISIBLE_DEVICES "
+            "names the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
+            "divides a CPU."
         )
 
 
