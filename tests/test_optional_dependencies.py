@@ -75,3 +75,16 @@ def test_an_import_without_the_extra_raises_the_same_line(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: official_bert needs ")
     assert 'pip install "lamb_tf[bert,cpu]"' in last
+
+
+def test_jax_in_a_bucket_says_that_it_needs_tensorflow_and_not_that_jax_does_without(tmp_path):
+    config = tmp_path / "bert_config.json"
+    config.write_text('{"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}')
+    flags = ["--engine=jax", "--model_dir=gs://b/m", f"--bert_config_file={config}"]
+    command = ["-m", "official_bert.run_pretraining", *flags, "--input_files=records"]
+    done = python(*command, without=["tensorflow"], folder=tmp_path)
+    assert done.stderr.splitlines()[-1] == (
+        "run_pretraining: error: gs://b/m/run.json is an address, which TensorFlow's file systems "
+        'reach, for JAX too: `pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
+    )
+    assert done.returncode == 2

@@ -8,6 +8,7 @@ through TensorFlow's file systems.
 import contextlib
 import functools
 import glob
+import importlib.util
 import os
 import pathlib
 import re
@@ -138,7 +139,13 @@ def remote_files(address: str) -> Iterator[Any]:
     """
     quiet_tensorflow.import_tensorflow()
     import tensorflow as tf
+        ValueError: if TensorFlow is not installed.
 
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ValueError(
+            f"{address} is an address, which TensorFlow's file systems reach, for JAX too: "
+            '`pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
+        )
     try:
         yield tf.io.gfile
     except tf.errors.NotFoundError:

@@ -18,20 +18,27 @@ _BYTES_OF_A_REQUEST = 1 << 22
 def import_tensorflow() -> None:
     """Imports TensorFlow in silence.
 
-    Call it before any other import of TensorFlow.
+    Call it before any other import of TensorFlow. Beside JAX it serves files alone, and leaves GPUs
+    and TPUs to JAX: it would take the whole memory of each.
 
     Raises:
         ValueError: if it is not installed.
     """
-    if "tensorflow" in sys.modules:
-        return
+    beside_jax = os.environ.get("KERAS_BACKEND") == "jax"
+    if "tensorflow" not in sys.modules:
+        _import(beside_jax)
+    if beside_jax:
+        sys.modules["tensorflow"].config.set_visible_devices([], "GPU")
+
+
+def _import(beside_jax):
     if importlib.util.find_spec("tensorflow") is None:
-        raise ValueError(
-            'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`. (run_pretraining does '
-            "without it, on JAX: --engine=jax.)"
-        )
+        without = "" if beside_jax else " (run_pretraining does without it, on JAX: --engine=jax.)"
+        raise ValueError(f'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`.{without}')
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
+    if beside_jax:
+        os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # of TensorFlow for TPUs
     with silence():
         import tensorflow as tf
 
