@@ -25,7 +25,8 @@ def run(module, flags, folder, store=None):
     command = [sys.executable, "-m", f"official_bert.{module}"]
     command += [f"--{name}={value}" for name, value in flags.items()]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths} | (store.environment if store else {})
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
+    environment |= store.environment if store else {}
     folder.mkdir()
     ended = subprocess.run(
         store.inside(*command) if store else command,
@@ -78,6 +79,30 @@ def test_a_run_in_a_bucket_is_the_run_on_this_machine(small_corpus, store, tmp_p
     spans = [span for _, method, _, span in store.requests() if method == "GET" and span]
     for first, last in (map(int, span.removeprefix("bytes=").split("-")) for span in spans):
         assert last - first < 1 << 22  # not the 64 MB that TensorFlow would fetch
+
+
+def test_jax_trains_in_a_bucket_too(small_corpus, store, tmp_path):
+    """Also from a checkpoint there, and by addresses with more slashes than are needed."""
+    config = small_corpus.folder / "config.json"
+    config.write_text(small_corpus.config.to_json())
+    store.upload(config)
+    here = flags_of_run(small_corpus, small_corpus.folder, tmp_path / "model")
+    there = flags_of_run(small_corpus, "gs://b", "gs://b//jax/model//")
+    for flags, where in ((here, None), (there, store)):
+        flags = {name: value for name, value in flags.items() if name != "enable_xla"}
+        folder = tmp_path / ("there" if where else "here")
+        run("run_pretraining", flags | {"engine": "jax"}, folder, where)
+        start = f"{flags['model_dir']}/pretrained/bert_model.ckpt-1"
+        again = {"model_dir": f"{flags['model_dir']}2", "init_checkpoint": start}
+        folder = folder.with_name(f"{folder.name}2")
+        run("run_pretraining", flags | {"engine": "jax"} | again, folder, where)
+    store.download("gs://b/jax", tmp_path / "fetched")
+    for name in ("model", "model2"):
+        fetched = tmp_path / "fetched" / name.replace("model2", "model/2")
+        expected, found = final_tensors(tmp_path / name), final_tensors(fetched)
+        assert expected.keys() == found.keys()
+        for key, values in expected.items():
+            np.testing.assert_array_equal(found[key], values, err_msg=key)
 
 
 def names(folder):

@@ -4,16 +4,18 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from official_bert import run_pretraining
 from official_bert.data.record_files import RecordFiles
 from official_bert.data.records import frame
 from official_bert.data.tokenization import read_vocabulary
 from official_bert.model.config import BertConfig
-from official_bert.system import file_locks, local_paths
+from official_bert.system import local_paths
 from official_bert.system.places import RemotePath, place
 from official_bert.system.whole_files import write_text
 from official_bert.training import checkpoints
@@ -32,6 +34,8 @@ def folder(tmp_path):
 def test_a_path_of_this_machine_stays_one_and_an_address_is_none(tmp_path):
     assert place(tmp_path) == place(str(tmp_path)) == tmp_path
     assert place("gs://b/m/") == place(RemotePath("gs://b/m")) == RemotePath("gs://b/m")
+    assert str(place("gs://b//m///a//")) == "gs://b/m/a"
+    assert str(place("file:///tmp//m/")) == "file:///tmp/m"
     with pytest.raises(TypeError):
         os.makedirs(RemotePath("gs://b/m"))  # which would be a folder named gs:
 
@@ -67,11 +71,6 @@ def test_a_store_that_is_not_known_is_named():
         place("s3://b/m").exists()
 
 
-def test_no_lock_is_looked_for(folder):
-    with file_locks.hold(folder / ".lock"), file_locks.hold(folder / ".lock"):
-        pass
-
-
 @pytest.mark.parametrize("wrong", ["gs:/b/m", "gs:/b", "file:/tmp/m"])
 def test_half_an_address_is_refused(wrong):
     local_paths.require_paths(model_dir="gs://b/m", bert_config_file="a/gs:/b", other=None)
@@ -98,6 +97,25 @@ def test_a_run_does_not_write_over_what_it_starts_from():
     local_paths.require_apart(outputs, {"init_checkpoint": ["gs://b/m/ctl_step_8.ckpt-2.index"]})
     with pytest.raises(ValueError, match="model_dir: 'gs://b/m/pretrained' would be overwritten"):
         local_paths.require_apart(outputs, {"init_checkpoint": ["gs://b/m/pretrained/a.index"]})
+
+
+@pytest.mark.parametrize("slashes", ["", "/", "//"])
+def test_an_address_with_more_slashes_is_the_same_folder(slashes):
+    values = SimpleNamespace(
+        model_dir=f"gs://b{slashes}/m/{slashes}",
+        bert_config_file="bert_config.json",
+        init_checkpoint=f"gs://b/m{slashes}/pretrained/{slashes}bert_model.ckpt-1",
+        engine="tensorflow",
+    )
+    with pytest.raises(ValueError, match="model_dir: 'gs:.*/pretrained' would be overwritten"):
+        run_pretraining._check_paths(values)
+
+
+def test_records_are_found_under_an_address_with_more_slashes(folder):
+    folder.mkdir()
+    write_bytes(folder / "a.tfrecord", frame(b"abc"))
+    files = RecordFiles(f"{folder}//*.tfrecord")
+    assert files.paths == [f"{folder}/a.tfrecord"]
 
 
 def test_configuration_and_vocabulary_are_read(folder):

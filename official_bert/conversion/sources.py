@@ -23,7 +23,7 @@ from official_bert.conversion import (
 from official_bert.conversion.tensors import Tensor
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
-from official_bert.system import local_paths
+from official_bert.system import local_paths, places
 
 # Released folders hold both files. "gelu" means a different function in each, so each format uses
 # its own.
@@ -138,7 +138,7 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
         OSError: a file cannot be read.
     """
     if local_paths.is_address(path):
-        return _open("bundle", path, config)
+        return _open("bundle", str(places.place(path)), config)
     kind, file = finding.find(pathlib.Path(path))
     beside = [file.parent / name for name in CONFIG_NAMES[kind] if (file.parent / name).is_file()]
     if beside:

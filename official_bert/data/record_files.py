@@ -379,7 +379,7 @@ def _glob(pattern: str) -> list[str]:
     if not is_remote(pattern):
         return glob.glob(pattern)
     with remote_files(pattern) as gfile:
-        return gfile.glob(pattern)
+        return gfile.glob(str(place(pattern)))
 
 
 def _open(path: str):

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from official_bert.system.places import is_remote
+from official_bert.system.places import is_remote, place
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
 _SCHEME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,}")
@@ -94,7 +94,7 @@ def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable
 def _require_apart_in_stores(flag, outputs, read):
     for path in map(os.fspath, outputs):
         for other, name in read:
-            if f"{os.fspath(name)}/".startswith(f"{path}/"):
+            if f"{place(name)}/".startswith(f"{place(path)}/"):
                 raise ValueError(
                     f"{flag}: {path!r} would be overwritten, and {other} names "
                     f"{os.fspath(name)!r} in it; give another path."

@@ -28,16 +28,19 @@ class RemotePath:
     folder named `gs:`. Nothing is renamed there: a file appears whole when it is closed.
 
     Args:
-        address: For example `gs://bucket/folder/file`.
+        address: For example `gs://bucket/folder/file`. As in a path, slashes that are repeated or
+            at the end mean nothing, so each file has one name.
 
     Example:
 
-    >>> RemotePath("gs://bucket/model") / "best" / "best.json"
+    >>> RemotePath("gs://bucket//model/") / "best" / "best.json"
     RemotePath('gs://bucket/model/best/best.json')
     """
 
     def __init__(self, address: str):
-        self._address = address.rstrip("/")
+        scheme = _SCHEME.match(address)
+        start = scheme.end() if scheme else 0
+        self._address = address[:start] + re.sub("/+", "/", address[start:]).rstrip("/")
 
     def __str__(self) -> str:
         return self._address
@@ -136,16 +139,16 @@ def remote_files(address: str) -> Iterator[Any]:
     Raises:
         FileNotFoundError: if there is no such file.
         OSError: if it cannot be read or written for another reason.
-    """
-    quiet_tensorflow.import_tensorflow()
-    import tensorflow as tf
         ValueError: if TensorFlow is not installed.
-
+    """
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(
             f"{address} is an address, which TensorFlow's file systems reach, for JAX too: "
             '`pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
         )
+    quiet_tensorflow.import_tensorflow()
+    import tensorflow as tf
+
     try:
         yield tf.io.gfile
     except tf.errors.NotFoundError:
