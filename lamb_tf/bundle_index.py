@@ -13,7 +13,7 @@ a list of (length shared with the last key, length of the rest, length of the va
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -45,7 +45,7 @@ def open_bundle(prefix: str | os.PathLike) -> Any:
     with tf.io.gfile.GFile(f"{prefix}.index", "rb") as file:
         index = file.read()
     try:
-        _check(prefix, dict(_table(index)))
+        _check(prefix, dict(table(index)))
     except (IndexError, struct.error) as error:
         raise ValueError(f"{prefix}.index ends within an entry ({error})") from None
     return tf.train.load_checkpoint(prefix)
@@ -54,15 +54,28 @@ def open_bundle(prefix: str | os.PathLike) -> Any:
 # The table
 
 
-def _table(index: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of all entries, in the order of the file."""
+def table(
+    index: bytes, checksum: Callable[[bytes], int] | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) of all entries, in the order of the file.
+
+    Args:
+        index: The bytes of `PREFIX.index`.
+        checksum: Masked crc32c of some bytes; without it the checksums are left to TensorFlow.
+
+    Raises:
+        ValueError: the index is no table, damaged or compressed.
+        IndexError, struct.error: it ends within an entry.
+    """
     if index[-len(_MAGIC) :] != _MAGIC or len(index) < _FOOTER:
         raise ValueError("its index is not a table of TensorFlow, or is cut")
     footer = index[-_FOOTER:]
-    _, at = _handle(footer, 0)
+    of_names, at = _handle(footer, 0)
+    if checksum:  # which is all that could be wrong with what nobody reads
+        list(_block(index, of_names, checksum))
     last, held = None, 0
-    for _, handle in _block(index, *_handle(footer, at)[0]):
-        for key, value in _block(index, *_handle(handle, 0)[0]):
+    for _, handle in _block(index, _handle(footer, at)[0], checksum):
+        for key, value in _block(index, _handle(handle, 0)[0], checksum):
             held += len(key)
             if (last is not None and key <= last) or held > _MOST_KEYS:
                 raise ValueError("the names in its index are not in order, or too long")
@@ -89,13 +102,17 @@ def _varint(data, at):
     raise ValueError("a number of its index has over 10 bytes")
 
 
-def _block(index, offset, size):
+def _block(index, place, checksum):
     """(key, value) of the entries of one block."""
+    offset, size = place
     end = offset + size
     if size < 4 or end + _TRAILER > len(index) - _FOOTER:
         raise ValueError(f"a block of its index claims {size:,} bytes at {offset:,}")
     if index[end] != 0:
         raise ValueError(f"its index is compressed (kind {index[end]}), which is not supported")
+    said = int.from_bytes(index[end + 1 : end + _TRAILER], "little")
+    if checksum and checksum(index[offset : end + 1]) != said:
+        raise ValueError("its index does not match its checksum")
     entries, starts = _entries_and_starts(index[offset:end])
     at, key = 0, b""
     begins = {0}

@@ -121,7 +121,7 @@ def _forged_table(content, rng):
     """An index with right checksums, of which some entries are changed: their bytes or fields."""
     from lamb_tf import bundle_index
 
-    entries = dict(bundle_index._table(content))
+    entries = dict(bundle_index.table(content))
     for key in rng.sample([*entries], rng.randrange(1, 4)):
         value = entries.pop(key)
         turn = rng.random()

@@ -14,16 +14,17 @@ them, LevelDB's documentation the tables):
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from lamb_tf import bundle_index
 from official_bert.system import wire_format
 from official_bert.system.checksums import masked_crc
 from official_bert.system.places import AnyPath, is_remote, place
-from official_bert.system.wire_format import delimited, number, read_varint, varint
+from official_bert.system.wire_format import delimited, number, varint
 
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES, _TRAILER_BYTES = 48, 5
@@ -94,7 +95,7 @@ def entries(prefix: AnyPath) -> dict[str, Entry]:
     """
     table = place(f"{prefix}.index").read_bytes()
     try:
-        (_, header), *found = _read_table(table)
+        (_, header), *found = bundle_index.table(table, masked_crc)
         shards = int(dict(wire_format.fields(header)).get(1, 1))
         return {key.decode(): _read_entry(value, prefix, shards) for key, value in found}
     except (IndexError, struct.error, TypeError, UnicodeDecodeError) as error:
@@ -183,38 +184,3 @@ def _block(entries):
 
 def _trailer(block):
     return _UNCOMPRESSED + struct.pack("<I", masked_crc(block, _UNCOMPRESSED))
-
-
-def _read_table(table):
-    if len(table) < _FOOTER_BYTES or table[-len(_MAGIC) :] != _MAGIC:
-        raise ValueError("its index is no table, or cut off")
-    footer = table[-_FOOTER_BYTES:]
-    _, after = _read_block(table, footer)  # of which TensorFlow makes no use
-    blocks, _ = _read_block(table, footer[after:])
-    return [entry for _, handle in blocks for entry in _read_block(table, handle)[0]]
-
-
-def _read_block(table, handle):
-    """The entries of a block, and the length of its handle."""
-    start, position = read_varint(handle, 0)
-    size, position = read_varint(handle, position)
-    block, trailer = table[start : start + size], table[start + size :][:_TRAILER_BYTES]
-    if trailer[:1] != _UNCOMPRESSED or len(block) != size:
-        raise ValueError("a part of its index is missing, or compressed")
-    if struct.unpack("<I", trailer[1:])[0] != masked_crc(block, _UNCOMPRESSED):
-        raise ValueError("its index does not match its checksum")
-    return list(_entries_of(block)), position
-
-
-def _entries_of(block) -> Iterator[tuple[bytes, bytes]]:
-    (restarts,) = struct.unpack("<I", block[-4:])
-    end = len(block) - 4 * (restarts + 1)
-    key, position = b"", 0
-    while position < end:
-        shared, position = read_varint(block, position)
-        unshared, position = read_varint(block, position)
-        length, position = read_varint(block, position)
-        key = key[:shared] + block[position : position + unshared]
-        position += unshared
-        yield key, block[position : position + length]
-        position += length
