@@ -3,6 +3,8 @@
 import os
 import pathlib
 import platform
+import shutil
+import subprocess
 from importlib import metadata
 
 _CPUS = pathlib.Path("/proc/cpuinfo")
@@ -24,6 +26,18 @@ def named_cores(count=None):
     """The number of cores in words; by default of those that this process may use."""
     count = count or cores()
     return "1 core" if count == 1 else f"{count} cores"
+
+
+def gpus():
+    """Name, memory and driver of each NVIDIA GPU, as `nvidia-smi` says them."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    if not shutil.which(query[0]):
+        return []
+    lines = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
+    return [
+        f"{name} ({memory}, driver {driver})"
+        for name, memory, driver in (line.split(", ") for line in lines if line.count(", ") == 2)
+    ]
 
 
 def versions(*packages):

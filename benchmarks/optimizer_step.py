@@ -38,7 +38,11 @@ BYTES_PER_PARAMETER = 40  # two passes: 24 to move m and v, 16 to form u again a
 
 def bert_shapes(model):
     """The shapes of BERT's trainable tensors: 206 in Base, 398 in Large, heads included."""
-    layers, hidden = {"base": (12, 768), "large": (24, 1024)}[model]
+    return tensor_shapes(*{"base": (12, 768), "large": (24, 1024)}[model])
+
+
+def tensor_shapes(layers, hidden):
+    """The shapes of the trainable tensors of a BERT with so many layers of that width."""
     vector, square = (hidden,), (hidden, hidden)
     norm = [vector, vector]
     layer = [square, vector] * 4 + norm + [(hidden, 4 * hidden), (4 * hidden,)]

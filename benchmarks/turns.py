@@ -10,6 +10,12 @@ import time
 
 import machine
 
+TENSORFLOW_ON_CPU = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "KERAS_BACKEND": "tensorflow",
+}
+
 
 class Worker:
     """A process of a script that does as it is told on a pipe, and sleeps in between.
@@ -17,19 +23,15 @@ class Worker:
     Args:
         script: The script; `--worker` and `arguments` make it call `take`.
         arguments: What the process is to measure.
+        environment: Variables that the process gets beside those of this one.
     """
 
-    def __init__(self, script, *arguments):
-        environment = {
-            **os.environ,
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "KERAS_BACKEND": "tensorflow",
-            "PYTHONPATH": str(pathlib.Path(__file__).parents[1]),
-        }
+    def __init__(self, script, *arguments, environment=TENSORFLOW_ON_CPU):
+        root, more = str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([root, more]) if more else root
         self._process = subprocess.Popen(
             [sys.executable, script, "--worker", *arguments],
-            env=environment,
+            env={**os.environ, **environment, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -53,6 +55,7 @@ class Worker:
     def __exit__(self, *_):
         self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
 
 
 def measure(what, workers, rounds):
@@ -67,23 +70,28 @@ def measure(what, workers, rounds):
         `seconds`: {way: those that it answered, by round}; `errors`: {way: why it could not be
         run}; `idle_load`: the largest share of a core that a process used whose turn it was not.
     """
-    seconds, errors, idle = {}, {}, []
-    for way, worker in workers.items():
+    seconds, errors, idle = {way: [] for way in workers}, {}, []
+
+    def ask(way):
+        answer = workers[way].ask(way)
+        if "error" in answer:  # at any turn: memory may end when all the others have theirs
+            errors[way] = answer["error"]
+            del seconds[way]
+        return answer
+
+    for way in workers:
         started = time.perf_counter()
-        warm = worker.ask(way)  # builds and compiles
+        ask(way)  # builds and compiles
         print(f"{what}, {way}: built in {time.perf_counter() - started:.0f} s", file=sys.stderr)
-        if "error" in warm:
-            errors[way] = warm["error"]
-        else:
-            seconds[way] = []
-    for way in seconds:  # the first turn after the others were built is a slow one
-        workers[way].ask(way)
+    for way in [*seconds]:  # the first turn after the others were built is a slow one
+        ask(way)
     for index in range(rounds):
-        for way in seconds:
-            answer = workers[way].ask(way)
-            seconds[way].append(answer["seconds"])
-            idle.append(answer["idle_load"])
-        latest = ", ".join(f"{way} {values[-1]:.2f} s" for way, values in seconds.items())
+        for way in [*seconds]:
+            answer = ask(way)
+            if way in seconds:
+                seconds[way].append(answer["seconds"])
+                idle.append(answer["idle_load"])
+        latest = ", ".join(f"{way} {values[-1]:.2g} s" for way, values in seconds.items())
         print(f"{what}, round {index + 1}: {latest}", file=sys.stderr)
     return {"seconds": seconds, "errors": errors, "idle_load": max(idle, default=0.0)}
 
@@ -111,9 +119,22 @@ def take(make_ways):
             try:
                 answer({**ways[line.strip()](), "idle_load": idle})
             except Exception as error:  # a compiler may be missing: the table says so
-                answer({"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+                first_line = (str(error).splitlines() or [""])[0]
+                answer({"error": f"{type(error).__name__}: {first_line}".removesuffix(": ")})
             time.sleep(0.3)  # thread pools fall asleep
             rested, cpu = time.perf_counter(), time.process_time()
+
+
+def offer(ways, left_out=None, after=dict):
+    """What a worker that says itself what it measures hands to `take`.
+
+    Args:
+        ways: {way: function that measures it}; "ways" answers with their names.
+        left_out: {way: why it cannot be measured}, answered with them.
+        after: Function that returns what is known once all is measured, by way, as JSON values.
+    """
+    says = {"ways": list(ways), "left_out": left_out or {}}
+    return {**ways, "ways": lambda: says, "after": after}
 
 
 def timed(function, updates):
@@ -166,12 +187,17 @@ def idle_load(results):
     return max(result["idle_load"] for result in results.values())
 
 
-def made_on():
-    """The command, the machine and the versions as a sentence."""
+def command():
+    """The command as it is typed."""
     script = f"python benchmarks/{pathlib.Path(sys.argv[0]).name}"
     arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
+    return f"{script} {arguments}".strip()
+
+
+def made_on():
+    """The command, the machine and the versions as a sentence."""
     packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
-    return f"`{f'{script} {arguments}'.strip()}` on {machine.describe(*packages)}."
+    return f"`{command()}` on {machine.describe(*packages)}."
 
 
 def write(path, values, text):
