@@ -1,6 +1,8 @@
 """Commands that read from Google Cloud Storage and write there, with a store on this machine."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,24 +22,30 @@ def store(small_corpus, tmp_path_factory):
         yield made
 
 
-def run(module, flags, folder, store=None):
-    """Runs a command of official_bert in a folder, in the bucket if there is one."""
+def start(module, flags, folder, store=None):
+    """Starts a command of official_bert in a folder, in the bucket if there is one."""
     command = [sys.executable, "-m", f"official_bert.{module}"]
     command += [f"--{name}={value}" for name, value in flags.items()]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     environment |= store.environment if store else {}
     folder.mkdir()
-    ended = subprocess.run(
+    return subprocess.Popen(
         store.inside(*command) if store else command,
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout + ended.stderr
+
+
+def run(*arguments):
+    """Runs such a command to its end; what it says."""
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    return said
 
 
 def flags_of_run(small_corpus, files, model_dir):
@@ -103,6 +111,40 @@ def test_jax_trains_in_a_bucket_too(small_corpus, store, tmp_path):
         assert expected.keys() == found.keys()
         for key, values in expected.items():
             np.testing.assert_array_equal(found[key], values, err_msg=key)
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(small_corpus, store, tmp_path):
+    config = small_corpus.folder / "config.json"
+    config.write_text(small_corpus.config.to_json())
+    store.upload(config)
+    long = flags_of_run(small_corpus, "gs://b", "gs://b/taken")
+    long |= {"num_steps_per_epoch": 100_000, "save_checkpoints_steps": 100_000}
+    first = start("run_pretraining", long, tmp_path / "first", store)
+    try:
+        while "stage 1 of 1" not in first.stdout.readline():
+            assert first.poll() is None
+        second = start("run_pretraining", long, tmp_path / "second", store)
+        said, _ = second.communicate(timeout=900)
+    finally:
+        first.kill()
+        first.communicate()
+    assert second.returncode == 2
+    assert re.fullmatch(
+        rf"run_pretraining: error: Another process trains in gs://b/taken \(process {first.pid} of "
+        r".*, since 20.* UTC, last seen \d+ s ago\); wait until it ends, or choose another "
+        r"model_dir. If it is gone, remove gs://b/taken/.owner.json, or wait 3 minutes.",
+        said.splitlines()[-1],
+    )
+    assert store.path("gs://b/taken/.owner.json").exists()
+    third = start("run_pretraining", long, tmp_path / "third", store)
+    try:
+        while "stage 1 of 1" not in (line := third.stdout.readline()):
+            assert line, third.communicate()
+    finally:
+        third.send_signal(signal.SIGTERM)
+        third.communicate(timeout=900)
+    assert third.returncode == 143
+    assert not store.path("gs://b/taken/.owner.json").exists()
 
 
 def names(folder):

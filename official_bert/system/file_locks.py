@@ -6,20 +6,18 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 
-from official_bert.system.places import AnyPath, RemotePath
-
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
 def hold(
-    path: AnyPath,
+    path: str | os.PathLike,
     when_held: Callable[[], object] | None = None,
     with_children: bool = False,
 ) -> Iterator[None]:
     """Holds the lock of a file while the block runs.
 
-    A file system without locks keeps nobody out, nor does an object store.
+    A file system without locks keeps nobody out; `owner_files` is for object stores.
 
     Args:
         path: The file; created if need be, and left there.
@@ -30,9 +28,6 @@ def hold(
     Raises:
         BlockingIOError: another process holds the lock, and `when_held` is None.
     """
-    if isinstance(path, RemotePath):
-        yield
-        return
     with open(path, "w") as lock:
         os.set_inheritable(lock.fileno(), with_children)
         try:

@@ -5,16 +5,17 @@ And it can return to an earlier checkpoint and train on from there, with a lower
 instance (`resume_from`). `run.json` lists both under `changes`.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from official_bert.model.config import BertConfig
-from official_bert.system import file_locks
-from official_bert.system.places import Place
+from official_bert.system import file_locks, owner_files
+from official_bert.system.places import Place, RemotePath
 from official_bert.system.whole_files import write_text
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
@@ -134,23 +135,48 @@ def check(
     )
 
 
-def alone_in(directory: Place) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def alone_in(directory: Place) -> Iterator[Callable[[], None]]:
     """Refuses to train where another process does: each would remove the other's checkpoints.
 
-    Returns:
-        A context manager that holds the directory.
+    Yields, while it holds the directory:
+        A function to call before a checkpoint is written. In an object store, whose locks are no
+        more than files, it refuses if another process has come in.
 
     Raises:
         ValueError: if there is another one.
     """
+    if not isinstance(directory, RemotePath):
+        with file_locks.hold(directory / ".lock", lambda: _refuse(directory)):
+            yield lambda: None
+        return
+    owner = directory / ".owner.json"
+    with contextlib.ExitStack() as stack:
+        with _refusing(directory, owner):
+            require_mine = stack.enter_context(owner_files.hold(owner))
 
-    def refuse() -> NoReturn:
-        raise ValueError(
-            f"Another process trains in {directory}; wait until it ends, or choose another "
-            "model_dir."
-        )
+        def require_alone():
+            with _refusing(directory, owner):
+                require_mine()
 
-    return file_locks.hold(directory / ".lock", refuse)
+        yield require_alone
+
+
+@contextlib.contextmanager
+def _refusing(directory, owner):
+    try:
+        yield
+    except BlockingIOError as error:
+        minutes = owner_files.STALE_SECONDS / 60
+        if_gone = f" If it is gone, remove {owner}, or wait {minutes:g} minutes."
+        _refuse(directory, f" ({error.strerror})", if_gone)
+
+
+def _refuse(directory, who="", if_gone="") -> NoReturn:
+    raise ValueError(
+        f"Another process trains in {directory}{who}; wait until it ends, or choose another "
+        f"model_dir.{if_gone}"
+    ) from None
 
 
 def _check_unclaimed(directory, config, resume_from):

@@ -117,8 +117,9 @@ class Trainer:
             InputFailed: when a batch cannot be read.
             ValueError: if another process trains in the model directory, or the workers differ.
         """
-        chief = self.engine.is_chief
-        with model_directory.alone_in(self.model_dir) if chief else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self.engine.is_chief:
+                self._require_alone = stack.enter_context(model_directory.alone_in(self.model_dir))
             self._train()
 
     def _train(self):
@@ -296,6 +297,7 @@ class Trainer:
             tensors["global_step"] = np.int64(self.step)
             state = {"loop": self._state, "seconds": self._pace.seconds}
             state |= self._good.state(tensors)
+            self._require_alone()
             prefix = self._store.save(tensors, self.step, state)
             self._good.saved(place(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
