@@ -14,7 +14,9 @@ import dataclasses
 import importlib.util
 import math
 import os
+import pathlib
 import re
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -221,22 +223,23 @@ def compile_for(topology: Topology, stablehlo: bytes) -> Compiled:
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo as dialect
 
-    options = compiler.get_compile_options(
-        num_replicas=topology.num_cores,
-        num_partitions=1,
-        device_assignment=np.array([[device.id] for device in topology.devices]),
-    )
+    def compiled(overrides):
+        options = compiler.get_compile_options(
+            num_replicas=topology.num_cores,
+            num_partitions=1,
+            device_assignment=np.array([[device.id] for device in topology.devices]),
+            env_options_overrides=overrides,
+        )
+        return topology.devices[0].client.compile(module, devices, options)
+
     with mlir.make_ir_context() as context, ir.Location.unknown(context):
         context.allow_unregistered_dialects = True
         module = dialect.deserialize_portable_artifact(context, stablehlo)
         _make_tpu_dialect(module.operation)
         devices = _jax.DeviceList(tuple(topology.devices))
-        try:
-            executable = topology.devices[0].client.compile(module, devices, options)
-        except Exception as error:  # JaxRuntimeError: its class moves between versions
-            raise _does_not_fit(error) from None
+        executable, text = _with_text(compiled)
     memory, costs = executable.get_compiled_memory_stats(), executable.cost_analysis()
-    return _summary(topology, memory, costs, executable.hlo_modules()[0].to_string())
+    return _summary(topology, memory, costs, text)
 
 
 def compile_lowered(topology: Topology, lowered: Any) -> Compiled:
@@ -245,12 +248,23 @@ def compile_lowered(topology: Topology, lowered: Any) -> Compiled:
     Raises:
         DoesNotFit: where the program needs more memory than a core has.
     """
-    try:
-        compiled = lowered.compile()
-    except Exception as error:  # JaxRuntimeError, as above
-        raise _does_not_fit(error) from None
+    compiled, text = _with_text(lowered.compile)
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
-    return _summary(topology, memory, costs, compiled.as_text())
+    return _summary(topology, memory, costs, text)
+
+
+def _with_text(compile_with: Callable[[dict[str, str | bool]], Any]) -> tuple[Any, str]:
+    """What a compilation with these options returns, and the program in words.
+
+    The compiler writes it: JAX, whose XLA is another revision, cannot read every program back.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            compiled = compile_with({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        except Exception as error:  # JaxRuntimeError: its class moves between versions
+            raise _does_not_fit(error) from None
+        (path,) = pathlib.Path(folder).glob("*.after_codegen.txt")
+        return compiled, path.read_text()
 
 
 def _does_not_fit(error):
