@@ -14,7 +14,6 @@ Needs the extra `[rehearse]`. A 24-layer model takes minutes and gigabytes per s
 """
 
 import concurrent.futures.process
-import contextlib
 import dataclasses
 import functools
 import json
@@ -32,6 +31,7 @@ from official_bert import pretraining_flags
 from official_bert.system import (
     child_commands,
     commands,
+    environment,
     local_paths,
     quiet_tensorflow,
     whole_files,
@@ -278,27 +278,12 @@ def _in_child(function, *arguments, backend):
     heaps = os.environ.get("MALLOC_ARENA_MAX", "1")
     context = multiprocessing.get_context("spawn")
     with (
-        _environment(MALLOC_ARENA_MAX=heaps, KERAS_BACKEND=backend),
+        environment.variables(MALLOC_ARENA_MAX=heaps, KERAS_BACKEND=backend),
         concurrent.futures.ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin_child
         ) as executor,
     ):
         return executor.submit(function, *arguments).result()
-
-
-@contextlib.contextmanager
-def _environment(**values):
-    """Meanwhile these variables have these values, for children."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _begin_child():

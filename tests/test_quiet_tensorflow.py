@@ -34,3 +34,19 @@ def test_tensorflow_takes_no_gpu_where_jax_computes(backend, gpus):
         text=True,
     )
     assert done.stdout == f"1 {gpus}\n", done.stderr
+
+
+def test_jax_finds_tpus_after_tensorflow_was_imported_beside_it():
+    script = """
+import os
+from official_bert.system import quiet_tensorflow
+quiet_tensorflow.import_tensorflow()
+assert "TPU_LOAD_LIBRARY" not in os.environ
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=jax_training.environment() | {"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from official_bert.system import environment
+
 # TensorFlow fetches 64 MB of an object in a bucket for any read; a block of records has up to 1 MB.
 _BYTES_OF_A_REQUEST = 1 << 22
 
@@ -37,9 +39,8 @@ def _import(beside_jax):
         raise ValueError(f'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`.{without}')
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
-    if beside_jax:
-        os.environ.setdefault("TPU_LOAD_LIBRARY", "0")  # of TensorFlow for TPUs
-    with silence():
+    leave_tpus = {"TPU_LOAD_LIBRARY": "0"} if beside_jax else {}  # to TensorFlow's plug-in
+    with environment.variables(**leave_tpus), silence():
         import tensorflow as tf
 
         tf.config.list_physical_devices("GPU")  # the first look for a GPU prints such lines too
