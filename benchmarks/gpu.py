@@ -5,10 +5,11 @@
 
 TensorFlow is not needed. Needed are JAX with CUDA, Keras and what official_bert needs; PyTorch,
 optax, transformers and a LAMB for PyTorch are peers that are measured where they are installed.
-The sides are processes that stay alive and take turns on the device, so that each round measures
-all ways under the same conditions. The results are written after every row. What an earlier
-command measured on the same machine with the same versions is kept, so that the rows can be divided
-among several commands.
+The number of sequences in a batch is that of its tokens ÷ the length: the defaults are meant for
+80 GiB, twice as many tokens for 141. The sides are processes that stay alive and take turns on the
+device, so that each round measures all ways under the same conditions. The results are written
+after every row. What an earlier command measured on the same machine with the same versions is
+kept, so that the rows can be divided among several commands.
 """
 
 import argparse
@@ -69,8 +70,8 @@ def parse():
     add("--only", choices=list(SECTIONS), action="append", help="sections to measure")
     add("--model", choices=list(MODELS), action="append", help="models to measure")
     add("--length", choices=list(PREDICTIONS), type=int, action="append", help="of sequences")
-    add("--base_tokens", type=int, default=32768, help="of a batch of BERT-Base, for 80 GiB")
-    add("--large_tokens", type=int, default=16384, help="of a batch of BERT-Large, for 80 GiB")
+    add("--base_tokens", type=int, default=32768, help="tokens of a batch of BERT-Base")
+    add("--large_tokens", type=int, default=16384, help="the same of BERT-Large")
     add("--peer", choices=list(gpu_page.PEERS), help="in pre-training; default: transformers")
     add("--rounds", type=int, default=5, help="turns of each way, in alternation")
     add("--updates", type=int, default=20, help="updates or calls per turn")
@@ -224,11 +225,8 @@ def measure(section, name, cell, rounds, no_torch):
     with contextlib.ExitStack() as stack:
         sides = ["jax", *(["torch"] if SECTIONS[section] and not no_torch else [])]
         processes = [stack.enter_context(worker(side, section, cell)) for side in sides]
-        workers, left_out, after = (
-            {},
-            dict.fromkeys(SECTIONS[section] if no_torch else (), no_torch),
-            {},
-        )
+        left_out = dict.fromkeys(SECTIONS[section], no_torch) if no_torch else {}
+        workers, after = {}, {}
         for process in processes:
             offer = process.ask("ways")
             workers |= dict.fromkeys(offer["ways"], process)
@@ -236,6 +234,8 @@ def measure(section, name, cell, rounds, no_torch):
         result = turns.measure(f"{section}, {name}", workers, rounds)
         for process in processes:
             after |= process.ask("after")
+        if "error" in after:
+            print(f"{section}, {name}, after the rounds: {after['error']}", file=sys.stderr)
     return result | {"cell": cell, "left_out": left_out, "after": after}
 
 

@@ -1,5 +1,6 @@
 """The measurements on a GPU: in their small form, which needs none, and their page."""
 
+import argparse
 import json
 import os
 import re
@@ -51,6 +52,30 @@ def test_what_is_not_installed_is_said_in_one_line(tmp_path, absent):
     (line,) = done.stderr.splitlines()
     assert absent in line
     assert "pip install" in line
+
+
+@pytest.mark.parametrize(
+    "flags", [["--quick", "--length=128"], ["--rounds=0"], ["--base_tokens=511"]], ids=" ".join
+)
+def test_a_flag_that_cannot_be_followed_is_refused_in_a_line(tmp_path, flags):
+    peers.load("jax")
+    done = benchmark(tmp_path, *flags, f"--output_dir={tmp_path}/out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert flags[-1].partition("=")[0] in line
+
+
+def test_rows_of_another_machine_or_other_versions_are_not_kept(tmp_path):
+    import gpu
+
+    arguments = argparse.Namespace(quick=False, output_dir=tmp_path)
+    here = {"platform": "gpu", "kind": "A Fine GPU"}
+    values = gpu.first_values(arguments, here)
+    values["rows"]["optimizer"] = {"BERT-Base": {}}
+    (tmp_path / "gpu.json").write_text(json.dumps(values))
+    assert gpu.first_values(arguments, here) == values
+    (tmp_path / "gpu.json").write_text(json.dumps(values).replace("keras 3", "keras 2"))
+    assert gpu.first_values(arguments, here)["rows"] == {}
 
 
 @pytest.mark.slow
