@@ -66,19 +66,18 @@ def optimizer(rows):
     return f"""## The optimizer's step
 
 {_rounds(rows)} Float32 throughout, gradients that are there already. A call of JAX takes and \
-gives back hundreds of arrays, which costs the host time; "steps in one program" is how the \
-training loop runs. "÷": in steps per second.
+gives back hundreds of arrays, which costs the host time; "steps in one program" is without that, \
+as `run_pretraining` runs with `--steps_per_loop`. "÷": in steps per second.
 
 {chr(10).join(lines)}
 
 GB/s are the bytes that a step must move at least, over its time. LAMB reads g, x, m, v and writes \
 x, m, v: 7 × 4 = {BYTES_ONCE} bytes per parameter. It knows the trust ratio of a tensor only when \
 all of the tensor's direction is known, and then reads x, m and v once more: {BYTES_AGAIN} bytes, \
-{BYTES_ONCE + BYTES_AGAIN} together. AdamW: {BYTES_ONCE}. What a step of `lamb_tf.LAMB` reads \
-beside (each gradient once before anything moves, to see that all are finite) counts as its own \
-loss, and so do temporary results. The bandwidth is that of a program that reads an array and \
-writes its negation, in the same rounds. A second reading that a cache serves can lift a share \
-above 100 %. The aim for `lamb_tf.LAMB` is 85 %.
+{BYTES_ONCE + BYTES_AGAIN} together. AdamW: {BYTES_ONCE}. Not counted are temporary results, and \
+that `lamb_tf.LAMB` first reads each gradient to see that all are finite. The bandwidth is that of \
+a program that reads an array and writes its negation, in the same rounds. Where a cache serves \
+the second reading, a share can exceed 100 %. The aim for `lamb_tf.LAMB` is 85 %.
 """
 
 
@@ -103,11 +102,14 @@ def pretraining(rows):
         lines += _absent(work, row, 7)
     peers = {row["cell"]["peer"] for row in rows.values() if PEER in row["seconds"]}
     peer = "".join(f"The peer: {PEERS[name]}. " for name in sorted(peers))
+    counts = sorted({row["cell"]["updates"] for row in rows.values()})
+    calls = f"`--steps_per_loop={' or '.join(map(str, counts))}`"
     return f"""## Pre-training
 
 {_rounds(rows)} bfloat16 (ours: policy `mixed_bfloat16`; the peer: autocast), dropout 0.1 \
 throughout, vocabulary 30,522, one device. Tokens are those of the batch, padding included. Ours \
-reads records from disk; the peer has one batch, the first of ours, on the device.
+reads records and does the updates of a turn in one call ({calls}); the peer has one batch, the \
+first of ours, on the device.
 
 {chr(10).join(lines)}
 

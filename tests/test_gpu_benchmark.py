@@ -224,13 +224,14 @@ def test_the_share_of_the_bandwidth_is_of_the_bytes_that_a_step_must_move():
 
 
 def test_mfu_and_memory_are_those_of_the_side_and_what_failed_is_said():
-    cell = {"batch_size": 100, "length": 128, "peer": "transformers"}
+    cell = {"batch_size": 100, "length": 128, "updates": 20, "peer": "transformers"}
     ours = {"peak_bytes": 3 * 2**30, "input_wait": 0.05, "step_flops": 10**14, "peak_flops": 4e14}
     known = {page.LOOP: ours, page.PEER: {"peak_bytes": 2**31}}
     seconds = {page.LOOP: [0.5, 0.5], page.PEER: [1.0, 1.0]}
     text = page.pretraining({"x": row(seconds, cell, after=known)})
     assert f"| {page.LOOP} | 25,600 | 50.0 % | 3.0 | 10.0 % | 1.00 (1.00, 1.00) |" in text
     assert f"| {page.PEER} | 12,800 | 25.0 % | 2.0 | – | 2.00 (2.00, 2.00) |" in text
+    assert "in one call (`--steps_per_loop=20`)" in text
     errors = {page.LOOP: "XlaRuntimeError: Out of memory | 5"}
     text = page.pretraining(
         {"x": row({page.PEER: [1.0]}, cell, after={page.PEER: {}, page.LOOP: ours}, errors=errors)}
