@@ -1,9 +1,11 @@
 """Several devices and processes under the JAX engine: same weights; a process that is lost."""
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -155,6 +157,78 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
     said = [process.communicate(timeout=300)[1] for process in processes]
     assert said == ["the command: error: a damaged record\n"] * 2
     assert [process.returncode for process in processes] == [2, 2]
+
+
+def in_slurm(index, ports):
+    """What Slurm gives to a task of two on one node; the job's number decides its ports."""
+    flags, variables = worker_processes._topology(["", ""], index, "Slurm", ports[0])
+    return [sys.executable, "-m", worker_processes.COMMAND], flags, variables
+
+
+def in_open_mpi(index, ports):
+    """What Open MPI gives to a process of two; a shell passes its number on, as in docs/jax.md."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    line = f'exec {sys.executable} -m {worker_processes.COMMAND} --worker_hosts={hosts} "$@" '
+    command = ["sh", "-c", line + "--task_index=$OMPI_COMM_WORLD_RANK", "run_pretraining"]
+    return command, [], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(index)}
+
+
+def start_by(launcher, ports, flags, folder, compiled):
+    workers = []
+    for index in range(2):
+        command, more, variables = launcher(index, ports)
+        output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [*command, *flags, *more],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=jax_training.environment(2) | cache | variables,
+            )
+        workers.append(Worker(process, output))
+    return workers
+
+
+@pytest.mark.parametrize("launcher", [in_slurm, in_open_mpi], ids=["slurm", "open_mpi"])
+def test_launchers_of_clusters_start_it(whole, flags, tmp_path, compiled, launcher):
+    ports = worker_processes.free_ports(2)
+    workers = start_by(launcher, ports, flags(tmp_path / "model"), tmp_path, compiled)
+    assert finish(workers) == [0, 0], [worker.said()[-3000:] for worker in workers]
+    assert "worker 1 of 2" in workers[1].said()
+    assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
+
+
+def by_jax_itself(index, ports):
+    """Open MPI's variables, in which JAX finds the processes, and a port of 61440 … 65535."""
+    variables = {
+        "OMPI_MCA_orte_hnp_uri": f"{(ports[0] - 61440) << 12}.0;tcp://127.0.0.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(index),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(index),
+    }
+    flags = ["--distribution_strategy=tpu"]
+    return [sys.executable, "-m", worker_processes.COMMAND], flags, variables
+
+
+def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path, compiled):
+    """As on a slice, where JAX asks for the others; here it then misses the TPU."""
+    port = next(port for port in range(61440, 65536) if is_free(port))
+    workers = start_by(by_jax_itself, [port], flags(tmp_path / "model"), tmp_path, compiled)
+    assert finish(workers, timeout=300) == [2, 2]
+    for worker in workers:
+        assert worker.said().splitlines()[-1] == (
+            "run_pretraining: error: distribution_strategy=tpu, but JAX finds no TPU here, only "
+            "cpu, in 2 processes; start the command on every host of the slice, with jax[tpu] "
+            "installed."
+        )
+
+
+def is_free(port):
+    with socket.socket() as attempt, contextlib.suppress(OSError):
+        attempt.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(flags, tmp_path, compiled):

@@ -223,8 +223,9 @@ def _start_on_tpu(jax):
         raise ValueError(f"JAX finds no Cloud TPU slice here: {reason}.") from error
     if found != "tpu":
         raise ValueError(
-            f"distribution_strategy=tpu, but JAX finds no TPU here, only {found}; start the "
-            "command on every host of the slice, with jax[tpu] installed."
+            f"distribution_strategy=tpu, but JAX finds no TPU here, only {found}, in "
+            f"{jax.process_count()} processes; start the command on every host of the slice, with "
+            "jax[tpu] installed."
         )
 
 
