@@ -1,6 +1,7 @@
 """The graph of a host without Python gives bit for bit the batches of `Batches`."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import dynamic_masking, graph_random
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
+from official_bert.data.records import frame
+from official_bert.engines.tf_distribute import TfDistribute
 
 LENGTH, PREDICTIONS = 32, 5
 
@@ -156,15 +159,75 @@ def test_compressed_records_are_refused_with_the_reason(made):
         batches(made, "packed").dataset(range(2), 0, 1)
 
 
-def test_ids_beyond_the_vocabulary_are_refused(made):
-    for kind in ("static", "dynamic"):
-        data = batches(made, kind)
-        data._vocab_size = 50  # which the manifest would refuse at once
-        with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match="In the records that a host read, a token id is not",
-        ):
-            next(iter(data.dataset(range(2), 0, 1)))
+def refusals(data, steps):
+    """What `Batches` says of records that it refuses, and what a run says whose host reads them."""
+    with pytest.raises(ValueError, match="record") as of_batches:
+        [data[step] for step in steps]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as of_a_host:
+        list(data.dataset(steps, 0, 1))
+    engine = TfDistribute(tf.distribute.get_strategy())
+    engine._hosts_run_no_python = True  # as on a slice
+    said = str(engine.input_error(of_a_host.value))
+    return f"A host could not read its records: {of_batches.value}", said
+
+
+ORDERS = pytest.mark.parametrize(
+    "order",
+    [{}, {"window_records": 1024}, {"shuffle": False}, {"shuffle": False, "window_records": 256}],
+    ids=["in_memory", "windows", "all_in_order", "windows_in_order"],
+)
+
+
+@ORDERS
+def test_sequences_that_do_not_fit_are_refused_by_file_and_number_as_batches_does(made, order):
+    steps = range(batches(made, "dynamic", shuffle=False).num_batches)
+    data = batches(made, "dynamic", **order)
+    rarest = int(batches(made, "dynamic")._all().tokens.max())
+    data._vocab_size = data._read._vocab_size = rarest  # which the manifest would refuse at once
+    expected, found = refusals(data, steps)
+    assert "token id" in expected
+    assert found == expected
+
+
+def test_sequences_that_are_too_long_are_refused_by_file_and_number_as_batches_does(made, tmp_path):
+    for path in made.glob("dynamic.*"):
+        content = path.read_bytes()
+        if path.suffix == ".json":  # which says that they are shorter than they are
+            content = json.dumps(shortened(json.loads(content))).encode()
+        (tmp_path / path.name).write_bytes(content)
+    files = [f"{tmp_path}/dynamic.tfrecord-*"]
+    data = Batches(files, 96, 24, PREDICTIONS, window_records=1024)
+    expected, found = refusals(data, range(3))
+    assert "tokens do not fit max_seq_length=24" in expected
+    assert found == expected
+
+
+def shortened(manifest):
+    return manifest | {"settings": manifest["settings"] | {"max_seq_length": 24}}
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("feature", "value"),
+    [("masked_lm_positions", LENGTH), ("masked_lm_ids", 99_999), ("input_ids", -1)],
+)
+def test_a_static_record_that_does_not_fit_is_refused_by_file_and_number_as_batches_does(
+    made, tmp_path, order, feature, value
+):
+    wrong = {0: None, 1: 77}  # by file
+    for number, record in wrong.items():
+        name = f"static.tfrecord-0000{number}-of-00002"
+        payloads = [r.numpy() for r in tf.data.TFRecordDataset(str(made / name))]
+        if record is not None:
+            example = tf.train.Example.FromString(payloads[record])
+            example.features.feature[feature].int64_list.value[2] = value
+            payloads[record] = example.SerializeToString()
+        (tmp_path / name).write_bytes(b"".join(map(frame, payloads)))
+    data = batches(tmp_path, "static", vocab_size=30_522, **order)
+    epochs = 1 if "shuffle" in order else 2  # the first may leave some records for the second
+    expected, found = refusals(data, range(epochs * data.num_batches))
+    assert f"{tmp_path}/static.tfrecord-00001-of-00002, record 77: " in expected
+    assert found == expected
 
 
 def test_damaged_records_are_refused(made, tmp_path):

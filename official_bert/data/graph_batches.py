@@ -22,6 +22,7 @@ from official_bert.data.graph_random import Draws, keys_of, permutation
 from official_bert.data.record_files import RecordFiles
 
 _BYTES_AT_ONCE = 1 << 18  # of a file
+_UNREADABLE = "In the records that a host read, "  # so begins what is asserted of them
 _RUNS_AT_ONCE = 8  # read side by side: an object store takes long to answer
 
 
@@ -68,10 +69,17 @@ class Plan(NamedTuple):
         return range(self.rows.start // self.width, -(-self.rows.stop // self.width))
 
 
-class _Step(NamedTuple):
-    """A batch before it is parsed: serialized records or a pool of sequences, and what to take."""
+class _Pool(NamedTuple):
+    """Records in memory: serialized if they are static, and where they are from; `_Reader.runs`."""
 
-    pool: tf.Tensor | Sequences
+    records: tf.Tensor | Sequences
+    runs: tf.Tensor
+
+
+class _Step(NamedTuple):
+    """A batch before it is parsed: a pool, and what to take of it."""
+
+    pool: _Pool
     rows: Rows
     weights: tf.Tensor
 
@@ -114,10 +122,10 @@ def _batch(plan, reader, found, step):
     skip = plan.rows.start - plan.my_sections.start * plan.width
     mine = slice(skip, skip + len(plan.rows))
     if plan.masking is None:
-        batch, weights = reader.columns(tf.gather(pool, rows.numbers[mine])), weights[mine]
+        batch, weights = reader.columns(pool, rows.numbers[mine]), weights[mine]
     else:
         draws = Draws(_keys(plan, "mask", step, list(plan.my_sections)), plan.width)
-        batch = graph_masking.examples(plan.masking, pool, rows, draws)
+        batch = graph_masking.examples(plan.masking, pool.records, rows, draws)
         batch = {name: values[mine] for name, values in batch.items()}
         weights = weights[mine]
     batch["masked_lm_weights"] *= weights[:, None]
@@ -259,7 +267,7 @@ class _Reader:
         self.plan = plan
         self._paths = tf.constant(list(map(str, plan.files.paths)))
         blocks = plan.files.blocks  # file, first record, records, offset, bytes
-        self._places, self._sizes = tf.constant(blocks[:, [0, 3]]), tf.constant(blocks[:, 2])
+        self._places, self._sizes = tf.constant(blocks[:, [0, 3, 1]]), tf.constant(blocks[:, 2])
 
     def runs_in_order(self, start, stop):
         """The records `start` … `stop` in the order of the files; see `runs`."""
@@ -284,7 +292,8 @@ class _Reader:
             start, stop: Places.
 
         Returns:
-            (R, 4), int64: file, byte in it, records to skip from there, records to take.
+            (R, 5), int64: file, byte in it, number of the record there, records to skip from there,
+            records to take.
         """
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         low = tf.searchsorted(begins, start[None], "right")[0] - 1
@@ -296,11 +305,13 @@ class _Reader:
         return tf.concat([tf.gather(self._places, blocks), ends], 1)
 
     def pool(self, runs):
-        """The records of some runs: serialized if they are static, or else `Sequences`."""
+        """The `_Pool` of the records of some runs."""
         found = tf.data.Dataset.from_tensor_slices(runs)
         found = found.map(self._records, num_parallel_calls=_RUNS_AT_ONCE, deterministic=True)
-        serialized = found.rebatch(tf.reduce_sum(runs[:, 3])).get_single_element()
-        return serialized if self.plan.masking is None else self._sequences(serialized)
+        serialized = found.rebatch(tf.reduce_sum(runs[:, 4])).get_single_element()
+        return _Pool(
+            serialized if self.plan.masking is None else self._sequences(serialized, runs), runs
+        )
 
     def _records(self, run):
         opened = tf.raw_ops.TFRecordDatasetV2(
@@ -310,35 +321,104 @@ class _Reader:
             byte_offsets=run[1:2],
         )
         records = tf.data.experimental.from_variant(opened, tf.TensorSpec((), tf.string))
-        return records.skip(run[2]).batch(run[3]).take(1).get_single_element()
+        return records.skip(run[3]).batch(run[4]).take(1).get_single_element()
 
-    def columns(self, serialized):
-        """Static records as the arrays of a batch, but for `example_weights`."""
-        columns = self.plan.parse.columns(serialized)
-        for name in ("input_ids", "masked_lm_ids"):
-            self._require_in_vocabulary(columns[name])
-        positions = columns["masked_lm_positions"]
-        _require(_inside(positions, self.plan.max_seq_length), "a masked position is beyond S.")
+    def columns(self, pool, numbers):
+        """Some records of a static pool as the arrays of a batch, but for `example_weights`."""
+        columns = self.plan.parse.columns(tf.gather(pool.records, numbers))
+        limits = {
+            "input_ids": (self.plan.vocab_size, self._beyond),
+            "masked_lm_ids": (self.plan.vocab_size, self._beyond),
+            "masked_lm_positions": (self.plan.max_seq_length, _beyond_the_sequence),
+        }
+
+        def find():
+            for name, (limit, say) in limits.items():
+                self._require_inside(
+                    columns[name], limit, say, pool.runs, lambda row, _: tf.gather(numbers, row)
+                )
+            return tf.no_op()
+
+        fine = [~tf.reduce_any(_outside(columns[name], limits[name][0])) for name in limits]
+        tf.cond(tf.reduce_all(fine), tf.no_op, find)  # one branch costs less than three
         return {
             name: values if values.dtype == tf.float32 else tf.cast(values, tf.int32)
             for name, values in columns.items()
         }
 
-    def _sequences(self, serialized):
-        pool = self.plan.parse.sequences(serialized)
-        self._require_in_vocabulary(pool.tokens)
-        longest = tf.reduce_max(pool.token_splits[1:] - pool.token_splits[:-1])
-        _require(longest <= self.plan.max_seq_length - 3, "a sequence is longer than S - 3.")
-        return pool
+    def _sequences(self, serialized, runs):
+        found = self.plan.parse.sequences(serialized)
+        splits, most = found.token_splits, self.plan.max_seq_length
+        self._require_inside(
+            found.tokens[None],
+            self.plan.vocab_size,
+            self._beyond,
+            runs,
+            lambda _, token: tf.searchsorted(splits, token[None], "right")[0] - 1,
+        )
+        lengths = splits[1:] - splits[:-1]
 
-    def _require_in_vocabulary(self, ids):
-        if self.plan.vocab_size:
-            _require(_inside(ids, self.plan.vocab_size), "a token id is not in the vocabulary.")
+        def longest():
+            record = tf.argmax(lengths)
+            return record, [lengths[record], f" tokens do not fit max_seq_length={most}."]
+
+        self._require(tf.reduce_max(lengths) <= most - 3, runs, longest)
+        return found
+
+    def _require_inside(self, values, limit, say, runs, record):
+        """Refuses values (rows, columns) outside 0 … `limit`.
+
+        `say(value)` is why, `record(row, column)` the number of the record that has the value.
+        """
+        if not limit:
+            return
+        outside = _outside(values, limit)
+
+        def first():
+            row, column = tf.unstack(tf.where(outside)[0])
+            return record(row, column), say(values[row, column])
+
+        self._require(~tf.reduce_any(outside), runs, first)
+
+    def _require(self, holds, runs, find):
+        """Fails unless something holds; only then `find()` says which record of the runs, and why.
+
+        It is called in a branch of its own, so that records that are right cost nothing more.
+        """
+
+        def fail():
+            number, reason = find()
+            said = [_UNREADABLE, *self._name(runs, tf.cast(number, tf.int64)), ": ", *reason]
+            parts = [part if isinstance(part, str) else _as_text(part) for part in said]
+            return tf.raw_ops.Assert(condition=False, data=[tf.strings.join(parts)])
+
+        tf.cond(holds, tf.no_op, fail)
+
+    def _name(self, runs, number):
+        """The file of a record of some runs, and its number in that file."""
+        ends = tf.cumsum(runs[:, 4])
+        run = tf.searchsorted(ends, number[None], "right")[0]
+        file, _, first, skipped, taken = tf.unstack(runs[run])
+        within = first + skipped + number - (ends[run] - taken)
+        return tf.gather(self._paths, file), ", record ", within
+
+    def _beyond(self, token):
+        return (
+            "token id ",
+            token,
+            f" is not in the vocabulary of {self.plan.vocab_size:,}; the records and the model "
+            "must be made with the same vocabulary.",
+        )
 
 
-def _inside(values, limit):
-    return tf.reduce_all((values >= 0) & (values < limit))
+def _outside(values, limit):
+    """Which values are not in 0 … `limit`; none if that is not known."""
+    return (values < 0) | (values >= limit) if limit else tf.zeros_like(values, tf.bool)
 
 
-def _require(condition, text):
-    tf.debugging.Assert(condition, [f"In the records that a host read, {text}"])
+def _beyond_the_sequence(position):
+    return "masked position ", position, " is beyond the sequence."
+
+
+def _as_text(value):
+    return value if value.dtype == tf.string else tf.strings.as_string(value)

@@ -89,7 +89,7 @@ class PoolReader:
     def _beyond(self, where: str, token: int) -> str:
         size = f" of {self._vocab_size:,}" if self._vocab_size else ""
         return (
-            f"{where}: token id {token:,} is not in the vocabulary{size}; the records and the "
+            f"{where}: token id {token} is not in the vocabulary{size}; the records and the "
             f"model must be made with the same vocabulary."
         )
 

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from official_bert.stages import Run
     from official_bert.tasks import Batches, Task
 
-_UNREADABLE = "In the records that a host read"  # so begins what `data.graph_batches` asserts
-
-
+# What `data.graph_batches` asserts, and what TensorFlow says of a file.
+_REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
 _PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 
 
@@ -210,6 +209,9 @@ class TfDistribute:
 
     def _reason(self, error):
         """Why a host could not read: the damage and where it is, if this process finds it, too."""
+        refused = _REFUSED.search(str(error))
+        if refused:
+            return refused[1]
         place = _PLACE_OF_DAMAGE.search(str(error))
         for batches in self._read_by_hosts if place else ():
             if damage := batches.damage_at(int(place[1])):
@@ -285,7 +287,7 @@ def _hosts_run_no_python(strategy):
 def _is_of_reading(error):
     """Whether a loop's error is of its input: a loop reads no other files."""
     of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
-    return isinstance(error, of_files) or _UNREADABLE in str(error)
+    return isinstance(error, of_files) or bool(_REFUSED.search(str(error)))
 
 
 def _shard(strategy):
