@@ -117,7 +117,7 @@ def _draw(axes, found):
         axes[0].plot(steps, [starts, *losses], **style)
     axes[0].set(xlabel="updates of the second phase", ylabel="held-out loss, nats (means)")
     if axes[0].lines:
-        axes[0].legend(fontsize=7)
+        axes[0].legend(fontsize=7, loc="center right")
     for place, ((schedule, _), runs) in enumerate(reversed(found.items())):
         losses = [r["report"] for r in runs if r["report"] is not None]
         axes[1].plot(losses, [place] * len(losses), "o", color=COLORS[schedule], alpha=0.7)
