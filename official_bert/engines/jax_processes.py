@@ -77,6 +77,9 @@ def start(
             "together: start the command on every host of it, with --distribution_strategy=tpu."
         )
     _require_equal_numbers(jax)
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        # On CPUs what several processes take from JAX_COMPILATION_CACHE_DIR computes wrongly.
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _find_devices(jax, is_alone):
