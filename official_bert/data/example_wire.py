@@ -15,7 +15,6 @@ from official_bert.system import wire_format
 
 INTEGERS, FLOATS = 3, 2  # the fields of a Feature that hold them
 Features = dict[str, tuple[int, bytes]]  # of each its kind and packed values
-_LIST = 2  # the wire type of what has a length
 _LONGEST = 4  # bytes of a length that is read together with others
 
 
@@ -79,7 +78,7 @@ def _lists_in_step(records):
     def enter(field, ends):
         """Into the message that stands here: where it ends."""
         nonlocal here
-        if same(data[here]) != field << 3 | _LIST:
+        if same(data[here]) != field << 3 | wire_format.DELIMITED:
             raise _Unlike
         here = here + 1
         length, shift, more = np.zeros_like(here), 0, np.ones(len(here), bool)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-_VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
+_VARINT, _EIGHT_BYTES, DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_SHIFT = 63  # of the last of a varint's ten bytes
 
 
@@ -18,7 +18,7 @@ def varint(value: int) -> bytes:
 
 def delimited(field: int, data: bytes) -> bytes:
     """A field of bytes: its tag, its length and the bytes."""
-    return varint(field << 3 | _DELIMITED) + varint(len(data)) + data
+    return varint(field << 3 | DELIMITED) + varint(len(data)) + data
 
 
 def number(field: int, value: int) -> bytes:
@@ -62,7 +62,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
                 value, position = read_varint(data, position)
                 yield tag >> 3, value
                 continue
-            if kind == _DELIMITED:
+            if kind == DELIMITED:
                 length, position = read_varint(data, position)
             elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
                 length = 8 if kind == _EIGHT_BYTES else 4
