@@ -233,7 +233,6 @@ def test_building_twice_changes_nothing():
 # The order of a step.
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("optimizer_class", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
 @pytest.mark.parametrize(
     "options",
@@ -247,15 +246,15 @@ def test_building_twice_changes_nothing():
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_class, options):
+def test_a_non_finite_gradient_changes_nothing_and_is_counted(optimizer_class, options):
     if optimizer_class is lamb_tf.LAMB and "nesterov" in options:
         options = {"nesterov": "both"}
     if optimizer_class is lamb_tf.OrScale and "nesterov" in options:
         options = {"calibrated": False}
-    weights, gradients = steps.weights_and_gradients(steps=3)
-    clean = [gradients[0], gradients[2]]
-    gradients[1][1] = gradients[1][1].copy()
-    gradients[1][1][2, 3] = value
+    weights, gradients = steps.weights_and_gradients(steps=5)
+    clean = [gradients[0], gradients[4]]
+    for bad, value in zip(gradients[1:4], (np.inf, -np.inf, np.nan)):
+        bad[1][2, 3] = value
     variables, expected = steps.make_variables(weights), steps.make_variables(weights)
     optimizer, other = optimizer_class(0.1, **options), optimizer_class(0.1, **options)
     steps.take_steps(optimizer, variables, gradients)
@@ -263,7 +262,7 @@ def test_a_non_finite_gradient_changes_nothing_and_is_counted(value, optimizer_c
     for one, two in zip(variables + optimizer.variables, expected + other.variables):
         if one is not optimizer.skipped_updates:
             np.testing.assert_array_equal(*steps.values([one, two]))
-    assert int(steps.values([optimizer.skipped_updates])[0]) == 1
+    assert int(steps.values([optimizer.skipped_updates])[0]) == 3
     assert int(steps.values([optimizer.iterations])[0]) == 2
 
 
