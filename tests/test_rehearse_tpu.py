@@ -34,7 +34,7 @@ CONFIG = BertConfig(
 )
 STAGE = stages.Stage(
     steps=1_000,
-    batch_size=1_024,
+    batch_size=128,
     max_seq_length=64,
     max_predictions_per_seq=10,
     learning_rate=1e-3,
