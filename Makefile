@@ -72,10 +72,15 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	$(PIP) install --quiet --editable ".[docs]"
 	touch $@
 
+# JAX's compiler for GPUs, in a folder of its own: without CUDA beside it, it would complain whenever
+# JAX begins.
+GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-cuda13-plugin=={v} jax-cuda13-pjrt=={v}')"
+
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
 	$(PIP) install --quiet "pip>=25.1"  # which knows --group; a .venv of your own may have an older one
 	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
+	$(PIP) install --quiet --no-deps --upgrade --target .venv/gpu-compiler $$($(GPU_COMPILER))
 	touch .venv/ready_to_run .venv/ready_for_docs $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].

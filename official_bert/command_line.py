@@ -28,7 +28,7 @@ COMMANDS = {  # each with its module; in the order of the work
     "convert": "convert_checkpoint",
     "report": "report",
     "plot": "plots",
-    "rehearse-tpu": "rehearse_tpu",
+    "rehearse": "rehearse",
 }
 
 USAGE = 2

@@ -15,7 +15,7 @@ FLOORS = (
     {"optimizer_flags"},
     {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
     {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint", "plots"},
-    {"demonstration", "rehearse_tpu", "fill_blanks", "run_report"},
+    {"demonstration", "rehearse", "fill_blanks", "run_report"},
     {"demo", "report"},
 )
 # Commands of fine-tuning stand on the loop.

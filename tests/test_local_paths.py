@@ -37,7 +37,7 @@ def commands(folder: Path, address: str):
         ("fill_blanks", {"model_dir": folder, "vocab_file": vocab}, ("model_dir", "vocab_file")),
         ("plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
         ("demo", {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
-        ("rehearse_tpu", rehearse, ("report_file",)),
+        ("rehearse", rehearse, ("report_file",)),
     ]:
         for name in changed:
             yield module, name, {**flags, name: address}
@@ -115,7 +115,7 @@ def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
     ("module", "flags", "message"),
     [
         (
-            "rehearse_tpu",
+            "rehearse",
             {"topology": "v3:2x2", "bert_config_file": "a.txt", "report_file": "./a.txt"},
             "report_file and bert_config_file name the same file",
         ),

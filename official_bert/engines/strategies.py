@@ -134,7 +134,7 @@ def _tpu_strategy(tpu):
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"No TPU could be reached as --tpu={tpu!r}: {reason} On a TPU VM, install the extra "
-            "[tpu] and pass --tpu=local; without a TPU, rehearse_tpu estimates a run."
+            "[tpu] and pass --tpu=local; without a TPU, rehearse estimates a run."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 

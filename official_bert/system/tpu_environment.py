@@ -53,7 +53,7 @@ def _of_this_host(chips):
     if not _has(chips):
         raise ValueError(
             f"No TPU could be reached as --tpu={LOCAL!r}: this host has none (looked for "
-            f"{' and '.join(chips)}). Give the name of a TPU; without a TPU, rehearse_tpu "
+            f"{' and '.join(chips)}). Give the name of a TPU; without a TPU, rehearse "
             "estimates a run."
         )
     try:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import compile_target
+from official_bert.compilers import programs
 from official_bert.system import quiet_tensorflow
 
 
@@ -64,17 +65,6 @@ CHIPS = {
 }
 
 
-class DoesNotFit(Exception):
-    """The program needs more memory than a core has; `needed` bytes, where the compiler says."""
-
-    def __init__(self, message: str, needed: int | None):
-        super().__init__(message, needed)  # both, for pickle
-        self.needed = needed
-
-    def __str__(self):
-        return self.args[0]
-
-
 class Topology:
     """A slice of a pod.
 
@@ -91,6 +81,8 @@ class Topology:
         ValueError: where there is no such slice.
         ImportError: without the extra `[rehearse]`.
     """
+
+    device = "core"
 
     def __init__(self, name: str):
         match = re.fullmatch(r"(v\d+[a-z]?):(\d+(?:x\d+){1,2})", name)
@@ -114,43 +106,13 @@ class Topology:
                 f"like {self.chip.example}): {refusal}"
             )
 
+    def __str__(self):
+        memory = f"{self.chip.memory / 2**30:.0f} GiB"
+        return f"{self.name}: {self.num_chips:,} chips, {self.num_cores:,} cores of {memory}"
+
     @property
     def num_cores(self) -> int:
         return len(self.devices)
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """What the compiler says of one core's program.
-
-    Attributes:
-        memory: Bytes of a core's memory: arguments (weights, moments, batch), results that do
-            not take the place of an argument, temporaries, and the program.
-        argument_bytes: Those of the arguments.
-        temporary_bytes: Those of the temporaries.
-        flops: Floating-point operations; a loop counts as one turn.
-        bytes_accessed: Bytes read and written; likewise.
-        seconds: The compiler's estimate of the time outside loops, of the kernels for which it
-            makes one: not of communication, copies beside the work and `unestimated` kernels.
-        loop_seconds: The same of one turn of the loops.
-        unestimated: Kernels without such an estimate: gathers, scatters, random bits, sorts.
-        reduced_bytes: Bytes that go into all-reduces. What scatters a sum over the cores, or
-            gathers the parts of an array from them, is half an all-reduce of its bytes.
-        reductions: Number of all-reduces, and of such halves.
-        reductions_in_loops: Those of them that are inside a loop, once a turn.
-    """
-
-    memory: int
-    argument_bytes: int
-    temporary_bytes: int
-    flops: float
-    bytes_accessed: float
-    seconds: float
-    loop_seconds: float
-    unestimated: int
-    reduced_bytes: int
-    reductions: int
-    reductions_in_loops: int
 
 
 class ReplicaStrategy(tf.distribute.Strategy):
@@ -204,7 +166,7 @@ def lower(function: Callable, *signature: object) -> bytes:
         return ir_of(stage="stablehlo_serialized", platform_name="CPU")
 
 
-def compile_for(topology: Topology, stablehlo: bytes) -> Compiled:
+def compile_for(topology: Topology, stablehlo: bytes) -> programs.Compiled:
     """Compiles one replica's program for every core of a topology.
 
     Args:
@@ -242,7 +204,7 @@ def compile_for(topology: Topology, stablehlo: bytes) -> Compiled:
     return _summary(topology, memory, costs, text)
 
 
-def compile_lowered(topology: Topology, lowered: Any) -> Compiled:
+def compile_lowered(topology: Topology, lowered: Any) -> programs.Compiled:
     """Compiles a program that `jax.jit` has lowered for the devices of a topology.
 
     Raises:
@@ -272,29 +234,15 @@ def _does_not_fit(error):
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return error
-    return DoesNotFit(text.partition("\n")[0], _needed(text))
+    return programs.DoesNotFit(text.partition("\n")[0], _needed(text))
 
 
 def _summary(topology, memory, costs, text):
-    found = _read_hlo(text, topology.chip.clock, topology.num_cores)
-    seconds, loop_seconds, unestimated, reductions = found
-    return Compiled(
-        memory=memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes,
-        argument_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        flops=costs["flops"],
-        bytes_accessed=costs["bytes accessed"],
-        seconds=seconds,
-        loop_seconds=loop_seconds,
-        unestimated=unestimated,
-        reduced_bytes=sum(size for size, _ in reductions),
-        reductions=len(reductions),
-        reductions_in_loops=sum(in_loop for _, in_loop in reductions),
-    )
+    def seconds_of(line):
+        cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+        return cycles and int(cycles[1]) / topology.chip.clock
+
+    return programs.summary(memory, costs, text, seconds_of, topology.num_cores)
 
 
 def _jax_topologies():
@@ -352,54 +300,3 @@ def _needed(message):
     """Bytes, from what the compiler says; `None` where it has not the words known here."""
     match = re.search(r"(?:Used |memory required [^()]*\()([\d.]+)([KMGT])", message)
     return match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))
-
-
-def _read_hlo(hlo, clock, cores):
-    """What the text of a compiled module says of times and communication.
-
-    Returns:
-        The compiler's estimate of the seconds outside loops, and of a turn of the loops; the number
-        of kernels without one; and of each all-reduce its bytes and whether it is in a loop.
-    """
-    lines, entry = {}, None
-    for line in hlo.splitlines():
-        start = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if start:
-            computation = lines[start[2]] = []
-            entry = start[2] if start[1] else entry
-        elif line.startswith("  "):
-            computation.append(line)
-    cycles, unestimated, reductions = {False: 0, True: 0}, [], []
-
-    def read(computation, in_loop):
-        for line in lines[computation]:
-            estimate = re.search(r'"estimated_cycles":"(\d+)"', line)
-            if estimate:
-                cycles[in_loop] += int(estimate[1])
-            elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
-                unestimated.append(line)
-            match = re.search(r"= (.*?) (all-reduce|reduce-scatter|all-gather)(?:-start)?\(", line)
-            if match:
-                share = {"all-reduce": 1, "reduce-scatter": cores / 2, "all-gather": 1 / 2}
-                reductions.append((int(_bytes(match[1]) * share[match[2]]), in_loop))
-            kind = re.search(r" (while|call|conditional)\(", line)
-            if kind:
-                body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
-                branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
-                called = re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
-                for name in called:  # all branches of a conditional: each may be taken
-                    read(name, in_loop or kind[1] == "while")
-
-    read(entry, False)
-    return cycles[False] / clock, cycles[True] / clock, len(unestimated), reductions
-
-
-_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}
-
-
-def _bytes(shapes):
-    """Bytes of "f32[2,3]{1,0}" or of a tuple of such."""
-    return sum(
-        _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
-        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    )

@@ -1,6 +1,6 @@
-r"""Rehearses a run for a slice of a Cloud TPU pod, on a machine without a TPU.
+r"""Rehearses a run for a slice of a Cloud TPU pod, or for GPUs, on a machine without either.
 
-    python -m official_bert.rehearse_tpu --topology=v3:32x32 --price_per_chip_hour=1.0 \
+    python -m official_bert.rehearse --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
 It takes the flags of `run_pretraining` and ignores those that do not change the update. The real
@@ -10,7 +10,11 @@ report says whether it compiles, how much memory it needs and what it reduces ov
 are the sum of the compiler's estimates; hours and cost are derived from them, so they are estimates
 too. Nothing is trained.
 
-Needs the extra `[rehearse]`. A 24-layer model takes minutes and gigabytes per stage.
+For GPUs (--engine=jax --topology=h100:32x8 --host_network_gbits=3200) the report has neither hours
+nor cost: the compiler does not know them.
+
+Needs the extra `[rehearse]`, for GPUs jax-cuda13-plugin. A 24-layer model takes minutes and
+gigabytes per stage.
 """
 
 import concurrent.futures.process
@@ -23,6 +27,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -38,8 +43,11 @@ from official_bert.system import (
 )
 
 if TYPE_CHECKING:
+    from official_bert.compilers import gpu_compiler, tpu_compiler
+    from official_bert.compilers.programs import Compiled
     from official_bert.stages import Run, Stage
-    from official_bert.tpu.tpu_compiler import Compiled, Topology
+
+    Topology = tpu_compiler.Topology | gpu_compiler.Topology
 
 FLAGS = flags.FLAGS
 
@@ -51,14 +59,22 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "topology",
         None,
-        "Generation and number of chips along each axis of the slice, such as v3:32x32, v4:8x8x16 "
-        "or v5e:16x16. Required.",
+        "TPUs: generation and number of chips along each axis of the slice, such as v3:32x32, "
+        "v4:8x8x16 or v5e:16x16. GPUs, with --engine=jax: t4, a100, h100 or h200, number of hosts "
+        "and GPUs of each, such as h100:32x8. Required.",
         required=True,
+    )
+    flags.DEFINE_float(
+        "host_network_gbits",
+        None,
+        "Gbit/s that a host of GPUs sends to the others, over all its interfaces together. Needed "
+        "for several hosts of GPUs.",
+        lower_bound=0.001,
     )
     flags.DEFINE_float(
         "price_per_chip_hour",
         None,
-        "Price of one chip per hour, in any currency. Default: no cost in the report.",
+        "Price of one TPU chip per hour, in any currency. Default: no cost in the report.",
         lower_bound=0,
     )
     flags.DEFINE_string(
@@ -73,10 +89,10 @@ def main() -> int:
     try:
         quiet_tensorflow.import_tensorflow()
         from official_bert import run_pretraining
-        from official_bert.tpu import tpu_compiler
 
+        compiler = compiler_for(FLAGS.topology)
         run = run_pretraining.run_from_flags(FLAGS)
-        topology = tpu_compiler.Topology(FLAGS.topology)
+        topology = compiler.Topology(FLAGS.topology, **_network())
         compile_stage = compiled_by_tensorflow
         if FLAGS.engine == "jax":
             compile_stage = functools.partial(compiled_by_jax, FLAGS.shard_optimizer)
@@ -90,6 +106,43 @@ def main() -> int:
     if FLAGS.report_file:
         whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
     return 0 if report["fits"] else 1
+
+
+def compiler_for(topology: str) -> ModuleType:
+    """The module that compiles for a topology of this name.
+
+    Raises:
+        ImportError: without what it needs.
+    """
+    from official_bert.compilers import gpu_compiler
+
+    if gpu_compiler.is_name(topology):
+        return gpu_compiler
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.compilers import tpu_compiler
+
+    return tpu_compiler
+
+
+def _network():
+    """What only hosts of GPUs need; refuses what does not go with the topology."""
+    from official_bert.compilers import gpu_compiler
+
+    name, gbits = FLAGS.topology, FLAGS.host_network_gbits
+    if not gpu_compiler.is_name(name):
+        if gbits is not None:
+            raise ValueError(f"host_network_gbits is of hosts of GPUs, but topology is {name}.")
+        return {}
+    if FLAGS.price_per_chip_hour is not None:
+        raise ValueError(f"price_per_chip_hour is of TPUs: hours are not known for {name}.")
+    if FLAGS.engine != "jax":
+        raise ValueError(f"topology={name} is rehearsed with --engine=jax only.")
+    if gbits is None and gpu_compiler.hosts(name) > 1:
+        raise ValueError(
+            f"topology={name} has several hosts: pass --host_network_gbits, what each of them "
+            "sends to the others."
+        )
+    return {"network": gbits and gbits * 1e9 / 8}
 
 
 def _check_report_file():
@@ -132,7 +185,7 @@ def rehearse(
 
     Args:
         run: A `stages.Run`.
-        topology: A `tpu_compiler.Topology`.
+        topology: A `Topology` of `tpu_compiler` or `gpu_compiler`.
         price_per_chip_hour: In any money.
         say: Takes the report's lines as they become known.
         compile_stage: Compiles the update of a stage.
@@ -147,15 +200,12 @@ def rehearse(
             the stages (`stacking.check`).
     """
     from official_bert import stacking
-    from official_bert.tpu import tpu_compiler
+    from official_bert.compilers import programs
 
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     stacking.check(run.config, run.stages)
-    say(
-        f"{topology.name}: {topology.num_chips:,} chips, {topology.num_cores:,} cores of "
-        f"{topology.chip.memory / 2**30:.0f} GiB. All times and costs are estimates: nothing runs "
-        "on a TPU here."
-    )
+    device = topology.device
+    say(f"{topology}. All times and costs are estimates: nothing runs on a TPU or GPU here.")
     report: dict[str, Any] = {
         "topology": topology.name,
         "chips": topology.num_chips,
@@ -171,12 +221,12 @@ def rehearse(
         index = order[len(found)]
         try:
             found[index] = rehearse_stage(tried, index, topology, say, compile_stage)
-        except tpu_compiler.DoesNotFit as error:
+        except programs.DoesNotFit as error:
             report["fits"], found = False, {}
             needed = "more memory" if error.needed is None else _gib(error.needed)
             say(
-                f"  does not fit: micro-batches of {sequences[index] // parts} sequences per core "
-                f"need {needed}; a core has {_gib(topology.chip.memory)}"
+                f"  does not fit: micro-batches of {sequences[index] // parts} sequences per "
+                f"{device} need {needed}; a {device} has {_gib(topology.chip.memory)}"
             )
             parts = _next_parts(run, index, topology, parts, error.needed)
             if parts:
@@ -190,13 +240,14 @@ def rehearse(
     if parts is None:
         say("No micro-batch fits: use a smaller model, or chips with more memory.")
         return report
-    hours = report["estimated_hours"] = sum(s["estimated_hours"] for s in report["stages"])
-    chip_hours = hours * topology.num_chips
-    line = f"the run: {_duration(hours)}, {chip_hours:,.1f} chip-hours"
-    if price_per_chip_hour is not None:
-        report["estimated_cost"] = chip_hours * price_per_chip_hour
-        line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} per chip-hour"
-    say(f"{line} (estimates, without input, evaluation, checkpoints and compilation)")
+    if all(stage["estimated_hours"] is not None for stage in report["stages"]):
+        hours = report["estimated_hours"] = sum(s["estimated_hours"] for s in report["stages"])
+        chip_hours = hours * topology.num_chips
+        line = f"the run: {_duration(hours)}, {chip_hours:,.1f} chip-hours"
+        if price_per_chip_hour is not None:
+            report["estimated_cost"] = chip_hours * price_per_chip_hour
+            line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} per chip-hour"
+        say(f"{line} (estimates, without input, evaluation, checkpoints and compilation)")
     if not report["fits"]:
         say(f"It needs --gradient_accumulation_steps={parts}.")
     return report
@@ -219,33 +270,44 @@ def rehearse_stage(
         What is known and what is estimated of the update, as a dictionary; names say which.
 
     Raises:
-        tpu_compiler.DoesNotFit: where a core has not the memory for it.
+        programs.DoesNotFit: where a device has not the memory for it.
     """
     from official_bert.model import flops
 
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
+    device = topology.device
     sequences = _sequences_a_core(run, stage, topology)
     say(f"stage {index + 1}: {flops.describe(run.config, stage)}; {run.dtype}")
     started = time.monotonic()
     compiled = compile_stage(run, stage, topology)
     took = time.monotonic() - started
-    computing = compiled.seconds + (parts - 1) * compiled.loop_seconds
     ring = 2 * (topology.num_chips - 1) / topology.num_chips
     reducing = ring * compiled.reduced_bytes / chip.interconnect
     model_flops = flops.step_flops(run.config, stage)
-    share = model_flops / topology.num_cores / (computing + reducing) / chip.flops
-    hours = (computing + reducing) * stage.steps / 3600
+    at_peak = model_flops / topology.num_cores / chip.flops
     say(
         f"  compiled in {took:.0f} s with micro-batches of {sequences // parts} sequences per "
-        f"core, {parts} per update\n"
-        f"  memory per core: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
+        f"{device}, {parts} per update\n"
+        f"  memory per {device}: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
         f"  per update: {model_flops / 1e12:,.4g} TFLOP of the model; "
-        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in total\n"
-        f"  estimate per update: {1e3 * computing:,.1f} ms of computation, without "
-        f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
-        f"estimate; {1e3 * reducing:,.1f} ms of all-reduces; {share:.0%} of the cores' peak\n"
-        f"  estimate of the stage: {_duration(hours)}"
+        f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in total"
     )
+    computing = share = hours = None
+    if compiled.seconds is None or compiled.loop_seconds is None:
+        say(
+            f"  estimate per update: {1e3 * reducing:,.1f} ms of all-reduces; the computation "
+            f"takes {1e3 * at_peak:,.1f} ms at the {device}s' peak, and longer in any run"
+        )
+    else:
+        computing = compiled.seconds + (parts - 1) * compiled.loop_seconds
+        share = at_peak / (computing + reducing)
+        hours = (computing + reducing) * stage.steps / 3600
+        say(
+            f"  estimate per update: {1e3 * computing:,.1f} ms of computation, without "
+            f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
+            f"estimate; {1e3 * reducing:,.1f} ms of all-reduces; {share:.0%} of the {device}s' "
+            f"peak\n  estimate of the stage: {_duration(hours)}"
+        )
     return {
         "steps": stage.steps,
         "batch_size": stage.batch_size,
@@ -261,6 +323,7 @@ def rehearse_stage(
         "reductions_in_loops": compiled.reductions_in_loops,
         "reduced_bytes": compiled.reduced_bytes,
         "kernels_without_estimate": compiled.unestimated,
+        "computing_seconds_at_peak": at_peak,
         "estimated_computing_seconds": computing,
         "estimated_reducing_seconds": reducing,
         "estimated_share_of_peak": share,
@@ -288,11 +351,12 @@ def _in_child(function, *arguments, backend):
 
 def _begin_child():
     child_commands.end_with_parent(signal.SIGKILL)  # the compiler hears of nothing else
-    quiet_tensorflow.import_tensorflow()
+    if os.environ["KERAS_BACKEND"] == "tensorflow":
+        quiet_tensorflow.import_tensorflow()
 
 
 def _compile(topology, module):
-    from official_bert.tpu import tpu_compiler
+    from official_bert.compilers import tpu_compiler
 
     return tpu_compiler.compile_for(tpu_compiler.Topology(topology), module)
 
@@ -300,24 +364,24 @@ def _compile(topology, module):
 def _compile_jax(run, stage, topology, shards_optimizer):
     from official_bert.engines import jax_lowering
     from official_bert.engines.jax_placement import Placement
-    from official_bert.tpu import tpu_compiler
     from official_bert.training.stage_model import make_model_and_optimizer
 
-    topology = tpu_compiler.Topology(topology)
+    compiler = compiler_for(topology)
+    topology = compiler.Topology(topology)
     model, optimizer = make_model_and_optimizer(run, stage)
     placement = Placement(topology.devices, shards_optimizer)
     shape = stage.batch_size, stage.max_seq_length, stage.max_predictions_per_seq
     batch = jax_lowering.batch_of_pretraining(*shape)
     lowered = jax_lowering.lower(run, model, optimizer, placement, batch)
-    return tpu_compiler.compile_lowered(topology, lowered)
+    return compiler.compile_lowered(topology, lowered)
 
 
 def _lower(run, stage, num_cores):
     """The update of one replica as StableHLO."""
     import tensorflow as tf
 
+    from official_bert.compilers import tpu_compiler
     from official_bert.engines.tf_update import make_replica_update
-    from official_bert.tpu import tpu_compiler
     from official_bert.training.stage_model import make_model_and_optimizer
 
     strategy = tpu_compiler.ReplicaStrategy(num_cores)
@@ -366,8 +430,9 @@ def _sequences_a_core(run, stage, topology):
     parts = run.gradient_accumulation_steps
     if stage.batch_size % (topology.num_cores * parts):
         raise ValueError(
-            f"{topology.name} has {topology.num_cores:,} cores: train_batch_size must be a "
-            f"multiple of them times gradient_accumulation_steps={parts}; got {stage.batch_size:,}."
+            f"{topology.name} has {topology.num_cores:,} {topology.device}s: train_batch_size must "
+            f"be a multiple of them times gradient_accumulation_steps={parts}; "
+            f"got {stage.batch_size:,}."
         )
     return stage.batch_size // topology.num_cores
 

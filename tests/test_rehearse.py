@@ -1,9 +1,10 @@
-"""Rehearsals: a small BERT's update, compiled by the real TPU compiler for several generations."""
+"""Rehearsals: a small BERT's update, compiled by the real compilers of TPUs and GPUs."""
 
 import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -15,10 +16,10 @@ import peers
 import pytest
 import tensorflow as tf
 
-from official_bert import rehearse_tpu, stages
+from official_bert import rehearse, stages
+from official_bert.compilers import programs, tpu_compiler
 from official_bert.model import flops
 from official_bert.model.config import BertConfig
-from official_bert.tpu import tpu_compiler
 
 peers.load("jax")
 peers.load("libtpu")
@@ -47,7 +48,7 @@ RUN = stages.Run(
 @pytest.mark.slow
 def test_killed_it_leaves_no_process_that_compiles_on(tmp_path):
     (tmp_path / "config.json").write_text(CONFIG.to_json())
-    command = [sys.executable, "-m", "official_bert.rehearse_tpu", "--topology=v5e:2x2"]
+    command = [sys.executable, "-m", "official_bert.rehearse", "--topology=v5e:2x2"]
     command += [f"--bert_config_file={tmp_path}/config.json", "--max_seq_length=64"]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
     try:
@@ -88,7 +89,7 @@ def is_running(process):
 def test_a_small_bert_compiles_for(name):
     topology = tpu_compiler.Topology(name)
     said = []
-    report = rehearse_tpu.rehearse(RUN, topology, 2.0, said.append)
+    report = rehearse.rehearse(RUN, topology, 2.0, said.append)
     (stage,) = report["stages"]
     assert report["fits"]
     # All gradients once, and the two sums of weights that normalize the losses.
@@ -110,11 +111,11 @@ def test_a_small_bert_compiles_for(name):
 def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory():
     topology = tpu_compiler.Topology("v5e:2x2")
     (whole,), (sharded,) = (
-        rehearse_tpu.rehearse(
+        rehearse.rehearse(
             RUN,
             topology,
             say=lambda _: None,
-            compile_stage=functools.partial(rehearse_tpu.compiled_by_jax, shards),
+            compile_stage=functools.partial(rehearse.compiled_by_jax, shards),
         )["stages"]
         for shards in (False, True)
     )
@@ -131,6 +132,67 @@ def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory()
     assert gradients < sharded["reduced_bytes"] < 1.6 * gradients
 
 
+GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"  # where `make install` puts it: see docs/gpu.md
+
+
+def rehearse_command(tmp_path, *flags, path=GPU_COMPILER):
+    """The command as a process, with JAX's CUDA plug-in from a folder of its own."""
+    (tmp_path / "bert_config.json").write_text(CONFIG.to_json())
+    command = [sys.executable, "-m", "official_bert.rehearse", *flags]
+    command += [f"--bert_config_file={tmp_path}/bert_config.json", "--max_seq_length=64"]
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_the_jax_engine_s_program_compiles_for_gpus_without_one(tmp_path):
+    if not GPU_COMPILER.is_dir() and not os.environ.get("LAMB_TF_ALL_PEERS"):
+        pytest.skip(f"JAX's CUDA plug-in is not in {GPU_COMPILER}, where make install puts it")
+    done = rehearse_command(
+        tmp_path,
+        *("--engine=jax", "--topology=h100:2x8", "--host_network_gbits=400", "--dtype=bf16"),
+        *("--train_batch_size=256", "--max_predictions_per_seq=10", "--shard_optimizer"),
+        *("--gradient_accumulation_steps=2", f"--report_file={tmp_path}/report.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("h100:2x8: 16 GPUs of 79.1 GiB.")
+    report = json.loads((tmp_path / "report.json").read_text())
+    (stage,) = report["stages"]
+    # All gradients are scattered once and the weights gathered; a sum in float32 beside that.
+    gradients = flops.reduced_bytes(CONFIG, STAGE)
+    assert gradients < stage["reduced_bytes"] < 1.01 * gradients
+    assert stage["reductions_in_loops"] == 0
+    weights, moments = gradients, 2 * gradients / 16
+    assert weights + moments < stage["argument_bytes"] < 1.1 * (weights + moments)
+    assert stage["memory_bytes"] > stage["argument_bytes"] + gradients
+    assert stage["estimated_hours"] is report["estimated_hours"] is None
+    at_peak = flops.step_flops(CONFIG, STAGE) * (256 / 128) / 16 / 989e12
+    assert stage["computing_seconds_at_peak"] == pytest.approx(at_peak)
+    reducing = 2 * 15 / 16 * stage["reduced_bytes"] / (400e9 / 8)
+    assert stage["estimated_reducing_seconds"] == pytest.approx(reducing)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--topology=h100:1x8"], "topology=h100:1x8 is rehearsed with --engine=jax only."),
+        (["--topology=h100:2x8", "--engine=jax"], ".*pass --host_network_gbits, .*"),
+        (["--topology=a100:1x8", "--price_per_chip_hour=1"], "price_per_chip_hour is of TPUs: .*"),
+        (["--topology=h200:8", "--engine=jax"], "topology must be GPU:hostsxGPUs, .*'h200:8'."),
+        (["--topology=v5e:2x2", "--host_network_gbits=1"], "host_network_gbits is of .* v5e:2x2."),
+        (
+            ["--topology=h200:1x8", "--engine=jax", "--train_batch_size=16"],
+            "The compiler for GPUs needs JAX's CUDA plug-in, .*pip install jax-cuda13-plugin.*",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(tmp_path, flags, message):
+    done = rehearse_command(tmp_path, *flags, path="")
+    assert done.returncode == 2
+    assert re.fullmatch(rf"rehearse: error: {message}\n", done.stderr)
+
+
 def test_a_program_too_large_is_told_with_the_memory_it_needs():
     topology = tpu_compiler.Topology("v5e:2x2")
     rows = tf.TensorSpec((2**16, 128))
@@ -139,7 +201,7 @@ def test_a_program_too_large_is_told_with_the_memory_it_needs():
         products = tf.matmul(x, y, transpose_b=True)  # twice 2**16 × 2**16 numbers
         return tf.matmul(products, tf.sort(products), transpose_b=True)[0]
 
-    with pytest.raises(tpu_compiler.DoesNotFit) as caught:
+    with pytest.raises(programs.DoesNotFit) as caught:
         tpu_compiler.compile_for(topology, tpu_compiler.lower(needs_32_gib, rows, rows))
     assert 32 * 2**30 <= caught.value.needed < 33 * 2**30
     assert pickle.loads(pickle.dumps(caught.value)).needed == caught.value.needed
@@ -163,7 +225,7 @@ def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, nee
         RUN, stages=tuple(dataclasses.replace(STAGE, batch_size=batch) for batch in batches)
     )
     needed = needed_gib and needed_gib * 2**30
-    assert rehearse_tpu._next_parts(run, 0, topology, parts, needed) == expected
+    assert rehearse._next_parts(run, 0, topology, parts, needed) == expected
 
 
 def test_the_documents_figures_are_those_of_the_reports():
@@ -201,10 +263,10 @@ def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):
     config_file = tmp_path / "bert_config.json"
     config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
-    command = [sys.executable, "-m", "official_bert.rehearse_tpu", *arguments]
+    command = [sys.executable, "-m", "official_bert.rehearse", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(rf"rehearse_tpu: error: .*{message}.*\n", done.stderr)
+    assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", done.stderr)
 
 
 def test_an_import_that_fails_is_told_in_a_line(tmp_path):
@@ -212,13 +274,13 @@ def test_an_import_that_fails_is_told_in_a_line(tmp_path):
     config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
     script = (
         "import sys\n"
-        "sys.modules['official_bert.tpu.tpu_compiler'] = None\n"
-        "from official_bert import rehearse_tpu\n"
-        "rehearse_tpu.define_flags()\n"
-        "rehearse_tpu.commands.run(rehearse_tpu.main)"
+        "sys.modules['official_bert.compilers.tpu_compiler'] = None\n"
+        "from official_bert import rehearse\n"
+        "rehearse.define_flags()\n"
+        "rehearse.commands.run(rehearse.main)"
     )
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}"]
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(r"rehearse_tpu: error: .*tpu_compiler.*\n", done.stderr)
+    assert re.fullmatch(r"rehearse: error: .*tpu_compiler.*\n", done.stderr)

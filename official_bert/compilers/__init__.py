@@ -1,0 +1,1 @@
+"""The compilers of TPUs and GPUs, without a TPU or GPU."""

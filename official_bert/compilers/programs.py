@@ -1,0 +1,161 @@
+"""What a compiler says of the program of one device: its memory, its time, what it reduces."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+class DoesNotFit(Exception):
+    """The program needs more memory than a device has; `needed` bytes, where the compiler says."""
+
+    def __init__(self, message: str, needed: int | None):
+        super().__init__(message, needed)  # both, for pickle
+        self.needed = needed
+
+    def __str__(self):
+        return self.args[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of the program of one device: a core of a TPU, or a GPU.
+
+    Attributes:
+        memory: Bytes of the device's memory: arguments (weights, moments, batch), results that do
+            not take the place of an argument, temporaries, and the program.
+        argument_bytes: Those of the arguments.
+        temporary_bytes: Those of the temporaries.
+        flops: Floating-point operations; a loop counts as one turn. `None` where the compiler
+            does not count them.
+        bytes_accessed: Bytes read and written; likewise.
+        seconds: The compiler's estimate of the time outside loops, of the kernels for which it
+            makes one: not of communication, copies beside the work and `unestimated` kernels.
+            `None` where it estimates nothing.
+        loop_seconds: The same of one turn of the loops.
+        unestimated: Kernels without such an estimate: gathers, scatters, random bits, sorts.
+        reduced_bytes: Bytes that go into all-reduces. What scatters a sum over the devices, or
+            gathers the parts of an array from them, is half an all-reduce of its bytes.
+        reductions: Number of all-reduces, and of such halves.
+        reductions_in_loops: Those of them that are inside a loop, once a turn.
+    """
+
+    memory: int
+    argument_bytes: int
+    temporary_bytes: int
+    flops: float | None
+    bytes_accessed: float | None
+    seconds: float | None
+    loop_seconds: float | None
+    unestimated: int
+    reduced_bytes: int
+    reductions: int
+    reductions_in_loops: int
+
+
+def summary(
+    memory: Any,
+    costs: dict[str, float] | None,
+    hlo: str,
+    seconds_of: Callable[[str], float | None] | None,
+    devices: int,
+) -> Compiled:
+    """A `Compiled`.
+
+    Args:
+        memory: XLA's `CompiledMemoryStats`.
+        costs: XLA's properties of the program; `None` where it does not know them.
+        hlo: The compiled module in words.
+        seconds_of: The compiler's estimate of the time of an instruction, of its line in `hlo`;
+            `None` where it makes none; instead of the function, where it makes none at all.
+        devices: Number of devices that the program runs on.
+    """
+    seconds, loop_seconds, unestimated, reductions = _read(
+        hlo, seconds_of or (lambda line: None), devices
+    )
+    if seconds_of is None:
+        seconds = loop_seconds = None
+    costs = costs or {}
+    return Compiled(
+        memory=memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.generated_code_size_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        flops=costs.get("flops"),
+        bytes_accessed=costs.get("bytes accessed"),
+        seconds=seconds,
+        loop_seconds=loop_seconds,
+        unestimated=unestimated,
+        reduced_bytes=sum(size for size, _ in reductions),
+        reductions=len(reductions),
+        reductions_in_loops=sum(in_loop for _, in_loop in reductions),
+    )
+
+
+def _read(hlo, seconds_of, devices):
+    """What the text of a compiled module says of times and communication.
+
+    Returns:
+        The compiler's estimate of the seconds outside loops, and of a turn of the loops; the number
+        of kernels without one; and of each all-reduce its bytes and whether it is in a loop.
+    """
+    lines, entry = {}, None
+    for line in hlo.splitlines():
+        start = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if start:
+            computation = lines[start[2]] = []
+            entry = start[2] if start[1] else entry
+        elif line.startswith("  "):
+            computation.append(line)
+    seconds, unestimated, reductions = {False: 0.0, True: 0.0}, [], []
+
+    def read(computation, in_loop):
+        for line in lines[computation]:
+            estimate = seconds_of(line)
+            if estimate is not None:
+                seconds[in_loop] += estimate
+            elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
+                unestimated.append(line)
+            size = _reduced_bytes(line, devices)
+            if size is not None:
+                reductions.append((size, in_loop))
+            kind = re.search(r" (while|call|conditional)\(", line)
+            if kind:
+                body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+                branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
+                called = re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
+                for name in called:  # all branches of a conditional: each may be taken
+                    read(name, in_loop or kind[1] == "while")
+
+    read(entry, False)
+    return seconds[False], seconds[True], len(unestimated), reductions
+
+
+def _reduced_bytes(line, devices):
+    """Bytes of all-reduces that an instruction is as much as, or `None` if it reduces nothing."""
+    match = re.search(r"= (.*?) (all-reduce|reduce-scatter|all-gather)(-start)?\(", line)
+    if match is None:
+        return None
+    size = _bytes(match[1])
+    if match[2] == "all-reduce":
+        return size
+    if match[3]:  # its result is the whole and a part of it
+        size = size * devices / (devices + 1)
+    elif match[2] == "reduce-scatter":
+        size *= devices
+    return int(size / 2)
+
+
+_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}
+
+
+def _bytes(shapes):
+    """Bytes of "f32[2,3]{1,0}" or of a tuple of such."""
+    return sum(
+        _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
+        for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    )

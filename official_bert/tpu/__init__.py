@@ -1,1 +1,0 @@
-"""The TPU compiler without a TPU."""
