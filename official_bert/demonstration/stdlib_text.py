@@ -8,6 +8,7 @@ places is kept only the first time: otherwise held-out text could be memorised.
 
 import ast
 import inspect
+import itertools
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def documents(min_words: int = 60) -> Iterator[tuple[str, list[str]]]:
     The order and the content depend only on the Python version.
     """
     seen: set[str] = set()
-    for name, texts in [*_topics(), *_modules()]:
+    for name, texts in itertools.chain(_topics(), _modules()):
         fresh = []
         for paragraph in (p for text in texts for p in prose_paragraphs(text)):
             if paragraph not in seen:
