@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 FLOORS = (
     {"system"},
     {"model", "stacking"},
-    {"data", "engines", "tpu"},
+    {"data", "engines", "compilers"},
     {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary", "command_line"},
     {"stages"},
     {"optimizer_flags"},

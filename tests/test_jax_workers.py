@@ -114,7 +114,7 @@ def whole(alone, flags, tmp_path, compiled):
     return alone
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 2), (1, 8)])
+@pytest.mark.parametrize(("processes", "devices"), [(4, 2), (1, 8)])  # 2 × 2: the launchers
 def test_weights_depend_neither_on_processes_nor_on_devices(
     whole, flags, tmp_path, compiled, processes, devices
 ):
