@@ -541,7 +541,7 @@ def wait_until(condition, process):
 def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_leaves(
     files, small_corpus, tmp_path
 ):
-    """SIGKILL in each tenth of it: in mid-checkpoint, at changes of stage, in the last export, …"""
+    """SIGKILL in mid-checkpoint, at changes of stage, in the last export, and at any moments."""
     (tmp_path / "mine.py").write_text(THREE_STAGES)
     shape = json.loads(small_corpus.config.to_json()) | {"num_hidden_layers": 2}
     pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
@@ -567,7 +567,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
             changes.get(tenth, rng.randrange(tenth * total // 10, (tenth + 1) * total // 10)),
             folders.get(tenth, rng.random() / (50 if tenth == 10 else 1)),
         )
-        for tenth in range(11)
+        for tenth in sorted([*folders, *changes, *rng.sample([2, 3, 4, 8, 9], 2)])
     ]
     kills = 0
     for step, how in moments:
@@ -580,7 +580,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         process.kill()
         kills += process.wait() == -signal.SIGKILL
     # A busy machine may miss a moment, and the run comes to its end before.
-    assert kills >= 6, f"only {kills} kills; seed {seed}, moments {moments}"
+    assert kills >= 4, f"only {kills} kills; seed {seed}, moments {moments}"
     for process in (whole, start(settings)):
         output, _ = process.communicate()
         assert process.returncode == 0, output

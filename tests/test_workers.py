@@ -130,14 +130,14 @@ def test_a_signal_to_one_worker_stops_all_after_the_same_update(
 
 
 @pytest.mark.slow
-def test_after_a_kill_all_end_and_the_run_goes_on_on_any_number_of_workers(
+def test_after_a_kill_all_end_and_the_run_goes_on_on_as_many_workers_or_one(
     trained, arguments, tmp_path, monkeypatch
 ):
     flags = arguments(tmp_path / "model")
     workers = start_waiting(flags, tmp_path, monkeypatch)
     assert_others_end_with_a_message(workers, tmp_path, killed=1)
     assert checkpoints.CheckpointStore(tmp_path / "model").latest().step >= 10
-    for count, tolerance in ((1, ROUND_OFF), (2, {}), (4, ROUND_OFF)):
+    for count, tolerance in ((1, ROUND_OFF), (2, {})):
         folder = tmp_path / f"on_{count}"
         shutil.copytree(tmp_path / "model", folder / "model")
         tensors = run(count, arguments(folder / "model"), folder)
