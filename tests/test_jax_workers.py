@@ -312,6 +312,34 @@ def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lo
     ]
 
 
+TALKING = """
+import sys
+from official_bert.engines import jax_processes
+jax_processes._continue_in_child(4)
+for _ in range(1_000):
+    sys.stderr.write("a warning\\n" * 100)
+print("done")
+"""
+
+
+def test_a_process_whose_messages_nobody_reads_goes_on():
+    reading, writing = os.pipe()
+    os.close(reading)  # as by `2> >(head)`
+    process = subprocess.Popen(
+        [sys.executable, "-c", TALKING],
+        env=jax_training.environment(),
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        text=True,
+    )
+    os.close(writing)
+    try:
+        assert process.communicate(timeout=60)[0] == "done\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
     whole, flags, tmp_path, compiled
 ):

@@ -148,8 +148,13 @@ def _continue_in_child(lost_code):
         os.close(writing)
         return
     os.close(writing)
+
+    def pass_to_child(number, _):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(child, number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.kill(child, number))
+        signal.signal(number, pass_to_child)
     said = bytearray()
     passing_on = threading.Thread(target=_pass_on, args=(reading, said), daemon=True)
     passing_on.start()
@@ -159,9 +164,13 @@ def _continue_in_child(lost_code):
 
 
 def _pass_on(reading, said):
-    """Writes to stderr what comes, and keeps the end of it in `said`."""
+    """Writes to stderr what comes, and keeps the end of it in `said`.
+
+    It reads on if nobody takes that, or the disk is full: else the child would wait for ever.
+    """
     while data := os.read(reading, 1 << 16):
-        os.write(2, data)
+        with contextlib.suppress(OSError):
+            os.write(2, data)
         said += data
         del said[:-_LAST_BYTES]
 
