@@ -68,7 +68,7 @@ def define_flags() -> None:
         "host_network_gbits",
         None,
         "Gbit/s that a host of GPUs sends to the others, over all its interfaces together. Needed "
-        "for several hosts of GPUs.",
+        "for several hosts of GPUs, refused for one.",
         lower_bound=0.001,
     )
     flags.DEFINE_float(
@@ -86,13 +86,14 @@ def main() -> int:
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
     pretraining_flags.check(FLAGS)
     _check_report_file()
+    network = _network()
     try:
         quiet_tensorflow.import_tensorflow()
         from official_bert import run_pretraining
 
         compiler = compiler_for(FLAGS.topology)
         run = run_pretraining.run_from_flags(FLAGS)
-        topology = compiler.Topology(FLAGS.topology, **_network())
+        topology = compiler.Topology(FLAGS.topology, **network)
         compile_stage = compiled_by_tensorflow
         if FLAGS.engine == "jax":
             compile_stage = functools.partial(compiled_by_jax, FLAGS.shard_optimizer)
@@ -137,7 +138,10 @@ def _network():
         raise ValueError(f"price_per_chip_hour is of TPUs: hours are not known for {name}.")
     if FLAGS.engine != "jax":
         raise ValueError(f"topology={name} is rehearsed with --engine=jax only.")
-    if gbits is None and gpu_compiler.hosts(name) > 1:
+    hosts = gpu_compiler.hosts(name)
+    if gbits is not None and hosts == 1:
+        raise ValueError(f"host_network_gbits is of several hosts, but topology={name} has one.")
+    if gbits is None and hosts > 1:
         raise ValueError(
             f"topology={name} has several hosts: pass --host_network_gbits, what each of them "
             "sends to the others."
@@ -155,9 +159,10 @@ def _check_report_file():
         "init_checkpoint": [f"{FLAGS.init_checkpoint}.index"],
     }
     local_paths.require_local(report_file=FLAGS.report_file)
+    local_paths.require_file_name(report_file=FLAGS.report_file)
     local_paths.require_apart({"report_file": [FLAGS.report_file]}, read)
     folder = os.path.dirname(FLAGS.report_file) or "."
-    if not os.access(folder, os.W_OK):
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
 
 

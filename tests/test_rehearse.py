@@ -177,6 +177,10 @@ def test_the_jax_engine_s_program_compiles_for_gpus_without_one(tmp_path):
     [
         (["--topology=h100:1x8"], "topology=h100:1x8 is rehearsed with --engine=jax only."),
         (["--topology=h100:2x8", "--engine=jax"], ".*pass --host_network_gbits, .*"),
+        (
+            ["--topology=h100:1x8", "--engine=jax", "--host_network_gbits=400"],
+            "host_network_gbits is of several hosts, but topology=h100:1x8 has one.",
+        ),
         (["--topology=a100:1x8", "--price_per_chip_hour=1"], "price_per_chip_hour is of TPUs: .*"),
         (["--topology=h200:8", "--engine=jax"], "topology must be GPU:hostsxGPUs, .*'h200:8'."),
         (["--topology=v5e:2x2", "--host_network_gbits=1"], "host_network_gbits is of .* v5e:2x2."),
@@ -257,6 +261,8 @@ def test_the_documents_figures_are_those_of_the_reports():
         ("--max_seq_length=0", "--max_seq_length=0: 0 is not a positive integer"),
         ("--max_seq_length=1024", "max_seq_length 1024, but .* max_position_embeddings is"),
         ("--report_file=no/such/folder.json", "report_file's folder no/such does not exist"),
+        ("--report_file=/dev/null/report.json", "report_file's folder /dev/null does not exist"),
+        ("--report_file=.", "report_file: '.' names no file"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):

@@ -83,9 +83,9 @@ def is_name(topology: str) -> bool:
 
 
 def hosts(topology: str) -> int:
-    """How many hosts a topology has; 1 if it is none."""
+    """How many hosts a topology has; 0 if it is none."""
     match = re.fullmatch(NAME, topology)
-    return int(match[2]) if match else 1
+    return int(match[2]) if match else 0
 
 
 class Topology:
@@ -93,7 +93,7 @@ class Topology:
 
     Args:
         name: GPU, hosts, and GPUs of each host: `"h100:32x8"`.
-        network: Bytes/s that a host sends to the others; not needed for one host.
+        network: Bytes/s that a host sends to the others; nothing to one host alone.
 
     Attributes:
         name: As given.
@@ -115,7 +115,8 @@ class Topology:
         kind, shape = match[1], f"1x{match[2]}x{match[3]}"
         gpu = GPUS[kind]
         # In a ring through all hosts, one GPU of each sends to the next host.
-        sent = gpu.interconnect if network is None else min(gpu.interconnect, network)
+        crosses = network is not None and hosts(name) > 1
+        sent = min(gpu.interconnect, network) if crosses else gpu.interconnect
         self.chip = dataclasses.replace(gpu, interconnect=sent)
         target = TARGET.format(
             gpu=gpu,
