@@ -234,8 +234,11 @@ def _check_strings(name, entry, count, file):
         data.seek(entry.offset)
         held = data.read(entry.size)
     at = total = 0
-    for _ in range(count):
-        length, at = _varint(held, at)
-        total += length
+    try:
+        for _ in range(count):
+            length, at = _varint(held, at)
+            total += length
+    except (IndexError, ValueError):
+        raise ValueError(f"the lengths of the strings of {name} are damaged in {file}") from None
     if count and at + 4 + total != entry.size:
         raise ValueError(f"{name} claims strings of {total:,} bytes in {entry.size:,}")

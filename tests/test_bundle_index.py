@@ -96,6 +96,13 @@ def test_a_string_of_terabytes_is_refused(tmp_path):
         open_bundle(prefix)
 
 
+@pytest.mark.parametrize("data", [b"\xff" * 9, b"\xff" * 30], ids=["cut", "too long"])
+def test_damaged_lengths_of_strings_are_said_of_the_file_that_they_are_in(tmp_path, data):
+    prefix = forge(tmp_path, {b"x": entry([2], dtype=7, size=len(data))}, data)
+    with pytest.raises(ValueError, match=r"strings of 'x' are damaged in .*a\.data-00000-of-00001"):
+        open_bundle(prefix)
+
+
 @pytest.mark.parametrize(
     ("index", "words"),
     [

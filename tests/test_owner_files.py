@@ -1,6 +1,7 @@
 """A file that says who works in a folder of an object store keeps other processes out."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -115,6 +116,14 @@ def test_that_of_another_machine_counts_as_long_as_it_is_refreshed(held, path):
     change(path, refreshed=time.time() - owner_files.STALE_SECONDS - 1)
     with owner_files.hold(path):
         pass
+
+
+def test_who_is_interrupted_before_the_work_begins_leaves_no_file(begin, path):
+    process = begin(settle=300.0)
+    wait_until(path.exists)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    assert not path.exists()
 
 
 def test_it_is_refreshed_and_written_again_where_it_was_removed(held, path):

@@ -55,18 +55,19 @@ def hold(path: RemotePath) -> Iterator[Callable[[], None]]:
         if found and found["token"] != mine["token"]:
             raise _held(found)
 
-    _write(path, mine)
-    time.sleep(SETTLE_SECONDS)
-    require_mine()
     ended = threading.Event()
     refresher = threading.Thread(target=_refresh, args=(path, mine, require_mine, ended))
     refresher.daemon = True
-    refresher.start()
     try:
+        _write(path, mine)
+        time.sleep(SETTLE_SECONDS)
+        require_mine()
+        refresher.start()
         yield require_mine
     finally:
         ended.set()
-        refresher.join()
+        if refresher.is_alive():
+            refresher.join()
         with contextlib.suppress(OSError):
             require_mine()
             path.unlink()
