@@ -87,8 +87,8 @@ def main() -> int:
     pretraining_flags.check(FLAGS)
     _check_report_file()
     network = _network()
+    os.environ["KERAS_BACKEND"] = FLAGS.engine  # JAX needs no TensorFlow
     try:
-        quiet_tensorflow.import_tensorflow()
         from official_bert import run_pretraining
 
         compiler = compiler_for(FLAGS.topology)

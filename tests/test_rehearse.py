@@ -145,14 +145,16 @@ def rehearse_command(tmp_path, *flags, path=GPU_COMPILER):
 
 
 @pytest.mark.slow
-def test_the_jax_engine_s_program_compiles_for_gpus_without_one(tmp_path):
+def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(tmp_path):
     if not GPU_COMPILER.is_dir() and not os.environ.get("LAMB_TF_ALL_PEERS"):
         pytest.skip(f"JAX's CUDA plug-in is not in {GPU_COMPILER}, where make install puts it")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tensorflow'] = None")
     done = rehearse_command(
         tmp_path,
         *("--engine=jax", "--topology=h100:2x8", "--host_network_gbits=400", "--dtype=bf16"),
         *("--train_batch_size=256", "--max_predictions_per_seq=10", "--shard_optimizer"),
         *("--gradient_accumulation_steps=2", f"--report_file={tmp_path}/report.json"),
+        path=os.pathsep.join([str(tmp_path), str(GPU_COMPILER)]),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("h100:2x8: 16 GPUs of 79.1 GiB.")
