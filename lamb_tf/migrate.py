@@ -217,9 +217,11 @@ def _open_checkpoint(path):
     from lamb_tf.bundle_index import open_bundle
 
     if os.path.isdir(path):
-        inside = os.path.join(path, "variables", "variables")  # of a SavedModel
+        folder, inside = path, os.path.join(path, "variables", "variables")  # of a SavedModel
         path = inside if os.path.exists(f"{inside}.index") else tf.train.latest_checkpoint(path)
-    if not path or not os.path.exists(f"{path}.index"):
+        if path is None:
+            raise FileNotFoundError(f"There is no checkpoint in the folder {folder}.")
+    if not os.path.exists(f"{path}.index"):
         raise FileNotFoundError(f"There is no checkpoint {path} (no file {path}.index).")
     try:
         return open_bundle(path)

@@ -256,6 +256,9 @@ def test_files_without_the_state_are_refused(tmp_path):
     for missing in ("none.h5", "none", ""):
         with pytest.raises(FileNotFoundError):
             migrate.from_tf_keras(tmp_path / "nowhere" / missing, model, lamb_tf.LAMB())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no checkpoint in the folder .*empty"):
+        migrate.from_tf_keras(tmp_path / "empty", model, lamb_tf.LAMB())
     with pytest.raises(ValueError, match="build it"):
         migrate.from_tf_keras(
             tmp_path / "weights.h5", keras.Sequential([keras.layers.Dense(1)]), lamb_tf.LAMB()
