@@ -49,19 +49,17 @@ def optimizer(rows):
     )
     for work, row in rows.items():
         seconds, cell = row["seconds"], row["cell"]
-        rates = [2 * cell["copied_bytes"] / s for s in seconds[COPY]]
+        copied = 2 * cell["copied_bytes"]
         for way in (w for w in seconds if w != COPY):
             moved = cell["parameters"] * _bytes_per_parameter(way)
-            shares = [moved / s / rate for s, rate in zip(seconds[way], rates, strict=True)]
             name = way if way != TORCH_LAMB else f"{row['after'][way]['name']}, PyTorch"
             lines.append(
                 f"| {work} | {name} | {_ms(seconds[way])} | {_times(seconds, way, LAMB)} "
-                f"| {_rate(moved, seconds[way])} "
-                f"| {_percent(shares)} ({_percent(shares, min)}, {_percent(shares, max)}) |"
+                f"| {_rate(moved, seconds[way])} | {_share(moved, copied, seconds, way)} |"
             )
-        copy = _rate(2 * cell["copied_bytes"], seconds[COPY])
-        size = f"{cell['copied_bytes'] / 2**20:,.0f} MiB"
-        lines.append(f"| | the copy, of {size} | {_ms(seconds[COPY])} | – | {copy} | 100 % |")
+        if COPY in seconds:
+            copy, size = _rate(copied, seconds[COPY]), f"{cell['copied_bytes'] / 2**20:,.0f} MiB"
+            lines.append(f"| | the copy, of {size} | {_ms(seconds[COPY])} | – | {copy} | 100 % |")
         lines += _absent(work, row, 6)
     return f"""## The optimizer's step
 
@@ -183,6 +181,15 @@ def _rate(moved, seconds):
 
 def _ms(seconds):
     return f"{1e3 * statistics.median(seconds):.3g}" if seconds else "–"
+
+
+def _share(moved, copied, seconds, way):
+    """The bytes per second of a way over those of the copy, and their range."""
+    if COPY not in seconds:
+        return "–"
+    pairs = zip(seconds[way], seconds[COPY], strict=True)
+    shares = [moved / s / (copied / copy) for s, copy in pairs]
+    return f"{_percent(shares)} ({_percent(shares, min)}, {_percent(shares, max)})"
 
 
 def _percent(shares, of=statistics.median):

@@ -221,6 +221,11 @@ def test_the_share_of_the_bandwidth_is_of_the_bytes_that_a_step_must_move():
     assert f"| x | {page.LAMB} | 45 | 1.00 (1.00, 1.00) | 889 | 45 % (40 %, 50 %) |" in text
     assert f"| x | {page.ADAMW} | 20 | 0.45 (0.40, 0.50) | 1,400 | 70 % (70 %, 70 %) |" in text
     assert "7 × 4 = 28 bytes" in text
+    del seconds[page.COPY]  # there was no memory for it
+    failed = row(seconds, {"parameters": 10**9, "copied_bytes": 2 * 10**9}, errors={page.COPY: "x"})
+    text = page.optimizer({"x": failed})
+    assert f"| x | {page.ADAMW} | 20 | 0.45 (0.40, 0.50) | 1,400 | – |" in text
+    assert "| x | copy | failed: x | | | |" in text
 
 
 def test_mfu_and_memory_are_those_of_the_side_and_what_failed_is_said():
