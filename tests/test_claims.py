@@ -1,5 +1,6 @@
 """The studies of claims: what they compute, and tiny ones as a whole, killed and resumed."""
 
+import argparse
 import gzip
 import json
 import os
@@ -107,6 +108,8 @@ def test_images_become_rows_of_means_and_the_three_sets_do_not_overlap(digits):
     sets = mnist.splits(str(digits), 28, 600, 200, 150)
     assert [len(labels) for _, labels in sets.values()] == [600, 200, 150]
     np.testing.assert_array_equal(sets["select"][0][0], mnist.rows_of(images, 28)[600])
+    with pytest.raises(ValueError, match="=601 and select_examples=200 overlap: there are 800"):
+        mnist.splits(str(digits), 28, 601, 200, 150)
 
 
 def test_a_folder_without_mnist_is_refused_with_the_way_out(tmp_path):
@@ -322,3 +325,38 @@ def test_a_tiny_study_of_bert_trains_evaluates_and_writes_its_page(name, tmp_pat
     assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
     assert f"**{len(found)} of {len(found)} trials" in (tmp_path / f"{name}.md").read_text()
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(bert_data):
+    mixed, options = script("mixed_batch"), argparse.Namespace(data_dir=bert_data)
+    settings = mixed.SETTINGS | TINY_BERT | TINY["mixed_batch"]
+    forms = (settings, settings | {"rate": 1.0}, settings | mixed.QUICK)
+    files = [mixed.state_file(bert_data, form, "falls to 0", 1) for form in forms]
+    assert len(set(files)) == 3  # no form of the study begins with the state of another
+
+    def curve():
+        second = mixed.trial("second", "warm-up", "from 0", 1)
+        return mixed.run(options, settings, second, [])["curve"]
+
+    files[0].unlink(missing_ok=True)
+    trained = curve()
+    assert files[0].exists()
+    assert curve() == trained
+
+
+@pytest.mark.slow
+def test_data_that_a_killed_study_left_half_made_are_made_again(tmp_path):
+    bert = script("bert")
+    settings = bert.MODEL | TINY_BERT
+
+    def made():
+        return {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}
+
+    bert.make_data(tmp_path, settings, {16: 4})
+    whole = made()
+    with pytest.raises(ValueError, match="max_seq_length"):  # ends while data are made, as a kill
+        bert.make_data(tmp_path, settings | {"vocab_size": 200}, {16: 4, 1: 1})
+    assert made() != whole
+    bert.make_data(tmp_path, settings, {16: 4})
+    assert made() == whole

@@ -62,6 +62,7 @@ def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> 
     wanted = [settings["vocab_size"], settings["documents"], sorted(lengths.items())]
     if marker.exists() and json.loads(marker.read_text()) == json.loads(json.dumps(wanted)):
         return
+    marker.unlink(missing_ok=True)  # a killed study leaves some of the old data, some of the new
     found = stdlib_text.documents()
     documents = ["\n".join(lines) for _, lines in found][: settings["documents"]]
     sets = {"train": [], "select": [], "report": []}

@@ -44,6 +44,7 @@ def reports(found):
 
 
 def text(records, settings, name):
+    largest = max(settings["multiples"]) * settings["base_batch"]
     return f"""{chr(10).join(answers(records, settings))}
 
 ![Error on the test images over the batch, by rule]({name}.png)
@@ -65,8 +66,8 @@ A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, tuned fo
 
 Ours differ in the model ({settings["size"]} rows of {settings["size"]}, {settings["hidden"]} \
 units instead of 28 rows of 28, 128 units) and in the epochs ({settings["epochs"]} instead of 25: \
-{settings["epochs"] * settings["train_examples"] // (64 * settings["base_batch"])} updates at \
-batch {64 * settings["base_batch"]:,}), which makes the largest batches harder.
+{settings["epochs"] * settings["train_examples"] // largest} updates at \
+batch {largest:,}), which makes the largest batches harder.
 
 ## The rates at the base
 

@@ -10,6 +10,7 @@ Needs matplotlib.
 """
 
 import functools
+import hashlib
 import json
 import pathlib
 import sys
@@ -84,17 +85,19 @@ def run(options, settings, trial, records):
     bert.make_data(options.data_dir, bert.MODEL | settings, lengths)
     about, given = settings[trial["phase"]], rates(settings, trial["phase"], trial["schedule"])
     training = training_of(options.data_dir, json.dumps(settings))
-    training.restart(trial["seed"])
     is_second = trial["phase"] == "second"
     if is_second:
         before = "one schedule" if trial["schedule"] == "continued" else "falls to 0"
         state = first_state(options.data_dir, settings, before, trial["seed"], training)
+    training.restart(trial["seed"])  # here: with it, the moments are at 0
+    if is_second:
         training.restore(state, with_moments=trial["moments"] == "kept")
     start = training.evaluate(stage_of(settings["second"]))["report"] if is_second else None
     evaluations = settings["evaluations"] if is_second else 3
     curve = training.run(stage_of(about), given, evaluations)
     if not is_second and not training.diverged:
-        save(state_file(options.data_dir, trial["schedule"], trial["seed"]), training.state())
+        path = state_file(options.data_dir, settings, trial["schedule"], trial["seed"])
+        save(path, training.state())
     return bert.result(training, curve) | {"start": start, "peak": float(given.max())}
 
 
@@ -112,17 +115,20 @@ def stage_of(about):
 
 def first_state(folder, settings, schedule, seed, training):
     """The state after a first phase; made anew where its file is gone."""
-    path = state_file(folder, schedule, seed)
+    path = state_file(folder, settings, schedule, seed)
     if not path.exists():
         stage = stage_of(settings["first"])
+        training.restart(seed)
         training.run(stage, rates(settings, "first", schedule), 1)
         save(path, training.state())
     with np.load(path) as arrays:
         return [arrays[name] for name in arrays.files]
 
 
-def state_file(folder, schedule, seed):
-    return folder / f"first_{schedule.replace(' ', '_')}_{seed}.npz"
+def state_file(folder, settings, schedule, seed):
+    """Of these settings alone: the quick form and others share the folder."""
+    form = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return folder / f"first_{form}_{schedule.replace(' ', '_')}_{seed}.npz"
 
 
 def save(path, state):

@@ -66,9 +66,17 @@ def splits(folder: str | None, size: int, train_examples: int, select: int, test
         train_examples: Number to train with, the first ones.
         select: Number of the last training images, which are not trained with.
         test: Number of test images.
+
+    Raises:
+        ValueError: there are fewer training images than the first two sets need.
     """
     data = load(folder)
     (images, labels), (test_images, test_labels) = data["train"], data["test"]
+    if train_examples + select > len(labels):
+        raise ValueError(
+            f"train_examples={train_examples:,} and select_examples={select:,} overlap: there are "
+            f"{len(labels):,} training images."
+        )
     parts = {
         "train": (images[:train_examples], labels[:train_examples]),
         "select": (images[-select:], labels[-select:]),
