@@ -115,8 +115,9 @@ class Topology:
         kind, shape = match[1], f"1x{match[2]}x{match[3]}"
         gpu = GPUS[kind]
         # In a ring through all hosts, one GPU of each sends to the next host.
-        crosses = network is not None and hosts(name) > 1
-        sent = min(gpu.interconnect, network) if crosses else gpu.interconnect
+        sent = gpu.interconnect
+        if network is not None and hosts(name) > 1:
+            sent = min(sent, network)
         self.chip = dataclasses.replace(gpu, interconnect=sent)
         target = TARGET.format(
             gpu=gpu,
