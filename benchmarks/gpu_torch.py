@@ -11,7 +11,8 @@ import torch
 import turns
 from gpu_page import ADAMW, PEER, TORCH_LAMB
 
-# Packaged LAMBs: module, class, and the arguments that leave out a clipping that is on by default.
+# Packaged LAMBs: module, class and arguments. timm's clipping by the global norm is left out; that
+# of FusedLAMB and pytorch_optimizer, on by default too, is part of what they are timed with.
 LAMBS = {
     "apex.optimizers": ("FusedLAMB", {}),
     "torch_optimizer": ("Lamb", {}),

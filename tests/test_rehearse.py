@@ -199,6 +199,19 @@ def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(tmp_path, flags,
     assert re.fullmatch(rf"rehearse: error: {message}\n", done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(bf16[4]{0}, u8[16]{0}, pred[3]{0})", 27),
+        ("s64[]", 8),
+        ("f8e4m3fn[5]{0}", 5),
+    ],
+)
+def test_bytes_of_the_types_of_xla(shapes, size):
+    assert programs._bytes(shapes) == size
+
+
 def test_a_program_too_large_is_told_with_the_memory_it_needs():
     topology = tpu_compiler.Topology("v5e:2x2")
     rows = tf.TensorSpec((2**16, 128))

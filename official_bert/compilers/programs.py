@@ -150,12 +150,15 @@ def _reduced_bytes(line, devices):
     return int(size / 2)
 
 
-_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f64": 8, "pred": 1}
-
-
 def _bytes(shapes):
     """Bytes of "f32[2,3]{1,0}" or of a tuple of such."""
     return sum(
-        _BYTES[kind] * math.prod(int(n) for n in shape.split(",") if n)
+        _bits(kind) * math.prod(int(n) for n in shape.split(",") if n) // 8
         for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
     )
+
+
+def _bits(kind):
+    """Bits of a number of this type of XLA, which begins with them: s64, bf16, f8e4m3fn, u4."""
+    bits = re.match(r"[a-z]+(\d+)", kind)
+    return int(bits[1]) if bits else 8  # pred
