@@ -260,6 +260,22 @@ def test_the_documents_figures_are_those_of_the_reports():
             assert f"| {stage['memory_bytes'] / 2**30:.2f} of " in text
 
 
+def test_the_figures_of_gpus_are_those_of_the_report():
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    (path,) = (ROOT / "benchmarks" / "results").glob("gpu_rehearsal_*.json")
+    assert f"](../benchmarks/results/{path.name})" in text
+    report = json.loads(path.read_text())
+    for stage in report["stages"]:
+        memory = f"{stage['memory_bytes'] / 2**30:.2f} of {report['core_memory_bytes'] / 2**30:.1f}"
+        reducing, at_peak = (
+            f"{1e3 * stage[name]:.1f}"
+            for name in ("estimated_reducing_seconds", "computing_seconds_at_peak")
+        )
+        assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
+        assert f"| {memory} | {stage['reductions']}, " in text
+        assert f"| {reducing} | {at_peak} |" in text
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
