@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import peers
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +79,7 @@ def test_an_import_without_the_extra_raises_the_same_line(tmp_path):
 
 
 def test_jax_in_a_bucket_says_that_it_needs_tensorflow_and_not_that_jax_does_without(tmp_path):
+    peers.load("tokenizers")  # and with it all else of [bert]
     config = tmp_path / "bert_config.json"
     config.write_text('{"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 1}')
     flags = ["--engine=jax", "--model_dir=gs://b/m", f"--bert_config_file={config}"]
