@@ -154,11 +154,11 @@ def test_a_demo_that_is_interrupted_and_then_killed_goes_on_and_ends_with_the_sa
     assert process.wait() == 130
     assert "Traceback" not in rest
     assert re.search(r"Stopped\. Run the same command again", rest.splitlines()[-1])
-    with started(command, r"^step +100/") as process:
+    with started(command, r"^step ") as process:
         process.send_signal(signal.SIGKILL)
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
-    assert finish(command).count("step ") < 4  # of 140 updates, 100 were done
+    assert finish(command).count("step ") < 5  # of 140 updates, 50 were done at least
     expected = weights(uninterrupted[2])
     for name, value in weights(tmp_path / "output").items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
