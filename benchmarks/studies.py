@@ -24,6 +24,7 @@ from official_bert.model.config import BertConfig
 from official_bert.system import child_commands, file_locks
 from official_bert.system.whole_files import write_text
 
+UNKNOWN = "time left not known yet"
 HELD_OUT_SHARE = 12  # one document of so many is held out
 PACKAGES = ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy", "jax", "keras")
 
@@ -63,38 +64,58 @@ class Study:
         Returns:
             Names of the trials that failed.
         """
-        missing = [trial for trial in trials if self.name(trial) not in self.done()]
-        failed = []
+        missing, failed = self.missing(trials), []
         for number, trial in enumerate(missing):
-            done = self.done()
-            print(
-                f"trial {len(done) + len(failed) + 1} of {self.trials}: {self.name(trial)}; "
-                f"{self._time_left(done.values(), [*missing[number:], *later])}",
-                flush=True,
-            )
-            started, before = time.perf_counter(), about_machine()
-            found = run_trial(trial)
-            if found is None:
+            self.announce(trial, [*missing[number:], *later], len(failed))
+            record = self.record(trial, run_trial)
+            if record is None:
                 failed.append(self.name(trial))
                 continue
-            about = {
-                "trial": trial,
-                "settings": self.settings,
-                "wall_seconds": time.perf_counter() - started,
-                "machine": before,
-                "date": datetime.date.today().isoformat(),
-            }
-            _append(self.results, about | found)
+            self.add(record)
             after_each()
         for name in failed:
             print(f"failed: {name}; the same command tries it again", file=sys.stderr)
         return failed
 
-    def _time_left(self, done, missing):
-        expected = [self._expected(trial, done) for trial in missing]
-        if None in expected:
-            return "time left not known yet"
-        return f"about {sum(expected) / 60:.0f} min left in all"
+    def missing(self, trials):
+        """Those of `trials` that have no record."""
+        done = self.done()
+        return [trial for trial in trials if self.name(trial) not in done]
+
+    def announce(self, trial, left, begun=0, jobs=1):
+        """Says which trial begins and how long all may take.
+
+        Args:
+            trial: The trial.
+            left: What has to be run, with it.
+            begun: Number of other trials that were begun and have no record.
+            jobs: Number of trials that run side by side.
+        """
+        done = self.done()
+        expected = [self._expected(each, done.values()) for each in left]
+        known = None not in expected
+        left = f"about {sum(expected) / jobs / 60:.0f} min left in all" if known else UNKNOWN
+        number = len(done) + begun + 1
+        print(f"trial {number} of {self.trials}: {self.name(trial)}; {left}", flush=True)
+
+    def record(self, trial, run_trial):
+        """Runs a trial; what is to be kept of it, or `None` if it failed."""
+        started, before = time.perf_counter(), about_machine()
+        found = run_trial(trial)
+        if found is None:
+            return None
+        about = {
+            "trial": trial,
+            "settings": self.settings,
+            "wall_seconds": time.perf_counter() - started,
+            "machine": before,
+            "date": datetime.date.today().isoformat(),
+        }
+        return about | found
+
+    def add(self, record):
+        """Keeps what `record` returned."""
+        _append(self.results, record)
 
     def _expected(self, trial, done):
         for names in self.alike:

@@ -54,7 +54,7 @@ TINY = {
         "sequences": 64,
         "base_batch": 8,
         "multiples": [1, 2],
-        "methods": ["nesterov"],
+        "groups": [["nesterov"]],
         "trials": 1,
     },
 }
@@ -184,7 +184,8 @@ def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
     assert len(set(names)) == len(names)
     searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
     assert {searched.count(each) for each in searched} == {settings["trials"]}
-    assert len(set(searched)) == len(settings["methods"]) * len(settings["multiples"])
+    methods = sum(map(len, settings["groups"]))
+    assert len(set(searched)) == methods * len(settings["multiples"])
 
 
 def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():

@@ -7,8 +7,8 @@ the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up
 the best by one held-out set trains with more seeds and is reported on another. And each trains
 with what its rule makes of its best settings at the smallest batch, untuned.
 
-The trials come in an order in which those that are done say something: first LAMB and AdamW, the
-search breadth first over the batches, then the rule; then the other methods; then more seeds.
+The trials come in an order in which those that are done say something: for each group of methods
+the search, breadth first over the batches, then the rule and more seeds.
 
 Needs matplotlib; a TensorFlow whose Keras has Muon.
 """
@@ -23,19 +23,18 @@ SETTINGS = {
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
     "sequences": 256_000,  # of every run
-    "base_batch": 64,
+    "base_batch": 16,
     "multiples": [1, 4, 16, 64],
-    "methods": ["lamb", "adamw", "orscale", "nesterov", "lars", "muon"],
-    "first_methods": 2,  # so many before the others
+    "groups": [["lamb", "adamw"], ["nesterov", "lars", "orscale"], ["muon"]],
     "trials": 4,  # at each batch
     "seeds": 3,
     "rates": {
-        "lamb": [2e-3, 2e-2],
-        "adamw": [5e-4, 5e-3],
-        "orscale": [5e-4, 5e-3],
-        "muon": [5e-4, 5e-3],
+        "lamb": [2e-3, 4e-2],
+        "adamw": [5e-4, 1e-2],
         "nesterov": [0.03, 1.0],
         "lars": [3e-3, 0.1],
+        "orscale": [5e-4, 1e-2],
+        "muon": [5e-4, 1e-2],
     },
     "one_minus_beta_1": [0.03, 0.3],
     "warmup_share": [0.02, 0.3],
@@ -48,7 +47,7 @@ QUICK = {
     "sequences": 8_000,
     "multiples": [1, 4],
     "base_batch": 64,
-    "methods": ["lamb", "adamw", "orscale"],
+    "groups": [["lamb", "adamw", "orscale"]],
     "trials": 1,
     "seeds": 1,
     "evaluations": 4,
@@ -57,17 +56,16 @@ LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
 
 
 def trials(settings):
-    """For each group of methods the search, breadth first, and the rule; at last more seeds."""
-    methods, first = settings["methods"], settings["first_methods"]
+    """For each group of methods the search, breadth first, the rule, and both with more seeds."""
     multiples, larger = settings["multiples"], settings["multiples"][1:]
     numbers, seeds = range(1, settings["trials"] + 1), range(1, settings["seeds"] + 1)
     found = []
-    for group in (methods[:first], methods[first:]):
+    for group in settings["groups"]:
         found += [trial("search", m, k, n, 1) for n in numbers for k in multiples for m in group]
-        found += [trial("rule", m, k, None, 1) for k in larger for m in group]
-    for seed in seeds[1:]:
-        found += [trial("best", m, k, None, seed) for k in multiples for m in methods]
-        found += [trial("rule", m, k, None, seed) for k in larger for m in methods]
+        for seed in seeds:
+            if seed > 1:
+                found += [trial("best", m, k, None, seed) for k in multiples for m in group]
+            found += [trial("rule", m, k, None, seed) for k in larger for m in group]
     return found
 
 
@@ -81,7 +79,7 @@ def point(settings, method, number):
 
     Args:
         settings: Those of the study.
-        method: Of `settings["methods"]`.
+        method: Of `settings["groups"]`.
         number: From 1.
     """
     names = ("one_minus_beta_1", "warmup_share", "weight_decay")
@@ -177,6 +175,12 @@ def values_of(settings, trial, records):
     return by_rule(settings, method, chosen, multiple)
 
 
+def needs(trial, other):
+    """Whether a run at chosen settings waits for one of the search that they are chosen from."""
+    chooses = trial["part"] != "search" and other["part"] == "search"
+    return chooses and trial["method"] == other["method"]
+
+
 CLAIM = study.Claim(
     name="batch_scaling",
     title="Up to which batch each optimizer holds its loss",
@@ -184,6 +188,7 @@ CLAIM = study.Claim(
     quick=QUICK,
     trials=trials,
     run=run,
+    needs=needs,
     draw=page.draw,
     text=page.text,
     alike=(("method", "multiple"), ("multiple",)),

@@ -1,5 +1,6 @@
 """Text and picture of `batch_scaling.py`, from its records alone."""
 
+import itertools
 from statistics import mean
 
 import study
@@ -158,7 +159,7 @@ def loss_table(records, settings, cell):
     head = ("optimizer", *(f"batch {base * k:,}" for k in settings["multiples"]))
     rows = [
         (LABELS[m], *(cell(records, settings, m, k) for k in settings["multiples"]))
-        for m in settings["methods"]
+        for m in itertools.chain(*settings["groups"])
     ]
     return study.table(head, rows)
 
@@ -208,7 +209,7 @@ def updates_to(curve, level):
 def chosen_table(records, settings):
     head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged trials")
     rows = []
-    for method in settings["methods"]:
+    for method in itertools.chain(*settings["groups"]):
         for multiple in settings["multiples"]:
             if found := tuned(records, method, multiple):
                 values = found[0]["values"].values()
@@ -234,7 +235,7 @@ def _draw(axes, records, settings):
         axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
         axis.minorticks_off()
         axis.set_xlim(settings["base_batch"] * 0.7, largest * 1.4)
-    for method in settings["methods"]:
+    for method in itertools.chain(*settings["groups"]):
         groups = {k: tuned(records, method, k) for k in settings["multiples"]}
         rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
         steps = {k: [updates_to(r["curve"], TARGET) for r in f] for k, f in groups.items()}

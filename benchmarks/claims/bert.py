@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from official_bert.system import quiet_tensorflow
+from official_bert.system import file_locks, quiet_tensorflow
 
 quiet_tensorflow.import_tensorflow()
 
@@ -45,6 +45,7 @@ EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
 PARTS = {1: "select", 3: "report"}  # of every 12 documents, the ones that are held out
 DIVERGED = 20.0  # nats
 CHUNK = 50  # updates per call at most
+MICRO_TOKENS = 1024  # of a part of a batch that is computed at once: what fits into a cache
 
 
 # Data
@@ -58,6 +59,11 @@ def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> 
         settings: Those of `MODEL`.
         lengths: {tokens per sequence: predictions}.
     """
+    with file_locks.hold(folder / ".data.lock", when_held=lambda: None):  # by another trial
+        _make_data(folder, settings, lengths)
+
+
+def _make_data(folder, settings, lengths):
     marker = folder / "data.json"
     wanted = [settings["vocab_size"], settings["documents"], sorted(lengths.items())]
     if marker.exists() and json.loads(marker.read_text()) == json.loads(json.dumps(wanted)):
@@ -226,39 +232,39 @@ class Training:
         return self._held_out[key]
 
     def _chunk_of(self, stage):
-        variables, length = self.model.trainable_variables, stage.max_seq_length
-        masked = stage.max_predictions_per_seq
-        shapes = {
-            "input_ids": length,
-            "input_mask": length,
-            "segment_ids": length,
-            "masked_lm_positions": masked,
-            "masked_lm_ids": masked,
-            "masked_lm_weights": masked,
-        }
+        variables = self.model.trainable_variables
+        rows = math.gcd(stage.batch_size, max(1, MICRO_TOKENS // stage.max_seq_length))
 
-        def gradients_of(batch):
+        def gradients_of(part, weight):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
-                outputs = self.model(batch, training=True, dropout_seed=tf.constant([0, 0]))
-                sums = self._task.batch_sums(outputs, batch)
-                loss = sums["masked_lm_loss"] / sums["masked_lm_weight"]
+                outputs = self.model(part, training=True, dropout_seed=tf.constant([0, 0]))
+                loss = self._task.batch_sums(outputs, part)["masked_lm_loss"] / weight
             found = tape.gradient(loss, variables)
             return loss, [
                 tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
                 for g, v in zip(found, variables, strict=True)
             ]
 
+        def summed_gradients_of(batch):
+            weight = tf.reduce_sum(batch["masked_lm_weights"])
+            loss, sums = tf.constant(0.0), [tf.zeros(v.shape) for v in variables]
+            for low in tf.range(0, stage.batch_size, rows):
+                part = {
+                    key: tf.ensure_shape(values[low : low + rows], (rows, *values.shape[1:]))
+                    for key, values in batch.items()
+                }
+                more, gradients = gradients_of(part, weight)
+                loss, sums = loss + more, [total + g for total, g in zip(sums, gradients)]
+            return loss, sums
+
         @tf.function(reduce_retracing=True)
         def chunk(batches, rates):
             """Trains on the batches, one after another; returns the mean of their losses."""
             total, steps = 0.0, tf.shape(rates)[0]
             for i in tf.range(steps):
-                batch = {key: values[i] for key, values in batches.items()}
-                for key, width in shapes.items():
-                    batch[key] = tf.ensure_shape(batch[key], (stage.batch_size, width))
                 self.optimizer.learning_rate.assign(rates[i])
-                loss, gradients = gradients_of(batch)
+                loss, gradients = summed_gradients_of({k: v[i] for k, v in batches.items()})
                 self.optimizer.apply(gradients, variables)
                 total += loss
             return total / tf.cast(steps, "float32")

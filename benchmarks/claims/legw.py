@@ -151,6 +151,12 @@ def chosen_rate(records, method):
     return study.chosen((r for r in tuned if r["trial"]["method"] == method), "select")["base_rate"]
 
 
+def needs(trial, other):
+    """Whether a run at the chosen rate waits for one of those it is chosen from."""
+    chooses = trial["part"] == "scaling" and other["part"] == "tuning"
+    return chooses and trial["method"] == other["method"]
+
+
 CLAIM = study.Claim(
     name="legw",
     title="LEGW: accuracy of an LSTM on MNIST over the batch",
@@ -158,6 +164,7 @@ CLAIM = study.Claim(
     quick=QUICK,
     trials=trials,
     run=run,
+    needs=needs,
     draw=page.draw,
     text=page.text,
     alike=(("part", "batch", "method"), ("part", "batch"), ("part",)),

@@ -154,6 +154,12 @@ def training_of(folder: pathlib.Path, settings: str):
     return bert.Training(folder, bert.MODEL | values, positions, optimizer, 0)
 
 
+def needs(trial, other):
+    """Whether a second phase waits for its first."""
+    follows = trial["phase"] == "second" and other["phase"] == "first"
+    return follows and trial["seed"] == other["seed"]
+
+
 CLAIM = study.Claim(
     name="mixed_batch",
     title="What the second warm-up of a mixed batch is worth",
@@ -161,6 +167,7 @@ CLAIM = study.Claim(
     quick=QUICK,
     trials=trials,
     run=run,
+    needs=needs,
     draw=page.draw,
     text=page.text,
     alike=(("phase",),),

@@ -1,14 +1,18 @@
 """What the studies of claims share: flags, trials that a killed study need not repeat, their page.
 
-A study is a `Claim`. Its trials run one after another in this process; each finished one is a line
-of `--results` with the command, the settings, the seed, the commit and the seconds that it took.
-The same command, given again, goes on with the next trial.
+A study is a `Claim`. Its trials run one after another in this process, or `--jobs` at a time in
+processes of their own; each finished one is a line of `--results` with the command, the settings,
+the seed, the commit and the seconds that it took. The same command, given again, goes on with the
+trials that are missing.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import math
+import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import shlex
@@ -25,6 +29,7 @@ sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
 import curves  # noqa: E402  # after the path
 import studies  # noqa: E402
 
+from official_bert.system import child_commands  # noqa: E402
 from official_bert.system.whole_files import write_text  # noqa: E402
 
 # Student's t for 95 %, by the number of values; beyond these, nearly 2.
@@ -47,6 +52,8 @@ class Claim(NamedTuple):
         trials: Function of the settings; the trials in order, dictionaries of JSON values.
         run: Function of (options of the command, settings, trial, records so far); a dictionary
             for the record, which has `diverged`.
+        needs: Function of two trials; whether the first uses what the second leaves, so that it
+            has to begin after its end.
         draw: Function of (records, settings, path of the picture).
         text: Function of (records, settings); the page between its head and its settings.
         alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
@@ -58,6 +65,7 @@ class Claim(NamedTuple):
     quick: dict
     trials: Callable
     run: Callable
+    needs: Callable
     draw: Callable
     text: Callable
     alike: Sequence
@@ -85,6 +93,12 @@ def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
     found.add_argument(
         "--minutes", type=float, default=math.inf, help="begin no trial after so many minutes"
     )
+    found.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="trials at a time, each on its share of the processor's cores (1)",
+    )
     return found
 
 
@@ -96,18 +110,20 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         options: What `parser` parsed.
     """
     settings = claim.settings | (claim.quick if options.quick else {}) | options.settings
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= options.jobs <= cores:
+        print(f"--jobs={options.jobs}: give 1 to {cores}, the number of cores.", file=sys.stderr)
+        return 2
     _settle_paths(claim.name, options)
     trials = claim.trials(settings)
     work = studies.Study(options.results, settings, trial_name, len(trials), (*claim.alike, ()))
     with studies.alone_in(options.data_dir):
         due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
-        failed = []
-        with contextlib.suppress(OutOfTime):
-            if not options.page_only:
-                run = _runner(claim, options, settings, work)
-                failed = work.run(trials, run, due.maybe)
+        if not options.page_only:
+            runner = _side_by_side if options.jobs > 1 else _one_by_one
+            runner(claim, options, settings, work, trials, due.maybe)
         due.now()
-    return 1 if failed else 0
+    return 0
 
 
 def _settle_paths(name, options):
@@ -142,19 +158,79 @@ def commit() -> str:
     return "unknown"
 
 
-def _runner(claim, options, settings, work):
-    always = {"command": command(), "commit": commit()}
+# Trials
+
+
+def _one_by_one(claim, options, settings, work, trials, after_each):
     ends = time.monotonic() + 60 * options.minutes
 
     def run(trial):
         if time.monotonic() > ends:
             raise OutOfTime
-        cpu = time.process_time()
-        found = claim.run(options, settings, trial, list(work.done().values()))
-        print(f"  {trial_name(trial)}: {found.get('said', 'done')}", flush=True)
-        return always | found | {"cpu_seconds": time.process_time() - cpu}
+        return _run(claim, options, settings, trial, list(work.done().values()))
 
-    return run
+    with contextlib.suppress(OutOfTime):
+        work.run(trials, run, after_each)
+
+
+def _run(claim, options, settings, trial, records):
+    always = {"command": command(), "commit": commit(), "jobs": options.jobs}
+    cpu = time.process_time()
+    found = claim.run(options, settings, trial, records)
+    print(f"  {trial_name(trial)}: {found.get('said', 'done')}", flush=True)
+    return always | found | {"cpu_seconds": time.process_time() - cpu}
+
+
+def _side_by_side(claim, options, settings, work, trials, after_each):
+    """Each trial as soon as a process is idle and what it needs is there."""
+    ends, waiting, running = time.monotonic() + 60 * options.minutes, work.missing(trials), {}
+    idle = [_start_worker(claim, options, settings, work, job) for job in range(options.jobs)]
+    while waiting or running:
+        if time.monotonic() > ends:
+            waiting.clear()
+        unfinished = [*running.values(), *waiting]
+        ready = (t for t in waiting if not any(claim.needs(t, other) for other in unfinished))
+        if idle and (trial := next(ready, None)):
+            work.announce(trial, unfinished, len(running), options.jobs)
+            waiting.remove(trial)
+            worker = idle.pop()
+            worker.send((trial, list(work.done().values())))
+            running[worker] = trial
+            continue
+        for worker in multiprocessing.connection.wait(running):
+            trial = running.pop(worker)
+            try:
+                work.add(worker.recv())
+            except EOFError:
+                raise RuntimeError(
+                    f"The process of the trial '{trial_name(trial)}' ended without a result: by "
+                    "the error above, or killed, as for want of memory. What is done is kept; the "
+                    "same command goes on."
+                ) from None
+            idle.append(worker)
+            after_each()
+
+
+def _start_worker(claim, options, settings, work, job):
+    """A process that runs the trials which it is sent; the end of its pipe."""
+    context = multiprocessing.get_context("spawn")  # a fork of this process may not train
+    ours, theirs = context.Pipe()
+    cores = sorted(os.sched_getaffinity(0))
+    own = cores[len(cores) * job // options.jobs : len(cores) * (job + 1) // options.jobs]
+    arguments = theirs, own, claim, options, settings, work
+    context.Process(target=_work, args=arguments, daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _work(pipe, cores, claim, options, settings, work):
+    child_commands.end_with_parent()
+    os.sched_setaffinity(0, cores)
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            trial, records = pipe.recv()
+            run = functools.partial(_run, claim, options, settings, records=records)
+            pipe.send(work.record(trial, run))
 
 
 class _Pace:
@@ -203,11 +279,13 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike) -> str:
     packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
     names = "; ".join(trial_name(record["trial"]) for record in lost)
     load = max(record["machine"]["load_before"] for record in records)
+    jobs = sorted({record.get("jobs", 1) for record in records})
+    side_by_side = f", up to {jobs[-1]} at a time" if jobs[-1] > 1 else ""
     return f"""{curves.made_on(records, packages)}. **{len(records)} of {trials} trials are \
 done**, in {spent:.0f} minutes ({cpu:.0f} of the processor's; a trial \
 {mean(map(_wall, records)):.0f} s on \
-average). The load average before a trial was at most {load:.1f}: times are those of a shared \
-machine.
+average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those \
+of a shared machine.
 
 Made by `{records[-1]["command"]}` on commit {commits} of `main`, which writes this page from \
 `{pathlib.Path(results).name}`: a line a trial, with its command, settings, seed and seconds. A \

@@ -108,6 +108,11 @@ def training_of(folder: pathlib.Path, settings: str, variant: str):
     return bert.Training(folder, bert.MODEL | values, values["max_seq_length"], made, 0)
 
 
+def needs(trial, other):
+    """Whether a run at the chosen rate waits for one of those it is chosen from."""
+    return trial["rate"] is None and other["rate"] is not None
+
+
 CLAIM = study.Claim(
     name="variants",
     title="Which differences between LAMBs matter",
@@ -115,6 +120,7 @@ CLAIM = study.Claim(
     quick=QUICK,
     trials=trials,
     run=run,
+    needs=needs,
     draw=page.draw,
     text=page.text,
     alike=(("variant",),),
