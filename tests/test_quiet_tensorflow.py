@@ -1,9 +1,10 @@
-"""How TensorFlow is imported: beside JAX it leaves the GPUs alone."""
+"""How TensorFlow is imported: beside JAX it leaves the GPUs alone; without what nobody needs."""
 
 import subprocess
 import sys
 
 import jax_training
+import peers
 import pytest
 
 # As if TensorFlow had found a GPU.
@@ -49,4 +50,20 @@ assert "TPU_LOAD_LIBRARY" not in os.environ
         capture_output=True,
         text=True,
     )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_does_not_wait_for_jax_and_matplotlib_and_can_import_them_later():
+    for peer in ("jax", "matplotlib"):
+        peers.load(peer)
+    script = """
+import sys
+from official_bert.system import quiet_tensorflow
+quiet_tensorflow.import_tensorflow()
+assert "keras" in sys.modules
+assert not {"jax", "matplotlib"} & set(sys.modules)
+import jax
+import matplotlib.pyplot
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
