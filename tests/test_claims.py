@@ -161,11 +161,13 @@ def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
     ]
     assert scaling.van_der_corput(5, 3) == pytest.approx(2 / 3 + 1 / 9)  # 12 in base 3 → 0.21
     settings = scaling.SETTINGS
-    points = [scaling.point(settings, "lamb", number) for number in range(1, 9)]
+    points = [scaling.point(settings, "lamb", 1, number) for number in range(1, 9)]
     low, high = settings["rates"]["lamb"]
     assert points[0]["rate"] == pytest.approx((low * high) ** 0.5)
     assert all(low < each["rate"] < high for each in points)
     assert len({each["warmup_share"] for each in points}) == 8
+    larger = scaling.point(settings, "lamb", 16, 1)
+    assert larger == points[0] | {"rate": pytest.approx(4 * points[0]["rate"])}
 
 
 def test_the_rule_keeps_the_updates_of_warmup():

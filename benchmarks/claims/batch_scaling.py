@@ -28,13 +28,13 @@ SETTINGS = {
     "groups": [["lamb", "adamw"], ["nesterov", "lars", "orscale"], ["muon"]],
     "trials": 4,  # at each batch
     "seeds": 3,
-    "rates": {
-        "lamb": [2e-3, 4e-2],
-        "adamw": [5e-4, 1e-2],
-        "nesterov": [0.03, 1.0],
-        "lars": [3e-3, 0.1],
-        "orscale": [5e-4, 1e-2],
-        "muon": [5e-4, 1e-2],
+    "rates": {  # at the smallest batch; √k times as high at another
+        "lamb": [1e-3, 1e-2],
+        "adamw": [2.5e-4, 2.5e-3],
+        "nesterov": [0.01, 0.3],
+        "lars": [1.5e-3, 0.05],
+        "orscale": [2.5e-4, 2.5e-3],
+        "muon": [2.5e-4, 2.5e-3],
     },
     "one_minus_beta_1": [0.03, 0.3],
     "warmup_share": [0.02, 0.3],
@@ -74,16 +74,18 @@ def trial(part, method, multiple, number, seed):
     return values | {"seed": seed}
 
 
-def point(settings, method, number):
+def point(settings, method, multiple, number):
     """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms.
 
     Args:
         settings: Those of the study.
         method: Of `settings["groups"]`.
+        multiple: Of `settings["multiples"]`.
         number: From 1.
     """
     names = ("one_minus_beta_1", "warmup_share", "weight_decay")
-    ranges = [settings["rates"][method], *(settings[name] for name in names)]
+    rates = [math.sqrt(multiple) * rate for rate in settings["rates"][method]]
+    ranges = [rates, *(settings[name] for name in names)]
     values = [
         low * (high / low) ** van_der_corput(number, base)
         for (low, high), base in zip(ranges, (2, 3, 5, 7))
@@ -168,7 +170,7 @@ def values_of(settings, trial, records):
     """The hyperparameters of a trial; of the later parts, from the search before."""
     method, multiple = trial["method"], trial["multiple"]
     if trial["part"] == "search":
-        return point(settings, method, trial["number"])
+        return point(settings, method, multiple, trial["number"])
     if trial["part"] == "best":
         return page.best(records, method, multiple)["values"]
     chosen = page.best(records, method, settings["multiples"][0])["values"]
