@@ -274,7 +274,7 @@ def records_of(folder, name):
 def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(digits, tmp_path):
     for peer in ("jax", "matplotlib"):
         peers.load(peer)
-    arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}")
+    arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}", "--jobs=2")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
@@ -294,6 +294,7 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
     found = records_of(tmp_path, "legw")
     assert (tmp_path / "legw.jsonl").read_text().startswith(before)
     assert f"trial {len(before.splitlines()) + 1} of 9" in second.stdout
+    assert {each["jobs"] for each in found} == {2}
     names = [json.dumps(each["trial"]) for each in found]
     assert len(names) == len(set(names)) == 9
     assert all(each["settings"] == found[0]["settings"] for each in found)
@@ -310,6 +311,41 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
     assert "**9 of 9 trials are" in text
     assert f"{best['base_rate']:g}: {best['select']:.2f} %" in text
     assert (tmp_path / "legw.png").stat().st_size > 1000
+
+
+def test_flags_that_no_study_can_follow_are_refused_before_it_begins(tmp_path, capsys):
+    study, variants = script("study"), script("variants")
+
+    def refused(settings, *flags):
+        options = study.parser(variants.CLAIM, "").parse_args(
+            command("variants", tmp_path, settings, *flags)[2:]
+        )
+        assert study.main(variants.CLAIM, options) == 2
+        assert not list(tmp_path.iterdir())
+        return capsys.readouterr().err
+
+    said = refused({"seed": 2, "hidden_size": 64})
+    assert said.startswith("--settings: there is no seed; there are ")
+    assert "hidden_size" in said
+    assert "--jobs=0: give 1 to " in refused({}, "--jobs=0")
+    assert "--jobs=9999: give 1 to " in refused({}, "--jobs=9999")
+
+
+def test_a_process_of_a_trial_that_is_killed_ends_the_study_with_the_reason(tmp_path):
+    study, variants = script("study"), script("variants")
+    options = argparse.Namespace(jobs=1, minutes=60)
+    work = study.studies.Study(tmp_path / "r.jsonl", {}, study.trial_name, 1, ((),))
+    claim = variants.CLAIM._replace(run=end_this_process, needs=needs_nothing)
+    with pytest.raises(RuntimeError, match="of the trial 'number 1' ended without a result"):
+        study._side_by_side(claim, options, {}, work, [{"number": 1}], None)
+
+
+def needs_nothing(*_):
+    return False
+
+
+def end_this_process(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -351,7 +387,7 @@ def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(ber
 @pytest.mark.slow
 def test_data_that_a_killed_study_left_half_made_are_made_again(tmp_path):
     bert = script("bert")
-    settings = bert.MODEL | TINY_BERT
+    settings = script("model_settings").MODEL | TINY_BERT
 
     def made():
         return {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}

@@ -18,6 +18,7 @@ import sys
 
 import batch_scaling_page as page
 import study
+from model_settings import MODEL
 
 SETTINGS = {
     "max_seq_length": 16,
@@ -145,7 +146,7 @@ def run(options, settings, trial, records):
     from official_bert.stages import Stage
 
     lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
-    model = bert.MODEL | settings
+    model = MODEL | settings
     bert.make_data(options.data_dir, model, lengths)
     values = values_of(settings, trial, records)
     batch = settings["base_batch"] * trial["multiple"]
@@ -194,6 +195,7 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("method", "multiple"), ("multiple",)),
+    model=MODEL,
 )
 
 

@@ -73,8 +73,8 @@ of trials and runs behind each figure.
 
 Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials of the search \
 at that batch and the runs of its best. Every trial is a point of one quasi-random sequence over \
-the ranges below, the same points for all; the best is that with the lowest loss on documents that \
-the report does not use.
+the ranges below, the same points for all (rates × √k at k times the smallest batch); the best is \
+that with the lowest loss on documents that the report does not use.
 
 ## Untuned
 
@@ -103,10 +103,15 @@ beside LAMB's 91.48. OrScale's authors: CIFAR-10, 24 epochs, batch 512: OrScale 
 93.70, AdamW 93.12, \
 LAMB 92.40 %.
 
-Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens. A \
-model needs some hundred updates to leave the plateau, so that the largest batches cannot leave it \
-by any optimizer: what they show is how far each gets in \
-{settings["sequences"] // (settings["base_batch"] * settings["multiples"][-1])} updates."""
+Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
+{updates(settings, 0):,} updates at the smallest batch and {updates(settings, -1):,} at the \
+largest. Every model spends its first some hundred updates on a plateau, where it knows little but \
+the frequencies of words."""
+
+
+def updates(settings, place):
+    """Of a run, at a batch by its place among the multiples."""
+    return settings["sequences"] // (settings["base_batch"] * settings["multiples"][place])
 
 
 def answers(records, settings):

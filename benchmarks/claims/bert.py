@@ -29,16 +29,6 @@ from official_bert.model.config import BertConfig  # noqa: E402
 from official_bert.stages import Stage  # noqa: E402
 from official_bert.tasks.pretraining import Pretraining  # noqa: E402
 
-MODEL = {
-    "vocab_size": 2048,
-    "documents": None,  # of the text; None: all
-    "num_hidden_layers": 2,
-    "hidden_size": 128,
-    "num_attention_heads": 2,
-    "intermediate_size": 512,
-    "initializer_range": 0.06,
-    "masked_lm_prob": 0.25,  # in training; of the held-out text 15 %
-}
 EXCLUDED = ["LayerNorm", "bias"]  # from weight decay and, in LAMB and LARS, from adaptation
 EVAL_BATCH = 256
 EVAL_BATCHES = 6  # of each set: those that are held out suffice for more

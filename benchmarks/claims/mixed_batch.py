@@ -18,6 +18,7 @@ import sys
 import mixed_batch_page as page
 import numpy as np
 import study
+from model_settings import MODEL
 
 SETTINGS = {
     "first": {"updates": 2400, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
@@ -82,7 +83,7 @@ def run(options, settings, trial, records):
 
     phases = settings["first"], settings["second"]
     lengths = {p["max_seq_length"]: p["predictions"] for p in phases}
-    bert.make_data(options.data_dir, bert.MODEL | settings, lengths)
+    bert.make_data(options.data_dir, MODEL | settings, lengths)
     about, given = settings[trial["phase"]], rates(settings, trial["phase"], trial["schedule"])
     training = training_of(options.data_dir, json.dumps(settings))
     is_second = trial["phase"] == "second"
@@ -151,7 +152,7 @@ def training_of(folder: pathlib.Path, settings: str):
         0.0, exclude_from_weight_decay=bert.EXCLUDED, **{name: values[name] for name in names}
     )
     positions = max(values[name]["max_seq_length"] for name in ("first", "second"))
-    return bert.Training(folder, bert.MODEL | values, positions, optimizer, 0)
+    return bert.Training(folder, MODEL | values, positions, optimizer, 0)
 
 
 def needs(trial, other):
@@ -171,6 +172,7 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("phase",),),
+    model=MODEL,
 )
 
 

@@ -57,6 +57,7 @@ class Claim(NamedTuple):
         draw: Function of (records, settings, path of the picture).
         text: Function of (records, settings); the page between its head and its settings.
         alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
+        model: Names of more settings, which are in no record where they are not given.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Claim(NamedTuple):
     draw: Callable
     text: Callable
     alike: Sequence
+    model: Iterable[str] = ()
 
 
 def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
@@ -110,6 +112,10 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         options: What `parser` parsed.
     """
     settings = claim.settings | (claim.quick if options.quick else {}) | options.settings
+    if unknown := sorted({*options.settings} - {*claim.settings, *claim.model}):
+        known = ", ".join([*claim.settings, *claim.model])
+        print(f"--settings: there is no {', '.join(unknown)}; there are {known}.", file=sys.stderr)
+        return 2
     cores = len(os.sched_getaffinity(0))
     if not 1 <= options.jobs <= cores:
         print(f"--jobs={options.jobs}: give 1 to {cores}, the number of cores.", file=sys.stderr)

@@ -15,6 +15,7 @@ import sys
 
 import study
 import variants_page as page
+from model_settings import MODEL
 
 SETTINGS = {
     "max_seq_length": 16,
@@ -80,7 +81,7 @@ def run(options, settings, trial, records):
 
     from official_bert.stages import Stage
 
-    model = bert.MODEL | settings
+    model = MODEL | settings
     lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
     bert.make_data(options.data_dir, model, lengths)
     rate = trial["rate"] or page.chosen_rate(records)
@@ -105,7 +106,7 @@ def training_of(folder: pathlib.Path, settings: str, variant: str):
 
     values = json.loads(settings)
     made = optimizer(variant, values)
-    return bert.Training(folder, bert.MODEL | values, values["max_seq_length"], made, 0)
+    return bert.Training(folder, MODEL | values, values["max_seq_length"], made, 0)
 
 
 def needs(trial, other):
@@ -124,6 +125,7 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("variant",),),
+    model=MODEL,
 )
 
 
