@@ -20,6 +20,7 @@ from official_bert.model.config import BertConfig
 from official_bert.system import (
     commands,
     freed_memory,
+    hidden_modules,
     local_paths,
     places,
     quiet_tensorflow,
@@ -72,6 +73,8 @@ def _import_engine(values):
         os.environ,
         WORKER_LOST,
     )
+    with hidden_modules.hidden("matplotlib"):
+        import keras  # noqa: F401
 
 
 def _run_local_workers(values):

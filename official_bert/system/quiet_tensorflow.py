@@ -1,8 +1,7 @@
 """Imports TensorFlow and Keras without messages on stderr, and without what no command needs.
 
 TensorFlow prints some ten lines about oneDNN and CUDA that no setting turns off. A user who reads
-them would look for an error. And where JAX and matplotlib are installed, TensorFlow imports the one
-for its Lite converter and Keras the other for its galleries: more than a quarter of the start.
+them would look for an error.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from official_bert.system import environment
+from official_bert.system import environment, hidden_modules
 
 # TensorFlow fetches 64 MB of an object in a bucket for any read; a block of records has up to 1 MB.
 _BYTES_OF_A_REQUEST = 1 << 22
@@ -42,24 +41,12 @@ def _import(beside_jax):
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
     leave_tpus = {"TPU_LOAD_LIBRARY": "0"} if beside_jax else {}  # to TensorFlow's plug-in
     unneeded = ("matplotlib",) if beside_jax else ("matplotlib", "jax")
-    with environment.variables(**leave_tpus), silence(), _hidden(unneeded):
+    with environment.variables(**leave_tpus), silence(), hidden_modules.hidden(*unneeded):
         import keras  # noqa: F401  # here, where it finds no matplotlib
         import tensorflow as tf
 
         tf.config.list_physical_devices("GPU")  # the first look for a GPU prints such lines too
         tf.get_logger().setLevel("WARNING")  # lower levels print names of devices and operations
-
-
-@contextlib.contextmanager
-def _hidden(names):
-    """While the block runs, those of these modules that are not loaded yet cannot be imported."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 @contextlib.contextmanager
