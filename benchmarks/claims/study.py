@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
 
 import curves  # noqa: E402  # after the path
+import machine  # noqa: E402
 import studies  # noqa: E402
 
 from official_bert.system import child_commands  # noqa: E402
@@ -116,8 +117,7 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         known = ", ".join([*claim.settings, *claim.model])
         print(f"--settings: there is no {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
-    cores = len(os.sched_getaffinity(0))
-    if not 1 <= options.jobs <= cores:
+    if not 1 <= options.jobs <= (cores := machine.cores()):
         print(f"--jobs={options.jobs}: give 1 to {cores}, the number of cores.", file=sys.stderr)
         return 2
     _settle_paths(claim.name, options)
@@ -221,17 +221,18 @@ def _start_worker(claim, options, settings, work, job):
     """A process that runs the trials which it is sent; the end of its pipe."""
     context = multiprocessing.get_context("spawn")  # a fork of this process may not train
     ours, theirs = context.Pipe()
-    cores = sorted(os.sched_getaffinity(0))
-    own = cores[len(cores) * job // options.jobs : len(cores) * (job + 1) // options.jobs]
-    arguments = theirs, own, claim, options, settings, work
+    arguments = theirs, job, claim, options, settings, work
     context.Process(target=_work, args=arguments, daemon=True).start()
     theirs.close()
     return ours
 
 
-def _work(pipe, cores, claim, options, settings, work):
+def _work(pipe, job, claim, options, settings, work):
     child_commands.end_with_parent()
-    os.sched_setaffinity(0, cores)
+    if hasattr(os, "sched_setaffinity"):  # Linux has it
+        cores = sorted(os.sched_getaffinity(0))
+        own = slice(len(cores) * job // options.jobs, len(cores) * (job + 1) // options.jobs)
+        os.sched_setaffinity(0, cores[own])
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             trial, records = pipe.recv()
@@ -286,7 +287,7 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike) -> str:
     names = "; ".join(trial_name(record["trial"]) for record in lost)
     load = max(record["machine"]["load_before"] for record in records)
     jobs = sorted({record.get("jobs", 1) for record in records})
-    side_by_side = f", up to {jobs[-1]} at a time" if jobs[-1] > 1 else ""
+    side_by_side = f", up to {jobs[-1]} at a time, each on cores of its own" if jobs[-1] > 1 else ""
     return f"""{curves.made_on(records, packages)}. **{len(records)} of {trials} trials are \
 done**, in {spent:.0f} minutes ({cpu:.0f} of the processor's; a trial \
 {mean(map(_wall, records)):.0f} s on \
