@@ -13,7 +13,7 @@ from collections.abc import Iterator
 def hidden(*names: str) -> Iterator[None]:
     """While the block runs, those of these modules that are not loaded yet cannot be imported."""
     missing = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(missing))  # None: there is no such module
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # None: no such module
     try:
         yield
     finally:
