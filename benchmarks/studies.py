@@ -39,17 +39,26 @@ class Study:
         trials: Number of all trials of the study.
         alike: Tuples of a trial's keys. How long a trial takes is guessed from those that agree
             with it in the first tuple, or else in the second, …
+        extent: Names of settings that say how many trials there are and nothing else: a study that
+            grows keeps what is done.
     """
 
-    def __init__(self, results, settings, name, trials, alike):
+    def __init__(self, results, settings, name, trials, alike, extent=()):
         self.results, self.settings, self.name = results, settings, name
-        self.trials, self.alike = trials, alike
+        self.trials, self.alike, self.extent = trials, alike, extent
 
     def done(self):
         """The records of the finished trials, by name."""
         records = map(json.loads, _whole_lines(self.results).splitlines())
-        ours = [record for record in records if record["settings"] == self.settings]
-        return {self.name(record["trial"]): record for record in ours}
+        ours = self._decisive(self.settings)
+        return {
+            self.name(record["trial"]): record
+            for record in records
+            if self._decisive(record["settings"]) == ours
+        }
+
+    def _decisive(self, settings):
+        return {key: value for key, value in settings.items() if key not in self.extent}
 
     def run(self, trials, run_trial, after_each, later=()):
         """Runs those of `trials` that are missing.

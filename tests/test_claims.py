@@ -168,6 +168,44 @@ def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
     assert len({each["warmup_share"] for each in points}) == 8
     larger = scaling.point(settings, "lamb", 16, 1)
     assert larger == points[0] | {"rate": pytest.approx(4 * points[0]["rate"])}
+    longer = scaling.point(settings, "lamb", 16, 1, "long_warmup_share")
+    low, high = settings["long_warmup_share"]
+    share = low * (high / low) ** (1 / 5)
+    assert longer == larger | {"warmup_share": pytest.approx(share)}
+
+
+def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
+    scaling = script("batch_scaling")
+    rule, best = (
+        scaling.trial("rule", "lamb", 4, None, 1),
+        scaling.trial("best", "lamb", 4, None, 2),
+    )
+
+    def needed(trial):
+        names = ("part", "method", "multiple", "seed")
+        others = scaling.trials(scaling.SETTINGS)
+        return {tuple(t[n] for n in names) for t in others if scaling.needs(trial, t)}
+
+    assert needed(rule) == {("search", "lamb", 1, 1)}
+    parts = ("search", "long warm-up", "rule")
+    assert needed(best) == {(part, "lamb", 4, 1) for part in parts}
+    assert not needed(scaling.trial("long warm-up", "lamb", 4, 1, 1))
+
+
+def test_a_study_that_grows_keeps_what_is_done(tmp_path):
+    study = script("study")
+
+    def known(settings, extent):
+        work = study.studies.Study(
+            tmp_path / "r.jsonl", settings, study.trial_name, 2, ((),), extent
+        )
+        return [*work.done()]
+
+    line = record({"number": 1}, report=4.0) | {"settings": {"rate": 1, "seeds": 1}}
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    assert known({"rate": 1, "seeds": 3}, ("seeds",)) == ["number 1"]
+    assert not known({"rate": 1, "seeds": 3}, ())
+    assert not known({"rate": 2, "seeds": 1}, ("seeds",))
 
 
 def test_the_rule_keeps_the_updates_of_warmup():
@@ -186,6 +224,8 @@ def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
     assert len(set(names)) == len(names)
     searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
     assert {searched.count(each) for each in searched} == {settings["trials"]}
+    longer = [(t["method"], t["multiple"]) for t in trials if t["part"] == "long warm-up"]
+    assert longer == [each for each in searched if each[1] > 1]
     methods = sum(map(len, settings["groups"]))
     assert len(set(searched)) == methods * len(settings["multiples"])
 

@@ -3,12 +3,13 @@
     python benchmarks/claims/batch_scaling.py
 
 The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
-the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch;
-the best by one held-out set trains with more seeds and is reported on another. And each trains
-with what its rule makes of its best settings at the smallest batch, untuned.
+the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch,
+and at the larger ones as many more with long warm-ups. And each trains with what its rule makes of
+its best settings at the smallest batch, untuned. The best of all by one held-out set trains with
+more seeds and is reported on another.
 
 The trials come in an order in which those that are done say something: for each group of methods
-the search, breadth first over the batches, then the rule and more seeds.
+the search, breadth first over the batches, the rule, the long warm-ups, then more seeds.
 
 Needs matplotlib; a TensorFlow whose Keras has Muon.
 """
@@ -39,6 +40,7 @@ SETTINGS = {
     },
     "one_minus_beta_1": [0.03, 0.3],
     "warmup_share": [0.02, 0.3],
+    "long_warmup_share": [0.2, 0.9],  # of the second part of the search
     "weight_decay": [1e-3, 0.1],
     "beta_2": 0.98,
     "global_clipnorm": 1.0,
@@ -57,15 +59,16 @@ LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
 
 
 def trials(settings):
-    """For each group of methods the search, breadth first, the rule, and both with more seeds."""
+    """For each group of methods the two parts of the search and the rule, then more seeds."""
     multiples, larger = settings["multiples"], settings["multiples"][1:]
     numbers, seeds = range(1, settings["trials"] + 1), range(1, settings["seeds"] + 1)
     found = []
     for group in settings["groups"]:
         found += [trial("search", m, k, n, 1) for n in numbers for k in multiples for m in group]
-        for seed in seeds:
-            if seed > 1:
-                found += [trial("best", m, k, None, seed) for k in multiples for m in group]
+        found += [trial("rule", m, k, None, 1) for k in larger for m in group]
+        found += [trial("long warm-up", m, k, n, 1) for n in numbers for k in larger for m in group]
+        for seed in seeds[1:]:
+            found += [trial("best", m, k, None, seed) for k in multiples for m in group]
             found += [trial("rule", m, k, None, seed) for k in larger for m in group]
     return found
 
@@ -75,7 +78,7 @@ def trial(part, method, multiple, number, seed):
     return values | {"seed": seed}
 
 
-def point(settings, method, multiple, number):
+def point(settings, method, multiple, number, warmup="warmup_share"):
     """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms.
 
     Args:
@@ -83,15 +86,18 @@ def point(settings, method, multiple, number):
         method: Of `settings["groups"]`.
         multiple: Of `settings["multiples"]`.
         number: From 1.
+        warmup: The setting that has the range of the warm-up.
     """
-    names = ("one_minus_beta_1", "warmup_share", "weight_decay")
-    rates = [math.sqrt(multiple) * rate for rate in settings["rates"][method]]
-    ranges = [rates, *(settings[name] for name in names)]
-    values = [
-        low * (high / low) ** van_der_corput(number, base)
-        for (low, high), base in zip(ranges, (2, 3, 5, 7))
-    ]
-    return dict(zip(("rate", *names), values))
+    ranges = {
+        "rate": [math.sqrt(multiple) * rate for rate in settings["rates"][method]],
+        "one_minus_beta_1": settings["one_minus_beta_1"],
+        "warmup_share": settings[warmup],
+        "weight_decay": settings["weight_decay"],
+    }
+    return {
+        name: low * (high / low) ** van_der_corput(number, base)
+        for (name, (low, high)), base in zip(ranges.items(), (2, 3, 5, 7))
+    }
 
 
 def van_der_corput(number, base):
@@ -172,6 +178,8 @@ def values_of(settings, trial, records):
     method, multiple = trial["method"], trial["multiple"]
     if trial["part"] == "search":
         return point(settings, method, multiple, trial["number"])
+    if trial["part"] == "long warm-up":
+        return point(settings, method, multiple, trial["number"], "long_warmup_share")
     if trial["part"] == "best":
         return page.best(records, method, multiple)["values"]
     chosen = page.best(records, method, settings["multiples"][0])["values"]
@@ -179,9 +187,12 @@ def values_of(settings, trial, records):
 
 
 def needs(trial, other):
-    """Whether a run at chosen settings waits for one of the search that they are chosen from."""
-    chooses = trial["part"] != "search" and other["part"] == "search"
-    return chooses and trial["method"] == other["method"]
+    """Whether a run at chosen settings waits for one of those that they are chosen from."""
+    if trial["method"] != other["method"] or trial["part"] in page.TUNING:
+        return False
+    if trial["part"] == "rule":
+        return other["part"] == "search" and other["multiple"] == 1
+    return other["seed"] == 1 and other["multiple"] == trial["multiple"]
 
 
 CLAIM = study.Claim(
@@ -196,6 +207,7 @@ CLAIM = study.Claim(
     text=page.text,
     alike=(("method", "multiple"), ("multiple",)),
     model=MODEL,
+    extent=("groups", "multiples", "trials", "seeds"),
 )
 
 

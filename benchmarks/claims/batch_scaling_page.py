@@ -21,19 +21,25 @@ COLORS = {
     "lars": "#aa3377",
     "muon": "#777777",
 }
+TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
 TARGET = 5.5  # nats: below it a model knows more than the frequencies of words
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
 
 
+def searched(records, method, multiple):
+    """The runs that the best is chosen from: both parts of the search and what the rule made."""
+    at = {"method": method, "multiple": multiple, "seed": 1}
+    return [r for r in records if any(_is(r, part=part, **at) for part in (*TUNING, "rule"))]
+
+
 def best(records, method, multiple):
-    """The trial of the search with the lowest loss on the set to choose by."""
-    found = [r for r in records if _is(r, part="search", method=method, multiple=multiple)]
-    return study.chosen(found, "select", lowest=True)
+    """The one with the lowest loss on the set to choose by."""
+    return study.chosen(searched(records, method, multiple), "select", lowest=True)
 
 
 def tuned(records, method, multiple):
-    """The best of the search, and its further seeds; nothing where the search has not ended."""
-    if not any(_is(r, part="search", method=method, multiple=multiple) for r in records):
+    """The best, and its further seeds; nothing where nothing was searched."""
+    if not searched(records, method, multiple):
         return []
     more = [r for r in records if _is(r, part="best", method=method, multiple=multiple)]
     return [best(records, method, multiple), *more]
@@ -56,14 +62,13 @@ def losses(found):
 
 def text(records, settings, name):
     counts = {
-        part: sum(r["trial"]["part"] == part for r in records)
-        for part in ("search", "rule", "best")
+        part: sum(r["trial"]["part"] == part for r in records) for part in (*TUNING, "rule", "best")
     }
     return f"""{chr(10).join(answers(records, settings))}
 
-**How far it went**: {counts["search"]} trials of the search, {counts["rule"]} runs by the rule, \
-{counts["best"]} further seeds of the best; tables and picture show what there is, with the number \
-of trials and runs behind each figure.
+**How far it went**: {counts["search"]} trials of the search, {counts["long warm-up"]} with long \
+warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; tables \
+and picture show what there is, with the number of trials and runs behind each figure.
 
 ![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
 
@@ -71,10 +76,11 @@ of trials and runs behind each figure.
 
 {loss_table(records, settings, tuned_cell)}
 
-Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials of the search \
-at that batch and the runs of its best. Every trial is a point of one quasi-random sequence over \
-the ranges below, the same points for all (rates × √k at k times the smallest batch); the best is \
-that with the lowest loss on documents that the report does not use.
+Held-out loss in nats, mean ± standard deviation over seeds; in brackets the runs that the best \
+was chosen from, and the runs of the best. Chosen is what has the lowest loss on documents that \
+the report does not use, from {settings["trials"]} points of a quasi-random sequence in the ranges \
+below, the same points for all (rates × √k at k times the smallest batch); at the larger batches \
+also from the same points with long warm-ups and from what the rule made of the base.
 
 ## Untuned
 
@@ -118,12 +124,12 @@ def answers(records, settings):
     """Up to which batch each holds its loss, as sentences."""
     lines = []
     for method, label in LABELS.items():
-        complete = {k: searched(records, settings, method, k) for k in settings["multiples"]}
+        chosen = {k: complete(records, settings, method, k) for k in settings["multiples"]}
         by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
-        base_is_known = bool(complete[settings["multiples"][0]])
+        base_is_known = bool(chosen[settings["multiples"][0]])
         said = [
             f"{how} {held(groups, settings)}"
-            for how, groups in (("tuned", complete), ("untuned", by_rule))
+            for how, groups in (("tuned", chosen), ("untuned", by_rule))
             if base_is_known and sum(map(bool, groups.values())) > 1
         ]
         if said:
@@ -134,10 +140,12 @@ def answers(records, settings):
     ]
 
 
-def searched(records, settings, method, multiple):
-    """The tuned runs at a batch whose search is complete; else nothing."""
-    done = sum(_is(r, part="search", method=method, multiple=multiple) for r in records)
-    return tuned(records, method, multiple) if done == settings["trials"] else []
+def complete(records, settings, method, multiple):
+    """The tuned runs at a batch whose search has ended; else nothing."""
+    parts = 1 if multiple == settings["multiples"][0] else 2
+    more = parts - 1  # the rule's run
+    done = len(searched(records, method, multiple))
+    return tuned(records, method, multiple) if done == parts * settings["trials"] + more else []
 
 
 def held(groups, settings):
@@ -173,8 +181,8 @@ def tuned_cell(records, settings, method, multiple):
     found = tuned(records, method, multiple)
     if not found:
         return "–"
-    searched = sum(_is(r, part="search", method=method, multiple=multiple) for r in records)
-    return f"{study.spread(losses(found), '{:.3f}')} ({searched}; {len(found)}{_lost(found)})"
+    tried = len(searched(records, method, multiple))
+    return f"{study.spread(losses(found), '{:.3f}')} ({tried}; {len(found)}{_lost(found)})"
 
 
 def untuned_cell(records, settings, method, multiple):
@@ -212,18 +220,16 @@ def updates_to(curve, level):
 
 
 def chosen_table(records, settings):
-    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged trials")
+    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged")
     rows = []
     for method in itertools.chain(*settings["groups"]):
         for multiple in settings["multiples"]:
             if found := tuned(records, method, multiple):
                 values = found[0]["values"].values()
-                search = [
-                    r for r in records if _is(r, part="search", method=method, multiple=multiple)
-                ]
+                tried = searched(records, method, multiple)
                 batch = f"{settings['base_batch'] * multiple:,}"
                 cells = (LABELS[method], batch, *(f"{value:.2g}" for value in values))
-                rows.append((*cells, f"{sum(r['diverged'] for r in search)} of {len(search)}"))
+                rows.append((*cells, f"{sum(r['diverged'] for r in tried)} of {len(tried)}"))
     return study.table(head, rows)
 
 

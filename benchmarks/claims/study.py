@@ -59,6 +59,7 @@ class Claim(NamedTuple):
         text: Function of (records, settings); the page between its head and its settings.
         alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
         model: Names of more settings, which are in no record where they are not given.
+        extent: Names of settings that only say how many trials there are; see `studies.Study`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Claim(NamedTuple):
     text: Callable
     alike: Sequence
     model: Iterable[str] = ()
+    extent: Sequence[str] = ()
 
 
 def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
@@ -122,7 +124,8 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         return 2
     _settle_paths(claim.name, options)
     trials = claim.trials(settings)
-    work = studies.Study(options.results, settings, trial_name, len(trials), (*claim.alike, ()))
+    alike = *claim.alike, ()
+    work = studies.Study(options.results, settings, trial_name, len(trials), alike, claim.extent)
     with studies.alone_in(options.data_dir):
         due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
         if not options.page_only:
