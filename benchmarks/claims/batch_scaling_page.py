@@ -26,6 +26,12 @@ TARGET = 5.5  # nats: below it a model knows more than the frequencies of words
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
 
 
+def methods(records, settings):
+    """Those that have been run."""
+    run = {record["trial"]["method"] for record in records}
+    return [method for method in itertools.chain(*settings["groups"]) if method in run]
+
+
 def searched(records, method, multiple):
     """The runs that the best is chosen from: both parts of the search and what the rule made."""
     at = {"method": method, "multiple": multiple, "seed": 1}
@@ -128,7 +134,7 @@ def answers(records, settings):
         by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
         base_is_known = bool(chosen[settings["multiples"][0]])
         said = [
-            f"{how} {held(groups, settings)}"
+            f"{how} {held(groups, settings)}{beyond(groups, settings)}"
             for how, groups in (("tuned", chosen), ("untuned", by_rule))
             if base_is_known and sum(map(bool, groups.values())) > 1
         ]
@@ -167,12 +173,21 @@ def held(groups, settings):
     return reached if last != tried else f"{reached}, the largest that is done"
 
 
+def beyond(groups, settings):
+    """By how much the loss at the largest batch is another than at the smallest, if it is known."""
+    first, last = (groups[settings["multiples"][place]] for place in (0, -1))
+    if not (losses(first) and losses(last)):
+        return ""
+    more = mean(losses(last)) - mean(losses(first))
+    return f" ({more:+.2f} nats at {settings['base_batch'] * settings['multiples'][-1]:,})"
+
+
 def loss_table(records, settings, cell):
     base = settings["base_batch"]
     head = ("optimizer", *(f"batch {base * k:,}" for k in settings["multiples"]))
     rows = [
         (LABELS[m], *(cell(records, settings, m, k) for k in settings["multiples"]))
-        for m in itertools.chain(*settings["groups"])
+        for m in methods(records, settings)
     ]
     return study.table(head, rows)
 
@@ -222,7 +237,7 @@ def updates_to(curve, level):
 def chosen_table(records, settings):
     head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged")
     rows = []
-    for method in itertools.chain(*settings["groups"]):
+    for method in methods(records, settings):
         for multiple in settings["multiples"]:
             if found := tuned(records, method, multiple):
                 values = found[0]["values"].values()
@@ -246,7 +261,7 @@ def _draw(axes, records, settings):
         axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
         axis.minorticks_off()
         axis.set_xlim(settings["base_batch"] * 0.7, largest * 1.4)
-    for method in itertools.chain(*settings["groups"]):
+    for method in methods(records, settings):
         groups = {k: tuned(records, method, k) for k in settings["multiples"]}
         rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
         steps = {k: [updates_to(r["curve"], TARGET) for r in f] for k, f in groups.items()}
