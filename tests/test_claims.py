@@ -294,6 +294,22 @@ def test_the_page_says_up_to_which_batch_a_loss_holds():
     assert page.updates_to(curve, 4.0) is None
 
 
+def test_the_readme_says_what_the_records_say():
+    study, scaling = script("study"), script("batch_scaling")
+    page, settings = scaling.page, scaling.SETTINGS
+    results = ROOT / "benchmarks/results/claims_batch_scaling.jsonl"
+    work = study.studies.Study(results, settings, study.trial_name, 0, ((),), scaling.CLAIM.extent)
+    records, largest = list(work.done().values()), settings["multiples"][-1]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for method in ("lamb", "adamw"):
+        groups = {k: page.untuned(records, settings, method, k) for k in settings["multiples"]}
+        assert page.held(groups, settings) == "up to batch 256"
+        more = page.beyond(groups, settings).split()[0].lstrip("(+")
+        tuned = np.mean(page.losses(page.tuned(records, method, largest)))
+        assert more in readme
+        assert f"{tuned:.2f}" in readme
+
+
 # As a whole
 
 
