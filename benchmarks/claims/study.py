@@ -119,7 +119,8 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         known = ", ".join([*claim.settings, *claim.model])
         print(f"--settings: there is no {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
-    if not 1 <= options.jobs <= (cores := machine.cores()):
+    cores = machine.cores()
+    if not 1 <= options.jobs <= cores:
         print(f"--jobs={options.jobs}: give 1 to {cores}, the number of cores.", file=sys.stderr)
         return 2
     _settle_paths(claim.name, options)
