@@ -13,7 +13,8 @@ from official_bert.system.places import RemotePath
 from official_bert.training import model_directory
 
 HOLDER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from official_bert.system import owner_files
 from official_bert.system.places import RemotePath
 owner_files.SETTLE_SECONDS, owner_files.REFRESH_SECONDS = map(float, sys.argv[2:])

@@ -18,6 +18,7 @@ import variants_page as page
 from model_settings import MODEL
 
 SETTINGS = {
+    "variants": [*page.LABELS],
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
     "batch_size": 64,
@@ -40,7 +41,7 @@ def trials(settings):
     rest = [
         trial("variant", variant, seed)
         for seed in range(1, settings["seeds"] + 1)
-        for variant in settings.get("variants", page.LABELS)
+        for variant in settings["variants"]
         if (variant, seed) != ("paper", 1)  # that is the best of the tuning
     ]
     return [*tuning, *rest]
@@ -126,6 +127,7 @@ CLAIM = study.Claim(
     text=page.text,
     alike=(("variant",),),
     model=MODEL,
+    extent=("variants",),
 )
 
 
