@@ -74,7 +74,9 @@ def text(records, settings, name):
 
 **How far it went**: {counts["search"]} trials of the search, {counts["long warm-up"]} with long \
 warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; tables \
-and picture show what there is, with the number of trials and runs behind each figure.
+and picture show what there is, with the number of trials and runs behind each figure. Where a \
+batch above the smallest has fewer than {2 * settings["trials"] + 1} trials, its search has not \
+tried all long warm-ups, and its loss may be too high.
 
 ![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
 
