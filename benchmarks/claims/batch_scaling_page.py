@@ -52,10 +52,15 @@ def tuned(records, method, multiple):
 
 
 def untuned(records, settings, method, multiple):
-    """What the rule made of the base; there, the base itself."""
+    """What the rule made of the base; there, the base itself.
+
+    Where the best of all is the rule's run, its further seeds are the rule's too.
+    """
     if multiple == settings["multiples"][0]:
         return tuned(records, method, multiple)
-    return [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
+    by_rule = [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
+    chosen = tuned(records, method, multiple)
+    return chosen if by_rule and chosen[0] in by_rule else by_rule
 
 
 def _is(record, **values):
@@ -150,10 +155,15 @@ def answers(records, settings):
 
 def complete(records, settings, method, multiple):
     """The tuned runs at a batch whose search has ended; else nothing."""
-    parts = 1 if multiple == settings["multiples"][0] else 2
-    more = parts - 1  # the rule's run
     done = len(searched(records, method, multiple))
-    return tuned(records, method, multiple) if done == parts * settings["trials"] + more else []
+    return tuned(records, method, multiple) if done == to_search(settings, multiple) else []
+
+
+def to_search(settings, multiple):
+    """The number of runs that the best is chosen from when all are done."""
+    parts = 1 + (multiple in settings["long_warmup_multiples"])
+    by_rule = multiple != settings["multiples"][0]
+    return parts * settings["trials"] + by_rule
 
 
 def held(groups, settings):
