@@ -177,8 +177,8 @@ def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
 def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
     scaling = script("batch_scaling")
     rule, best = (
-        scaling.trial("rule", "lamb", 4, None, 1),
-        scaling.trial("best", "lamb", 4, None, 2),
+        scaling.trial("rule", "lamb", 16, None, 1),
+        scaling.trial("best", "lamb", 16, None, 2),
     )
 
     def needed(trial):
@@ -188,8 +188,8 @@ def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
 
     assert needed(rule) == {("search", "lamb", 1, 1)}
     parts = ("search", "long warm-up", "rule")
-    assert needed(best) == {(part, "lamb", 4, 1) for part in parts}
-    assert not needed(scaling.trial("long warm-up", "lamb", 4, 1, 1))
+    assert needed(best) == {(part, "lamb", 16, 1) for part in parts}
+    assert not needed(scaling.trial("long warm-up", "lamb", 16, 1, 1))
 
 
 def test_a_study_that_grows_keeps_what_is_done(tmp_path):
@@ -225,7 +225,7 @@ def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
     searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
     assert {searched.count(each) for each in searched} == {settings["trials"]}
     longer = [(t["method"], t["multiple"]) for t in trials if t["part"] == "long warm-up"]
-    assert longer == [each for each in searched if each[1] > 1]
+    assert sorted(longer) == sorted(each for each in searched if each[1] in (16, 64))
     methods = sum(map(len, settings["groups"]))
     assert len(set(searched)) == methods * len(settings["multiples"])
 
@@ -292,6 +292,23 @@ def test_the_page_says_up_to_which_batch_a_loss_holds():
     curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
     assert page.updates_to(curve, 5.5) == 15
     assert page.updates_to(curve, 4.0) is None
+
+
+def test_more_seeds_of_the_best_are_the_rules_where_its_run_is_the_best():
+    page = script("batch_scaling").page
+    settings = {"multiples": [1, 4], "trials": 1, "long_warmup_multiples": []}
+
+    def run(part, multiple, seed, loss):
+        trial = {"part": part, "method": "lamb", "multiple": multiple, "seed": seed}
+        return record(trial, select=loss, report=loss)
+
+    search, rule = run("search", 4, 1, 4.0), run("rule", 4, 1, 3.9)
+    more = run("best", 4, 2, 4.1)
+    assert page.untuned([search, rule, more], settings, "lamb", 4) == [rule, more]
+    worse = run("rule", 4, 1, 4.5)
+    assert page.untuned([search, worse, more], settings, "lamb", 4) == [worse]
+    assert page.untuned([search, more], settings, "lamb", 4) == []
+    assert page.tuned_cell([search, more], settings, "lamb", 4).endswith("(1 of 2 trials; 2 runs)")
 
 
 def test_the_readme_says_what_the_records_say():

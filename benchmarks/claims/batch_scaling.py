@@ -30,7 +30,7 @@ SETTINGS = {
     "base_batch": 16,
     "multiples": [1, 4, 16, 64],
     "long_warmup_multiples": [16, 64],  # where a run has few updates
-    "groups": [["lamb", "adamw"], ["nesterov", "lars", "orscale"]],
+    "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["nesterov"]],
     "trials": 4,  # at each batch
     "seeds": 3,
     "rates": {  # at the smallest batch; √k times as high at another

@@ -79,9 +79,8 @@ def text(records, settings, name):
 
 **How far it went**: {counts["search"]} trials of the search, {counts["long warm-up"]} with long \
 warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; tables \
-and picture show what there is, with the number of trials and runs behind each figure. Where a \
-batch above the smallest has fewer than {2 * settings["trials"] + 1} trials, its search has not \
-tried all long warm-ups, and its loss may be too high.
+and picture show what there is, with the number of trials and runs behind each figure. Where it \
+says "1 of 2 trials", the search is not complete, and the loss may be too high.
 
 ![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
 
@@ -89,18 +88,20 @@ tried all long warm-ups, and its loss may be too high.
 
 {loss_table(records, settings, tuned_cell)}
 
-Held-out loss in nats, mean ± standard deviation over seeds; in brackets the runs that the best \
+Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials that the best \
 was chosen from, and the runs of the best. Chosen is what has the lowest loss on documents that \
 the report does not use, from {settings["trials"]} points of a quasi-random sequence in the ranges \
-below, the same points for all (rates × √k at k times the smallest batch); at the larger batches \
-also from the same points with long warm-ups and from what the rule made of the base.
+below, the same points for all (rates × √k at k times the smallest batch); above the smallest \
+batch also from what the rule made of the base, and at {long_batches(settings)} from the same \
+points with long warm-ups.
 
 ## Untuned
 
 {loss_table(records, settings, untuned_cell)}
 
 The best settings at batch {settings["base_batch"]}, with the rate × √k (Nesterov SGD: × k) and as \
-many updates of warm-up, at most 0.9 of the run; in brackets the runs.
+many updates of warm-up, at most 0.9 of the run; in brackets the runs: there are more seeds where \
+the rule's run is the best of all.
 
 ## Updates to {TARGET} nats
 
@@ -126,6 +127,12 @@ Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_len
 {updates(settings, 0):,} updates at the smallest batch and {updates(settings, -1):,} at the \
 largest. Every model spends its first some hundred updates on a plateau, where it knows little but \
 the frequencies of words."""
+
+
+def long_batches(settings):
+    """Those that are searched with long warm-ups too, in words."""
+    found = [k for k in settings["multiples"] if k in settings["long_warmup_multiples"]]
+    return " and ".join(f"{settings['base_batch'] * k:,}" for k in found) or "none of them"
 
 
 def updates(settings, place):
@@ -208,15 +215,18 @@ def tuned_cell(records, settings, method, multiple):
     found = tuned(records, method, multiple)
     if not found:
         return "–"
-    tried = len(searched(records, method, multiple))
-    return f"{study.spread(losses(found), '{:.3f}')} ({tried}; {len(found)}{_lost(found)})"
+    tried, wanted = len(searched(records, method, multiple)), to_search(settings, multiple)
+    trials = f"{tried}" if tried == wanted else f"{tried} of {wanted}"
+    runs = f"{len(found)} run{'s' * (len(found) > 1)}"
+    return f"{study.spread(losses(found), '{:.3f}')} ({trials} trials; {runs}{_lost(found)})"
 
 
 def untuned_cell(records, settings, method, multiple):
     found = untuned(records, settings, method, multiple)
     if not found:
         return "–"
-    return f"{study.spread(losses(found), '{:.3f}')} ({len(found)}{_lost(found)})"
+    runs = f"{len(found)} run{'s' * (len(found) > 1)}"
+    return f"{study.spread(losses(found), '{:.3f}')} ({runs}{_lost(found)})"
 
 
 def updates_cell(records, settings, method, multiple):
