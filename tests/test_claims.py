@@ -43,7 +43,7 @@ TINY_BERT = {
     "evaluations": 2,
 }
 TINY = {
-    "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper"], "batch_size": 8},
+    "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
     "mixed_batch": {
         "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
         "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
@@ -54,6 +54,7 @@ TINY = {
         "sequences": 64,
         "base_batch": 8,
         "multiples": [1, 2],
+        "long_warmup_multiples": [2],
         "groups": [["nesterov"]],
         "trials": 1,
     },
@@ -344,21 +345,27 @@ def records_of(folder, name):
     return [json.loads(line) for line in lines]
 
 
+def run_and_kill(arguments, folder, name, trials):
+    """Kills a study after so many trials; what is in its results."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    study = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        ends = time.monotonic() + 300
+        while len(records_of(folder, name)) < trials and time.monotonic() < ends:
+            assert study.poll() is None, "the study ended before it was killed"
+            time.sleep(0.05)
+    finally:
+        study.send_signal(signal.SIGKILL)
+        study.wait()
+    return (folder / f"{name}.jsonl").read_text()
+
+
 def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(digits, tmp_path):
     for peer in ("jax", "matplotlib"):
         peers.load(peer)
     arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}", "--jobs=2")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        ends = time.monotonic() + 300
-        while len(records_of(tmp_path, "legw")) < 2 and time.monotonic() < ends:
-            assert first.poll() is None, "the study ended before it was killed"
-            time.sleep(0.05)
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    before = (tmp_path / "legw.jsonl").read_text()
+    before = run_and_kill(arguments, tmp_path, "legw", 2)
     assert 2 <= len(before.splitlines()) < 9
     second = subprocess.run(
         arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
@@ -423,14 +430,14 @@ def end_this_process(*_, **__):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_a_tiny_study_of_bert_trains_evaluates_and_writes_its_page(name, tmp_path, bert_data):
+def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_path, bert_data):
     study, module = script("study"), script(name)
     settings = TINY_BERT | TINY[name]
-    arguments = command(name, tmp_path, settings)[2:]
+    arguments = command(name, tmp_path, settings, f"--data_dir={bert_data}")
+    before = run_and_kill(arguments, tmp_path, name, 1)
     parser = study.parser(module.CLAIM, module.__doc__)
-    options = parser.parse_args(arguments)
-    options.data_dir = bert_data
-    assert study.main(module.CLAIM, options) == 0
+    assert study.main(module.CLAIM, parser.parse_args(arguments[2:])) == 0
+    assert (tmp_path / f"{name}.jsonl").read_text().startswith(before)
     found = records_of(tmp_path, name)
     assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings)
     assert not any(each["diverged"] for each in found)

@@ -50,13 +50,11 @@ SETTINGS = {
     "evaluations": 10,
 }
 QUICK = {
-    "sequences": 8_000,
+    "sequences": 96_000,
     "multiples": [1, 4],
-    "base_batch": 64,
-    "groups": [["lamb", "adamw", "orscale"]],
+    "groups": [["lamb", "adamw"]],
     "trials": 1,
     "seeds": 1,
-    "evaluations": 4,
 }
 LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
 

@@ -33,8 +33,8 @@ SETTINGS = {
     "evaluations": 5,  # of the second phase
 }
 QUICK = {
-    "first": {"updates": 150, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
-    "second": {"updates": 50, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "first": {"updates": 1200, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
+    "second": {"updates": 300, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
     "seeds": 1,
 }
 

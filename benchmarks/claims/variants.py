@@ -32,7 +32,7 @@ SETTINGS = {
     "seeds": 3,
     "evaluations": 5,
 }
-QUICK = {"updates": 250, "rates": [8e-3], "seeds": 1}
+QUICK = {"updates": 700, "rates": [8e-3], "seeds": 1}
 
 
 def trials(settings):
