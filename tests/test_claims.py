@@ -253,6 +253,27 @@ def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
         assert min(np.abs(values - other).max() for other in others) > 1e-5, variant
 
 
+def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
+    page = script("variants").page
+
+    def run(variant, seed, rate, loss, part="best"):
+        trial = {"part": part, "variant": variant, "seed": seed}
+        return record(trial, used_rate=rate, select=loss, report=loss + 0.5)
+
+    records = [
+        *(run("paper", 1, 1e-3, 4.0, "tuning"), run("paper", 1, 2e-3, 4.1, "tuning")),
+        *(run("n", 1, 1e-3, 3.9, "tuning"), run("n", 1, 2e-3, 3.8, "tuning")),
+        *(run("paper", 2, 1e-3, 4.2), run("n", 2, 2e-3, 3.9)),
+    ]
+    found = page.groups(records)
+    assert {v: [r["used_rate"] for r in runs] for v, runs in found.items()} == {
+        "paper": [1e-3, 1e-3],
+        "n": [2e-3, 2e-3],
+    }
+    assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
+    assert page.answers(found)[-1] == "- N-LAMB has a lower loss with every seed."
+
+
 def record(trial, **values):
     about = {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5}
     return {

@@ -26,52 +26,49 @@ SHORT = {
 }
 
 
-def chosen_rate(records):
-    """The rate of the paper's form that has the lowest loss on the set to choose by."""
-    return _best(records)["used_rate"]
+def best(records, variant):
+    """The run of its first seed that has the lowest loss on the set to choose by."""
+    return study.chosen(_tuning(records, variant), "select", lowest=True)
 
 
-def _best(records):
-    tuned = [record for record in records if record["trial"]["part"] == "tuning"]
-    return study.chosen(tuned, "select", lowest=True)
+def _tuning(records, variant):
+    trials = {"part": "tuning", "variant": variant}
+    return [r for r in records if trials.items() <= r["trial"].items()]
 
 
 def groups(records):
-    """{variant: its runs at the chosen rate, by seed}."""
-    found = {variant: [] for variant in LABELS}
-    found["paper"] = [_best(records)]
-    for record in records:
-        if record["trial"]["part"] == "variant":
+    """{variant: its runs at its best rate, by seed}."""
+    found = {v: [best(records, v)] for v in LABELS if _tuning(records, v)}
+    for record in sorted(records, key=lambda r: r["trial"]["seed"]):
+        if record["trial"]["part"] == "best":
             found[record["trial"]["variant"]].append(record)
-    ordered = {v: sorted(runs, key=lambda r: r["trial"]["seed"]) for v, runs in found.items()}
-    return {variant: runs for variant, runs in ordered.items() if runs}
+    return found
 
 
 def text(records, settings, name):
     found = groups(records)
-    rows = [row(variant, runs, found["paper"]) for variant, runs in found.items()]
-    head = ("variant", "runs", "held-out loss, nats", "accuracy", "difference to the paper's")
-    tuned = ", ".join(
-        f"{r['used_rate']:g}: {_loss(r['select'])}"
-        for r in records
-        if r["trial"]["part"] == "tuning"
-    )
+    rows = [row(variant, runs, found) for variant, runs in found.items()]
+    head = ("variant", "rate", "runs", "held-out loss, nats", "accuracy", "difference", "diverged")
+    rates = sorted(settings["rates"])
+    losses = [
+        (LABELS[v], *(_loss(_at(_tuning(records, v), rate)) for rate in rates)) for v in found
+    ]
     return f"""{chr(10).join(answers(found))}
 
 ![Held-out loss of the variants, seed by seed]({name}.png)
 
-{study.table((*head, "diverged"), rows)}
+{study.table(head, rows)}
 
-Masked words of held-out documents; mean ± standard deviation over seeds. Differences are taken \
-seed by seed, because a seed decides initial values, batches and masks of all alike; a negative \
-one is better.
+Masked words of held-out documents; mean ± standard deviation over seeds. Differences are to the \
+paper's form, seed by seed, because a seed decides initial values, batches and masks of all alike; \
+a negative one is better.
 
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
-falling linearly to 0. The rate, {chosen_rate(records):g}, is the one at which the paper's form \
-had the lowest loss on the documents to choose by ({tuned}; seed 1). A variant may do better at \
-a rate \
-of its own: this compares what happens when only the optimizer is exchanged.
+falling linearly to 0. Each has the rate at which it had the lowest loss on the documents to \
+choose by, with the first seed; these losses are not the ones reported above:
+
+{study.table(("variant", *(f"rate {rate:g}" for rate in rates)), losses)}
 
 The variants as arguments: [Which LAMB is yours?](../which_lamb.md). The paper's code excludes \
 LayerNorms and biases from decay and trust ratio.
@@ -83,26 +80,38 @@ changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's. We k
 of no published table of these forms."""
 
 
-def _loss(value):
-    return "diverged" if value is None else f"{value:.3f}"
+def _at(runs, rate):
+    return next((run for run in runs if run["used_rate"] == rate), None)
 
 
-def row(variant, runs, reference):
+def _loss(run):
+    if run is None:
+        return "–"
+    return "diverged" if run["select"] is None else f"{run['select']:.3f}"
+
+
+def row(variant, runs, found):
     return (
         LABELS[variant],
+        f"{runs[0]['used_rate']:g}",
         len(runs),
         study.spread([r["report"] for r in runs], "{:.3f}"),
         study.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
-        "–" if variant == "paper" else study.signed(study.paired(runs, reference)),
+        "–" if variant == "paper" else study.signed(paired(runs, found)),
         sum(r["diverged"] for r in runs),
     )
+
+
+def paired(runs, found):
+    """Differences to the paper's form, seed by seed."""
+    return study.paired(runs, found.get("paper", []))
 
 
 def answers(found):
     """Which variants differ by more than the seeds do, as sentences."""
     different, alike = [], []
     for variant, runs in found.items():
-        gaps = study.paired(runs, found["paper"])
+        gaps = paired(runs, found)
         if variant == "paper" or len(gaps) < 2:
             continue
         width = study.half_width(gaps)
@@ -126,7 +135,7 @@ def answers(found):
 
 def one_sided(found):
     """Which variants are better, or worse, than the paper's form with every seed, as a sentence."""
-    gaps = {v: study.paired(runs, found["paper"]) for v, runs in found.items() if v != "paper"}
+    gaps = {v: paired(runs, found) for v, runs in found.items() if v != "paper"}
     several = {SHORT[variant]: values for variant, values in gaps.items() if len(values) > 1}
     lower = [name for name, values in several.items() if max(values) < 0]
     higher = [name for name, values in several.items() if min(values) > 0]
@@ -147,7 +156,7 @@ def _draw(axes, found):
     for place, variant in enumerate(names):
         runs, color = found[variant], "#cc3311" if variant == "paper" else "#4477aa"
         losses = [run["report"] for run in runs if run["report"] is not None]
-        for axis, values in zip(axes, (losses, study.paired(runs, found["paper"]))):
+        for axis, values in zip(axes, (losses, paired(runs, found))):
             axis.plot(values, [place] * len(values), "o", color=color, alpha=0.7)
             if values:
                 axis.plot([mean(values)], [place], "|", color=color, ms=22, mew=2.5)
