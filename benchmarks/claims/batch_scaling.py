@@ -9,7 +9,8 @@ its best settings at the smallest batch, untuned. The best of all by one held-ou
 more seeds and is reported on another.
 
 The trials come in an order in which those that are done say something: for each group of methods
-the search, breadth first over the batches, the rule, the long warm-ups, then more seeds.
+the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the best,
+and of the rule at the largest batch.
 
 Muon of Keras is not among the optimizers by itself; `--settings='{"groups": [["muon"]]}'` runs it.
 
@@ -70,6 +71,9 @@ def trials(settings):
         found += [trial("rule", m, k, None, 1) for k in larger for m in group]
         found += [trial("long warm-up", m, k, n, 1) for n in numbers for k in longer for m in group]
         found += [trial("best", m, k, None, s) for s in seeds[1:] for k in multiples for m in group]
+        found += [
+            trial("rule", m, k, None, s) for s in seeds[1:] for k in larger[-1:] for m in group
+        ]
     return found
 
 

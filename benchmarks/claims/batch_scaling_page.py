@@ -100,8 +100,8 @@ points with long warm-ups.
 {loss_table(records, settings, untuned_cell)}
 
 The best settings at batch {settings["base_batch"]}, with the rate × √k (Nesterov SGD: × k) and as \
-many updates of warm-up, at most 0.9 of the run; in brackets the runs: there are more seeds where \
-the rule's run is the best of all.
+many updates of warm-up, at most 0.9 of the run; in brackets the runs: there are more seeds at the \
+largest batch, and where the rule's run is the best of all.
 
 ## Updates to {TARGET} nats
 
