@@ -341,12 +341,13 @@ def test_the_readme_says_what_the_records_say():
     records, largest = list(work.done().values()), settings["multiples"][-1]
     readme = " ".join((ROOT / "README.md").read_text().split())
     for method in ("lamb", "adamw"):
-        groups = {k: page.untuned(records, settings, method, k) for k in settings["multiples"]}
-        assert page.held(groups, settings) == "up to batch 256"
-        more = page.beyond(groups, settings).split()[0].lstrip("(+")
-        tuned = np.mean(page.losses(page.tuned(records, method, largest)))
-        assert more in readme
-        assert f"{tuned:.2f}" in readme
+        multiples = settings["multiples"]
+        tuned = {k: page.complete(records, settings, method, k) for k in multiples}
+        by_rule = {k: page.untuned(records, settings, method, k) for k in multiples}
+        assert page.held(tuned, settings) == page.held(by_rule, settings) == "up to batch 256"
+        assert page.beyond(by_rule, settings).split()[0].lstrip("(+") in readme
+        assert f"{np.mean(page.losses(tuned[largest])):.2f}" in readme
+    assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
 
 
 # As a whole

@@ -9,8 +9,8 @@ its best settings at the smallest batch, untuned. The best of all by one held-ou
 more seeds and is reported on another.
 
 The trials come in an order in which those that are done say something: for each group of methods
-the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the best,
-and of the rule at the largest batch.
+the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the
+best, and of the rule at the largest batch.
 
 Muon of Keras is not among the optimizers by itself; `--settings='{"groups": [["muon"]]}'` runs it.
 
