@@ -10,21 +10,21 @@ import machine
 PLATEAU = 5.5  # below it a model knows more than the frequencies of words
 
 
-def first_at(curve, level, unit):
+def first_at(curve, level, unit, loss="masked_lm_loss"):
     """Where a curve first comes to a loss, between two evaluations by a line; None: nowhere.
 
     Args:
         curve: Evaluations, in order.
         level: Loss, in nats.
         unit: `"seconds"` or `"step"`.
+        loss: The key of the loss.
     """
     before = None
     for here in curve:
-        if here["masked_lm_loss"] <= level:
+        if here[loss] <= level:
             if before is None:
                 return here[unit]
-            fall = before["masked_lm_loss"] - here["masked_lm_loss"]
-            share = (before["masked_lm_loss"] - level) / fall
+            share = (before[loss] - level) / (before[loss] - here[loss])
             return before[unit] + share * (here[unit] - before[unit])
         before = here
     return None

@@ -469,6 +469,21 @@ def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_pa
 
 
 @pytest.mark.slow
+def test_a_seed_is_evaluated_alike_whatever_a_process_trained_before(bert_data):
+    variants = script("variants")
+    settings = variants.SETTINGS | TINY_BERT | TINY["variants"] | {"warmup_steps": 1}
+
+    def losses(seed):
+        options, trial = argparse.Namespace(data_dir=bert_data), variants.trial("tuning", "n", seed)
+        found = variants.run(options, settings, trial | {"rate": 1e-3}, [])
+        return found["select"], found["report"]
+
+    after = [losses(1), losses(2)][1]
+    variants.training_of.cache_clear()
+    assert losses(2) == after
+
+
+@pytest.mark.slow
 def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(bert_data):
     mixed, options = script("mixed_batch"), argparse.Namespace(data_dir=bert_data)
     settings = mixed.SETTINGS | TINY_BERT | TINY["mixed_batch"]

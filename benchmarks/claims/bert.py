@@ -113,7 +113,7 @@ class Training:
         settings: Those of `MODEL`.
         positions: The longest sequence.
         optimizer: Any Keras optimizer; its rate is set at each update.
-        seed: Of initial values, order and masks.
+        seed: Of initial values, order and masks, those of the held-out sets too.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Training:
         )
 
     def _held_out_batches(self, stage, split):
-        key = stage.max_seq_length, split
+        key = stage.max_seq_length, split, self._seed  # whose masks they have
         if key not in self._held_out:
             batches = self._batches(stage, split)
             self._held_out[key] = [
@@ -271,7 +271,8 @@ class Training:
 def result(training: Training, curve: list[dict]) -> dict[str, Any]:
     """What a record holds of a training: the curve, its end, whether it diverged."""
     end = curve[-1] if curve and not training.diverged else {}
-    values = {name: end.get(name) for name in ("select", "report", "report_accuracy")}
-    known = values["report"] is not None and math.isfinite(values["report"])
+    names = ("select", "report", "report_accuracy")
+    known = all(math.isfinite(end.get(name, math.nan)) for name in names)
+    values = {name: end[name] if known else None for name in names}
     said = f"held-out loss {values['report']:.3f}" if known else "diverged"
     return values | {"curve": curve, "diverged": not known, "said": said}
