@@ -41,21 +41,24 @@ class Study:
             with it in the first tuple, or else in the second, …
         extent: Names of settings that say how many trials there are and nothing else: a study that
             grows keeps what is done.
+        count: Function of {name: record}; those of them that count.
     """
 
-    def __init__(self, results, settings, name, trials, alike, extent=()):
+    def __init__(self, results, settings, name, trials, alike, extent=(), count=None):
         self.results, self.settings, self.name = results, settings, name
         self.trials, self.alike, self.extent = trials, alike, extent
+        self.count = count or (lambda records: records)
 
     def done(self):
         """The records of the finished trials, by name."""
         records = map(json.loads, _whole_lines(self.results).splitlines())
         ours = self._decisive(self.settings)
-        return {
+        found = {
             self.name(record["trial"]): record
             for record in records
             if self._decisive(record["settings"]) == ours
         }
+        return self.count(found)
 
     def _decisive(self, settings):
         return {key: value for key, value in settings.items() if key not in self.extent}

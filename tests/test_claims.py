@@ -191,6 +191,52 @@ def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
     parts = ("search", "long warm-up", "rule")
     assert needed(best) == {(part, "lamb", 16, 1) for part in parts}
     assert not needed(scaling.trial("long warm-up", "lamb", 16, 1, 1))
+    later = needed(scaling.trial("rule", "lamb", 16, None, 2))
+    assert later == {("search", "lamb", 1, 1), ("best", "lamb", 16, 2)}
+
+
+def test_a_run_that_two_parts_have_in_common_is_trained_once():
+    scaling = script("batch_scaling")
+    values = {"rate": 1.0}
+    alike = {"curve": [], "report_accuracy": 1.0, "said": "", "updates": 9, "values": values}
+    run = record(scaling.trial("best", "lamb", 4, None, 2), select=4.0, report=4.1, **alike)
+
+    def twin(*trial, **more):
+        return scaling.twin_of([run], scaling.trial(*trial), values | more)
+
+    found = twin("rule", "lamb", 4, None, 2)
+    assert found["report"] == 4.1
+    assert found["twin"] == "part best, method lamb, multiple 4, seed 2"
+    assert not twin("rule", "lamb", 4, None, 3)
+    assert not twin("rule", "lars", 4, None, 2)
+    assert not twin("rule", "lamb", 4, None, 2, rate=2.0)
+
+
+def test_what_was_chosen_from_other_trials_does_not_stand():
+    study, scaling = script("study"), script("batch_scaling")
+    settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
+    settings |= {"multiples": [1], "long_warmup_multiples": []}
+
+    def run(part, number, seed, values, loss):
+        trial = scaling.trial(part, "lamb", 1, number, seed)
+        return record(trial, values=values, select=loss, report=loss)
+
+    def counted(settings):
+        names = {study.trial_name(trial) for trial in scaling.trials(settings)}
+        found = study._that_count(scaling.CLAIM, settings, names, records)
+        return [
+            (r["trial"]["part"], r["trial"]["number"], r["trial"]["seed"]) for r in found.values()
+        ]
+
+    points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
+    runs = [
+        run("search", 1, 1, points[0], 4.0),
+        run("best", None, 2, points[0], 4.1),
+        run("search", 2, 1, points[1], 3.9),
+    ]
+    records = {study.trial_name(each["trial"]): each for each in runs}
+    assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
+    assert counted(settings | {"trials": 2}) == [("search", 1, 1), ("search", 2, 1)]
 
 
 def test_a_study_that_grows_keeps_what_is_done(tmp_path):
@@ -271,7 +317,8 @@ def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
         "n": [2e-3, 2e-3],
     }
     assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
-    assert page.answers(found)[-1] == "- N-LAMB has a lower loss with every seed."
+    assert page.answers(found)[-1].startswith("- **Not told apart from the paper's form**")
+    assert "N-LAMB (-0.250 ± 0.635)" in page.answers(found)[-1]
 
 
 def record(trial, **values):
@@ -301,8 +348,8 @@ def test_diverged_trials_are_counted_named_and_never_chosen():
 def test_the_page_says_up_to_which_batch_a_loss_holds():
     import batch_scaling_page as page
 
-    def runs(loss):
-        return [record({}, report=loss)]
+    def runs(*losses):
+        return [record({"seed": seed}, report=loss) for seed, loss in enumerate(losses, 1)]
 
     settings = {"base_batch": 16}
     groups = {1: runs(4.0), 4: runs(4.05), 16: runs(4.3), 64: []}
@@ -311,26 +358,13 @@ def test_the_page_says_up_to_which_batch_a_loss_holds():
         "up to batch 64, the largest that is done"
     )
     assert page.held({1: runs(4.0), 4: runs(None)}, settings) == "up to batch 16"
+    assert page.held({1: runs(4.0, 4.2), 4: runs(4.15)}, settings) == "up to batch 16"  # by seed 1
+    assert page.held({1: runs(4.0, 4.0), 4: runs(4.0, None)}, settings) == "up to batch 16"
+    groups = {1: runs(4.0, 4.2, 4.1), 4: runs(4.5, 4.9)}
+    assert page.beyond(groups, settings | {"multiples": [1, 4]}) == " (+0.60 nats at 64, 2 seeds)"
     curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
-    assert page.updates_to(curve, 5.5) == 15
-    assert page.updates_to(curve, 4.0) is None
-
-
-def test_more_seeds_of_the_best_are_the_rules_where_its_run_is_the_best():
-    page = script("batch_scaling").page
-    settings = {"multiples": [1, 4], "trials": 1, "long_warmup_multiples": []}
-
-    def run(part, multiple, seed, loss):
-        trial = {"part": part, "method": "lamb", "multiple": multiple, "seed": seed}
-        return record(trial, select=loss, report=loss)
-
-    search, rule = run("search", 4, 1, 4.0), run("rule", 4, 1, 3.9)
-    more = run("best", 4, 2, 4.1)
-    assert page.untuned([search, rule, more], settings, "lamb", 4) == [rule, more]
-    worse = run("rule", 4, 1, 4.5)
-    assert page.untuned([search, worse, more], settings, "lamb", 4) == [worse]
-    assert page.untuned([search, more], settings, "lamb", 4) == []
-    assert page.tuned_cell([search, more], settings, "lamb", 4).endswith("(1 of 2 trials; 2 runs)")
+    assert page.updates_to_target({"curve": curve}) == 15
+    assert page.updates_to_target({"curve": curve[:1]}) is None
 
 
 def test_the_readme_says_what_the_records_say():
@@ -340,11 +374,13 @@ def test_the_readme_says_what_the_records_say():
     work = study.studies.Study(results, settings, study.trial_name, 0, ((),), scaling.CLAIM.extent)
     records, largest = list(work.done().values()), settings["multiples"][-1]
     readme = " ".join((ROOT / "README.md").read_text().split())
-    for method in ("lamb", "adamw"):
+    words = {"lamb": "holds its loss ", "adamw": ""}
+    for method in words:
         multiples = settings["multiples"]
         tuned = {k: page.complete(records, settings, method, k) for k in multiples}
         by_rule = {k: page.untuned(records, settings, method, k) for k in multiples}
-        assert page.held(tuned, settings) == page.held(by_rule, settings) == "up to batch 256"
+        assert page.held(tuned, settings) == "up to batch 256"
+        assert f"{page.LABELS[method]} {words[method]}{page.held(by_rule, settings)}" in readme
         assert page.beyond(by_rule, settings).split()[0].lstrip("(+") in readme
         assert f"{np.mean(page.losses(tuned[largest])):.2f}" in readme
     assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
@@ -429,6 +465,15 @@ def test_flags_that_no_study_can_follow_are_refused_before_it_begins(tmp_path, c
     said = refused({"seed": 2, "hidden_size": 64})
     assert said.startswith("--settings: there is no seed; there are ")
     assert "hidden_size" in said
+    assert refused([1]) == "--settings: give a JSON object, not [1].\n"
+    assert "variants has x, y; there are paper, " in refused({"variants": ["x", "paper", "y"]})
+    scaling = script("batch_scaling")
+    assert "groups has sgd; there are lamb, " in scaling.problem(
+        scaling.SETTINGS | {"groups": [["sgd"]]}
+    )
+    for multiples in ([4, 1], [2, 4], [1, 4, 4]):
+        assert "in order" in scaling.problem(scaling.SETTINGS | {"multiples": multiples})
+    assert scaling.problem(scaling.SETTINGS) is scaling.problem(scaling.QUICK | scaling.SETTINGS)
     assert "--jobs=0: give 1 to " in refused({}, "--jobs=0")
     assert "--jobs=9999: give 1 to " in refused({}, "--jobs=9999")
 

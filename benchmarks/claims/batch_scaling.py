@@ -10,7 +10,7 @@ more seeds and is reported on another.
 
 The trials come in an order in which those that are done say something: for each group of methods
 the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the
-best, and of the rule at the largest batch.
+best and of the rule. What two parts have in common is trained once.
 
 Muon of Keras is not among the optimizers by itself; `--settings='{"groups": [["muon"]]}'` runs it.
 
@@ -71,9 +71,7 @@ def trials(settings):
         found += [trial("rule", m, k, None, 1) for k in larger for m in group]
         found += [trial("long warm-up", m, k, n, 1) for n in numbers for k in longer for m in group]
         found += [trial("best", m, k, None, s) for s in seeds[1:] for k in multiples for m in group]
-        found += [
-            trial("rule", m, k, None, s) for s in seeds[1:] for k in larger[-1:] for m in group
-        ]
+        found += [trial("rule", m, k, None, s) for s in seeds[1:] for k in larger for m in group]
     return found
 
 
@@ -159,6 +157,8 @@ def run(options, settings, trial, records):
     model = MODEL | settings
     bert.make_data(options.data_dir, model, lengths)
     values = values_of(settings, trial, records)
+    if twin := twin_of(records, trial, values):
+        return twin
     batch = settings["base_batch"] * trial["multiple"]
     steps = settings["sequences"] // batch
     stage = Stage(
@@ -175,6 +175,24 @@ def run(options, settings, trial, records):
     )
     curve = training.run(stage, bert.rates_of(stage), settings["evaluations"])
     return bert.result(training, curve) | {"values": values, "updates": steps}
+
+
+def twin_of(records, trial, values):
+    """What a run of another part with these values and seed found; None where there is none."""
+    alike = {name: trial[name] for name in ("method", "multiple", "seed")}
+    runs = (r for r in records if r["values"] == values and alike.items() <= r["trial"].items())
+    run = next(runs, None)
+    names = (
+        "select",
+        "report",
+        "report_accuracy",
+        "curve",
+        "diverged",
+        "said",
+        "values",
+        "updates",
+    )
+    return run and {name: run[name] for name in names} | {"twin": study.trial_name(run["trial"])}
 
 
 def values_of(settings, trial, records):
@@ -194,9 +212,33 @@ def needs(trial, other):
     """Whether a run at chosen settings waits for one of those that they are chosen from."""
     if trial["method"] != other["method"] or trial["part"] in page.TUNING:
         return False
-    if trial["part"] == "rule":
-        return other["part"] == "search" and other["multiple"] == 1
-    return other["seed"] == 1 and other["multiple"] == trial["multiple"]
+    if trial["part"] == "best":
+        return other["seed"] == 1 and other["multiple"] == trial["multiple"]
+    may_be_twin = other["part"] == "best" and other["multiple"] == trial["multiple"]
+    by_base = other["part"] == "search" and other["multiple"] == 1
+    return by_base or (may_be_twin and other["seed"] == trial["seed"])
+
+
+def problem(settings):
+    """What is wrong with the settings, or None."""
+    multiples, rates = settings["multiples"], settings["rates"]
+    unknown = [m for group in settings["groups"] for m in group if m not in rates]
+    if unknown:
+        return f"groups has {', '.join(unknown)}; there are {', '.join(rates)}."
+    if multiples != sorted({1, *multiples}):
+        return f"multiples is {multiples}; give 1 and larger ones, in order."
+    if 1 in settings["long_warmup_multiples"]:
+        return "long_warmup_multiples has 1; give larger ones, as the rule is made from batch × 1."
+    return None
+
+
+def stands(settings, record, records):
+    """Whether a run has the settings that would be chosen for it now."""
+    trial = record["trial"]
+    chosen_at = {"best": trial["multiple"], "rule": 1}.get(trial["part"])
+    if chosen_at and not page.searched(records, trial["method"], chosen_at):
+        return False
+    return record["values"] == values_of(settings, trial, records)
 
 
 CLAIM = study.Claim(
@@ -212,6 +254,8 @@ CLAIM = study.Claim(
     alike=(("method", "multiple"), ("multiple",)),
     model=MODEL,
     extent=("groups", "multiples", "long_warmup_multiples", "trials", "seeds"),
+    problem=problem,
+    stands=stands,
 )
 
 

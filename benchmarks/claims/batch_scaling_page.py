@@ -4,6 +4,7 @@ import itertools
 from statistics import mean
 
 import study
+from study import curves
 
 LABELS = {
     "lamb": "LAMB",
@@ -22,7 +23,6 @@ COLORS = {
     "muon": "#777777",
 }
 TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
-TARGET = 5.5  # nats: below it a model knows more than the frequencies of words
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
 
 
@@ -52,15 +52,10 @@ def tuned(records, method, multiple):
 
 
 def untuned(records, settings, method, multiple):
-    """What the rule made of the base; there, the base itself.
-
-    Where the best of all is the rule's run, its further seeds are the rule's too.
-    """
+    """What the rule made of the base; there, the base itself."""
     if multiple == settings["multiples"][0]:
         return tuned(records, method, multiple)
-    by_rule = [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
-    chosen = tuned(records, method, multiple)
-    return chosen if by_rule and chosen[0] in by_rule else by_rule
+    return [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
 
 
 def _is(record, **values):
@@ -100,19 +95,21 @@ points with long warm-ups.
 {loss_table(records, settings, untuned_cell)}
 
 The best settings at batch {settings["base_batch"]}, with the rate × √k (Nesterov SGD: × k) and as \
-many updates of warm-up, at most 0.9 of the run; in brackets the runs: there are more seeds at the \
-largest batch, and where the rule's run is the best of all.
+many updates of warm-up, at most 0.9 of the run; in brackets the runs.
 
-## Updates to {TARGET} nats
+## Updates to {curves.PLATEAU} nats
 
 {loss_table(records, settings, updates_cell)}
 
 Of the tuned runs, between two evaluations by a line; mean over those that came there. Above this \
-loss a model knows the frequencies of words and little else.
+loss a model knows the frequencies of words and little else: {stuck(records)} of {len(records)} \
+runs end there.
 
 ## The chosen settings
 
 {chosen_table(records, settings)}
+
+In the last column the trials that end above {curves.PLATEAU} nats, or diverged.
 
 ## What is published
 
@@ -125,8 +122,12 @@ LAMB 92.40 %.
 
 Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
 {updates(settings, 0):,} updates at the smallest batch and {updates(settings, -1):,} at the \
-largest. Every model spends its first some hundred updates on a plateau, where it knows little but \
-the frequencies of words."""
+largest."""
+
+
+def stuck(records):
+    """How many runs do not leave the plateau."""
+    return sum(r["report"] is None or r["report"] > curves.PLATEAU for r in records)
 
 
 def long_batches(settings):
@@ -143,7 +144,7 @@ def updates(settings, place):
 def answers(records, settings):
     """Up to which batch each holds its loss, as sentences."""
     lines = []
-    for method, label in LABELS.items():
+    for method in methods(records, settings):
         chosen = {k: complete(records, settings, method, k) for k in settings["multiples"]}
         by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
         base_is_known = bool(chosen[settings["multiples"][0]])
@@ -153,7 +154,9 @@ def answers(records, settings):
             if base_is_known and sum(map(bool, groups.values())) > 1
         ]
         if said:
-            lines.append(f"- **{label}** holds its loss (within {HELD} nats) {'; '.join(said)}.")
+            lines.append(
+                f"- **{LABELS[method]}** holds its loss (within {HELD} nats) {'; '.join(said)}."
+            )
     return lines or [
         "**No answer yet**: for no optimizer is the search complete at two batches. What follows "
         "is a beginning, and compares nothing."
@@ -174,15 +177,13 @@ def to_search(settings, multiple):
 
 
 def held(groups, settings):
-    """Up to which batch, of those that are done."""
-    level, last, tried = None, None, None
+    """Up to which batch, of those that are done, by the seeds that a batch and the base have."""
+    first, last, tried = groups[min(groups)], None, None
     for multiple, found in groups.items():
         if not found:
             break
-        tried = multiple
-        loss = mean(losses(found)) if losses(found) else None
-        level = loss if level is None else level
-        if loss is None or level is None or loss > level + HELD:
+        tried, gaps = multiple, study.paired(found, first)
+        if any(r["diverged"] for r in found) or not gaps or mean(gaps) > HELD:
             break
         last = multiple
     if last is None:
@@ -195,10 +196,9 @@ def held(groups, settings):
 def beyond(groups, settings):
     """By how much the loss at the largest batch is another than at the smallest, if it is known."""
     first, last = (groups[settings["multiples"][place]] for place in (0, -1))
-    if not (losses(first) and losses(last)):
-        return ""
-    more = mean(losses(last)) - mean(losses(first))
-    return f" ({more:+.2f} nats at {settings['base_batch'] * settings['multiples'][-1]:,})"
+    gaps, largest = study.paired(last, first), settings["base_batch"] * settings["multiples"][-1]
+    seeds = f"{len(gaps)} seed{'s' * (len(gaps) > 1)}"
+    return f" ({mean(gaps):+.2f} nats at {largest:,}, {seeds})" if gaps else ""
 
 
 def loss_table(records, settings, cell):
@@ -231,7 +231,7 @@ def untuned_cell(records, settings, method, multiple):
 
 def updates_cell(records, settings, method, multiple):
     found = tuned(records, method, multiple)
-    steps = [updates_to(r["curve"], TARGET) for r in found]
+    steps = [updates_to_target(run) for run in found]
     known = [step for step in steps if step is not None]
     if not found:
         return "–"
@@ -243,21 +243,12 @@ def _lost(found):
     return f"; {lost} diverged" if lost else ""
 
 
-def updates_to(curve, level):
-    """Where a curve first comes to a loss, between two evaluations by a line; None: nowhere."""
-    before = None
-    for here in curve:
-        if here["report"] <= level:
-            if before is None:
-                return here["step"]
-            share = (before["report"] - level) / (before["report"] - here["report"])
-            return before["step"] + share * (here["step"] - before["step"])
-        before = here
-    return None
+def updates_to_target(run):
+    return curves.first_at(run["curve"], curves.PLATEAU, "step", "report")
 
 
 def chosen_table(records, settings):
-    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "diverged")
+    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", "not learned")
     rows = []
     for method in methods(records, settings):
         for multiple in settings["multiples"]:
@@ -266,7 +257,7 @@ def chosen_table(records, settings):
                 tried = searched(records, method, multiple)
                 batch = f"{settings['base_batch'] * multiple:,}"
                 cells = (LABELS[method], batch, *(f"{value:.2g}" for value in values))
-                rows.append((*cells, f"{sum(r['diverged'] for r in tried)} of {len(tried)}"))
+                rows.append((*cells, f"{stuck(tried)} of {len(tried)}"))
     return study.table(head, rows)
 
 
@@ -275,7 +266,11 @@ def draw(records, settings, path):
 
 
 def _draw(axes, records, settings):
-    titles = ("tuned at every batch", "untuned, by the rule", f"updates to {TARGET} nats, tuned")
+    titles = (
+        "tuned at every batch",
+        "untuned, by the rule",
+        f"updates to {curves.PLATEAU} nats, tuned",
+    )
     largest = settings["base_batch"] * settings["multiples"][-1]
     for axis, title in zip(axes, titles):
         axis.set(title=title, xlabel="batch, sequences", xscale="log")
@@ -286,7 +281,7 @@ def _draw(axes, records, settings):
     for method in methods(records, settings):
         groups = {k: tuned(records, method, k) for k in settings["multiples"]}
         rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
-        steps = {k: [updates_to(r["curve"], TARGET) for r in f] for k, f in groups.items()}
+        steps = {k: [updates_to_target(run) for run in found] for k, found in groups.items()}
         known = {k: [s for s in found if s is not None] for k, found in steps.items()}
         for axis, points in zip(axes, (_of(groups), _of(rule), known)):
             _line(axis, points, settings["base_batch"], method)
@@ -295,7 +290,7 @@ def _draw(axes, records, settings):
     axes[0].legend(fontsize=8)
     axes[0].sharey(axes[1])
     for axis in axes[:2]:
-        axis.axhline(TARGET, color="#777777", lw=0.8, ls="--")
+        axis.axhline(curves.PLATEAU, color="#777777", lw=0.8, ls="--")
 
 
 def _of(groups):

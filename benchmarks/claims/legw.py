@@ -168,6 +168,7 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("part", "batch", "method"), ("part", "batch"), ("part",)),
+    extent=("multiples", "seeds"),
 )
 
 

@@ -92,13 +92,15 @@ def answer(base, legw, records, method, batch):
     lost = mean(reports(base)) - mean(reports(legw))
     holds = "holds" if lost <= MARGIN else "does not hold"
     by_rule = {rule: runs(records, "scaling", method, rule, batch) for rule in COLORS}
-    means = {rule: mean(reports(found)) for rule, found in by_rule.items() if found}
-    best = max(means, key=means.get)
+    best = ""
+    if all(len(found) == len(base) for found in by_rule.values()):
+        means = {rule: mean(reports(found)) for rule, found in by_rule.items()}
+        highest = max(means, key=means.get)
+        best = f"; the highest mean there has {RULES[highest]!r}, {means[highest]:.2f} %"
     return (
         f"untuned LEGW {holds} the accuracy within {MARGIN} points: "
         f"{study.spread(reports(base))} % at batch {base[0]['trial']['batch']}, \
-{study.spread(reports(legw))} % at {batch:,}; the "
-        f"best of the rules there is {RULES[best]!r}, {means[best]:.2f} %."
+{study.spread(reports(legw))} % at {batch:,}{best}."
     )
 
 

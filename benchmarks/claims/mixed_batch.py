@@ -12,6 +12,7 @@ Needs matplotlib.
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import sys
 
@@ -128,13 +129,14 @@ def first_state(folder, settings, schedule, seed, training):
 
 def state_file(folder, settings, schedule, seed):
     """Of these settings alone: the quick form and others share the folder."""
-    form = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    decisive = {name: value for name, value in settings.items() if name not in CLAIM.extent}
+    form = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
     return folder / f"first_{form}_{schedule.replace(' ', '_')}_{seed}.npz"
 
 
 def save(path, state):
     """Whole or not at all."""
-    part = path.with_suffix(".part.npz")
+    part = path.with_suffix(f".{os.getpid()}.npz")
     np.savez(part, *state)
     part.replace(path)
 
@@ -173,6 +175,7 @@ CLAIM = study.Claim(
     text=page.text,
     alike=(("phase",),),
     model=MODEL,
+    extent=("seeds",),
 )
 
 

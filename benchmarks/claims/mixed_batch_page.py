@@ -38,7 +38,8 @@ def text(records, settings, name):
 {study.table(head, rows)}
 
 Masked words of held-out documents at {second["max_seq_length"]} tokens; mean ± standard deviation \
-over seeds. Differences are taken seed by seed; a negative one is better. The loss before is that \
+over seeds. Differences are taken seed by seed, with half the width of the 95 % interval of their \
+mean; a negative one is better. The loss before is that \
 of the first phase's model on the longer sequences.
 
 The first phase: {first["updates"]:,} updates of {first["batch_size"]} × \

@@ -33,7 +33,7 @@ import studies  # noqa: E402
 from official_bert.system import child_commands  # noqa: E402
 from official_bert.system.whole_files import write_text  # noqa: E402
 
-# Student's t for 95 %, by the number of values; beyond these, nearly 2.
+# Student's t for 95 %, by the number of values; for more, that of the last is nearly right.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 PAGE_EVERY = 120  # seconds between pages while trials run
 
@@ -60,6 +60,9 @@ class Claim(NamedTuple):
         alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
         model: Names of more settings, which are in no record where they are not given.
         extent: Names of settings that only say how many trials there are; see `studies.Study`.
+        problem: Function of the settings; what is wrong with them as a sentence, or None.
+        stands: Function of (settings, record, all records); whether the study would run that trial
+            in the same way now. In one that has grown, another may be the best.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Claim(NamedTuple):
     alike: Sequence
     model: Iterable[str] = ()
     extent: Sequence[str] = ()
+    problem: Callable = lambda settings: None
+    stands: Callable = lambda settings, record, records: True
 
 
 def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
@@ -114,10 +119,16 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         claim: The study.
         options: What `parser` parsed.
     """
+    if not isinstance(options.settings, dict):
+        print(f"--settings: give a JSON object, not {options.settings!r}.", file=sys.stderr)
+        return 2
     settings = claim.settings | (claim.quick if options.quick else {}) | options.settings
     if unknown := sorted({*options.settings} - {*claim.settings, *claim.model}):
         known = ", ".join([*claim.settings, *claim.model])
         print(f"--settings: there is no {', '.join(unknown)}; there are {known}.", file=sys.stderr)
+        return 2
+    if problem := claim.problem(settings):
+        print(f"--settings: {problem}", file=sys.stderr)
         return 2
     cores = machine.cores()
     if not 1 <= options.jobs <= cores:
@@ -126,14 +137,24 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
     _settle_paths(claim.name, options)
     trials = claim.trials(settings)
     alike = *claim.alike, ()
-    work = studies.Study(options.results, settings, trial_name, len(trials), alike, claim.extent)
-    with studies.alone_in(options.data_dir):
-        due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
-        if not options.page_only:
+    count = functools.partial(_that_count, claim, settings, {trial_name(t) for t in trials})
+    work = studies.Study(
+        options.results, settings, trial_name, len(trials), alike, claim.extent, count
+    )
+    due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
+    if not options.page_only:
+        with studies.alone_in(options.data_dir):
             runner = _side_by_side if options.jobs > 1 else _one_by_one
             runner(claim, options, settings, work, trials, due.maybe)
-        due.now()
+    due.now()
     return 0
+
+
+def _that_count(claim, settings, names, records):
+    """Those of the study's own trials that it would run in the same way now."""
+    ours = {name: record for name, record in records.items() if name in names}
+    known = list(ours.values())
+    return {name: r for name, r in ours.items() if claim.stands(settings, r, known)}
 
 
 def _settle_paths(name, options):
@@ -266,6 +287,7 @@ def write_page(claim, options, settings, work, trials):
     """Page and picture of the records that there are; nothing where there are none."""
     records, page = list(work.done().values()), options.page
     if not records:
+        print(f"No page: {options.results} has no trial with these settings.", file=sys.stderr)
         return
     page.parent.mkdir(parents=True, exist_ok=True)
     claim.draw(records, settings, page.with_suffix(".png"))
@@ -293,7 +315,7 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike) -> str:
     jobs = sorted({record.get("jobs", 1) for record in records})
     side_by_side = f", up to {jobs[-1]} at a time, each on cores of its own" if jobs[-1] > 1 else ""
     return f"""{curves.made_on(records, packages)}. **{len(records)} of {trials} trials are \
-done**, in {spent:.0f} minutes ({cpu:.0f} of the processor's; a trial \
+done**, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial \
 {mean(map(_wall, records)):.0f} s on \
 average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those \
 of a shared machine.
@@ -312,8 +334,8 @@ def other_form(claim: Claim, settings: dict) -> list[str]:
         return []
     values = ", ".join(f"`{name}` {claim.settings[name]}" for name in changed)
     return [
-        "These are not the settings that the command has by itself. That form has not been run "
-        f"here: it has {len(claim.trials(claim.settings))} trials, with {values}."
+        "These are not the settings that the command has by itself, which are: "
+        f"{values}; {len(claim.trials(claim.settings))} trials."
     ]
 
 
@@ -341,19 +363,22 @@ def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
 
 
 def signed(values: Sequence[float]) -> str:
-    """Mean of differences ± standard deviation."""
+    """Mean of differences ± half the width of its 95 % interval."""
     if len(values) < 2:
         return "–"
-    return f"{mean(values):+.3f} ± {stdev(values):.3f}"
+    return f"{mean(values):+.3f} ± {half_width(values):.3f}"
 
 
 def half_width(values: Sequence[float]) -> float:
     """Of the 95 % interval of their mean, by Student's t."""
-    return STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
+    return STUDENT[min(len(values), max(STUDENT))] * stdev(values) / math.sqrt(len(values))
 
 
 def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
-    """The record whose value of `key` is the best; diverged ones are the last resort."""
+    """The record whose value of `key` is the best, of equal ones by their names.
+
+    Diverged ones are the last resort.
+    """
 
     def merit(record):
         value = record[key]
@@ -361,7 +386,7 @@ def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
             return -math.inf
         return -value if lowest else value
 
-    return max(records, key=merit)
+    return max(records, key=lambda record: (merit(record), trial_name(record["trial"])))
 
 
 def picture(draw: Callable, path: os.PathLike, columns: int, size: tuple[float, float]) -> None:

@@ -113,6 +113,14 @@ def needs(trial, other):
     return chooses and trial["variant"] == other["variant"]
 
 
+def problem(settings):
+    """What is wrong with the settings, or None."""
+    unknown = [name for name in settings["variants"] if name not in page.LABELS]
+    if unknown:
+        return f"variants has {', '.join(unknown)}; there are {', '.join(page.LABELS)}."
+    return None
+
+
 CLAIM = study.Claim(
     name="variants",
     title="Which differences between LAMBs matter",
@@ -125,7 +133,8 @@ CLAIM = study.Claim(
     text=page.text,
     alike=(("variant",),),
     model=MODEL,
-    extent=("variants",),
+    extent=("variants", "seeds"),
+    problem=problem,
 )
 
 
