@@ -42,6 +42,14 @@ class OutOfTime(Exception):
     """`--minutes` are over."""
 
 
+def _no_problem(settings):
+    return None
+
+
+def _always(settings, record, records):
+    return True
+
+
 class Claim(NamedTuple):
     """A study.
 
@@ -77,8 +85,8 @@ class Claim(NamedTuple):
     alike: Sequence
     model: Iterable[str] = ()
     extent: Sequence[str] = ()
-    problem: Callable = lambda settings: None
-    stands: Callable = lambda settings, record, records: True
+    problem: Callable = _no_problem
+    stands: Callable = _always
 
 
 def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
