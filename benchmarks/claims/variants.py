@@ -24,7 +24,7 @@ SETTINGS = {
     "batch_size": 64,
     "updates": 2400,
     "warmup_steps": 240,
-    "rates": [6e-3, 3e-3, 1.2e-2],  # the first are run first
+    "rates": [6e-3, 3e-3, 1.2e-2, 2.4e-2],  # the first are run first
     "beta_2": 0.98,
     "epsilon": 1e-6,
     "weight_decay": 0.01,
@@ -113,6 +113,15 @@ def needs(trial, other):
     return chooses and trial["variant"] == other["variant"]
 
 
+def stands(settings, record, records):
+    """Whether a run has the rate that would be chosen for it now."""
+    variant = record["trial"]["variant"]
+    if record["trial"]["part"] == "tuning":
+        return True
+    found = page.groups(records).get(variant)
+    return bool(found) and record["used_rate"] == found[0]["used_rate"]
+
+
 def problem(settings):
     """What is wrong with the settings, or None."""
     unknown = [name for name in settings["variants"] if name not in page.LABELS]
@@ -133,8 +142,9 @@ CLAIM = study.Claim(
     text=page.text,
     alike=(("variant",),),
     model=MODEL,
-    extent=("variants", "seeds"),
+    extent=("variants", "rates", "seeds"),
     problem=problem,
+    stands=stands,
 )
 
 

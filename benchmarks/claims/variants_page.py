@@ -40,7 +40,7 @@ def groups(records):
     """{variant: its runs at its best rate, by seed}."""
     found = {v: [best(records, v)] for v in LABELS if _tuning(records, v)}
     for record in sorted(records, key=lambda r: r["trial"]["seed"]):
-        if record["trial"]["part"] == "best":
+        if record["trial"]["part"] == "best" and record["trial"]["variant"] in found:
             found[record["trial"]["variant"]].append(record)
     return found
 
