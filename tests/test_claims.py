@@ -319,6 +319,14 @@ def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
     assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
     assert page.answers(found)[-1].startswith("- **Not told apart from the paper's form**")
     assert "N-LAMB (-0.250 ± 0.635)" in page.answers(found)[-1]
+    assert page.at_the_edge(found, [1e-3, 2e-3]).endswith("beyond it: paper, v5, N-LAMB.")
+    assert page.at_the_edge(found, [5e-4, 1e-3, 2e-3]).endswith("beyond it: N-LAMB.")
+    assert page.at_the_edge(found, [1e-3]) == ""
+    variants = script("variants")
+    stands = [variants.stands({}, each, records) for each in records]
+    assert stands == [True] * 6
+    lower = run("n", 1, 4e-3, 3.7, "tuning")
+    assert not variants.stands({}, records[-1], [*records, lower])
 
 
 def record(trial, **values):

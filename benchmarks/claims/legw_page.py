@@ -9,7 +9,7 @@ RULES = {
     "base": "the base",
     "legw": "LEGW: √k, warm-up × k epochs",
     "sqrt": "√k, warm-up as at the base",
-    "linear": "linear, 5 epochs of warm-up",
+    "linear": "linear, warm-up in epochs",
     "constant": "the base's rate",
 }
 COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
@@ -64,10 +64,9 @@ A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, tuned fo
 
 {PUBLISHED}
 
-Ours differ in the model ({settings["size"]} rows of {settings["size"]}, {settings["hidden"]} \
-units instead of 28 rows of 28, 128 units) and in the epochs ({settings["epochs"]} instead of 25: \
-{settings["epochs"] * settings["train_examples"] // largest} updates at \
-batch {largest:,}), which makes the largest batches harder.
+Ours have {settings["size"]} rows of {settings["size"]}, {settings["hidden"]} units and \
+{settings["epochs"]} epochs: {settings["epochs"] * settings["train_examples"] // largest} updates \
+at batch {largest:,}. The linear rule has {settings["linear_warmup_epochs"]} epochs of warm-up.
 
 ## The rates at the base
 
@@ -193,7 +192,8 @@ def _draw(axes, records, settings):
             level = 100 - mean(reports(base)) + MARGIN
             what = f"the base's error + {MARGIN} points"
             axis.axhline(level, color="#777777", lw=0.8, ls="--", label=what)
-        _decorate(axis, f"{label}, LSTM")
+        batches = [settings["base_batch"] * multiple for multiple in (1, *settings["multiples"])]
+        _decorate(axis, f"{label}, LSTM", batches)
     axes[0].set_ylabel("error on the test images, %")
     axes[0].legend(fontsize=8)
     _draw_failure(axes[-1], records, settings)
@@ -204,7 +204,8 @@ def _draw_failure(axis, records, settings):
     for rule in ("constant", "legw"):
         found = (groups["base"], groups[rule])
         _line(axis, {f[0]["trial"]["batch"]: f for f in found if f}, COLORS[rule], RULES[rule])
-    _decorate(axis, "LAMB, bidirectional LSTM")
+    batches = {record["trial"]["batch"] for found in groups.values() for record in found}
+    _decorate(axis, "LAMB, bidirectional LSTM", batches)
 
 
 def _line(axis, points, color, label):
@@ -215,11 +216,11 @@ def _line(axis, points, color, label):
     style = {"color": color, "label": label, "marker": "o", "capsize": 3}
     axis.errorbar(list(points), means, [low, high], **style)
     axis.set_xscale("log")
-    axis.set_xticks(list(points), [f"{batch:,}" for batch in points])
 
 
-def _decorate(axis, title):
-    ticks = (1, 2, 5, 10, 20, 50, 100)
-    axis.set(title=title, xlabel="batch", yscale="log", ylim=(1, 100))
+def _decorate(axis, title, batches):
+    ticks = (0.5, 1, 2, 5, 10, 20, 50, 100)
+    axis.set(title=title, xlabel="batch", yscale="log", ylim=(0.5, 100))
+    axis.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
     axis.set_yticks(ticks, map(str, ticks))
     axis.minorticks_off()

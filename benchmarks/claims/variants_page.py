@@ -68,7 +68,7 @@ All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 falling linearly to 0. Each has the rate at which it had the lowest loss on the documents to \
 choose by, with the first seed; these losses are not the ones reported above:
 
-{study.table(("variant", *(f"rate {rate:g}" for rate in rates)), losses)}
+{study.table(("variant", *(f"rate {rate:g}" for rate in rates)), losses)}{at_the_edge(found, rates)}
 
 The variants as arguments: [Which LAMB is yours?](../which_lamb.md). The paper's code excludes \
 LayerNorms and biases from decay and trust ratio.
@@ -78,6 +78,14 @@ LayerNorms and biases from decay and trust ratio.
 The paper says that the bias correction can be left out (it acts as a warm-up), and that the norm \
 changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's. We know \
 of no published table of these forms."""
+
+
+def at_the_edge(found, rates):
+    """Whose best rate is the lowest or the highest of several, as a sentence."""
+    edges = (rates[0], rates[-1]) if len(rates) > 1 else ()
+    names = [SHORT[variant] for variant, runs in found.items() if runs[0]["used_rate"] in edges]
+    said = "Best at the edge of the rates, and so perhaps better beyond it: "
+    return f"\n\n{said}{', '.join(names)}." if names else ""
 
 
 def _at(runs, rate):
