@@ -394,6 +394,26 @@ def test_the_readme_says_what_the_records_say():
     assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
 
 
+def test_the_readme_says_how_the_forms_of_lamb_differ():
+    study, variants = script("study"), script("variants")
+    results, settings = ROOT / "benchmarks/results/claims_variants.jsonl", variants.SETTINGS
+    extent = variants.CLAIM.extent
+    work = study.studies.Study(results, settings, study.trial_name, 0, ((),), extent)
+    found = variants.page.groups(list(work.done().values()))
+    gaps = {name: variants.page.paired(runs, found) for name, runs in found.items()}
+    better, worse = ("n", "nn"), ("nvlamb", "keras", "all")
+    for name in (*better, *worse):
+        assert min(gaps[name]) > 0 or max(gaps[name]) < 0
+    for name in ("uncorrected", "lambc"):
+        assert abs(np.mean(gaps[name])) < study.half_width(gaps[name]) + 1e-6
+    readme = (ROOT / "README.md").read_text()
+    for names, words in ((better, "nats better, at twice the rate"), (worse, "worse")):
+        means = {f"{abs(np.mean(gaps[name])):.2f} {words}" for name in names}
+        assert len(means) == 1 and means.pop() in readme
+    assert {found[name][0]["used_rate"] for name in better} == {0.012}
+    assert found["paper"][0]["used_rate"] == 0.006
+
+
 # As a whole
 
 

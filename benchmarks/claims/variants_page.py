@@ -61,7 +61,8 @@ def text(records, settings, name):
 
 Masked words of held-out documents; mean ± standard deviation over seeds. Differences are to the \
 paper's form, seed by seed, because a seed decides initial values, batches and masks of all alike, \
-with half the width of the 95 % interval of their mean; a negative one is better.
+with half the width of the 95 % interval of their mean; a negative one is better. There is an \
+interval for each form: one of several may miss by chance.
 
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
