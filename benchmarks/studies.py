@@ -47,7 +47,7 @@ class Study:
     def __init__(self, results, settings, name, trials, alike, extent=(), count=None):
         self.results, self.settings, self.name = results, settings, name
         self.trials, self.alike, self.extent = trials, alike, extent
-        self.count = count or (lambda records: records)
+        self.count = count
 
     def done(self):
         """The records of the finished trials, by name."""
@@ -58,7 +58,7 @@ class Study:
             for record in records
             if self._decisive(record["settings"]) == ours
         }
-        return self.count(found)
+        return self.count(found) if self.count else found
 
     def _decisive(self, settings):
         return {key: value for key, value in settings.items() if key not in self.extent}
