@@ -409,7 +409,8 @@ def test_the_readme_says_how_the_forms_of_lamb_differ():
     readme = (ROOT / "README.md").read_text()
     for names, words in ((better, "nats better, at twice the rate"), (worse, "worse")):
         means = {f"{abs(np.mean(gaps[name])):.2f} {words}" for name in names}
-        assert len(means) == 1 and means.pop() in readme
+        assert len(means) == 1
+        assert means.pop() in readme
     assert {found[name][0]["used_rate"] for name in better} == {0.012}
     assert found["paper"][0]["used_rate"] == 0.006
 
