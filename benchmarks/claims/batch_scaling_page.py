@@ -248,7 +248,8 @@ def updates_to_target(run):
 
 
 def chosen_table(records, settings):
-    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay", f"above {curves.PLATEAU} nats")
+    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay")
+    head = (*head, f"above {curves.PLATEAU} nats")
     rows = []
     for method in methods(records, settings):
         for multiple in settings["multiples"]:
