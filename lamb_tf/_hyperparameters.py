@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from lamb_tf import _multipliers, _replicas, _selection
-from lamb_tf._types import Bounds, Exclusion, LearningRate, WeightDecay
+from lamb_tf._types import Bounds, Exclusions, LearningRate, WeightDecay
 
 EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
@@ -54,8 +54,10 @@ def count(value: Any, argument: str) -> int:
 
 def several_or_none(value: object, argument: str) -> int | None:
     """A whole number of at least 2, or None."""
-    if value is None or (not isinstance(value, bool) and isinstance(value, int) and value >= 2):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 2:
+        return int(value)
     raise ValueError(
         f"`{argument}` must be an integer >= 2, or None. Received: {argument}={value!r}"
     )
@@ -124,12 +126,21 @@ def rate(value: Any, argument: str) -> LearningRate:
     return float(value)
 
 
+def keras_variable(value: Any, argument: str) -> None:
+    """Raises TypeError for a variable that is not Keras' own, which Keras would not save."""
+    if not isinstance(value, keras.Variable):
+        raise TypeError(
+            f"`{argument}` may be a keras.Variable, which is saved with the optimizer. Received a "
+            f"{type(value).__name__}: write keras.Variable(value)."
+        )
+
+
 def _is_finite_and_not_negative(value):
+    """In float32, which optimizers compute in: 1e39 is infinite there."""
     try:
-        not_negative(value, "")
+        return not_negative(value, "") <= float(np.finfo(np.float32).max)
     except ValueError:
         return False
-    return True
 
 
 class Configured(keras.optimizers.Optimizer):
@@ -173,9 +184,20 @@ class Configured(keras.optimizers.Optimizer):
                 "`learning_rate` can be set to a schedule or a callable only before the first "
                 "step; a number can be assigned at any time."
             )
+        if name == "learning_rate" and not callable(value) and self._has_callable_rate():
+            raise AttributeError(
+                "`learning_rate` is a callable, which decides alone. Assign another one before the "
+                "first step, or let it read a keras.Variable that you assign."
+            )
         if name == "learning_rate" and _replicas.is_known(value):
             rate(value, name)
         super().__setattr__(name, value)
+
+    def _has_callable_rate(self):
+        """Whether the rate is a function; of a schedule Keras says so itself."""
+        rate = vars(self).get("_learning_rate")
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        return callable(rate) and not is_schedule and not _selection.is_variable(rate)
 
     def _set_exclusions(self, *exclusions):
         for value, argument in zip(exclusions, EXCLUSIONS):
@@ -184,7 +206,7 @@ class Configured(keras.optimizers.Optimizer):
         self._exclusions = types.MappingProxyType(dict(zip(EXCLUSIONS, exclusions)))
 
     def exclude_from_weight_decay(
-        self, var_list: Iterable[Exclusion] | None = None, var_names: Iterable[str] | None = None
+        self, var_list: Exclusions = None, var_names: Iterable[str] | str | None = None
     ) -> None:
         """Excludes variables and patterns, as the method of every Keras optimizer of this name.
 
@@ -196,7 +218,8 @@ class Configured(keras.optimizers.Optimizer):
                 "`exclude_from_weight_decay` to the constructor, or call this method before."
             )
         not_adapted = self._exclusions["exclude_from_layer_adaptation"]
-        self._set_exclusions([*(var_list or []), *(var_names or [])], not_adapted)
+        excluded = [*_selection.as_list(var_list), *_selection.as_list(var_names)]
+        self._set_exclusions(excluded, not_adapted)
 
     def get_config(self) -> dict[str, object]:
         """The arguments, in terms that can be saved: see `_selection` for the exclusions."""

@@ -105,7 +105,7 @@ class LayerwiseOptimizer(OptimizerState):
                     _replicas.update_on_replicas(_float8.overwrite, [variable], [rows], finite)
                 self._constrain(trained, finite)
                 if self.use_ema:
-                    self._start_averages_of_idle(trained, scalars)
+                    self._average_idle(trained, scalars)
                 if self._telemetry and metrics:
                     self._telemetry.keep(ops.concatenate(metrics), self._indices(trained), finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
@@ -260,11 +260,7 @@ class LayerwiseOptimizer(OptimizerState):
         old = {name: _replicas.read(slot) for name, slot in state.items()}
         new_x, moved = self.move(old_x, u, old, step_size, decay)
         if self.use_ema:
-            momentum = ops.where(step > 1, self._scalar(self.ema_momentum), 0.0)
-            moved["average"] = momentum * old["average"] + (1 - momentum) * new_x
-            if self.ema_overwrite_frequency:
-                due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
-                new_x = ops.where(due, moved["average"], new_x)
+            new_x, moved["average"] = self._averaged(new_x, old["average"], step)
         for name, value in moved.items():
             self.assign(state[name], kept(finite, value, old[name]))
         if noise is not None:
@@ -282,21 +278,37 @@ class LayerwiseOptimizer(OptimizerState):
                 if weights is not variable:
                     variable.assign(ops.cast(weights, variable.dtype))
 
-    def _start_averages_of_idle(self, variables, scalars):
-        """In the first update, for variables without gradient, assigned since they were built."""
+    def _averaged(self, x, average, step):
+        """The values and their average after an update. They are equal after the first one."""
+        weight = 1.0 - self._scalar(self.ema_momentum)
+        average = ops.where(step > 1, average + weight * (x - average), x)
+        if self.ema_overwrite_frequency:
+            due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
+            x = ops.where(due, average, x)
+        return x, average
+
+    def _average_idle(self, variables, scalars):
+        """The same for variables without gradient: what they were before counts less and less."""
         taking_part = self._indices(variables)
-        pairs = [
-            (self._slots["average"][i], variable)
-            for i, variable in enumerate(self.trainable_variables)
-            if i not in taking_part and not _float8.is_overwritten(variable)
-        ]
-        if pairs:
-            _replicas.run_if(
-                kept(scalars.finite, ops.equal(scalars.step, 1), False),
-                lambda: [average.assign(_replicas.read(variable)) for average, variable in pairs],
-                lambda: None,
-                state=[average for average, _ in pairs],
-            )
+        for i, variable in enumerate(self.trainable_variables):
+            if i not in taking_part and not _float8.is_overwritten(variable):
+                with _replicas.on(_replicas.device_of(variable)):
+                    state = self._state(variable)
+                    _replicas.update_on_replicas(
+                        self._average_one, [variable], [state], scalars.finite, scalars.step
+                    )
+
+    def _average_one(self, variables, states, finite, step):
+        (variable,), (state,) = variables, states
+        old_x, old = self._weights(variable, state), _replicas.read(state["average"])
+        x, average = self._averaged(ops.cast(old_x, self._precision), old, step)
+        self.assign(state["average"], kept(finite, average, old))
+        if self.ema_overwrite_frequency:
+            holder = state.get("master", variable)
+            self.assign(holder, kept(finite, x, ops.cast(old_x, self._precision)))
+            if holder is not variable:
+                self.assign(variable, _replicas.read(holder))
+        return average
 
     def _scalar(self, value):
         """A number, variable or tensor in the type of the arithmetic."""

@@ -38,17 +38,17 @@ class Record:
     def among(self, variables: Variables) -> list[bool]:
         """One bool per variable: is it one of those?"""
         paths, here = self.named["paths"], [path_of(variable) for variable in variables]
-        by_path = [any(_is_same(path, other) for other in paths) for path in here]
+        by_path = [any(is_same(path, other) for other in paths) for path in here]
         if self.named.get("variables") != len(variables):
             return by_path
         positions = self.named["positions"]
-        in_place = all(_is_same(here[i], path) for i, path in zip(positions, paths))
+        in_place = all(is_same(here[i], path) for i, path in zip(positions, paths))
         if any(by_path) and not in_place:
             return by_path
         return [i in positions for i in range(len(variables))]
 
 
-def _is_same(path, other):
+def is_same(path: str, other: str) -> bool:
     """Whether these are paths of one variable: Keras may drop the model's name when it loads."""
     short, long = sorted((path, other), key=len)
     return short == long or ("/" in short and long.endswith(f"/{short}"))
@@ -76,7 +76,7 @@ def check(exclusions: Exclusions, argument: str) -> None:
     for item in as_list(exclusions):
         if isinstance(item, str):
             pattern(item, argument)
-        elif isinstance(item, bool) or not (
+        elif isinstance(item, (bool, keras.layers.Layer, type)) or not (
             callable(item) or is_variable(item) or isinstance(item, (int, Record))
         ):
             raise TypeError(

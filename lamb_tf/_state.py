@@ -75,6 +75,7 @@ class OptimizerState(_hyperparameters.Configured):
                 f"`weight_decay={kwargs['weight_decay_rate']!r}`."
             )
         if _selection.is_variable(learning_rate):
+            _hyperparameters.keras_variable(learning_rate, "learning_rate")
             if _replicas.is_known(learning_rate):
                 _hyperparameters.rate(_replicas.to_numpy(learning_rate), "learning_rate")
             # For a number Keras would make a variable of its own, where the user's is to stand.
@@ -109,13 +110,18 @@ class OptimizerState(_hyperparameters.Configured):
     def _build(self, variables):
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
+        # What may refuse comes before Keras calls the optimizer built, so that a second try is as
+        # the first.
+        choice = self._chosen(variables)
+        self._factors = self._multipliers.factors(variables, self._is_restored)
+        for variable in variables:
+            _layouts.of_slot(variable, self.shard_state, self._is_restored)
         options = self.gradient_accumulation_steps, self.use_ema
         self.gradient_accumulation_steps, self.use_ema = None, False
         super().build(variables)  # with these options it would add state in the variable's type
         self.gradient_accumulation_steps, self.use_ema = options
 
-        self._choice = self._add_choice(variables)
-        self._factors = self._multipliers.factors(variables, self._is_restored)
+        self._choice = self._add_choice(choice)
         self.skipped_updates = self._add_counter("skipped_updates")
         self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
         if self.use_ema:
@@ -144,8 +150,8 @@ class OptimizerState(_hyperparameters.Configured):
             )
         return self._slots["average"]
 
-    def _add_choice(self, variables):
-        """Which variables are decayed, and which adapted: state, and so saved and restored."""
+    def _chosen(self, variables):
+        """Which variables are decayed, and which adapted: an array of two rows."""
         excluded = [
             _selection.excluded(variables, exclusions, argument, self._is_restored)
             for argument, exclusions in self._exclusions.items()
@@ -155,6 +161,10 @@ class OptimizerState(_hyperparameters.Configured):
         choice = np.logical_not(excluded)
         choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
         choice[1] &= np.array([self.adapts(variable) for variable in variables], bool)
+        return choice
+
+    def _add_choice(self, choice):
+        """The choice as state, which is saved and restored."""
         return self.add_variable(
             choice.shape,
             initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),

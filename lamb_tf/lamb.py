@@ -34,7 +34,7 @@ class LAMB(LayerwiseOptimizer):
         v ← β₂ v + (1 − β₂) g²                v̂ = v / (1 − β₂ᵗ)
         r = m̂ / (√v̂ + ε)
         u = r + λ x
-        x ← x − η · φ(‖x‖) / ‖u‖ · u          (ratio 1 where either norm is 0)
+        x ← x − η · φ(‖x‖) / ‖u‖ · u          (ratio 1 where φ(‖x‖) or ‖u‖ is 0)
 
     This is version 5 of the paper (ICLR 2020); `docs/which_lamb.md` gives the arguments for the
     other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables, or
@@ -46,7 +46,7 @@ class LAMB(LayerwiseOptimizer):
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
-            without arguments, or a variable.
+            without arguments, or a `keras.Variable`.
         beta_1: β₁, decay of the first moment, in [0, 1).
         beta_2: β₂, decay of the second moment, in [0, 1).
         epsilon: ε, outside the root; 0 is allowed.
@@ -61,7 +61,7 @@ class LAMB(LayerwiseOptimizer):
         bias_correction: False leaves out the divisions by 1 − βᵗ, as the authors' own code does.
         nesterov: "first" looks one step ahead in m (N-LAMB), "both" in m and v (NN-LAMB).
         weight_norm_bounds: φ's (γ_l, γ_u): φ(z) = min(max(z, γ_l), γ_u). None: φ(z) = z.
-        trust_ratio_bounds: (low, high) that the ratio is clipped to.
+        trust_ratio_bounds: (low, high) that the ratio is clipped to, the 1 of a norm of 0 too.
         master_weights: For variables of bfloat16 and float16, which cannot hold a small step. True
             keeps a float32 copy in the state, 4 bytes per parameter, which the steps move and the
             variable is rounded from; what is assigned to the variable goes over into the copy.
@@ -82,9 +82,10 @@ class LAMB(LayerwiseOptimizer):
             them; the update is the same, norms included.
 
     Raises:
-        ValueError: a value out of its range; on building, exclusions or multipliers that name no
-            variable (a warning where the optimizer is restored from a config).
-        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
+        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
+            multipliers that name no variable (a warning where the optimizer is restored from a
+            config).
+        TypeError: an exclusion, multiplier or variable of the wrong type.
 
     Example:
 

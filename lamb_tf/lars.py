@@ -40,7 +40,7 @@ class LARS(LayerwiseOptimizer):
 
     Args:
         learning_rate: γ, a float, a `LearningRateSchedule` (of the updates made so far), a callable
-            without arguments, or a variable.
+            without arguments, or a `keras.Variable`.
         momentum: μ, in [0, 1).
         weight_decay: λ, a float or a schedule. None is 0.
         exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
@@ -58,9 +58,10 @@ class LARS(LayerwiseOptimizer):
         **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 
     Raises:
-        ValueError: a value out of its range; on building, exclusions or multipliers that name no
-            variable (a warning where the optimizer is restored from a config).
-        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
+        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
+            multipliers that name no variable (a warning where the optimizer is restored from a
+            config).
+        TypeError: an exclusion, multiplier or variable of the wrong type.
 
     Example:
 

@@ -21,7 +21,14 @@ import warnings
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
-import tf_keras
+
+try:
+    import tf_keras
+except ImportError as error:
+    raise ImportError(
+        'lamb_tf.legacy needs tf_keras: `pip install "lamb_tf[legacy]"`, or, beside a TensorFlow '
+        "of yours, `pip install --no-deps tf-keras`."
+    ) from error
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
 from lamb_tf import _selection

@@ -109,6 +109,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
             with _replicas.strategy_of(var_list or []):
+                # First, because it may refuse: Keras would have added the scale by then.
+                self.inner_optimizer.build(var_list)
                 super().build(var_list)
             _replicas.note_trainable(self, self.inner_optimizer.trainable_variables)
 

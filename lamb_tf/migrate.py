@@ -43,11 +43,14 @@ def from_tf_keras(
         `{"learning_rate": 0.01, "beta_1": 0.9, …}`. They are not set; `optimizer` has its own.
 
     Raises:
-        ValueError: no optimizer state with slots `m` and `v` in the file (a `.keras` file of
-            tf_keras never has it); a weight without a counterpart, or with several; shapes that
-            differ; a model that is not built.
+        TypeError: `optimizer` is another optimizer, or `match` is nothing of these.
+        ValueError: `match` is another word, or has a path that is not in the model; `optimizer` was
+            built for other variables; no optimizer state with slots `m` and `v` in the file (a
+            `.keras` file of tf_keras never has it); a weight without a counterpart, or with
+            several; shapes that differ; a model that is not built.
         FileNotFoundError: there is nothing at `path`.
     """
+    optimizer = _lamb(optimizer)
     if not model.trainable_variables:
         raise ValueError("The model has no weights yet: build it first, or call it on a batch.")
     if str(path).endswith(".keras"):
@@ -55,6 +58,7 @@ def from_tf_keras(
             f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Expected an "
             ".h5 file, a checkpoint or a SavedModel. For a model of Keras 3 see `from_keras`."
         )
+    _check_match(match, model)
     read = _read_h5 if str(path).endswith((".h5", ".hdf5")) else _read_checkpoint
     old = read(str(path))
     trained = [weight for weight in old.weights if weight.m is not None]
@@ -74,7 +78,7 @@ def from_tf_keras(
     pairs += [(v, _partner(v, others, match)) for v in model.non_trainable_weights]
     _check(pairs, trained)
 
-    optimizer.build(model.trainable_variables)
+    _build(optimizer, model.trainable_variables)
     for variable, weight in pairs:
         variable.assign(weight.value)
         if weight.m is not None:
@@ -95,19 +99,56 @@ def from_keras(old: "keras.optimizers.Lamb", optimizer: LAMB) -> None:
         optimizer: The `lamb_tf.LAMB` that continues with the same variables; compile with it.
 
     Raises:
-        TypeError: `old` is another optimizer.
-        ValueError: `old` has not made a step, so that there is nothing to copy.
+        TypeError: `old` or `optimizer` is another optimizer.
+        ValueError: `old` has not made a step, so that there is nothing to copy; or `optimizer` was
+            built for other variables.
     """
+    old, optimizer = getattr(old, "inner_optimizer", old), _lamb(optimizer)
     if not isinstance(old, keras.optimizers.Lamb):
         raise TypeError(f"Expected a keras.optimizers.Lamb, got {type(old).__name__}.")
     if not old.built:
         raise ValueError("The old optimizer has no state: it was not built and made no step.")
     moments = list(moments_of_keras_lamb(old))
-    optimizer.build([variable for variable, _, _ in moments])
+    _build(optimizer, [variable for variable, _, _ in moments])
     for variable, m, v in moments:
         if m is not None:  # a scale of float8 has no moments
             _set_slots(optimizer, variable, m, v)
     optimizer.iterations.assign(old.iterations)
+
+
+def _lamb(optimizer):
+    """The `lamb_tf.LAMB`, also out of the LossScaleOptimizer around it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(inner, LAMB):
+        raise TypeError(f"Expected a lamb_tf.LAMB to continue with, got {type(inner).__name__}.")
+    return inner
+
+
+def _check_match(match, model):
+    if not isinstance(match, dict):
+        if match not in ("name", "order"):
+            error = ValueError if isinstance(match, str) else TypeError
+            raise error(f'`match` must be "name", "order" or a dictionary. Received {match!r}.')
+        return
+    paths = {weight.path for weight in model.weights}
+    if unknown := [path for path in match if path not in paths]:
+        raise ValueError(
+            f"`match` has {', '.join(map(repr, unknown))}, which no weight of the model has for "
+            "its path. They are\n  " + "\n  ".join(sorted(paths))
+        )
+
+
+def _build(optimizer, variables):
+    """Builds the optimizer, or raises ValueError where it was built without one of these."""
+    optimizer.build(variables)
+    for variable in variables:
+        try:
+            optimizer.slots(variable)
+        except ValueError:
+            raise ValueError(
+                f"`optimizer` was built for other variables, without {variable.path}. Give one "
+                "that is new, or that was built for this model."
+            ) from None
 
 
 def _set_slots(optimizer, variable, m, v):

@@ -82,7 +82,7 @@ class OrScale(LayerwiseOptimizer):
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable
-            without arguments, or a variable.
+            without arguments, or a `keras.Variable`.
         momentum: μ, in [0, 1).
         weight_decay: λ, a float or a schedule. None is 0.
         exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
@@ -103,9 +103,10 @@ class OrScale(LayerwiseOptimizer):
         **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
 
     Raises:
-        ValueError: a value out of its range; on building, exclusions or multipliers that name no
-            variable (a warning where the optimizer is restored from a config).
-        TypeError: an unknown argument, or an exclusion or multiplier of the wrong type.
+        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
+            multipliers that name no variable (a warning where the optimizer is restored from a
+            config).
+        TypeError: an exclusion, multiplier or variable of the wrong type.
 
     Example:
 
@@ -233,7 +234,8 @@ class OrScale(LayerwiseOptimizer):
         moved = {"momentum": momentum, "D": decay * x + scale * q}
         if self.calibrated:
             norms = _norm(x), _norm(moved["D"])
-            known = ops.minimum(*norms) >= self.epsilon
+            smallest = ops.minimum(*norms)
+            known = (smallest > 0) & (smallest >= self.epsilon)
             anchor = ops.where(known, norms[0] / ops.where(known, norms[1], 1.0), scale)
             moved["calibration"] = ops.where(slots["calibration"] > 0, slots["calibration"], anchor)
         return moved
@@ -249,8 +251,11 @@ class OrScale(LayerwiseOptimizer):
         return slots["D"] * slots["calibration"] if self.calibrated else slots["D"]
 
     def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
-        """r, within the bounds whatever the norms."""
-        return self._clip(weight_norm / (update_norm + self.epsilon), self.trust_ratio_bounds)
+        """r, within the bounds whatever the norms; of a D of 0 with an ε of 0 it is 1."""
+        denominator = update_norm + self.epsilon
+        known = denominator > 0
+        ratio = ops.where(known, weight_norm / ops.where(known, denominator, 1.0), 1.0)
+        return self._clip(ratio, self.trust_ratio_bounds)
 
     def move(
         self, x: Tensor, u: Tensor, slots: Slots, step_size: Tensor, decay: Tensor

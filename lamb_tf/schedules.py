@@ -16,9 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 import keras
+import numpy as np
 from keras import ops
 
 from lamb_tf._types import Schedule, Tensor
+
+_MOST = 2**31 - 1  # steps
+_LARGEST = float(np.finfo(np.float32).max)
 
 _register = keras.saving.register_keras_serializable(package="lamb_tf")
 
@@ -34,7 +38,8 @@ class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, peak_learning_rate: float, warmup_steps: int, start_warmup_step: int):
         self.peak_learning_rate = _number("peak_learning_rate", peak_learning_rate)
         self.warmup_steps = _steps("warmup_steps", warmup_steps)
-        self.start_warmup_step = _steps("start_warmup_step", start_warmup_step, least=None)
+        self.start_warmup_step = _steps("start_warmup_step", start_warmup_step, least=-_MOST)
+        _steps("start_warmup_step + warmup_steps", self.warmup_end)
 
     @property
     def warmup_end(self) -> int:
@@ -122,8 +127,8 @@ class WarmupPolynomialDecay(_WarmupToTotal):
 
     Raises:
         TypeError: a step count is not an integer, or a rate is not a number.
-        ValueError: a negative rate or length, `power` ≤ 0, an unknown `decay_from`, or a warm-up
-            that ends after `total_steps`.
+        ValueError: a negative rate or length, 2^31 steps or more, `power` ≤ 0, an unknown
+            `decay_from`, or a warm-up that ends after `total_steps`.
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962, section 4.
 
@@ -377,11 +382,19 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, stages: Sequence[tuple[Schedule, int]]):
+        stages = list(stages)
+        for stage in stages:
+            if not isinstance(stage, (tuple, list)) or len(stage) != 2:
+                raise TypeError(
+                    "`stages` are pairs of a LearningRateSchedule and its number of updates. "
+                    f"Received {stage!r}."
+                )
         self.stages = [
             (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
         ]
         if not self.stages:
             raise ValueError("JoinedSchedules needs at least one (schedule, steps) pair, got none.")
+        _steps("The step at which the last stage begins", sum(n for _, n in self.stages[:-1]))
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = ops.convert_to_tensor(step)
@@ -415,23 +428,29 @@ def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: 
 
     LAMB and LEGW use it. The LAMB paper's untuned BERT rates, from 32K down to 512:
 
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: a batch size is not positive, or the rate is negative; or one is not finite.
+
     Examples:
         >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
         [0.005, 0.0025, 0.000625]
     """
-    return base_learning_rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
+    rate = _number("base_learning_rate", base_learning_rate)
+    return rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
 
 
 def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the linear rule, base · batch / base batch.
 
-    It is the usual rule for SGD with momentum.
+    It is the usual rule for SGD with momentum. The errors are those of `sqrt_scaling`.
 
     Examples:
         >>> linear_scaling(1024, 256, 0.1)
         0.4
     """
-    return base_learning_rate * _batch_ratio(batch_size, base_batch_size)
+    rate = _number("base_learning_rate", base_learning_rate)
+    return rate * _batch_ratio(batch_size, base_batch_size)
 
 
 def legw(
@@ -485,8 +504,7 @@ def legw(
         (16.0, 391, 14075)
     """
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
-    if not num_examples > 0:
-        raise ValueError(f"num_examples must be positive, got {num_examples}.")
+    _positive("num_examples", num_examples)
     warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
     # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
     warmup_steps = round(warmup_epochs * num_examples / base_batch_size)
@@ -496,10 +514,7 @@ def legw(
 
 
 def _batch_ratio(batch_size, base_batch_size):
-    for name, value in (("batch_size", batch_size), ("base_batch_size", base_batch_size)):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}.")
-    return batch_size / base_batch_size
+    return _positive("batch_size", batch_size) / _positive("base_batch_size", base_batch_size)
 
 
 def _share(steps, of, most=None):
@@ -509,13 +524,24 @@ def _share(steps, of, most=None):
 
 
 def _number(name, value):
+    number = _real(name, value)
+    if not 0 <= number <= _LARGEST:
+        raise ValueError(f"{name} must be finite (in float32) and ≥ 0, got {value}.")
+    return number
+
+
+def _positive(name, value):
+    number = _real(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return number
+
+
+def _real(name, value):
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}.") from None
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be finite and ≥ 0, got {value}.")
-    return number
 
 
 def _steps(name, value, least=0):
@@ -525,8 +551,10 @@ def _steps(name, value, least=0):
         raise TypeError(
             f"{name} must be a whole number of steps, got {value!r}; write int(...) or round(...)."
         ) from None
-    if least is not None and steps < least:
+    if steps < least:
         raise ValueError(f"{name} must be ≥ {least}, got {steps}.")
+    if steps > _MOST:
+        raise ValueError(f"{name} must be below 2^31, as updates are counted, got {steps}.")
     return steps
 
 

@@ -7,6 +7,8 @@ telemetry.Log("logs")                # a callback: JSON lines, and TensorBoard w
 telemetry.plot("logs/telemetry.jsonl")
 """
 
+import collections
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING
@@ -15,13 +17,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _replicas
+from lamb_tf import _hyperparameters, _replicas, _selection
 from lamb_tf._kernels import kept
 from lamb_tf._types import Tensor
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
+_KEYS = {"step", "gradient_norm", "layers"}  # of a line
 METRICS = ("weight_norm", "update_norm", "trust_ratio")
 
 
@@ -43,9 +46,14 @@ def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
 
     The metrics are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
     was used, which is 1 for a variable that is not adapted. A variable without gradient has zeros.
+    Where several variables have one path, the second is `PATH (2)`, and so on.
     """
     layers, _ = tensors(optimizer)
-    paths = [variable.path for variable in _layerwise(optimizer).trainable_variables]
+    paths, seen = [], collections.Counter()
+    for variable in _layerwise(optimizer).trainable_variables:
+        seen[variable.path] += 1
+        count = seen[variable.path]
+        paths.append(variable.path if count == 1 else f"{variable.path} ({count})")
     return {
         path: dict(zip(METRICS, row))
         for path, row in zip(paths, _replicas.to_numpy(layers).tolist())
@@ -128,7 +136,11 @@ class Log(keras.callbacks.Callback):
 
     Args:
         directory: Where to write; made where it is missing.
-        every: Batches from one line to the next.
+        every: Batches from one line to the next; with `steps_per_execution` a line may be that
+            many later.
+
+    Raises:
+        ValueError: `every` is no whole number of at least 1.
 
     Example:
 
@@ -137,10 +149,8 @@ class Log(keras.callbacks.Callback):
 
     def __init__(self, directory: str | os.PathLike, every: int = 100):
         super().__init__()
-        if every < 1:
-            raise ValueError(f"`every` must be at least 1 batch. Received {every!r}.")
         self.directory = os.fspath(directory)
-        self.every = every
+        self.every = _hyperparameters.count(every, "every")
         self._batches = 0
 
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -151,11 +161,13 @@ class Log(keras.callbacks.Callback):
             _replicas.note_new_variables(self.model)
         os.makedirs(self.directory, exist_ok=True)
         self._path = os.path.join(self.directory, "telemetry.jsonl")
+        _end_last_line(self._path)
         self._events = _event_writer(self.directory)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._batches += 1
-        if self._batches % self.every:
+        before = self._batches
+        self._batches += self.model.steps_per_execution  # Keras calls this once for so many
+        if before // self.every == self._batches // self.every:
             return
         if hasattr(self.model, "jax_state_sync"):  # on JAX `fit` keeps the state to itself
             self.model.jax_state_sync()
@@ -224,32 +236,63 @@ def plot(
 
     Raises:
         ValueError: another metric, or a file without lines.
+        ImportError: without matplotlib.
     """
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('plot needs matplotlib: `pip install "lamb_tf[plot]"`.') from error
     if metric not in METRICS:
         raise ValueError(f"`metric` must be one of {METRICS}. Received {metric!r}.")
-    with open(path, encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = _rows(path)
     if not rows:
-        raise ValueError(f"{path} holds no lines yet.")
+        raise ValueError(f"{path} holds no lines of `telemetry.Log` yet.")
     steps = [row["step"] for row in rows]
     variables = list(rows[-1]["layers"])
-    values = np.array([[row["layers"][v][metric] for row in rows] for v in variables])
+    layers = [_layers_as(variables, row["layers"]) for row in rows]
+    values = np.array([[layer.get(metric, np.nan) for layer in row] for row in layers]).T
 
     drawing = Figure(figsize=(9, 2.5 + 0.16 * len(variables)), layout="constrained")
-    norms, layers = drawing.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.16 * len(variables)))
+    norms, maps = drawing.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.16 * len(variables)))
     norms.semilogy(steps, [row["gradient_norm"] or np.nan for row in rows])
     norms.set_ylabel("gradient norm")
     logarithms = np.log10(np.maximum(values, np.finfo(np.float32).tiny))
     if len(steps) > 1:
-        image = layers.pcolormesh(steps, range(len(variables)), logarithms, shading="nearest")
+        image = maps.pcolormesh(steps, range(len(variables)), logarithms, shading="nearest")
     else:
-        image = layers.imshow(logarithms, aspect="auto")
-    drawing.colorbar(image, ax=layers, label=f"log10 of {metric.replace('_', ' ')}")
-    layers.set_yticks(range(len(variables)), variables, fontsize=6)
-    layers.invert_yaxis()
-    layers.set_xlabel("updates")
+        image = maps.imshow(logarithms, aspect="auto")
+    drawing.colorbar(image, ax=maps, label=f"log10 of {metric.replace('_', ' ')}")
+    maps.set_yticks(range(len(variables)), variables, fontsize=6)
+    maps.invert_yaxis()
+    maps.set_xlabel("updates")
     if output is not None:
         drawing.savefig(output, dpi=120)
     return drawing
+
+
+def _rows(path):
+    """The lines that `Log` wrote; a run that was killed may have left a part of one."""
+    rows = []
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and row.keys() >= _KEYS]
+
+
+def _layers_as(paths, layers):
+    """The metrics of the variables with these paths, which Keras may have shortened in loading."""
+    found = []
+    for path in paths:
+        alike = [path] if path in layers else [p for p in layers if _selection.is_same(p, path)]
+        found.append(layers[alike[0]] if len(alike) == 1 else {})
+    return found
+
+
+def _end_last_line(path):
+    """Where a killed run left a part of a line, the next one begins after it."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read() not in (b"", b"\n"):
+            file.write(b"\n")

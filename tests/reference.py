@@ -160,8 +160,10 @@ def orscale(
         if c is None:
             c = 1.0
             if calibrated:
-                c = norm_x / norm_d if min(norm_x, norm_d) >= epsilon else scale
-        ratio = np.clip(norm_x / (c * norm_d + epsilon), *bounds) if adapt else 1.0
+                known = min(norm_x, norm_d) >= epsilon and min(norm_x, norm_d) > 0
+                c = norm_x / norm_d if known else scale
+        divisor = c * norm_d + epsilon
+        ratio = np.clip(norm_x / divisor if divisor else 1.0, *bounds) if adapt else 1.0
         x = x - multiplier * _at(learning_rate, step) * ratio * d
     return x
 

@@ -196,6 +196,34 @@ def test_the_rate_may_be_a(kind):
         assert optimizer.get_config()["learning_rate"] == 1.0
 
 
+@pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="a variable of TensorFlow")
+def test_a_rate_that_keras_would_not_save_is_refused():
+    import tensorflow as tf
+
+    with pytest.raises(TypeError, match=r"keras\.Variable.* Received a ResourceVariable: write"):
+        lamb_tf.LAMB(tf.Variable(0.1))
+
+
+def test_a_rate_that_is_a_function_is_not_replaced_by_a_number():
+    optimizer = lamb_tf.LAMB(lambda: 0.1)
+    with pytest.raises(AttributeError, match="`learning_rate` is a callable, which decides alone"):
+        optimizer.learning_rate = 0.2
+    optimizer.learning_rate = lambda: 0.3
+    assert float(optimizer.learning_rate) == pytest.approx(0.3)
+
+
+def test_micro_steps_may_be_counted_by_numpy():
+    steps_of_keras = lamb_tf.LAMB(gradient_accumulation_steps=np.int64(4))
+    assert steps_of_keras.get_config()["gradient_accumulation_steps"] == 4
+    assert type(steps_of_keras.gradient_accumulation_steps) is int
+
+
+def test_an_unknown_argument_is_refused():
+    for make in (lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale):
+        with pytest.raises(ValueError, match="not recognized: {'beta1': 0.9}"):
+            make(beta1=0.9)
+
+
 def test_a_variable_that_is_no_rate_is_refused():
     with pytest.raises(ValueError, match="`learning_rate` must be a finite number of at least 0"):
         lamb_tf.LAMB(keras.Variable(-1.0))
@@ -232,6 +260,7 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"learning_rate": np.inf}, "`learning_rate` must be a finite number"),
         ({"learning_rate": np.nan}, "`learning_rate` must be a finite number"),
+        ({"learning_rate": 1e39}, "`learning_rate` must be a finite number.*1e.39"),
         ({"learning_rate": None}, "`learning_rate` must be a finite number.*None"),
         ({"learning_rate": "0.1"}, "learning_rate"),
         ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),

@@ -5,6 +5,7 @@ Runs on the Keras backend that is set; what needs tf.distribute is in test_repli
 
 import inspect
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -135,6 +136,57 @@ def test_the_choice_survives_a_weights_file_and_another_one_in_code_is_told(tmp_
     again.fit(*data(), epochs=2, verbose=0, shuffle=False)
     for one, other in zip(model.get_weights(), again.get_weights()):
         np.testing.assert_array_equal(one, other)
+
+
+def test_what_refuses_to_be_built_refuses_again_and_can_be_mended():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    optimizer = lamb_tf.LAMB(0.01, exclude_from_weight_decay=["LayerNorm"])
+    wrapper = lamb_tf.LossScaleOptimizer(optimizer)
+    for build in (optimizer.build, wrapper.build) * 2:
+        with pytest.raises(ValueError, match="No variable matches `exclude_from_weight_decay`"):
+            build(variables)
+    optimizer.exclude_from_weight_decay("bias")
+    wrapper.build(variables)
+    paths = [variable.path for variable in wrapper.variables]
+    assert len(set(paths)) == len(paths)  # nothing was made twice
+    assert table(optimizer)["dense/bias"] == ("-", "-")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"learning_rate_multipliers": {"LayerNorm": 2.0}}, {"shard_state": "no such axis"}],
+    ids=str,
+)
+def test_what_is_refused_leaves_nothing_built(arguments):
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    optimizer = lamb_tf.LAMB(0.01, **arguments)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="No variable matches|names an axis of the mesh"):
+            optimizer.build(variables)
+    assert not optimizer.built
+    assert len(optimizer.variables) == len(lamb_tf.LAMB(0.01).variables)
+
+
+def test_the_method_that_excludes_takes_one_name_as_the_argument_does():
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    for exclusions in (("bias",), (None, "bias"), (variables[2],)):
+        optimizer = lamb_tf.LAMB(0.01)
+        optimizer.exclude_from_weight_decay(*exclusions)
+        optimizer.build(variables)
+        rows = table(optimizer)
+        assert [path for path, (decayed, _) in rows.items() if decayed == "-"] == ["dense/bias"]
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [(keras.layers.Dense(1), "Dense"), (keras.layers.Dense, "type"), (str, "type")],
+)
+def test_a_layer_or_a_class_is_no_exclusion(item, kind):
+    for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+        with pytest.raises(TypeError, match=f"Received an item of type {kind}"):
+            lamb_tf.LAMB(0.01, **{argument: [item]})
+    with pytest.raises(TypeError, match=f"Received an item of type {kind}"):
+        lamb_tf.LAMB(0.01, learning_rate_multipliers={item: 0.5})
 
 
 # Hyperparameters.
@@ -456,6 +508,56 @@ def test_the_average_of_a_variable_whose_first_gradient_comes_late_counts_the_va
     assert steps.values([other]) == [pytest.approx(0.5, rel=1e-5)]
     optimizer.finalize_variable_values([other])
     assert steps.values([other]) == [pytest.approx(0.75 * 1.0 + 0.25 * 0.5, rel=1e-5)]
+
+
+@pytest.mark.parametrize("frequency", [None, 4])
+def test_averages_go_on_for_variables_without_gradient_as_in_keras(frequency):
+    weights, gradients = steps.weights_and_gradients(steps=7)
+    options = {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": frequency}
+    ends = []
+    for make in (lamb_tf.LAMB, keras.optimizers.Lamb):
+        variables, optimizer = steps.make_variables(weights), make(0.1, epsilon=1e-7, **options)
+        optimizer.build(variables)
+        for number, grads in enumerate(gradients):
+            idle = (None, None) if number in (0, 1, 5) else tuple(grads[:2])
+            tensors = [
+                g if g is None else keras.ops.convert_to_tensor(g) for g in (*idle, *grads[2:])
+            ]
+            with warnings.catch_warnings(action="ignore"):  # of the gradients that there are not
+                optimizer.apply(tensors, variables)
+            if number == 2:
+                variables[3].assign(5.0)
+        optimizer.finalize_variable_values(variables)
+        ends.append(steps.values(variables))
+    for ours, theirs in zip(*ends):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+def test_a_variable_whose_gradients_end_is_its_average_in_the_end():
+    variable, other = keras.Variable(1.0), keras.Variable(1.0)
+    optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=30)
+    optimizer.build([variable, other])
+    one = keras.ops.ones(())
+    for number in range(29):
+        with warnings.catch_warnings(action="ignore"):
+            optimizer.apply([one, one if number < 2 else None], [variable, other])
+    end = steps.values([other])
+    optimizer.finalize_variable_values([other])
+    assert end == [pytest.approx(0.25, rel=1e-5)]
+    assert steps.values([other]) == [pytest.approx(0.25, rel=1e-5)]
+
+
+def test_averages_of_variables_without_gradient_are_written_into_them_when_due():
+    variable, other = keras.Variable(1.0), keras.Variable(1.0, dtype="bfloat16")
+    optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.75, ema_overwrite_frequency=3)
+    optimizer.build([variable, other])
+    one = keras.ops.ones(())
+    for gradient in (None, keras.ops.ones((), "bfloat16"), None):
+        with warnings.catch_warnings(action="ignore"):
+            optimizer.apply([one, gradient], [variable, other])
+    average = 0.75 * (0.75 * 1.0 + 0.25 * 0.5) + 0.25 * 0.5
+    assert steps.values([other]) == [pytest.approx(average, rel=4e-3)]
+    assert steps.values([optimizer.slots(other)["master"]]) == [pytest.approx(average, rel=1e-5)]
 
 
 def test_finalizing_changes_nothing_where_every_update_was_skipped():

@@ -243,6 +243,26 @@ def test_models_that_do_not_fit_are_refused_and_left_alone(tmp_path, form):
     refused([embedding], "in the file has 0 counterparts in the model")
 
 
+def test_what_cannot_be_followed_is_refused_before_a_weight_is_written(tmp_path):
+    path = save(old_model(legacy.LAMB(0.01)), "h5", tmp_path)
+    model = new_model()
+    before = model.get_weights()
+    for match, message in (
+        ("Order", 'must be "name", "order" or a dictionary. Received \'Order\''),
+        ({"hiden/kernel": "hidden/kernel"}, "no weight of the model has for its path"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            migrate.from_tf_keras(path, model, lamb_tf.LAMB(), match)
+    with pytest.raises(TypeError, match="Received None"):
+        migrate.from_tf_keras(path, model, lamb_tf.LAMB(), None)
+    used = lamb_tf.LAMB()
+    used.build(new_model().trainable_variables)
+    with pytest.raises(ValueError, match="`optimizer` was built for other variables, without"):
+        migrate.from_tf_keras(path, model, used)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_files_without_the_state_are_refused(tmp_path):
     model = new_model()
     old = old_model(tf_keras.optimizers.legacy.SGD(0.01))
@@ -297,6 +317,31 @@ def test_a_keras_model_goes_on_as_keras_lamb_would(tmp_path):
     model.compile(optimizer, "mse")
     assert_same(fit(model, 20, start=10), expected)
     assert int(optimizer.iterations) == 30
+
+
+def test_only_lamb_continues_and_it_may_be_wrapped_for_float16(tmp_path):
+    old = old_model(legacy.LAMB(0.1))
+    fit(old, 2)
+    old.save(tmp_path / "old.h5")
+    model = new_model()
+    before = model.get_weights()
+    with pytest.raises(TypeError, match=r"Expected a lamb_tf\.LAMB to continue with, got LARS"):
+        migrate.from_tf_keras(tmp_path / "old.h5", model, lamb_tf.LARS())
+    for one, other in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(one, other)
+    wrapped = keras.optimizers.LossScaleOptimizer(lamb_tf.LAMB(0.1))
+    migrate.from_tf_keras(tmp_path / "old.h5", model, wrapped)
+    assert int(wrapped.inner_optimizer.iterations) == 12  # 10 of them in `old_model`
+
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb(0.01))
+    again = new_model()
+    again.compile(theirs, "mse")
+    fit(again, 3)
+    optimizer = lamb_tf.LAMB(0.01)
+    migrate.from_keras(theirs, optimizer)
+    assert int(optimizer.iterations) == 3
+    with pytest.raises(TypeError, match="to continue with, got Adam"):
+        migrate.from_keras(theirs, keras.optimizers.Adam())
 
 
 def test_from_keras_takes_a_used_lamb_and_nothing_else():

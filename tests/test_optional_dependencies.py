@@ -90,3 +90,18 @@ def test_jax_in_a_bucket_says_that_it_needs_tensorflow_and_not_that_jax_does_wit
         'reach, for JAX too: `pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
     )
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "advice"),
+    [
+        ("tf_keras", "import lamb_tf.legacy", "legacy"),
+        ("matplotlib", "from lamb_tf import telemetry; telemetry.plot('log.jsonl')", "plot"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(module, line, advice, tmp_path):
+    run = python("-c", line, without=(module,), folder=tmp_path)
+    last = run.stderr.splitlines()[-1]
+    assert run.returncode == 1
+    assert last.startswith("ImportError: ")
+    assert f'`pip install "lamb_tf[{advice}]"`' in last

@@ -42,6 +42,21 @@ def test_matrices_follow_the_formula(arguments):
         np.testing.assert_allclose(trained[i], expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_without_epsilon_a_norm_of_0_does_no_harm(calibrated):
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    kernel = weights[1]
+    cases = {"weights": (0 * kernel, 1), "gradient": (kernel, 0), "both": (0 * kernel, 0)}
+    for case, (x, factor) in cases.items():
+        given = [np.float32(factor) * grads[1] for grads in gradients]
+        options = {"calibrated": calibrated, "epsilon": 0.0}
+        variable = keras.Variable(x, name="kernel")
+        steps.take_steps(lamb_tf.OrScale(0.01, **options), [variable], [[g] for g in given])
+        expected = reference.orscale(x, given, 0.01, **options)
+        (trained,) = steps.values([variable])
+        np.testing.assert_allclose(trained, expected, rtol=1e-4, atol=2e-5, err_msg=case)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_float64_variables_follow_the_formula_to_float64_round_off(calibrated):

@@ -1,6 +1,7 @@
 """The order of a step under tf.distribute: N replicas give the weights that one gives."""
 
 import contextlib
+import warnings
 
 import keras
 import numpy as np
@@ -192,6 +193,32 @@ def test_an_update_skipped_in_the_middle_is_as_if_it_had_not_been(make):
             locals_of = STRATEGY.experimental_local_results
             for x, y in zip(locals_of(one.value), locals_of(two.value), strict=True):
                 np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_averages_of_variables_without_gradient_go_on_on_every_replica(mode):
+    with STRATEGY.scope():
+        variable, other = keras.Variable(1.0), keras.Variable(1.0, dtype="bfloat16")
+        optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
+        optimizer.build([variable, other])
+
+    def step(gradient):
+        STRATEGY.run(lambda: optimizer.apply([tf.ones(()), gradient], [variable, other]))
+
+    run = tf.function(step, autograph=False) if mode == "graph" else step
+    with warnings.catch_warnings(action="ignore"):  # of the gradient that is not there
+        for gradient in (tf.ones(()), None, None):
+            run(gradient)
+    # 0.5 after the first update, as is its average; it is assigned nothing else.
+    for each in (optimizer.slots(other)["master"], optimizer._slots["average"][1], other):
+        for local in STRATEGY.experimental_local_results(each.value):
+            assert float(local) == pytest.approx(0.5, rel=4e-3)
+    other.assign(1.5)
+    with warnings.catch_warnings(action="ignore"):
+        for _ in range(2):
+            run(None)
+    averages = STRATEGY.experimental_local_results(optimizer._slots["average"][1].value)
+    assert [float(average) for average in averages] == pytest.approx([1.25, 1.25], rel=4e-3)
 
 
 def assert_untouched(weights, variables, optimizer):

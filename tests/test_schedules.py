@@ -294,9 +294,27 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
         (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0), ValueError, "decay_rate"),
         (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0.1, 6), ValueError, "inside the warm-up"),
         (lambda: JoinedSchedules([]), ValueError, "at least one"),
+        (lambda: JoinedSchedules([WarmupConstant(0.1)]), TypeError, "pairs of a LearningRateSch"),
+        (lambda: JoinedSchedules([(WarmupConstant(0.1), 1, 2)]), TypeError, "pairs of a Learning"),
         (lambda: JoinedSchedules([(0.1, 10)]), TypeError, "WarmupConstant"),
         (lambda: JoinedSchedules([(WarmupConstant(0.1), 0)]), ValueError, "steps must be ≥ 1"),
-        (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "batch_size must be positive, got 0"),
+        (lambda: WarmupConstant(1.0, 2**31), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: WarmupConstant(1.0, 10, 2**31 - 10), ValueError, r"start_.* \+ warmup_steps must"),
+        (lambda: WarmupConstant(1e39), ValueError, "finite .in float32"),
+        (lambda: WarmupExponentialDecay(1.0, 2**33, 0.5), ValueError, "decay_steps must be below"),
+        (lambda: WarmupMultiStepDecay(1.0, [2**33]), ValueError, "boundaries must be below 2.31"),
+        (
+            lambda: JoinedSchedules([(WarmupConstant(1.0), 2**30)] * 3),
+            ValueError,
+            "last stage begins must be below 2.31, as updates are counted, got 2147483648",
+        ),
+        (lambda: legw(8, 4, 1, 10, 10**10), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "batch_size must be positive .* got 0"),
+        (lambda: sqrt_scaling("4", "a", 0.1), TypeError, "base_batch_size must be a number"),
+        (lambda: linear_scaling(math.inf, 1, 0.1), ValueError, "batch_size must be positive and"),
+        (lambda: sqrt_scaling(4, 1, math.nan), ValueError, "base_learning_rate must be finite"),
+        (lambda: legw(8, 4, -1, 1, 10, decay=print), ValueError, "base_learning_rate"),
+        (lambda: legw(8, 4, 1, 1, math.inf), ValueError, "num_examples"),
         (lambda: linear_scaling(256, -1, 0.1), ValueError, "base_batch_size"),
         (lambda: legw(64, 32, 0.1, -1, 100), ValueError, "base_warmup_epochs"),
         (lambda: legw(64, 32, 0.1, 1, 0), ValueError, "num_examples"),
@@ -305,6 +323,15 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
 def test_bad_values_are_refused_with_what_was_given(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_the_largest_numbers_of_steps_that_are_taken_give_the_rate():
+    most = 2**31 - 1
+    assert float(WarmupConstant(1.0, most)(0)) == 0.0
+    assert float(WarmupPolynomialDecay(1.0, most, 5)(7)) == pytest.approx(1.0)
+    assert float(WarmupMultiStepDecay(1.0, [most])(10**9)) == 1.0
+    last = JoinedSchedules([(WarmupConstant(1.0), most - 1), (WarmupConstant(2.0), most)])
+    assert [float(last(step)) for step in (most - 2, most - 1)] == [1.0, 2.0]
 
 
 def test_a_schedule_is_saved_with_the_optimizer_and_the_model(tmp_path):

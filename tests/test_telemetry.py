@@ -149,6 +149,56 @@ def test_the_callback_works_in_a_second_fit(tmp_path, logs_from_the_start):
     assert rows[-1]["layers"] == telemetry.read(model.optimizer)
 
 
+@pytest.mark.skipif(steps.BACKEND == "torch", reason="Keras runs one batch a call on torch")
+def test_the_callback_counts_batches_where_one_call_runs_several(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
+    x, y = np.random.default_rng(0).normal(size=(2, 48, 3))
+    model.fit(
+        x, y[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[telemetry.Log(tmp_path, every=6)]
+    )
+    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [8, 12, 20, 24]  # of 24; 6, 12, 18 and 24 were passed
+
+
 def test_the_callback_refuses_an_interval_of_no_batches(tmp_path):
-    with pytest.raises(ValueError, match="at least 1"):
-        telemetry.Log(tmp_path, every=0)
+    for every in (0, 1.5, float("nan"), "3", None):
+        with pytest.raises(ValueError, match="`every` must be a"):
+            telemetry.Log(tmp_path, every=every)
+
+
+def test_a_log_goes_on_in_a_model_that_is_loaded_and_after_a_kill(tmp_path):
+    peers.load("matplotlib")
+    layers = [keras.layers.Dense(2, name="a"), keras.layers.Dense(1, name="b")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(lamb_tf.LAMB(0.01), loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(2, 16, 3))
+    lines = tmp_path / "telemetry.jsonl"
+
+    def fit(model):
+        log = telemetry.Log(tmp_path, every=1)
+        model.fit(x, y[:, :1], batch_size=8, verbose=0, callbacks=[log])
+
+    fit(model)
+    model.save(tmp_path / "model.keras")
+    with lines.open("a") as file:
+        file.write('{"step": 3, "gradi')  # what a killed run may leave
+    fit(keras.models.load_model(tmp_path / "model.keras"))
+    whole = [json.loads(line) for line in lines.read_text().splitlines() if "layers" in line]
+    assert [row["step"] for row in whole] == [1, 2, 3, 4]
+    _, maps, *_ = telemetry.plot(lines).axes
+    (image,) = maps.collections
+    drawn = np.ma.getdata(image.get_array()).reshape(4, 4)
+    ratios = [[layer["trust_ratio"] for layer in row["layers"].values()] for row in whole]
+    np.testing.assert_allclose(drawn, np.log10(np.maximum(np.transpose(ratios), 1.2e-38)), 1e-6)
+
+    lines.write_text("x\n")
+    with pytest.raises(ValueError, match="holds no lines of"):
+        telemetry.plot(lines)
+
+
+def test_variables_of_one_path_have_a_line_each():
+    optimizer = lamb_tf.LAMB(0.01)
+    telemetry.record(optimizer)
+    optimizer.build([keras.Variable(np.ones(n), name="w") for n in (2, 3)])
+    assert telemetry.read(optimizer).keys() == {"w", "w (2)"}
