@@ -1,4 +1,4 @@
-r"""Makes pre-training records from text: the command, and the function behind it.
+r"""Makes pre-training records from text.
 
     python -m official_bert.create_pretraining_data --input_file='wiki/*.txt.gz' \
         --output_file=records/wiki.tfrecord --vocab_file=vocab.txt --num_shards=16

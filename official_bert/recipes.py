@@ -270,7 +270,7 @@ def small() -> Recipe:
 
     The model has 4 layers of width 256, 4 heads, feed-forward width 1,024, 4,096 word pieces, 128
     positions, initial values of 0.04 and no dropout. A quarter of the tokens is masked in training.
-    As in `demo`, the model leaves the plateau with short sequences. `docs/recipes.md` has the
+    As in `demo`, the model leaves the plateau with short sequences. `docs/whole_way.md` has the
     commands from text to records. There is no next-sentence task: the same updates teach more about
     words without it.
 

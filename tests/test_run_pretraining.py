@@ -281,6 +281,25 @@ def test_ctrl_c_before_the_first_update_ends_with_one_line(files, capsys, monkey
     assert said.err == ""
 
 
+def test_a_signal_amid_the_first_files_waits_for_a_checkpoint(files, monkeypatch):
+    def killed(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(starts, "record", killed)
+    assert call(*as_flags(files | SMALL)) == 143
+    assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 1
+
+
+def test_a_second_ctrl_c_stops_at_once_also_after_a_sigterm(files, monkeypatch):
+    def killed(*_):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(starts, "record", killed)
+    assert call(*as_flags(files | SMALL)) == 130
+    assert checkpoints.CheckpointStore(files["model_dir"]).latest() is None
+
+
 def test_a_vocabulary_beyond_the_models_is_refused(files, small_corpus, tmp_path, capsys):
     config = json.loads(small_corpus.config.to_json()) | {"vocab_size": 200}
     (tmp_path / "bert_config.json").write_text(json.dumps(config))

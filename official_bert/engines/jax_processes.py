@@ -56,7 +56,7 @@ def start(
     """
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
-            '--engine=jax needs JAX: `pip install "lamb_tf[jax,bert]"`, and "jax[cuda12]" for GPUs '
+            '--engine=jax needs JAX: `pip install "lamb_tf[jax,bert]"`, and "jax[cuda13]" for GPUs '
             'or "jax[tpu]" for TPUs.'
         )
     found = _cluster(strategy, worker_hosts, task_index, environment)

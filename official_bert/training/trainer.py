@@ -129,11 +129,11 @@ class Trainer:
         ):
             self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
-        self._write_claim()
-        if self.engine.is_chief:
-            starts.record(self.model_dir, self.step, self.engine.num_replicas)
         try:
-            with StopRequest() as stop, self._profiler:
+            with StopRequest() as stop, self._profiler:  # before the directory is written to
+                self._write_claim()
+                if self.engine.is_chief:
+                    starts.record(self.model_dir, self.step, self.engine.num_replicas)
                 for index, end in enumerate(self._ends):
                     if self.step < end:
                         if self.step and self.step == self._begin(index):

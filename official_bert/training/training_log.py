@@ -66,7 +66,7 @@ class StopRequest:
     """Turns the first SIGINT or SIGTERM into a request; a second SIGINT stops at once."""
 
     def __init__(self):
-        self._signal = None
+        self._signals = []
         self._previous = {}
 
     def __enter__(self) -> Self:
@@ -79,14 +79,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number, _):
-        if self._signal == signal.SIGINT == number:
+        if number == signal.SIGINT and number in self._signals:
             raise KeyboardInterrupt
-        self._signal = number
+        self._signals.append(number)
         print("\nStopping after a checkpoint is written …", flush=True)
 
     @property
     def requested(self) -> bool:
-        return self._signal is not None
+        return bool(self._signals)
 
     def raise_stopped(self, step: int, model_dir: str | os.PathLike) -> NoReturn:
         """Raises `Stopped`; call it when all is saved.
@@ -95,7 +95,7 @@ class StopRequest:
         """
         raise Stopped(
             f"Stopped at step {step}. Run the same command again to resume from {model_dir}.",
-            128 + (self._signal or signal.SIGTERM),
+            128 + (self._signals[-1] if self._signals else signal.SIGTERM),
         )
 
 
