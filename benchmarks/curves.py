@@ -65,13 +65,14 @@ def with_range(values):
 
 
 def made_on(records, packages):
-    """The machine, the versions and the dates of the records, as the beginning of a sentence."""
+    """The machines, the versions and the dates of the records, as the beginning of a sentence."""
     about = records[-1]["machine"]
+    processors = " and ".join(dict.fromkeys(record["machine"]["cpu"] for record in records))
     versions = ", ".join(f"{name} {about[name]}" for name in packages if name in about)
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     cores = machine.named_cores(about["cores"])
-    return f"{about['cpu']}, {cores}; Python {about['python']}, {versions}; {when}"
+    return f"{processors}, {cores}; Python {about['python']}, {versions}; {when}"
 
 
 def settings_table(settings):

@@ -25,6 +25,8 @@ pip install ".[jax,bert]"   # BERT's pre-training without TensorFlow: run_pretra
 ```
 
 Each line below is a clean environment with nothing but the wheel, what the line names, and pytest.
+The extras `[gpu]` and `[tpu]` (TensorFlow for these devices) have no line: no such device was at
+hand.
 """
 
 KINDS = {

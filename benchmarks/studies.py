@@ -39,8 +39,9 @@ class Study:
         trials: Number of all trials of the study.
         alike: Tuples of a trial's keys. How long a trial takes is guessed from those that agree
             with it in the first tuple, or else in the second, …
-        extent: Names of settings that say how many trials there are and nothing else: a study that
-            grows keeps what is done.
+        extent: Names of settings in which records may differ and count: those that say how many
+            trials there are, so that a study that grows keeps what is done, and what `count` looks
+            at.
         count: Function of {name: record}; those of them that count.
     """
 
@@ -51,11 +52,10 @@ class Study:
 
     def done(self):
         """The records of the finished trials, by name."""
-        records = map(json.loads, _whole_lines(self.results).splitlines())
         ours = self._decisive(self.settings)
         found = {
             self.name(record["trial"]): record
-            for record in records
+            for record in _records(self.results)
             if self._decisive(record["settings"]) == ours
         }
         return self.count(found) if self.count else found
@@ -138,17 +138,52 @@ class Study:
 
 
 @contextlib.contextmanager
-def alone_in(folder):
-    """The folder, made if need be, for this study alone: a second would spoil the first's times."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with file_locks.hold(folder / ".lock", when_held=lambda: print("Waiting for another study …")):
+def alone_in(folder, results=None):
+    """The folder, made if need be, for this study alone: a second would spoil the first's times.
+
+    Args:
+        folder: The study's.
+        results: A file that no other study may write to either, whatever its folder is.
+    """
+    locks = [folder / ".lock", *([results.with_name(f".{results.name}.lock")] if results else ())]
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(file_locks.hold(lock, when_held=_say_waiting))
         yield
+
+
+def _say_waiting():
+    print("Waiting for another study …", flush=True)
+
+
+def _records(results):
+    """What the file holds; ValueError where a line is no record."""
+    found = []
+    for number, line in enumerate(_whole_lines(results).splitlines(), 1):
+        try:
+            record = json.loads(line) if line.strip() else None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{results}, line {number}: no JSON ({error}); remove it.") from None
+        if record is None:
+            continue
+        if not isinstance(record, dict) or not {"trial", "settings"} <= record.keys():
+            raise ValueError(f"{results}, line {number}: no record of a trial; remove it.")
+        found.append(record)
+    return found
 
 
 def _whole_lines(results):
     """The text up to the last end of a line: a killed study may have left a part of one."""
-    text = results.read_text() if results.exists() else ""
-    return text[: text.rfind("\n") + 1]
+    try:
+        text = results.read_text() if results.exists() else ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{results} is no text ({error}).") from None
+    whole, _, rest = text.rpartition("\n")
+    with contextlib.suppress(json.JSONDecodeError):
+        json.loads(rest)  # a line without its end, as an editor may leave it
+        return f"{text}\n"
+    return f"{whole}\n" if whole else ""
 
 
 def _append(results, record):

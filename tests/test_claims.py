@@ -1,4 +1,4 @@
-"""The studies of claims: what they compute, and tiny ones as a whole, killed and resumed."""
+"""What the studies of claims share, and LEGW's: what it computes; it is killed and resumed."""
 
 import argparse
 import gzip
@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import peers
 import pytest
+from claim_studies import ROOT, command, record, records_of, run_and_kill, script
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks/claims"))  # as for a script there
+from official_bert.system import file_locks
 
 TINY_LEGW = {
     "size": 4,
@@ -33,40 +31,6 @@ TINY_LEGW = {
     "failure": {"base_batch": 16, "multiple": 4, "rate": 1e-3, "base_warmup_epochs": 0.1},
     "micro_batch": 32,
 }
-TINY_BERT = {
-    "vocab_size": 300,
-    "documents": 24,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "intermediate_size": 64,
-    "seeds": 1,
-    "evaluations": 2,
-}
-TINY = {
-    "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
-    "mixed_batch": {
-        "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
-        "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
-        "first_warmup": 2,
-        "second_warmup": 1,
-    },
-    "batch_scaling": {
-        "sequences": 64,
-        "base_batch": 8,
-        "multiples": [1, 2],
-        "long_warmup_multiples": [2],
-        "groups": [["nesterov"]],
-        "trials": 1,
-    },
-}
-
-
-def script(name):
-    """A study's module, which is also a script; its flags are defined once."""
-    peers.load("matplotlib")
-    import importlib
-
-    return importlib.import_module(name)
 
 
 def write_idx(path, array):
@@ -88,12 +52,6 @@ def digits(tmp_path_factory):
         for name, array in zip(mnist.FILES[split], (images, labels), strict=True):
             write_idx(folder / name, array)
     return folder
-
-
-@pytest.fixture(scope="module")
-def bert_data(tmp_path_factory):
-    """One folder for all: what has the same lengths is not made again."""
-    return tmp_path_factory.mktemp("bert")
 
 
 # What they compute
@@ -135,116 +93,12 @@ def test_rules_scale_rate_and_warmup_as_they_say():
     assert peak_and_warmup("constant", 2048) == (0.1, 3)
 
 
-def test_the_second_phase_begins_as_its_schedule_says():
-    mixed = script("mixed_batch")
-    settings = mixed.SETTINGS
-    first, second = settings["first"]["updates"], settings["second"]["updates"]
-    rates = {name: mixed.rates(settings, "second", name) for name in mixed.page.LABELS}
-    assert {len(values) for values in rates.values()} == {second}
-    assert rates["warm-up"][0] == 0
-    assert rates["warm-up"].max() == pytest.approx(settings["rate"])
-    assert rates["restart"].argmax() == 0
-    assert rates["restart"][0] == pytest.approx(settings["rate"])
-    whole = mixed.rates(settings, "first", "one schedule")
-    assert len(whole) == first
-    step = whole[-2] - whole[-1]
-    assert rates["continued"][0] == pytest.approx(whole[-1] - step, abs=1e-7)
-    assert mixed.rates(settings, "first", "falls to 0")[-1] < step * 10
-
-
-def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
-    scaling = script("batch_scaling")
-    assert [Fraction(scaling.van_der_corput(n, 2)) for n in (1, 2, 3, 6)] == [
-        Fraction(1, 2),
-        Fraction(1, 4),
-        Fraction(3, 4),
-        Fraction(3, 8),
-    ]
-    assert scaling.van_der_corput(5, 3) == pytest.approx(2 / 3 + 1 / 9)  # 12 in base 3 → 0.21
-    settings = scaling.SETTINGS
-    points = [scaling.point(settings, "lamb", 1, number) for number in range(1, 9)]
-    low, high = settings["rates"]["lamb"]
-    assert points[0]["rate"] == pytest.approx((low * high) ** 0.5)
-    assert all(low < each["rate"] < high for each in points)
-    assert len({each["warmup_share"] for each in points}) == 8
-    larger = scaling.point(settings, "lamb", 16, 1)
-    assert larger == points[0] | {"rate": pytest.approx(4 * points[0]["rate"])}
-    longer = scaling.point(settings, "lamb", 16, 1, "long_warmup_share")
-    low, high = settings["long_warmup_share"]
-    share = low * (high / low) ** (1 / 5)
-    assert longer == larger | {"warmup_share": pytest.approx(share)}
-
-
-def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
-    scaling = script("batch_scaling")
-    rule, best = (
-        scaling.trial("rule", "lamb", 16, None, 1),
-        scaling.trial("best", "lamb", 16, None, 2),
-    )
-
-    def needed(trial):
-        names = ("part", "method", "multiple", "seed")
-        others = scaling.trials(scaling.SETTINGS)
-        return {tuple(t[n] for n in names) for t in others if scaling.needs(trial, t)}
-
-    assert needed(rule) == {("search", "lamb", 1, 1)}
-    parts = ("search", "long warm-up", "rule")
-    assert needed(best) == {(part, "lamb", 16, 1) for part in parts}
-    assert not needed(scaling.trial("long warm-up", "lamb", 16, 1, 1))
-    later = needed(scaling.trial("rule", "lamb", 16, None, 2))
-    assert later == {("search", "lamb", 1, 1), ("best", "lamb", 16, 2)}
-
-
-def test_a_run_that_two_parts_have_in_common_is_trained_once():
-    scaling = script("batch_scaling")
-    values = {"rate": 1.0}
-    alike = {"curve": [], "report_accuracy": 1.0, "said": "", "updates": 9, "values": values}
-    run = record(scaling.trial("best", "lamb", 4, None, 2), select=4.0, report=4.1, **alike)
-
-    def twin(*trial, **more):
-        return scaling.twin_of([run], scaling.trial(*trial), values | more)
-
-    found = twin("rule", "lamb", 4, None, 2)
-    assert found["report"] == 4.1
-    assert found["twin"] == "part best, method lamb, multiple 4, seed 2"
-    assert not twin("rule", "lamb", 4, None, 3)
-    assert not twin("rule", "lars", 4, None, 2)
-    assert not twin("rule", "lamb", 4, None, 2, rate=2.0)
-
-
-def test_what_was_chosen_from_other_trials_does_not_stand():
-    study, scaling = script("study"), script("batch_scaling")
-    settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
-    settings |= {"multiples": [1], "long_warmup_multiples": []}
-
-    def run(part, number, seed, values, loss):
-        trial = scaling.trial(part, "lamb", 1, number, seed)
-        return record(trial, values=values, select=loss, report=loss)
-
-    def counted(settings):
-        names = {study.trial_name(trial) for trial in scaling.trials(settings)}
-        found = study._that_count(scaling.CLAIM, settings, names, records)
-        return [
-            (r["trial"]["part"], r["trial"]["number"], r["trial"]["seed"]) for r in found.values()
-        ]
-
-    points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
-    runs = [
-        run("search", 1, 1, points[0], 4.0),
-        run("best", None, 2, points[0], 4.1),
-        run("search", 2, 1, points[1], 3.9),
-    ]
-    records = {study.trial_name(each["trial"]): each for each in runs}
-    assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
-    assert counted(settings | {"trials": 2}) == [("search", 1, 1), ("search", 2, 1)]
-
-
 def test_a_study_that_grows_keeps_what_is_done(tmp_path):
     study = script("study")
 
     def known(settings, extent):
         work = study.studies.Study(
-            tmp_path / "r.jsonl", settings, study.trial_name, 2, ((),), extent
+            tmp_path / "r.jsonl", settings, study.findings.trial_name, 2, ((),), extent
         )
         return [*work.done()]
 
@@ -255,196 +109,80 @@ def test_a_study_that_grows_keeps_what_is_done(tmp_path):
     assert not known({"rate": 2, "seeds": 1}, ("seeds",))
 
 
-def test_the_rule_keeps_the_updates_of_warmup():
-    scaling = script("batch_scaling")
-    chosen = {"rate": 1e-3, "one_minus_beta_1": 0.1, "warmup_share": 0.05, "weight_decay": 0.01}
-    found = scaling.by_rule({}, "lamb", chosen, 16)
-    assert found == chosen | {"rate": 4e-3, "warmup_share": pytest.approx(0.8)}
-    assert scaling.by_rule({}, "nesterov", chosen, 4)["rate"] == 4e-3
+def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
+    studies = script("study").studies
+    results = tmp_path / "r.jsonl"
+    with studies.alone_in(tmp_path / "one", results):
+        for lock in (tmp_path / "one/.lock", tmp_path / ".r.jsonl.lock"):
+            with pytest.raises(BlockingIOError), file_locks.hold(lock):
+                pytest.fail("the lock was not held")
+    with studies.alone_in(tmp_path / "two", results):
+        assert not results.exists()
 
 
-def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
-    scaling = script("batch_scaling")
-    settings = scaling.SETTINGS
-    trials = scaling.trials(settings)
-    names = [json.dumps(trial) for trial in trials]
-    assert len(set(names)) == len(names)
-    searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
-    assert {searched.count(each) for each in searched} == {settings["trials"]}
-    longer = [(t["method"], t["multiple"]) for t in trials if t["part"] == "long warm-up"]
-    assert sorted(longer) == sorted(each for each in searched if each[1] in (16, 64))
-    methods = sum(map(len, settings["groups"]))
-    assert len(set(searched)) == methods * len(settings["multiples"])
+def test_a_page_that_cannot_be_written_does_not_end_the_trials(capsys, monkeypatch):
+    study = script("study")
+    monkeypatch.setattr(study, "PAGE_EVERY", -1)
+    pace = study._Pace(lambda: Path("/dev/null/page.md").write_text("a page"))
+    pace.maybe()
+    told = capsys.readouterr()
+    assert "NotADirectoryError" in told.err
+    assert "the trials go on" in told.out
+    with pytest.raises(NotADirectoryError):
+        pace.now()
 
 
-def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
-    import keras
+def test_the_page_of_legw_says_which_best_rate_is_at_an_edge():
+    page = script("legw_page")
 
-    variants = script("variants")
-    generator = np.random.default_rng(1)
-    shapes = {"kernel": (4, 3), "bias": (4,), "LayerNorm": (3,)}
-    first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
-    gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
-    ends = {}
-    for variant in variants.page.LABELS:
-        weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
-        optimizer = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
-        optimizer.build(weights)
-        optimizer.learning_rate = 0.01
-        for step in gradients:
-            optimizer.apply([keras.ops.convert_to_tensor(g, "float32") for g in step.values()])
-        ends[variant] = np.concatenate([np.ravel(w.numpy()) for w in weights])
-    for variant, values in ends.items():
-        others = [other for name, other in ends.items() if name != variant]
-        assert min(np.abs(values - other).max() for other in others) > 1e-5, variant
+    def tuned(method, rate, accuracy):
+        trial = {"part": "tuning", "method": method, "rate": rate}
+        return record(trial, base_rate=rate, select=accuracy, report=accuracy)
+
+    settings = {"rates": {"momentum": [0.1, 0.3, 1.0], "lamb": [0.01, 0.02], "adam": [0.1, 0.2]}}
+    runs = [tuned("momentum", r, a) for r, a in ((0.1, 97.0), (0.3, 98.0), (1.0, 96.0))]
+    runs += [tuned("lamb", 0.01, 98.0), tuned("lamb", 0.02, 97.0), tuned("adam", 0.1, 98.0)]
+    assert page.edges(runs, settings) == " The best one of LAMB is the lowest tried."
+    runs.append(tuned("adam", 0.2, 99.0))
+    assert page.edges(runs, settings).endswith(" The best one of Adam is the highest tried.")
 
 
-def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
-    page = script("variants").page
+def test_the_readme_says_what_legw_does():
+    study, legw = script("study"), script("legw")
+    page, settings, extent = legw.page, legw.SETTINGS, legw.CLAIM.extent
+    results = ROOT / "benchmarks/results/claims_legw.jsonl"
+    work = study.studies.Study(results, settings, study.findings.trial_name, 0, ((),), extent)
+    records, largest = list(work.done().values()), settings["multiples"][0] * settings["base_batch"]
 
-    def run(variant, seed, rate, loss, part="best"):
-        trial = {"part": part, "variant": variant, "seed": seed}
-        return record(trial, used_rate=rate, select=loss, report=loss + 0.5)
+    def lost(method, rule):
+        base = page.reports(page.base_runs(records, method))
+        found = page.reports(page.runs(records, "scaling", method, rule, largest))
+        assert len(base) == len(found) == settings["seeds"]
+        return f"{np.mean(base) - np.mean(found):.2f}"
 
-    records = [
-        *(run("paper", 1, 1e-3, 4.0, "tuning"), run("paper", 1, 2e-3, 4.1, "tuning")),
-        *(run("n", 1, 1e-3, 3.9, "tuning"), run("n", 1, 2e-3, 3.8, "tuning")),
-        *(run("paper", 2, 1e-3, 4.2), run("n", 2, 2e-3, 3.9)),
-    ]
-    found = page.groups(records)
-    assert {v: [r["used_rate"] for r in runs] for v, runs in found.items()} == {
-        "paper": [1e-3, 1e-3],
-        "n": [2e-3, 2e-3],
-    }
-    assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
-    assert page.answers(found)[-1].startswith("- **Not told apart from the paper's form**")
-    assert "N-LAMB (-0.250 ± 0.635)" in page.answers(found)[-1]
-    assert page.at_the_edge(found, [1e-3, 2e-3]).endswith("beyond it: paper, v5, N-LAMB.")
-    assert page.at_the_edge(found, [5e-4, 1e-3, 2e-3]).endswith("beyond it: N-LAMB.")
-    assert page.at_the_edge(found, [1e-3]) == ""
-    variants = script("variants")
-    stands = [variants.stands({}, each, records) for each in records]
-    assert stands == [True] * 6
-    lower = run("n", 1, 4e-3, 3.7, "tuning")
-    assert not variants.stands({}, records[-1], [*records, lower])
-
-
-def record(trial, **values):
-    about = {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5}
-    return {
-        "trial": trial,
-        "wall_seconds": 1.0,
-        "cpu_seconds": 1.0,
-        "machine": about,
-        "date": "2026-01-01",
-        "commit": "abc",
-        "command": "python x",
-        "diverged": values.get("report") is None,
-    } | values
+    readme = (ROOT / "README.md").read_text()
+    adam, lamb = (lost(method, "legw") for method in ("adam", "lamb"))
+    assert f"{adam} points of accuracy with Adam and {lamb} with LAMB" in readme
+    adam, lamb = (lost(method, "sqrt") for method in ("adam", "lamb"))
+    assert f"{adam} and {lamb} by √k alone" in readme
+    failure = page.runs_of_failure(records, settings)
+    constant, repaired = (np.mean(page.reports(failure[rule])) for rule in ("constant", "legw"))
+    assert f"comes from {constant:.1f} % to {repaired:.1f} %" in readme
+    runs = page.runs(records, "scaling", "momentum", "legw", largest)
+    assert [run["diverged"] for run in runs].count(True) == 1
 
 
 def test_diverged_trials_are_counted_named_and_never_chosen():
     study = script("study")
     good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
     lost = record({"method": "lamb", "seed": 2}, report=None, select=None)
-    assert study.chosen([lost, good], "select", lowest=True) is good
-    said = study.made([good, lost], 3, "results.jsonl")
+    assert script("findings").chosen([lost, good], "select", lowest=True) is good
+    said = study.made([good, lost], 3, "results.jsonl", "a loss above 9")
     assert "**2 of 3 trials are done**" in " ".join(said.split())
-    assert "1 of 2 trials diverged or learned nothing: method lamb, seed 2." in said
-
-
-def test_the_page_says_up_to_which_batch_a_loss_holds():
-    import batch_scaling_page as page
-
-    def runs(*losses):
-        return [record({"seed": seed}, report=loss) for seed, loss in enumerate(losses, 1)]
-
-    settings = {"base_batch": 16}
-    groups = {1: runs(4.0), 4: runs(4.05), 16: runs(4.3), 64: []}
-    assert page.held(groups, settings) == "up to batch 64"
-    assert page.held({1: runs(4.0), 4: runs(3.9), 16: []}, settings) == (
-        "up to batch 64, the largest that is done"
-    )
-    assert page.held({1: runs(4.0), 4: runs(None)}, settings) == "up to batch 16"
-    assert page.held({1: runs(4.0, 4.2), 4: runs(4.15)}, settings) == "up to batch 16"  # by seed 1
-    assert page.held({1: runs(4.0, 4.0), 4: runs(4.0, None)}, settings) == "up to batch 16"
-    groups = {1: runs(4.0, 4.2, 4.1), 4: runs(4.5, 4.9)}
-    assert page.beyond(groups, settings | {"multiples": [1, 4]}) == " (+0.60 nats at 64, 2 seeds)"
-    curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
-    assert page.updates_to_target({"curve": curve}) == 15
-    assert page.updates_to_target({"curve": curve[:1]}) is None
-
-
-def test_the_readme_says_what_the_records_say():
-    study, scaling = script("study"), script("batch_scaling")
-    page, settings = scaling.page, scaling.SETTINGS
-    results = ROOT / "benchmarks/results/claims_batch_scaling.jsonl"
-    work = study.studies.Study(results, settings, study.trial_name, 0, ((),), scaling.CLAIM.extent)
-    records, largest = list(work.done().values()), settings["multiples"][-1]
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    words = {"lamb": "holds its loss ", "adamw": ""}
-    for method in words:
-        multiples = settings["multiples"]
-        tuned = {k: page.complete(records, settings, method, k) for k in multiples}
-        by_rule = {k: page.untuned(records, settings, method, k) for k in multiples}
-        assert page.held(tuned, settings) == "up to batch 256"
-        assert f"{page.LABELS[method]} {words[method]}{page.held(by_rule, settings)}" in readme
-        assert page.beyond(by_rule, settings).split()[0].lstrip("(+") in readme
-        assert f"{np.mean(page.losses(tuned[largest])):.2f}" in readme
-    assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
-
-
-def test_the_readme_says_how_the_forms_of_lamb_differ():
-    study, variants = script("study"), script("variants")
-    results, settings = ROOT / "benchmarks/results/claims_variants.jsonl", variants.SETTINGS
-    extent = variants.CLAIM.extent
-    work = study.studies.Study(results, settings, study.trial_name, 0, ((),), extent)
-    found = variants.page.groups(list(work.done().values()))
-    gaps = {name: variants.page.paired(runs, found) for name, runs in found.items()}
-    better, worse = ("n", "nn"), ("nvlamb", "keras", "all")
-    for name in (*better, *worse):
-        assert min(gaps[name]) > 0 or max(gaps[name]) < 0
-    for name in ("uncorrected", "lambc"):
-        assert abs(np.mean(gaps[name])) < study.half_width(gaps[name]) + 1e-6
-    readme = (ROOT / "README.md").read_text()
-    for names, words in ((better, "nats better, at twice the rate"), (worse, "worse")):
-        means = {f"{abs(np.mean(gaps[name])):.2f} {words}" for name in names}
-        assert len(means) == 1
-        assert means.pop() in readme
-    assert {found[name][0]["used_rate"] for name in better} == {0.012}
-    assert found["paper"][0]["used_rate"] == 0.006
+    assert "1 of 2 trials diverged (a loss above 9): method lamb, seed 2." in said
 
 
 # As a whole
-
-
-def command(name, folder, settings, *more):
-    return [
-        *(sys.executable, f"benchmarks/claims/{name}.py", f"--settings={json.dumps(settings)}"),
-        *(f"--results={folder}/{name}.jsonl", f"--page={folder}/{name}.md"),
-        *(f"--data_dir={folder}/data", *more),
-    ]
-
-
-def records_of(folder, name):
-    path = folder / f"{name}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def run_and_kill(arguments, folder, name, trials):
-    """Kills a study after so many trials; what is in its results."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    study = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        ends = time.monotonic() + 300
-        while len(records_of(folder, name)) < trials and time.monotonic() < ends:
-            assert study.poll() is None, "the study ended before it was killed"
-            time.sleep(0.05)
-    finally:
-        study.send_signal(signal.SIGKILL)
-        study.wait()
-    return (folder / f"{name}.jsonl").read_text()
 
 
 def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(digits, tmp_path):
@@ -474,13 +212,14 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
         for r in found
         if r["trial"]["part"] == "scaling" and r["trial"]["method"] == "adam"
     )
+    assert second.stdout.endswith(f"9 of 9 trials are done: {tmp_path}/legw.md\n")
     text = (tmp_path / "legw.md").read_text()
     assert "**9 of 9 trials are" in text
     assert f"{best['base_rate']:g}: {best['select']:.2f} %" in text
     assert (tmp_path / "legw.png").stat().st_size > 1000
 
 
-def test_flags_that_no_study_can_follow_are_refused_before_it_begins(tmp_path, capsys):
+def test_what_no_study_can_follow_is_refused_before_it_begins(tmp_path, capsys, monkeypatch):
     study, variants = script("study"), script("variants")
 
     def refused(settings, *flags):
@@ -496,6 +235,11 @@ def test_flags_that_no_study_can_follow_are_refused_before_it_begins(tmp_path, c
     assert "hidden_size" in said
     assert refused([1]) == "--settings: give a JSON object, not [1].\n"
     assert "variants has x, y; there are paper, " in refused({"variants": ["x", "paper", "y"]})
+    assert refused({"rates": []}) == "--settings: rates is empty; give one at least.\n"
+    odd = ({"seeds": "3"}, {"seeds": 0}, {"seeds": 1e3}, {"rates": 0.1}, {"variants": 5})
+    for settings in (*odd, {"updates": -1}, {"hidden_size": None}, {"rates": ["x"]}):
+        (name,) = settings
+        assert refused(settings).startswith(f"--settings: {name} is {json.dumps(settings[name])}; ")
     scaling = script("batch_scaling")
     assert "groups has sgd; there are lamb, " in scaling.problem(
         scaling.SETTINGS | {"groups": [["sgd"]]}
@@ -506,12 +250,97 @@ def test_flags_that_no_study_can_follow_are_refused_before_it_begins(tmp_path, c
     assert scaling.problem(scaling.SETTINGS | scaling.QUICK) is None
     assert "--jobs=0: give 1 to " in refused({}, "--jobs=0")
     assert "--jobs=9999: give 1 to " in refused({}, "--jobs=9999")
+    missing = variants.CLAIM._replace(packages=("matplotlib", "no_such_package"))
+    monkeypatch.setattr(variants, "CLAIM", missing)
+    assert refused({}).startswith("This needs no_such_package, which this Python has not. `make i")
+
+
+def test_settings_that_are_dictionaries_have_the_names_of_the_defaults():
+    study = script("study")
+
+    def misfit(name, changed):
+        return study.misfit(script(name).CLAIM, changed)
+
+    assert misfit("legw", TINY_LEGW) is None
+    assert misfit("legw", {"failure": {"base_batch": 64}}).startswith("failure is {")
+    assert misfit("legw", {"rates": {"sgd": [1.0]}}).startswith("rates is {")
+    assert misfit("legw", {"rates": [1]}).startswith("rates is [1]; give one like {")
+    assert misfit("legw", {"rates": {"adam": [1]}}) is None
+    assert misfit("mixed_batch", {"first": {"updates": 5}}).startswith("first is {")
+    assert misfit("batch_scaling", {"multiples": 4})
+    assert misfit("batch_scaling", {"trials": 0})
+    assert misfit("batch_scaling", {"groups": [["lamb"], ["lars"]], "documents": 3}) is None
+    assert "multiples is empty" in script("legw").problem({"multiples": [], "rates": {}})
+    for name in ("legw", "mixed_batch", "variants", "batch_scaling"):
+        claim = script(name).CLAIM
+        assert study.misfit(claim, claim.settings) is None
+        assert study.misfit(claim, claim.quick) is None
+
+
+def test_a_line_that_is_no_record_is_named_and_one_without_its_end_counts(tmp_path, capsys):
+    study, variants = script("study"), script("variants")
+    flags = command("variants", tmp_path, {}, "--page_only")[2:]
+    options = study.parser(variants.CLAIM, "").parse_args(flags)
+    results = tmp_path / "variants.jsonl"
+    for content, reason in ((b"\nx\n", "line 2: no JSON"), (b'{"a": 1}\n', "line 1: no record")):
+        results.write_bytes(content)
+        assert study.main(variants.CLAIM, options) == 2
+        assert f"{results}, {reason}" in capsys.readouterr().err
+    results.write_bytes(b'{"a": "\xff"}\n')
+    assert study.main(variants.CLAIM, options) == 2
+    assert f"{results} is no text" in capsys.readouterr().err
+    work = study.studies.Study(results, {}, study.findings.trial_name, 2, ((),))
+    first, second = ({"trial": {"number": n}, "settings": {}} for n in (1, 2))
+    results.write_text(json.dumps(first))
+    work.add(second)
+    assert list(work.done().values()) == [first, second]
+
+
+def test_mnist_that_is_not_there_is_said_before_any_trial(tmp_path):
+    flags = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={tmp_path}")
+    run = subprocess.run(flags, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 2
+    assert f"--mnist_dir={tmp_path} has no train-images-idx3-ubyte(.gz); " in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not run.stdout
+
+
+def test_a_download_of_mnist_leaves_the_choice_of_keras_backend_to_the_study(tmp_path):
+    code = (
+        "import argparse, contextlib, legw\n"
+        "with contextlib.suppress(ValueError):\n"  # of no network: the proxy refuses
+        "    legw.ready(argparse.Namespace(mnist_dir=None))\n"
+        "import keras\n"
+        "print(keras.config.backend())\n"
+    )
+    unset = ("KERAS_BACKEND", "no_proxy", "NO_PROXY")
+    environment = {name: v for name, v in os.environ.items() if name not in unset}
+    environment |= {"https_proxy": "http://127.0.0.1:9", "KERAS_HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks/claims")])
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.stdout.split()[-1] == "jax", run.stderr
+
+
+def test_ctrl_c_says_how_many_trials_are_kept(tmp_path, capsys):
+    study, variants = script("study"), script("variants")
+    options = study.parser(variants.CLAIM, "").parse_args(command("variants", tmp_path, {})[2:])
+    claim = variants.CLAIM._replace(run=interrupt)
+    assert study.main(claim, options) == 130
+    said = capsys.readouterr().out
+    assert "Stopped. 0 of " in said
+    assert said.endswith("variants.jsonl; the same command goes on.\n")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_process_of_a_trial_that_is_killed_ends_the_study_with_the_reason(tmp_path):
     study, variants = script("study"), script("variants")
     options = argparse.Namespace(jobs=1, minutes=60)
-    work = study.studies.Study(tmp_path / "r.jsonl", {}, study.trial_name, 1, ((),))
+    work = study.studies.Study(tmp_path / "r.jsonl", {}, study.findings.trial_name, 1, ((),))
     claim = variants.CLAIM._replace(run=end_this_process, needs=needs_nothing)
     with pytest.raises(RuntimeError, match="of the trial 'number 1' ended without a result"):
         study._side_by_side(claim, options, {}, work, [{"number": 1}], None)
@@ -523,71 +352,3 @@ def needs_nothing(*_):
 
 def end_this_process(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_path, bert_data):
-    study, module = script("study"), script(name)
-    settings = TINY_BERT | TINY[name]
-    arguments = command(name, tmp_path, settings, f"--data_dir={bert_data}")
-    before = run_and_kill(arguments, tmp_path, name, 1)
-    parser = study.parser(module.CLAIM, module.__doc__)
-    assert study.main(module.CLAIM, parser.parse_args(arguments[2:])) == 0
-    assert (tmp_path / f"{name}.jsonl").read_text().startswith(before)
-    found = records_of(tmp_path, name)
-    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings)
-    assert not any(each["diverged"] for each in found)
-    assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
-    assert f"**{len(found)} of {len(found)} trials" in (tmp_path / f"{name}.md").read_text()
-    assert (tmp_path / f"{name}.png").stat().st_size > 1000
-
-
-@pytest.mark.slow
-def test_a_seed_is_evaluated_alike_whatever_a_process_trained_before(bert_data):
-    variants = script("variants")
-    settings = variants.SETTINGS | TINY_BERT | TINY["variants"] | {"warmup_steps": 1}
-
-    def losses(seed):
-        options, trial = argparse.Namespace(data_dir=bert_data), variants.trial("tuning", "n", seed)
-        found = variants.run(options, settings, trial | {"rate": 1e-3}, [])
-        return found["select"], found["report"]
-
-    after = [losses(1), losses(2)][1]
-    variants.training_of.cache_clear()
-    assert losses(2) == after
-
-
-@pytest.mark.slow
-def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(bert_data):
-    mixed, options = script("mixed_batch"), argparse.Namespace(data_dir=bert_data)
-    settings = mixed.SETTINGS | TINY_BERT | TINY["mixed_batch"]
-    forms = (settings, settings | {"rate": 1.0}, settings | mixed.QUICK)
-    files = [mixed.state_file(bert_data, form, "falls to 0", 1) for form in forms]
-    assert len(set(files)) == 3  # no form of the study begins with the state of another
-
-    def curve():
-        second = mixed.trial("second", "warm-up", "from 0", 1)
-        return mixed.run(options, settings, second, [])["curve"]
-
-    files[0].unlink(missing_ok=True)
-    trained = curve()
-    assert files[0].exists()
-    assert curve() == trained
-
-
-@pytest.mark.slow
-def test_data_that_a_killed_study_left_half_made_are_made_again(tmp_path):
-    bert = script("bert")
-    settings = script("model_settings").MODEL | TINY_BERT
-
-    def made():
-        return {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}
-
-    bert.make_data(tmp_path, settings, {16: 4})
-    whole = made()
-    with pytest.raises(ValueError, match="max_seq_length"):  # ends while data are made, as a kill
-        bert.make_data(tmp_path, settings | {"vocab_size": 200}, {16: 4, 1: 1})
-    assert made() != whole
-    bert.make_data(tmp_path, settings, {16: 4})
-    assert made() == whole

@@ -21,8 +21,9 @@ import math
 import sys
 
 import batch_scaling_page as page
+import findings
 import study
-from model_settings import MODEL
+from model_settings import LOST, MODEL
 
 SETTINGS = {
     "max_seq_length": 16,
@@ -38,7 +39,7 @@ SETTINGS = {
         "lamb": [1e-3, 1e-2],
         "adamw": [2.5e-4, 2.5e-3],
         "nesterov": [0.01, 0.3],
-        "lars": [1.5e-3, 0.05],
+        "lars": [0.3, 10.0],  # of trust coefficient 0.001; biases move at this rate itself
         "orscale": [2.5e-4, 2.5e-3],
         "muon": [2.5e-4, 2.5e-3],
     },
@@ -135,7 +136,7 @@ def optimizer(method, settings, values):
         "lamb": lambda: lamb_tf.LAMB(**ours, **adam),
         "adamw": lambda: lamb_tf.LAMB(**ours, **adam, exclude_from_layer_adaptation=[""]),
         "orscale": lambda: lamb_tf.OrScale(**ours, momentum=momentum, beta_2=settings["beta_2"]),
-        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum, ratio="after_momentum"),
+        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum),
         "nesterov": lambda: keras.optimizers.SGD(momentum=momentum, nesterov=True, **shared),
         "muon": lambda: keras.optimizers.Muon(
             momentum=momentum, adam_beta_2=settings["beta_2"], rms_rate=0.2, **shared
@@ -192,7 +193,7 @@ def twin_of(records, trial, values):
         "values",
         "updates",
     )
-    return run and {name: run[name] for name in names} | {"twin": study.trial_name(run["trial"])}
+    return run and {name: run[name] for name in names} | {"twin": findings.trial_name(run["trial"])}
 
 
 def values_of(settings, trial, records):
@@ -252,8 +253,11 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("method", "multiple"), ("multiple",)),
+    lost=LOST,
+    packages=("tensorflow", "matplotlib"),
     model=MODEL,
-    extent=("groups", "multiples", "long_warmup_multiples", "trials", "seeds"),
+    # The rates too: `stands` compares those of each run.
+    extent=("groups", "multiples", "long_warmup_multiples", "trials", "seeds", "rates"),
     problem=problem,
     stands=stands,
 )

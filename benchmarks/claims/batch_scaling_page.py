@@ -3,8 +3,8 @@
 import itertools
 from statistics import mean
 
-import study
-from study import curves
+import findings
+from findings import curves
 
 LABELS = {
     "lamb": "LAMB",
@@ -24,6 +24,11 @@ COLORS = {
 }
 TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
+CEILING = 7.0  # nats, of the picture
+AT_PLATEAU = (
+    f" That is above {curves.PLATEAU} nats: it knows the frequencies of words and little else, and "
+    "has little to lose."
+)
 
 
 def methods(records, settings):
@@ -40,7 +45,7 @@ def searched(records, method, multiple):
 
 def best(records, method, multiple):
     """The one with the lowest loss on the set to choose by."""
-    return study.chosen(searched(records, method, multiple), "select", lowest=True)
+    return findings.chosen(searched(records, method, multiple), "select", lowest=True)
 
 
 def tuned(records, method, multiple):
@@ -73,9 +78,9 @@ def text(records, settings, name):
     return f"""{chr(10).join(answers(records, settings))}
 
 **How far it went**: {counts["search"]} trials of the search, {counts["long warm-up"]} with long \
-warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; tables \
-and picture show what there is, with the number of trials and runs behind each figure. Where it \
-says "1 of 2 trials", the search is not complete, and the loss may be too high.
+warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; the \
+tables show what there is, with the number of trials and runs behind each figure.\
+{unfinished(records, settings)}
 
 ![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
 
@@ -88,7 +93,8 @@ was chosen from, and the runs of the best. Chosen is what has the lowest loss on
 the report does not use, from {settings["trials"]} points of a quasi-random sequence in the ranges \
 below, the same points for all (rates × √k at k times the smallest batch); above the smallest \
 batch also from what the rule made of the base, and at {long_batches(settings)} from the same \
-points with long warm-ups.
+points with long warm-ups. AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, \
+clipping and exclusions from decay. LARS has its published form, with trust coefficient 0.001.
 
 ## Untuned
 
@@ -125,6 +131,21 @@ Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_len
 largest."""
 
 
+def unfinished(records, settings):
+    """What a search that has not ended means, as a sentence; "" where all have."""
+    if all(complete(records, settings, *at) for at in _searches(records, settings)):
+        return ""
+    return (
+        ' Where it says "1 of 4 trials", the search has not ended, the loss may be too high, and '
+        "the picture leaves it out."
+    )
+
+
+def _searches(records, settings):
+    """Each optimizer that has been run, at each batch."""
+    return itertools.product(methods(records, settings), settings["multiples"])
+
+
 def stuck(records):
     """How many runs do not leave the plateau."""
     return sum(r["report"] is None or r["report"] > curves.PLATEAU for r in records)
@@ -147,16 +168,16 @@ def answers(records, settings):
     for method in methods(records, settings):
         chosen = {k: complete(records, settings, method, k) for k in settings["multiples"]}
         by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
-        base_is_known = bool(chosen[settings["multiples"][0]])
+        at_base = losses(chosen[settings["multiples"][0]])
         said = [
             f"{how} {held(groups, settings)}{beyond(groups, settings)}"
             for how, groups in (("tuned", chosen), ("untuned", by_rule))
-            if base_is_known and sum(map(bool, groups.values())) > 1
+            if at_base and sum(map(bool, groups.values())) > 1
         ]
         if said:
-            lines.append(
-                f"- **{LABELS[method]}** holds its loss (within {HELD} nats) {'; '.join(said)}."
-            )
+            loss = f"its loss of {mean(at_base):.2f} nats (within {HELD})"
+            words = f"- **{LABELS[method]}** holds {loss} {'; '.join(said)}."
+            lines.append(words + AT_PLATEAU * (mean(at_base) > curves.PLATEAU))
     return lines or [
         "**No answer yet**: for no optimizer is the search complete at two batches. What follows "
         "is a beginning, and compares nothing."
@@ -182,7 +203,7 @@ def held(groups, settings):
     for multiple, found in groups.items():
         if not found:
             break
-        tried, gaps = multiple, study.paired(found, first)
+        tried, gaps = multiple, findings.paired(found, first)
         if any(r["diverged"] for r in found) or not gaps or mean(gaps) > HELD:
             break
         last = multiple
@@ -194,11 +215,16 @@ def held(groups, settings):
 
 
 def beyond(groups, settings):
-    """By how much the loss at the largest batch is another than at the smallest, if it is known."""
+    """How the loss at the largest batch differs from that at the smallest, if it is known."""
     first, last = (groups[settings["multiples"][place]] for place in (0, -1))
-    gaps, largest = study.paired(last, first), settings["base_batch"] * settings["multiples"][-1]
-    seeds = f"{len(gaps)} seed{'s' * (len(gaps) > 1)}"
-    return f" ({mean(gaps):+.2f} nats at {largest:,}, {seeds})" if gaps else ""
+    gaps, largest = findings.paired(last, first), settings["base_batch"] * settings["multiples"][-1]
+    if last and not losses(last):
+        return f" (diverges at {largest:,}, {_seeds(last)})"
+    return f" ({mean(gaps):+.2f} nats at {largest:,}, {_seeds(gaps)})" if gaps else ""
+
+
+def _seeds(found):
+    return f"{len(found)} seed{'s' * (len(found) > 1)}"
 
 
 def loss_table(records, settings, cell):
@@ -208,7 +234,7 @@ def loss_table(records, settings, cell):
         (LABELS[m], *(cell(records, settings, m, k) for k in settings["multiples"]))
         for m in methods(records, settings)
     ]
-    return study.table(head, rows)
+    return findings.table(head, rows)
 
 
 def tuned_cell(records, settings, method, multiple):
@@ -218,7 +244,7 @@ def tuned_cell(records, settings, method, multiple):
     tried, wanted = len(searched(records, method, multiple)), to_search(settings, multiple)
     trials = f"{tried}" if tried == wanted else f"{tried} of {wanted}"
     runs = f"{len(found)} run{'s' * (len(found) > 1)}"
-    return f"{study.spread(losses(found), '{:.3f}')} ({trials} trials; {runs}{_lost(found)})"
+    return f"{findings.spread(losses(found), '{:.3f}')} ({trials} trials; {runs}{_lost(found)})"
 
 
 def untuned_cell(records, settings, method, multiple):
@@ -226,7 +252,7 @@ def untuned_cell(records, settings, method, multiple):
     if not found:
         return "–"
     runs = f"{len(found)} run{'s' * (len(found) > 1)}"
-    return f"{study.spread(losses(found), '{:.3f}')} ({runs}{_lost(found)})"
+    return f"{findings.spread(losses(found), '{:.3f}')} ({runs}{_lost(found)})"
 
 
 def updates_cell(records, settings, method, multiple):
@@ -259,11 +285,11 @@ def chosen_table(records, settings):
                 batch = f"{settings['base_batch'] * multiple:,}"
                 cells = (LABELS[method], batch, *(f"{value:.2g}" for value in values))
                 rows.append((*cells, f"{stuck(tried)} of {len(tried)}"))
-    return study.table(head, rows)
+    return findings.table(head, rows)
 
 
 def draw(records, settings, path):
-    study.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.4))
+    findings.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.4))
 
 
 def _draw(axes, records, settings):
@@ -280,18 +306,23 @@ def _draw(axes, records, settings):
         axis.minorticks_off()
         axis.set_xlim(settings["base_batch"] * 0.7, largest * 1.4)
     for method in methods(records, settings):
-        groups = {k: tuned(records, method, k) for k in settings["multiples"]}
+        groups = {k: complete(records, settings, method, k) for k in settings["multiples"]}
         rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
+        rule = rule if groups[settings["multiples"][0]] else {}
         steps = {k: [updates_to_target(run) for run in found] for k, found in groups.items()}
         known = {k: [s for s in found if s is not None] for k, found in steps.items()}
         for axis, points in zip(axes, (_of(groups), _of(rule), known)):
             _line(axis, points, settings["base_batch"], method)
+        for axis, points in zip(axes[:2], (groups, rule)):
+            _note_those_above(axis, points, settings["base_batch"], method)
     axes[0].set_ylabel("held-out loss, nats")
-    axes[2].set_ylabel("updates")
-    axes[0].legend(fontsize=8)
+    axes[2].set(ylabel="updates", yscale="log")
+    if axes[0].containers:
+        axes[0].legend(fontsize=8)
     axes[0].sharey(axes[1])
     for axis in axes[:2]:
         axis.axhline(curves.PLATEAU, color="#777777", lw=0.8, ls="--")
+        axis.set_ylim(top=min(axis.get_ylim()[1], CEILING))
 
 
 def _of(groups):
@@ -300,8 +331,22 @@ def _of(groups):
 
 def _line(axis, points, base, method):
     points = {base * k: values for k, values in points.items() if values}
+    if not points:
+        return
     means = [mean(values) for values in points.values()]
     low = [m - min(values) for m, values in zip(means, points.values())]
     high = [max(values) - m for m, values in zip(means, points.values())]
     style = {"color": COLORS[method], "label": LABELS[method], "marker": "o", "capsize": 3}
     axis.errorbar(list(points), means, [low, high], **style)
+
+
+def _note_those_above(axis, groups, base, method):
+    """Their mean as a number, or that all diverged, at the edge of the picture."""
+    style = {"ha": "right", "va": "top", "color": COLORS[method], "fontsize": 9}
+    for multiple, found in groups.items():
+        known = losses(found)
+        if not found or (known and mean(known) <= CEILING):
+            continue
+        words, down = (f"{mean(known):.1f} ↑", 5) if known else ("diverged ↑", 17)
+        place = {"xytext": (-4, -down), "textcoords": "offset points"}
+        axis.annotate(words, (base * multiple, CEILING), **place, **style)

@@ -19,6 +19,7 @@ quiet_tensorflow.import_tensorflow()
 
 import keras  # noqa: E402  # after the quiet import
 import tensorflow as tf  # noqa: E402
+from model_settings import DIVERGED  # noqa: E402
 
 from lamb_tf import schedules  # noqa: E402
 from official_bert.create_pretraining_data import create_pretraining_data  # noqa: E402
@@ -33,7 +34,6 @@ EXCLUDED = ["LayerNorm", "bias"]  # from weight decay and, in LAMB and LARS, fro
 EVAL_BATCH = 256
 EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
 PARTS = {1: "select", 3: "report"}  # of every 12 documents, the ones that are held out
-DIVERGED = 20.0  # nats
 CHUNK = 50  # updates per call at most
 MICRO_TOKENS = 1024  # of a part of a batch that is computed at once: what fits into a cache
 
@@ -274,5 +274,5 @@ def result(training: Training, curve: list[dict]) -> dict[str, Any]:
     names = ("select", "report", "report_accuracy")
     known = all(math.isfinite(end.get(name, math.nan)) for name in names)
     values = {name: end[name] if known else None for name in names}
-    said = f"held-out loss {values['report']:.3f}" if known else "diverged"
+    said = f"held-out loss {values['report']:.3f}" if known else "no held-out loss"
     return values | {"curve": curve, "diverged": not known, "said": said}

@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-import study
+import findings
 
 METHODS = {"momentum": "momentum SGD", "lamb": "LAMB", "adam": "Adam"}
 RULES = {
@@ -28,7 +28,7 @@ def base_runs(records, method):
     """The runs at the base batch with the chosen rate, that of the tuning included."""
     tuned = [r for r in records if _is(r, part="tuning", method=method)]
     others = [r for r in records if _is(r, part="scaling", method=method, rule="base")]
-    return [study.chosen(tuned, "select"), *others] if tuned else []
+    return [findings.chosen(tuned, "select"), *others] if tuned else []
 
 
 def runs(records, part, method, rule, batch):
@@ -44,7 +44,6 @@ def reports(found):
 
 
 def text(records, settings, name):
-    largest = max(settings["multiples"]) * settings["base_batch"]
     return f"""{chr(10).join(answers(records, settings))}
 
 ![Error on the test images over the batch, by rule]({name}.png)
@@ -65,14 +64,14 @@ A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, tuned fo
 {PUBLISHED}
 
 Ours have {settings["size"]} rows of {settings["size"]}, {settings["hidden"]} units and \
-{settings["epochs"]} epochs: {settings["epochs"] * settings["train_examples"] // largest} updates \
-at batch {largest:,}. The linear rule has {settings["linear_warmup_epochs"]} epochs of warm-up.
+{settings["epochs"]} epochs. The linear rule has {settings["linear_warmup_epochs"]} epochs of \
+warm-up.
 
 ## The rates at the base
 
 {tuning_table(records, settings)}
 
-Accuracy on the images to choose by, seed 1."""
+Accuracy on the images to choose by, seed 1.{edges(records, settings)}"""
 
 
 def answers(records, settings):
@@ -95,11 +94,15 @@ def answer(base, legw, records, method, batch):
     if all(len(found) == len(base) for found in by_rule.values()):
         means = {rule: mean(reports(found)) for rule, found in by_rule.items()}
         highest = max(means, key=means.get)
-        best = f"; the highest mean there has {RULES[highest]!r}, {means[highest]:.2f} %"
+        within = "" if mean(reports(base)) - means[highest] <= MARGIN else "not "
+        best = (
+            f"; the highest mean there has {RULES[highest]!r}, {means[highest]:.2f} %, "
+            f"{within}within {MARGIN} points"
+        )
     return (
         f"untuned LEGW {holds} the accuracy within {MARGIN} points: "
-        f"{study.spread(reports(base))} % at batch {base[0]['trial']['batch']}, \
-{study.spread(reports(legw))} % at {batch:,}{best}."
+        f"{findings.spread(reports(base))} % at batch {base[0]['trial']['batch']}, \
+{findings.spread(reports(legw))} % at {batch:,}{best}."
     )
 
 
@@ -109,9 +112,9 @@ def failure_answer(records, settings):
         return []
     return [
         f"- **The published failure**: with LAMB's rate left as it was, "
-        f"{study.spread(reports(base))} % at batch {base[0]['trial']['batch']} become "
-        f"{study.spread(reports(constant))} % at {constant[0]['trial']['batch']:,}; with LEGW "
-        f"{study.spread(reports(legw))} %."
+        f"{findings.spread(reports(base))} % at batch {base[0]['trial']['batch']} become "
+        f"{findings.spread(reports(constant))} % at {constant[0]['trial']['batch']:,}; with LEGW "
+        f"{findings.spread(reports(legw))} %."
     ]
 
 
@@ -136,7 +139,7 @@ def results(records, settings):
                 if found:
                     rows.append(row(label, rule, multiple * base, found))
     head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
-    return study.table((*head, "diverged"), rows)
+    return findings.table((*head, "diverged"), rows)
 
 
 def row(label, rule, batch, found):
@@ -149,7 +152,7 @@ def row(label, rule, batch, found):
         f"{first['peak']:.3g}",
         first["warmup_updates"],
         len(found),
-        study.spread(reports(found)) + " %",
+        findings.spread(reports(found)) + " %",
         sum(record["diverged"] for record in found),
     )
 
@@ -158,7 +161,7 @@ def failure_table(records, settings):
     groups = runs_of_failure(records, settings)
     head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
     rows = [row("LAMB", rule, f[0]["trial"]["batch"], f) for rule, f in groups.items() if f]
-    return study.table((*head, "diverged"), rows) if rows else "Not run yet."
+    return findings.table((*head, "diverged"), rows) if rows else "Not run yet."
 
 
 def tuning_table(records, settings):
@@ -170,11 +173,23 @@ def tuning_table(records, settings):
         cells = [f"{rate:g}: {found[rate]:.2f} %" if rate in found else "–" for rate in rates]
         rows.append((METHODS[method], *cells))
     width = max(map(len, rows)) - 1
-    return study.table(("optimizer", *["rate"] * width), rows)
+    return findings.table(("optimizer", *["rate"] * width), rows)
+
+
+def edges(records, settings):
+    """Sentences on the optimizers whose best rate is the lowest or the highest one."""
+    found = []
+    for method, rates in settings["rates"].items():
+        tuned = [r for r in records if _is(r, part="tuning", method=method)]
+        if len(tuned) == len(rates) > 1:
+            rate = findings.chosen(tuned, "select")["base_rate"]
+            end = {min(rates): "lowest", max(rates): "highest"}.get(rate)
+            found += [f" The best one of {METHODS[method]} is the {end} tried."] * bool(end)
+    return "".join(found)
 
 
 def draw(records, settings, path):
-    study.picture(lambda axes: _draw(axes, records, settings), path, len(METHODS) + 1, (15, 4.2))
+    findings.picture(lambda axes: _draw(axes, records, settings), path, len(METHODS) + 1, (15, 4.2))
 
 
 def _draw(axes, records, settings):

@@ -19,7 +19,7 @@ import sys
 import mixed_batch_page as page
 import numpy as np
 import study
-from model_settings import MODEL
+from model_settings import LOST, MODEL
 
 SETTINGS = {
     "first": {"updates": 2400, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
@@ -34,8 +34,8 @@ SETTINGS = {
     "evaluations": 5,  # of the second phase
 }
 QUICK = {
-    "first": {"updates": 1200, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
-    "second": {"updates": 300, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "first": {"updates": 1600, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
+    "second": {"updates": 400, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
     "seeds": 1,
 }
 
@@ -174,6 +174,8 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("phase",),),
+    lost=LOST,
+    packages=("tensorflow", "matplotlib"),
     model=MODEL,
     extent=("seeds",),
 )

@@ -2,8 +2,8 @@
 
 from statistics import mean
 
-import study
-from study import curves
+import findings
+from findings import curves
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",
@@ -31,11 +31,11 @@ def text(records, settings, name):
     head = ("rate of the second phase", "moments", "runs", "loss before", "loss at the end, nats")
     rows = [row(arm, runs, found.get(REFERENCE, [])) for arm, runs in found.items()]
     head = (*head, "accuracy", "difference to re-warm-up, kept", "diverged")
-    return f"""{chr(10).join(answers(found))}
+    return f"""{chr(10).join([*answers(found), *new_positions(found, settings)])}
 
 ![Held-out loss over the second phase]({name}.png)
 
-{study.table(head, rows)}
+{findings.table(head, rows)}
 
 Masked words of held-out documents at {second["max_seq_length"]} tokens; mean ± standard deviation \
 over seeds. Differences are taken seed by seed, with half the width of the 95 % interval of their \
@@ -64,10 +64,10 @@ def row(arm, runs, reference):
         LABELS[schedule],
         moments,
         len(runs),
-        study.spread([r["start"] for r in runs], "{:.3f}"),
-        study.spread([r["report"] for r in runs], "{:.3f}"),
-        study.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
-        "–" if arm == REFERENCE else study.signed(study.paired(runs, reference)),
+        findings.spread([r["start"] for r in runs], "{:.3f}"),
+        findings.spread([r["report"] for r in runs], "{:.3f}"),
+        findings.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
+        "–" if arm == REFERENCE else findings.signed(findings.paired(runs, reference)),
         sum(r["diverged"] for r in runs),
     )
 
@@ -76,16 +76,33 @@ def answers(found):
     """What each arm loses or gains beside the paper's, as sentences."""
     lines, reference = [], found.get(REFERENCE, [])
     for arm, runs in found.items():
-        gaps = study.paired(runs, reference)
+        gaps = findings.paired(runs, reference)
         if arm == REFERENCE or len(gaps) < 2:
             continue
-        width = study.half_width(gaps)
+        width = findings.half_width(gaps)
         told = "told apart" if abs(mean(gaps)) > width else "not told apart"
         lines.append(
             f"- {LABELS[arm[0]]}, moments {arm[1]}: **{mean(gaps):+.3f} ± {width:.3f}** nats "
             f"beside the paper's way ({told}; 95 % interval by Student's t)"
         )
     return (lines or ["There are not two seeds of any arm yet."]) + plateau(found)
+
+
+def new_positions(found, settings):
+    """What one schedule does to the positions that only the second phase has."""
+    runs = [r for r in found.get(("continued", "kept"), []) if r["report"] is not None]
+    if not runs:
+        return []
+    first, second = settings["first"], settings["second"]
+    length, new = second["max_seq_length"], second["max_seq_length"] - first["max_seq_length"]
+    falls = first["updates"] + second["updates"] - settings["first_warmup"]
+    rate = settings["rate"] * second["updates"] / falls
+    start, end = (mean(run[key] for run in runs) for key in ("start", "report"))
+    return [
+        f"- {new} of the {length} positions are new in the second phase. One schedule begins it at "
+        f"rate {rate:.2g} instead of {settings['rate']:g}, and the loss goes from {start:.2f} to "
+        f"{end:.2f} nats. Where no position is new, this says little."
+    ]
 
 
 def plateau(found):
@@ -102,7 +119,7 @@ def plateau(found):
 
 
 def draw(records, settings, path):
-    study.picture(lambda axes: _draw(axes, groups(records)), path, 2, (10, 4.2))
+    findings.picture(lambda axes: _draw(axes, groups(records)), path, 2, (10, 4.2))
 
 
 def _draw(axes, found):

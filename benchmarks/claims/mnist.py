@@ -19,12 +19,15 @@ def load(folder: str | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         folder: With the four idx files, compressed or not; None: `keras.datasets` downloads them.
 
     Raises:
-        ValueError: a file is missing.
+        ValueError: a file is missing, or cannot be downloaded.
     """
     if folder is None:
         import keras
 
-        return dict(zip(FILES, keras.datasets.mnist.load_data()))
+        try:
+            return dict(zip(FILES, keras.datasets.mnist.load_data()))
+        except Exception as error:  # Keras raises Exception itself
+            raise ValueError(f"{error}; give --mnist_dir, a folder with its four files.") from error
     return {split: _read_split(pathlib.Path(folder), *names) for split, names in FILES.items()}
 
 

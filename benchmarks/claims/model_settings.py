@@ -10,3 +10,5 @@ MODEL = {
     "initializer_range": 0.06,
     "masked_lm_prob": 0.25,  # in training; of the held-out text 15 %
 }
+DIVERGED = 20.0  # nats
+LOST = f"the training loss was not finite or above {DIVERGED:g} nats"

@@ -9,6 +9,7 @@ trials that are missing.
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -16,25 +17,22 @@ import multiprocessing.connection
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from statistics import mean, stdev
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
+import findings  # before the next two: it adds their path
+import machine
+import studies
 
-import curves  # noqa: E402  # after the path
-import machine  # noqa: E402
-import studies  # noqa: E402
+from official_bert.system import child_commands
+from official_bert.system.whole_files import write_text
 
-from official_bert.system import child_commands  # noqa: E402
-from official_bert.system.whole_files import write_text  # noqa: E402
-
-# Student's t for 95 %, by the number of values; for more, that of the last is nearly right.
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 PAGE_EVERY = 120  # seconds between pages while trials run
 
 
@@ -43,6 +41,10 @@ class OutOfTime(Exception):
 
 
 def _no_problem(settings):
+    return None
+
+
+def _no_preparation(options):
     return None
 
 
@@ -60,15 +62,20 @@ class Claim(NamedTuple):
         quick: The settings that differ in its quick form.
         trials: Function of the settings; the trials in order, dictionaries of JSON values.
         run: Function of (options of the command, settings, trial, records so far); a dictionary
-            for the record, which has `diverged`.
+            for the record, which has `diverged` and, for the screen, `said`.
         needs: Function of two trials; whether the first uses what the second leaves, so that it
             has to begin after its end.
         draw: Function of (records, settings, path of the picture).
         text: Function of (records, settings); the page between its head and its settings.
         alike: Tuples of a trial's keys, by which the time left is guessed; see `studies.Study`.
-        model: Names of more settings, which are in no record where they are not given.
-        extent: Names of settings that only say how many trials there are; see `studies.Study`.
+        lost: What happened in a run that counts as diverged.
+        packages: What it imports beyond this repository.
+        model: More settings with their values, which are in no record where they are not given.
+        extent: Names of settings that only say how many trials there are, or that `stands`
+            compares; see `studies.Study`.
         problem: Function of the settings; what is wrong with them as a sentence, or None.
+        ready: Function of the options, called before the trials; raises ValueError where what they
+            need is not there.
         stands: Function of (settings, record, all records); whether the study would run that trial
             in the same way now. In one that has grown, another may be the best.
     """
@@ -83,9 +90,12 @@ class Claim(NamedTuple):
     draw: Callable
     text: Callable
     alike: Sequence
-    model: Iterable[str] = ()
+    lost: str
+    packages: Sequence[str]
+    model: Mapping = {}
     extent: Sequence[str] = ()
     problem: Callable = _no_problem
+    ready: Callable = _no_preparation
     stands: Callable = _always
 
 
@@ -135,8 +145,15 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         known = ", ".join([*claim.settings, *claim.model])
         print(f"--settings: there is no {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
-    if problem := claim.problem(settings):
+    if problem := misfit(claim, options.settings) or claim.problem(settings):
         print(f"--settings: {problem}", file=sys.stderr)
+        return 2
+    if missing := [name for name in claim.packages if importlib.util.find_spec(name) is None]:
+        print(
+            f"This needs {', '.join(missing)}, which this Python has not. `make install` makes "
+            f".venv with all that the studies need; then: .venv/bin/{command()}",
+            file=sys.stderr,
+        )
         return 2
     cores = machine.cores()
     if not 1 <= options.jobs <= cores:
@@ -145,24 +162,75 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
     _settle_paths(claim.name, options)
     trials = claim.trials(settings)
     alike = *claim.alike, ()
-    count = functools.partial(_that_count, claim, settings, {trial_name(t) for t in trials})
-    work = studies.Study(
-        options.results, settings, trial_name, len(trials), alike, claim.extent, count
+    count = functools.partial(
+        _that_count, claim, settings, {findings.trial_name(t) for t in trials}
     )
+    work = studies.Study(
+        options.results, settings, findings.trial_name, len(trials), alike, claim.extent, count
+    )
+    try:
+        work.done()
+        if not options.page_only:
+            claim.ready(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
     if not options.page_only:
-        with studies.alone_in(options.data_dir):
-            runner = _side_by_side if options.jobs > 1 else _one_by_one
-            runner(claim, options, settings, work, trials, due.maybe)
+        runner = _side_by_side if options.jobs > 1 else _one_by_one
+        try:
+            with studies.alone_in(options.data_dir, options.results):
+                runner(claim, options, settings, work, trials, due.maybe)
+        except KeyboardInterrupt:
+            kept = f"{len(work.done())} of {len(trials)} trials are kept in {options.results}"
+            print(f"\nStopped. {kept}; the same command goes on.")
+            return 128 + signal.SIGINT
     due.now()
+    if done := len(work.done()):
+        print(f"{done} of {len(trials)} trials are done: {options.page}")
     return 0
 
 
+def misfit(claim: Claim, changed: dict) -> str | None:
+    """What is wrong with the kinds of the changed settings, as a sentence; or None.
+
+    A value is of the kind of the default; a number of trials or seeds is at least 1. A dictionary
+    of numbers has the names that the default has; one of lists, some of them.
+    """
+    defaults = dict(claim.model) | claim.settings
+    for name, value in changed.items():
+        if not _is_like(value, defaults[name], 1 if name in claim.extent else 0):
+            return f"{name} is {json.dumps(value)}; give one like {json.dumps(defaults[name])}."
+    return None
+
+
+def _is_like(value, default, least):
+    if isinstance(default, dict):
+        if not isinstance(value, dict) or not value or not value.keys() <= default.keys():
+            return False
+        whole = value.keys() == default.keys() or isinstance(next(iter(default.values())), list)
+        return whole and all(_is_like(each, default[name], least) for name, each in value.items())
+    if isinstance(default, list):
+        return isinstance(value, list) and all(_is_like(e, default[0], least) for e in value)
+    if default is None or isinstance(default, str):
+        return isinstance(value, int if default is None else str)
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _that_count(claim, settings, names, records):
-    """Those of the study's own trials that it would run in the same way now."""
-    ours = {name: record for name, record in records.items() if name in names}
-    known = list(ours.values())
-    return {name: r for name, r in ours.items() if claim.stands(settings, r, known)}
+    """Those of the study's own trials that it would run in the same way now.
+
+    What was chosen from a trial that does not count does not count either.
+    """
+    found = {name: record for name, record in records.items() if name in names}
+    while True:
+        known = list(found.values())
+        standing = {name: r for name, r in found.items() if claim.stands(settings, r, known)}
+        if len(standing) == len(found):
+            return found
+        found = standing
 
 
 def _settle_paths(name, options):
@@ -176,22 +244,19 @@ def _settle_paths(name, options):
     options.data_dir = options.data_dir or build / name
 
 
-def trial_name(trial: dict) -> str:
-    """A trial in words: its values that are not None."""
-    return ", ".join(f"{key} {value}" for key, value in trial.items() if value is not None)
-
-
 def command() -> str:
     """The command of this study."""
     script = pathlib.Path(sys.argv[0]).resolve()
-    script = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
+    script = (
+        script.relative_to(findings.ROOT) if script.is_relative_to(findings.ROOT) else script.name
+    )
     return shlex.join(["python", str(script), *sys.argv[1:]])
 
 
 def commit() -> str:
     """The newest commit of `main` in this code, or HEAD; "unknown" outside of a clone."""
     for arguments in (["merge-base", "HEAD", "main"], ["rev-parse", "HEAD"]):
-        git = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        git = subprocess.run(["git", *arguments], cwd=findings.ROOT, capture_output=True, text=True)
         if git.returncode == 0:
             return git.stdout.strip()[:12]
     return "unknown"
@@ -216,7 +281,8 @@ def _run(claim, options, settings, trial, records):
     always = {"command": command(), "commit": commit(), "jobs": options.jobs}
     cpu = time.process_time()
     found = claim.run(options, settings, trial, records)
-    print(f"  {trial_name(trial)}: {found.get('said', 'done')}", flush=True)
+    lost = "diverged; " if found["diverged"] else ""
+    print(f"  {findings.trial_name(trial)}: {lost}{found['said']}", flush=True)
     return always | found | {"cpu_seconds": time.process_time() - cpu}
 
 
@@ -242,9 +308,9 @@ def _side_by_side(claim, options, settings, work, trials, after_each):
                 work.add(worker.recv())
             except EOFError:
                 raise RuntimeError(
-                    f"The process of the trial '{trial_name(trial)}' ended without a result: by "
-                    "the error above, or killed, as for want of memory. What is done is kept; the "
-                    "same command goes on."
+                    f"The process of the trial '{findings.trial_name(trial)}' ended without a "
+                    "result: by the error above, or killed, as for want of memory. What is done is "
+                    "kept; the same command goes on."
                 ) from None
             idle.append(worker)
             after_each()
@@ -280,12 +346,18 @@ class _Pace:
         self._write, self._last = write, time.monotonic()
 
     def maybe(self):
-        if time.monotonic() - self._last > PAGE_EVERY:
+        """Writes it if it is time to; the trials go on where that fails, as on a full disk."""
+        if time.monotonic() - self._last <= PAGE_EVERY:
+            return
+        try:
             self.now()
+        except Exception:
+            traceback.print_exc()
+            print("The page was not written, for the reason above; the trials go on.", flush=True)
 
     def now(self):
-        self._write()
         self._last = time.monotonic()
+        self._write()
 
 
 # The page
@@ -299,40 +371,52 @@ def write_page(claim, options, settings, work, trials):
         return
     page.parent.mkdir(parents=True, exist_ok=True)
     claim.draw(records, settings, page.with_suffix(".png"))
+    small = "*This is the small form, `--quick`: it shows how the study works and answers nothing.*"
     text = "\n\n".join(
         [
             f"# {claim.title}",
+            *([small] if options.quick else []),
             claim.text(records, settings, page.stem).strip(),
             "## How it was made",
-            made(records, trials, options.results),
+            made(records, trials, options.results, claim.lost),
             *other_form(claim, settings),
-            curves.settings_table(settings),
+            findings.curves.settings_table(settings),
         ]
     )
     write_text(page, text + "\n")
 
 
-def made(records: Sequence[dict], trials: int, results: os.PathLike) -> str:
-    """Machine, command, commits, number of trials, time, and the trials that diverged."""
+def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: str) -> str:
+    """Machine, command, commits, number of trials, time, and the trials that diverged.
+
+    Args:
+        records: Of the trials that are done.
+        trials: Number of all.
+        results: The file of the records.
+        lost_if: As `lost` of `Claim`.
+    """
     spent, cpu = (sum(r[key] for r in records) / 60 for key in ("wall_seconds", "cpu_seconds"))
     lost = [record for record in records if record["diverged"]]
-    commits = ", ".join(sorted({record["commit"] for record in records}))
+    commits = sorted({record["commit"] for record in records})
+    of_commits = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+    commands = " and ".join(f"`{each}`" for each in dict.fromkeys(r["command"] for r in records))
     packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
-    names = "; ".join(trial_name(record["trial"]) for record in lost)
+    names = "; ".join(findings.trial_name(record["trial"]) for record in lost)
     load = max(record["machine"]["load_before"] for record in records)
     jobs = sorted({record.get("jobs", 1) for record in records})
     side_by_side = f", up to {jobs[-1]} at a time, each on cores of its own" if jobs[-1] > 1 else ""
-    return f"""{curves.made_on(records, packages)}. **{len(records)} of {trials} trials are \
+    where = findings.curves.made_on(records, packages)
+    return f"""{where}. **{len(records)} of {trials} trials are \
 done**, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial \
 {mean(map(_wall, records)):.0f} s on \
 average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those \
 of a shared machine.
 
-Made by `{records[-1]["command"]}` on commit {commits} of `main`, which writes this page from \
+Made by {commands} on {of_commits} of `main`, from \
 `{pathlib.Path(results).name}`: a line a trial, with its command, settings, seed and seconds. A \
 study that was killed goes on with the next trial.
 
-{len(lost)} of {len(records)} trials diverged or learned nothing{": " + names if lost else ""}."""
+{len(lost)} of {len(records)} trials diverged ({lost_if}){": " + names if lost else ""}."""
 
 
 def other_form(claim: Claim, settings: dict) -> list[str]:
@@ -349,70 +433,3 @@ def other_form(claim: Claim, settings: dict) -> list[str]:
 
 def _wall(record):
     return record["wall_seconds"]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
-    """Mean ± standard deviation, of those that are finite."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return curves.with_deviation(known, form) if known else "–"
-
-
-def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
-    """Differences of the losses to report, seed by seed; those that diverged have none."""
-    other = {r["trial"]["seed"]: r["report"] for r in others}
-    pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
-    return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
-
-
-def signed(values: Sequence[float]) -> str:
-    """Mean of differences ± half the width of its 95 % interval."""
-    if len(values) < 2:
-        return "–"
-    return f"{mean(values):+.3f} ± {half_width(values):.3f}"
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % interval of their mean, by Student's t."""
-    return STUDENT[min(len(values), max(STUDENT))] * stdev(values) / math.sqrt(len(values))
-
-
-def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
-    """The record whose value of `key` is the best, of equal ones by their names.
-
-    Diverged ones are the last resort.
-    """
-
-    def merit(record):
-        value = record[key]
-        if value is None or not math.isfinite(value):
-            return -math.inf
-        return -value if lowest else value
-
-    return max(records, key=lambda record: (merit(record), trial_name(record["trial"])))
-
-
-def picture(draw: Callable, path: os.PathLike, columns: int, size: tuple[float, float]) -> None:
-    """Saves what `draw(axes)` puts on `columns` axes.
-
-    Args:
-        draw: Function of a list of axes.
-        path: The PNG file.
-        columns: Number of axes beside each other.
-        size: Width and height in inches.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, columns, figsize=size, squeeze=False)
-    draw(list(axes[0]))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -15,7 +15,7 @@ import sys
 
 import study
 import variants_page as page
-from model_settings import MODEL
+from model_settings import LOST, MODEL
 
 SETTINGS = {
     "variants": [*page.LABELS],
@@ -32,7 +32,7 @@ SETTINGS = {
     "seeds": 3,
     "evaluations": 5,
 }
-QUICK = {"updates": 700, "warmup_steps": 70, "rates": [6e-3], "seeds": 1}
+QUICK = {"updates": 1400, "warmup_steps": 140, "rates": [6e-3], "seeds": 1}
 
 
 def trials(settings):
@@ -127,7 +127,7 @@ def problem(settings):
     unknown = [name for name in settings["variants"] if name not in page.LABELS]
     if unknown:
         return f"variants has {', '.join(unknown)}; there are {', '.join(page.LABELS)}."
-    return None
+    return None if settings["rates"] else "rates is empty; give one at least."
 
 
 CLAIM = study.Claim(
@@ -141,6 +141,8 @@ CLAIM = study.Claim(
     draw=page.draw,
     text=page.text,
     alike=(("variant",),),
+    lost=LOST,
+    packages=("tensorflow", "matplotlib"),
     model=MODEL,
     extent=("variants", "rates", "seeds"),
     problem=problem,

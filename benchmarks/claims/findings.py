@@ -1,0 +1,88 @@
+"""What the pages of the studies are made of: tables, statistics over seeds, the best, a picture."""
+
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean, stdev
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
+
+import curves  # noqa: E402  # after the path
+
+# Student's t for 95 %, by the number of values; for more, that of the last is nearly right.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+
+
+def trial_name(trial: dict) -> str:
+    """A trial in words: its values that are not None."""
+    return ", ".join(f"{key} {value}" for key, value in trial.items() if value is not None)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def spread(values: Sequence[float], form: str = "{:.2f}") -> str:
+    """Mean ± standard deviation, of those that are finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return curves.with_deviation(known, form) if known else "–"
+
+
+def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
+    """Differences of the losses to report, seed by seed; those that diverged have none."""
+    other = {r["trial"]["seed"]: r["report"] for r in others}
+    pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
+    return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
+
+
+def signed(values: Sequence[float]) -> str:
+    """Mean of differences ± half the width of its 95 % interval."""
+    if len(values) < 2:
+        return "–"
+    return f"{mean(values):+.3f} ± {half_width(values):.3f}"
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % interval of their mean, by Student's t."""
+    return STUDENT[min(len(values), max(STUDENT))] * stdev(values) / math.sqrt(len(values))
+
+
+def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
+    """The record whose value of `key` is the best, of equal ones by their names.
+
+    Diverged ones are the last resort.
+    """
+
+    def merit(record):
+        value = record[key]
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return -value if lowest else value
+
+    return max(records, key=lambda record: (merit(record), trial_name(record["trial"])))
+
+
+def picture(draw: Callable, path: os.PathLike, columns: int, size: tuple[float, float]) -> None:
+    """Saves what `draw(axes)` puts on `columns` axes.
+
+    Args:
+        draw: Function of a list of axes.
+        path: The PNG file.
+        columns: Number of axes beside each other.
+        size: Width and height in inches.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=size, squeeze=False)
+    draw(list(axes[0]))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,399 @@
+"""The studies of claims on BERT: what they compute, and tiny ones, killed and resumed."""
+
+import argparse
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from claim_studies import ROOT, command, record, records_of, run_and_kill, script
+
+TINY_BERT = {
+    "vocab_size": 300,
+    "documents": 24,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "seeds": 1,
+    "evaluations": 2,
+}
+TINY = {
+    "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
+    "mixed_batch": {
+        "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
+        "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
+        "first_warmup": 2,
+        "second_warmup": 1,
+    },
+    "batch_scaling": {
+        "sequences": 64,
+        "base_batch": 8,
+        "multiples": [1, 2],
+        "long_warmup_multiples": [2],
+        "groups": [["nesterov"]],
+        "trials": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def bert_data(tmp_path_factory):
+    """One folder for all: what has the same lengths is not made again."""
+    return tmp_path_factory.mktemp("bert")
+
+
+# What they compute
+
+
+def test_the_second_phase_begins_as_its_schedule_says():
+    mixed = script("mixed_batch")
+    settings = mixed.SETTINGS
+    first, second = settings["first"]["updates"], settings["second"]["updates"]
+    rates = {name: mixed.rates(settings, "second", name) for name in mixed.page.LABELS}
+    assert {len(values) for values in rates.values()} == {second}
+    assert rates["warm-up"][0] == 0
+    assert rates["warm-up"].max() == pytest.approx(settings["rate"])
+    assert rates["restart"].argmax() == 0
+    assert rates["restart"][0] == pytest.approx(settings["rate"])
+    whole = mixed.rates(settings, "first", "one schedule")
+    assert len(whole) == first
+    step = whole[-2] - whole[-1]
+    assert rates["continued"][0] == pytest.approx(whole[-1] - step, abs=1e-7)
+    assert mixed.rates(settings, "first", "falls to 0")[-1] < step * 10
+
+
+def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
+    scaling = script("batch_scaling")
+    assert [Fraction(scaling.van_der_corput(n, 2)) for n in (1, 2, 3, 6)] == [
+        Fraction(1, 2),
+        Fraction(1, 4),
+        Fraction(3, 4),
+        Fraction(3, 8),
+    ]
+    assert scaling.van_der_corput(5, 3) == pytest.approx(2 / 3 + 1 / 9)  # 12 in base 3 → 0.21
+    settings = scaling.SETTINGS
+    points = [scaling.point(settings, "lamb", 1, number) for number in range(1, 9)]
+    low, high = settings["rates"]["lamb"]
+    assert points[0]["rate"] == pytest.approx((low * high) ** 0.5)
+    assert all(low < each["rate"] < high for each in points)
+    assert len({each["warmup_share"] for each in points}) == 8
+    larger = scaling.point(settings, "lamb", 16, 1)
+    assert larger == points[0] | {"rate": pytest.approx(4 * points[0]["rate"])}
+    longer = scaling.point(settings, "lamb", 16, 1, "long_warmup_share")
+    low, high = settings["long_warmup_share"]
+    share = low * (high / low) ** (1 / 5)
+    assert longer == larger | {"warmup_share": pytest.approx(share)}
+
+
+def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
+    scaling = script("batch_scaling")
+    rule, best = (
+        scaling.trial("rule", "lamb", 16, None, 1),
+        scaling.trial("best", "lamb", 16, None, 2),
+    )
+
+    def needed(trial):
+        names = ("part", "method", "multiple", "seed")
+        others = scaling.trials(scaling.SETTINGS)
+        return {tuple(t[n] for n in names) for t in others if scaling.needs(trial, t)}
+
+    assert needed(rule) == {("search", "lamb", 1, 1)}
+    parts = ("search", "long warm-up", "rule")
+    assert needed(best) == {(part, "lamb", 16, 1) for part in parts}
+    assert not needed(scaling.trial("long warm-up", "lamb", 16, 1, 1))
+    later = needed(scaling.trial("rule", "lamb", 16, None, 2))
+    assert later == {("search", "lamb", 1, 1), ("best", "lamb", 16, 2)}
+
+
+def test_a_run_that_two_parts_have_in_common_is_trained_once():
+    scaling = script("batch_scaling")
+    values = {"rate": 1.0}
+    alike = {"curve": [], "report_accuracy": 1.0, "said": "", "updates": 9, "values": values}
+    run = record(scaling.trial("best", "lamb", 4, None, 2), select=4.0, report=4.1, **alike)
+
+    def twin(*trial, **more):
+        return scaling.twin_of([run], scaling.trial(*trial), values | more)
+
+    found = twin("rule", "lamb", 4, None, 2)
+    assert found["report"] == 4.1
+    assert found["twin"] == "part best, method lamb, multiple 4, seed 2"
+    assert not twin("rule", "lamb", 4, None, 3)
+    assert not twin("rule", "lars", 4, None, 2)
+    assert not twin("rule", "lamb", 4, None, 2, rate=2.0)
+
+
+def test_what_was_chosen_from_other_trials_does_not_stand():
+    study, scaling = script("study"), script("batch_scaling")
+    settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
+    settings |= {"multiples": [1], "long_warmup_multiples": []}
+
+    def run(part, number, seed, values, loss):
+        trial = scaling.trial(part, "lamb", 1, number, seed)
+        return record(trial, values=values, select=loss, report=loss)
+
+    def counted(settings):
+        names = {study.findings.trial_name(trial) for trial in scaling.trials(settings)}
+        found = study._that_count(scaling.CLAIM, settings, names, records)
+        return [
+            (r["trial"]["part"], r["trial"]["number"], r["trial"]["seed"]) for r in found.values()
+        ]
+
+    points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
+    runs = [
+        run("search", 1, 1, points[0], 4.0),
+        run("best", None, 2, points[0], 4.1),
+        run("search", 2, 1, points[1], 3.9),
+    ]
+    records = {study.findings.trial_name(each["trial"]): each for each in runs}
+    assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
+    assert counted(settings | {"trials": 2}) == [("search", 1, 1), ("search", 2, 1)]
+    assert not counted(settings | {"rates": settings["rates"] | {"lamb": [1e-3, 1.0]}})
+    others = counted(settings | {"rates": settings["rates"] | {"lars": [1e-3, 1.0]}})
+    assert others == [("search", 1, 1), ("best", None, 2)]
+
+
+def test_the_rule_keeps_the_updates_of_warmup():
+    scaling = script("batch_scaling")
+    chosen = {"rate": 1e-3, "one_minus_beta_1": 0.1, "warmup_share": 0.05, "weight_decay": 0.01}
+    found = scaling.by_rule({}, "lamb", chosen, 16)
+    assert found == chosen | {"rate": 4e-3, "warmup_share": pytest.approx(0.8)}
+    assert scaling.by_rule({}, "nesterov", chosen, 4)["rate"] == 4e-3
+
+
+def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
+    scaling = script("batch_scaling")
+    settings = scaling.SETTINGS
+    trials = scaling.trials(settings)
+    names = [json.dumps(trial) for trial in trials]
+    assert len(set(names)) == len(names)
+    searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
+    assert {searched.count(each) for each in searched} == {settings["trials"]}
+    longer = [(t["method"], t["multiple"]) for t in trials if t["part"] == "long warm-up"]
+    assert sorted(longer) == sorted(each for each in searched if each[1] in (16, 64))
+    methods = sum(map(len, settings["groups"]))
+    assert len(set(searched)) == methods * len(settings["multiples"])
+
+
+def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
+    import keras
+
+    variants = script("variants")
+    generator = np.random.default_rng(1)
+    shapes = {"kernel": (4, 3), "bias": (4,), "LayerNorm": (3,)}
+    first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
+    gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
+    ends = {}
+    for variant in variants.page.LABELS:
+        weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
+        optimizer = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
+        optimizer.build(weights)
+        optimizer.learning_rate = 0.01
+        for step in gradients:
+            optimizer.apply([keras.ops.convert_to_tensor(g, "float32") for g in step.values()])
+        ends[variant] = np.concatenate([np.ravel(w.numpy()) for w in weights])
+    for variant, values in ends.items():
+        others = [other for name, other in ends.items() if name != variant]
+        assert min(np.abs(values - other).max() for other in others) > 1e-5, variant
+
+
+def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
+    page = script("variants").page
+
+    def run(variant, seed, rate, loss, part="best"):
+        trial = {"part": part, "variant": variant, "seed": seed}
+        return record(trial, used_rate=rate, select=loss, report=loss + 0.5)
+
+    records = [
+        *(run("paper", 1, 1e-3, 4.0, "tuning"), run("paper", 1, 2e-3, 4.1, "tuning")),
+        *(run("n", 1, 1e-3, 3.9, "tuning"), run("n", 1, 2e-3, 3.8, "tuning")),
+        *(run("paper", 2, 1e-3, 4.2), run("n", 2, 2e-3, 3.9)),
+    ]
+    found = page.groups(records)
+    assert {v: [r["used_rate"] for r in runs] for v, runs in found.items()} == {
+        "paper": [1e-3, 1e-3],
+        "n": [2e-3, 2e-3],
+    }
+    assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
+    assert page.answers(found)[-1].startswith("- **Not told apart from the paper's form**")
+    assert "N-LAMB (-0.250 ± 0.635)" in page.answers(found)[-1]
+    assert page.at_the_edge(found, [1e-3, 2e-3]).endswith("beyond it: paper, v5, N-LAMB.")
+    assert page.at_the_edge(found, [5e-4, 1e-3, 2e-3]).endswith("beyond it: N-LAMB.")
+    assert page.at_the_edge(found, [1e-3]) == ""
+    variants = script("variants")
+    stands = [variants.stands({}, each, records) for each in records]
+    assert stands == [True] * 6
+    lower = run("n", 1, 4e-3, 3.7, "tuning")
+    assert not variants.stands({}, records[-1], [*records, lower])
+
+
+def test_the_page_says_up_to_which_batch_a_loss_holds():
+    import batch_scaling_page as page
+
+    def runs(*losses):
+        return [record({"seed": seed}, report=loss) for seed, loss in enumerate(losses, 1)]
+
+    settings = {"base_batch": 16}
+    groups = {1: runs(4.0), 4: runs(4.05), 16: runs(4.3), 64: []}
+    assert page.held(groups, settings) == "up to batch 64"
+    assert page.held({1: runs(4.0), 4: runs(3.9), 16: []}, settings) == (
+        "up to batch 64, the largest that is done"
+    )
+    assert page.held({1: runs(4.0), 4: runs(None)}, settings) == "up to batch 16"
+    assert page.held({1: runs(4.0, 4.2), 4: runs(4.15)}, settings) == "up to batch 16"  # by seed 1
+    assert page.held({1: runs(4.0, 4.0), 4: runs(4.0, None)}, settings) == "up to batch 16"
+    groups = {1: runs(4.0, 4.2, 4.1), 4: runs(4.5, 4.9)}
+    assert page.beyond(groups, settings | {"multiples": [1, 4]}) == " (+0.60 nats at 64, 2 seeds)"
+    curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
+    assert page.updates_to_target({"curve": curve}) == 15
+    assert page.updates_to_target({"curve": curve[:1]}) is None
+
+
+@pytest.mark.parametrize(("loss", "little_else"), [(4.0, False), (5.6, True)])
+def test_the_page_says_which_loss_is_held_and_whether_it_is_that_of_word_frequencies(
+    loss, little_else
+):
+    scaling = script("batch_scaling")
+    settings = scaling.SETTINGS | {"groups": [["lars"]], "trials": 1, "multiples": [1, 4]}
+
+    def run(part, multiple, number, report):
+        trial = scaling.trial(part, "lars", multiple, number, 1)
+        return record(trial, select=report, report=report)
+
+    records = [
+        *(run("search", 1, 1, loss), run("search", 4, 1, loss + 0.2)),
+        run("rule", 4, None, loss + 0.3),
+    ]
+    (line,) = scaling.page.answers(records, settings)
+    assert line.startswith(
+        f"- **LARS** holds its loss of {loss:.2f} nats (within 0.1) tuned up to batch 16 "
+        "(+0.20 nats at 64, 1 seed); untuned up to batch 16 (+0.30 nats at 64, 1 seed)."
+    )
+    assert ("frequencies of words" in line) == little_else
+    no_answer = scaling.page.answers([run("search", 1, 1, None)], settings)
+    assert no_answer[0].startswith("**No answer yet**")
+
+
+def test_the_readme_says_what_the_records_say():
+    study, scaling = script("study"), script("batch_scaling")
+    page, settings = scaling.page, scaling.SETTINGS
+    results = ROOT / "benchmarks/results/claims_batch_scaling.jsonl"
+    work = study.studies.Study(
+        results, settings, study.findings.trial_name, 0, ((),), scaling.CLAIM.extent
+    )
+    records, largest = list(work.done().values()), settings["multiples"][-1]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    words = {"lamb": "holds its loss ", "adamw": ""}
+    for method in words:
+        multiples = settings["multiples"]
+        tuned = {k: page.complete(records, settings, method, k) for k in multiples}
+        by_rule = {k: page.untuned(records, settings, method, k) for k in multiples}
+        assert page.held(tuned, settings) == "up to batch 256"
+        assert f"{page.LABELS[method]} {words[method]}{page.held(by_rule, settings)}" in readme
+        assert page.beyond(by_rule, settings).split()[0].lstrip("(+") in readme
+        assert f"{np.mean(page.losses(tuned[largest])):.2f}" in readme
+    assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
+    ours = {k: page.complete(records, settings, "orscale", k) for k in settings["multiples"]}
+    rule = {k: page.untuned(records, settings, "orscale", k) for k in settings["multiples"]}
+    tuned, untuned = (page.beyond(g, settings).split()[0].lstrip("(+") for g in (ours, rule))
+    loss = f"{np.mean(page.losses(ours[largest])):.2f}"
+    words = f"{loss} nats at 1,024, tuned, {tuned} more than at 16, and {untuned} more untuned"
+    assert words in readme
+    gap = np.mean(page.losses(page.tuned(records, "nesterov", 1)))
+    gap -= np.mean(page.losses(page.tuned(records, "lamb", 1)))
+    assert f"Nesterov SGD is {gap:.2f} nats behind LAMB at 16" in readme
+    assert all(r["diverged"] for r in page.untuned(records, settings, "nesterov", largest))
+    assert len(records) == len(scaling.trials(settings))
+    lars = [page.losses(page.tuned(records, "lars", k)) for k in settings["multiples"]]
+    assert min(map(np.mean, lars)) > page.curves.PLATEAU
+
+
+def test_the_readme_says_how_the_forms_of_lamb_differ():
+    study, variants = script("study"), script("variants")
+    results, settings = ROOT / "benchmarks/results/claims_variants.jsonl", variants.SETTINGS
+    extent = variants.CLAIM.extent
+    work = study.studies.Study(results, settings, study.findings.trial_name, 0, ((),), extent)
+    found = variants.page.groups(list(work.done().values()))
+    gaps = {name: variants.page.paired(runs, found) for name, runs in found.items()}
+    better, worse = ("n", "nn"), ("nvlamb", "keras", "all")
+    for name in (*better, *worse):
+        assert min(gaps[name]) > 0 or max(gaps[name]) < 0
+    for name in ("uncorrected", "lambc"):
+        assert abs(np.mean(gaps[name])) < variants.page.findings.half_width(gaps[name]) + 1e-6
+    readme = (ROOT / "README.md").read_text()
+    for names, words in ((better, "nats better, at twice the rate"), (worse, "worse")):
+        means = {f"{abs(np.mean(gaps[name])):.2f} {words}" for name in names}
+        assert len(means) == 1
+        assert means.pop() in readme
+    assert {found[name][0]["used_rate"] for name in better} == {0.012}
+    assert found["paper"][0]["used_rate"] == 0.006
+
+
+# As a whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_path, bert_data):
+    study, module = script("study"), script(name)
+    settings = TINY_BERT | TINY[name]
+    arguments = command(name, tmp_path, settings, f"--data_dir={bert_data}")
+    before = run_and_kill(arguments, tmp_path, name, 1)
+    parser = study.parser(module.CLAIM, module.__doc__)
+    assert study.main(module.CLAIM, parser.parse_args(arguments[2:])) == 0
+    assert (tmp_path / f"{name}.jsonl").read_text().startswith(before)
+    found = records_of(tmp_path, name)
+    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings)
+    assert not any(each["diverged"] for each in found)
+    assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
+    assert f"**{len(found)} of {len(found)} trials" in (tmp_path / f"{name}.md").read_text()
+    assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_seed_is_evaluated_alike_whatever_a_process_trained_before(bert_data):
+    variants = script("variants")
+    settings = variants.SETTINGS | TINY_BERT | TINY["variants"] | {"warmup_steps": 1}
+
+    def losses(seed):
+        options, trial = argparse.Namespace(data_dir=bert_data), variants.trial("tuning", "n", seed)
+        found = variants.run(options, settings, trial | {"rate": 1e-3}, [])
+        return found["select"], found["report"]
+
+    after = [losses(1), losses(2)][1]
+    variants.training_of.cache_clear()
+    assert losses(2) == after
+
+
+@pytest.mark.slow
+def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(bert_data):
+    mixed, options = script("mixed_batch"), argparse.Namespace(data_dir=bert_data)
+    settings = mixed.SETTINGS | TINY_BERT | TINY["mixed_batch"]
+    forms = (settings, settings | {"rate": 1.0}, settings | mixed.QUICK)
+    files = [mixed.state_file(bert_data, form, "falls to 0", 1) for form in forms]
+    assert len(set(files)) == 3  # no form of the study begins with the state of another
+
+    def curve():
+        second = mixed.trial("second", "warm-up", "from 0", 1)
+        return mixed.run(options, settings, second, [])["curve"]
+
+    files[0].unlink(missing_ok=True)
+    trained = curve()
+    assert files[0].exists()
+    assert curve() == trained
+
+
+@pytest.mark.slow
+def test_data_that_a_killed_study_left_half_made_are_made_again(tmp_path):
+    bert = script("bert")
+    settings = script("model_settings").MODEL | TINY_BERT
+
+    def made():
+        return {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}
+
+    bert.make_data(tmp_path, settings, {16: 4})
+    whole = made()
+    with pytest.raises(ValueError, match="max_seq_length"):  # ends while data are made, as a kill
+        bert.make_data(tmp_path, settings | {"vocab_size": 200}, {16: 4, 1: 1})
+    assert made() != whole
+    bert.make_data(tmp_path, settings, {16: 4})
+    assert made() == whole
