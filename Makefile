@@ -15,7 +15,7 @@ help:  ## Show this list
 
 install: .venv/ready_for_all  ## Make .venv ready for everything in the repository
 
-demo: .venv/ready_to_run  ## Text to a pre-trained BERT in about six minutes (DEMO_FLAGS="--corpus PATH")
+demo: .venv/ready_to_run  ## Text to a pre-trained BERT in about six minutes, once installed (DEMO_FLAGS="--corpus PATH")
 	$(BIN)/python -m official_bert.demo $(DEMO_FLAGS)
 
 # With every peer installed, none may be missing: no test is skipped for the want of one.
@@ -40,6 +40,7 @@ browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 
 docs: .venv/ready_for_docs  ## Build the documentation as a site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "To read it: $(BIN)/python -m http.server --directory build/site, and open http://localhost:8000"
 
 notebooks: .venv/ready_for_all  ## Run the notebooks of docs/notebooks and keep their outputs
 	$(BIN)/python docs/run_notebooks.py
@@ -65,6 +66,7 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	$(PYTHON) -m venv .venv
 
 .venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
+	@echo "Installing TensorFlow, Keras and what the demo needs into .venv: some minutes without a word."
 	$(PIP) install --quiet --editable ".[bert,cpu,plot]"
 	touch $@
 
@@ -77,6 +79,7 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-cuda13-plugin=={v} jax-cuda13-pjrt=={v}')"
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
+	@echo "Installing all packages, the peers too, into .venv: about 5 GB, some minutes without a word."
 	$(PIP) install --quiet "pip>=25.1"  # which knows --group; a .venv of your own may have an older one
 	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
