@@ -12,8 +12,6 @@ The trials come in an order in which those that are done say something: for each
 the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the
 best and of the rule. What two parts have in common is trained once.
 
-Muon of Keras is not among the optimizers by itself; `--settings='{"groups": [["muon"]]}'` runs it.
-
 Needs matplotlib.
 """
 
@@ -32,7 +30,7 @@ SETTINGS = {
     "base_batch": 16,
     "multiples": [1, 4, 16, 64],
     "long_warmup_multiples": [16, 64],  # where a run has few updates
-    "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["nesterov"]],
+    "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["nesterov"], ["muon"]],
     "trials": 4,  # at each batch
     "seeds": 3,
     "rates": {  # at the smallest batch; √k times as high at another

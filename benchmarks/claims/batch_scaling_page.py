@@ -94,7 +94,9 @@ the report does not use, from {settings["trials"]} points of a quasi-random sequ
 below, the same points for all (rates × √k at k times the smallest batch); above the smallest \
 batch also from what the rule made of the base, and at {long_batches(settings)} from the same \
 points with long warm-ups. AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, \
-clipping and exclusions from decay. LARS has its published form, with trust coefficient 0.001.
+clipping and exclusions from decay. LARS has its published form, with trust coefficient 0.001. \
+Muon is that of Keras with updates of RMS 0.2; it leaves embeddings, vectors and the projections \
+of attention to Adam, OrScale only the first two.
 
 ## Untuned
 

@@ -27,7 +27,7 @@ SETTINGS = {
     "select_examples": 5_000,
     "report_examples": 10_000,
     "base_batch": 128,
-    "multiples": [64],  # the first are run first
+    "multiples": [64, 8],  # the first are run first
     "rates": {
         "momentum": [0.03, 0.1, 0.3, 1.0],
         "lamb": [1.25e-3, 2.5e-3, 5e-3, 1e-2],

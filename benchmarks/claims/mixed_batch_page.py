@@ -99,7 +99,8 @@ def new_positions(found, settings):
     rate = settings["rate"] * second["updates"] / falls
     start, end = (mean(run[key] for run in runs) for key in ("start", "report"))
     return [
-        f"- {new} of the {length} positions are new in the second phase. One schedule begins it at "
+        f"- {new} of the {length} positions are new in the second phase, as 384 of 512 are in the "
+        f"paper's. One schedule begins it at "
         f"rate {rate:.2g} instead of {settings['rate']:g}, and the loss goes from {start:.2f} to "
         f"{end:.2f} nats. Where no position is new, this says little."
     ]
@@ -135,7 +136,7 @@ def _draw(axes, found):
         axes[0].plot(steps, [starts, *losses], **style)
     axes[0].set(xlabel="updates of the second phase", ylabel="held-out loss, nats (means)")
     if axes[0].lines:
-        axes[0].legend(fontsize=7, loc="center right")
+        axes[0].legend(fontsize=7, loc="lower left")
     for place, ((schedule, _), runs) in enumerate(reversed(found.items())):
         losses = [r["report"] for r in runs if r["report"] is not None]
         axes[1].plot(losses, [place] * len(losses), "o", color=COLORS[schedule], alpha=0.7)

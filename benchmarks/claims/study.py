@@ -412,9 +412,8 @@ done**, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial 
 average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those \
 of a shared machine.
 
-Made by {commands} on {of_commits} of `main`, from \
-`{pathlib.Path(results).name}`: a line a trial, with its command, settings, seed and seconds. A \
-study that was killed goes on with the next trial.
+Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
+command, settings, seed and seconds. A study that was killed goes on with the next trial.
 
 {len(lost)} of {len(records)} trials diverged ({lost_if}){": " + names if lost else ""}."""
 
