@@ -64,14 +64,20 @@ def with_range(values):
     return f"{text}; not reached by {missing}" if missing else text
 
 
-def made_on(records, packages):
-    """The machines, the versions and the dates of the records, as the beginning of a sentence."""
+def made_on(records, packages, jobs=1):
+    """The machines, the versions and the dates of the records, as the beginning of a sentence.
+
+    Args:
+        records: Of trials.
+        packages: Names of those whose versions are said.
+        jobs: Number of trials at a time, each on the cores that its record has.
+    """
     about = records[-1]["machine"]
     processors = " and ".join(dict.fromkeys(record["machine"]["cpu"] for record in records))
     versions = ", ".join(f"{name} {about[name]}" for name in packages if name in about)
     dates = sorted(record["date"] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    cores = machine.named_cores(about["cores"])
+    cores = machine.named_cores(jobs * about["cores"])
     return f"{processors}, {cores}; Python {about['python']}, {versions}; {when}"
 
 

@@ -30,14 +30,14 @@ SETTINGS = {
     "base_batch": 16,
     "multiples": [1, 4, 16, 64],
     "long_warmup_multiples": [16, 64],  # where a run has few updates
-    "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["nesterov"], ["muon"]],
-    "trials": 4,  # at each batch
+    "groups": [["lamb", "adamw"], ["muon"], ["orscale"], ["nesterov"], ["lars"]],
+    "trials": 7,  # at each batch
     "seeds": 3,
     "rates": {  # at the smallest batch; √k times as high at another
         "lamb": [1e-3, 1e-2],
         "adamw": [2.5e-4, 2.5e-3],
         "nesterov": [0.01, 0.3],
-        "lars": [0.3, 10.0],  # of trust coefficient 0.001; biases move at this rate itself
+        "lars": [1e-3, 3e-2],
         "orscale": [2.5e-4, 2.5e-3],
         "muon": [2.5e-4, 2.5e-3],
     },
@@ -125,6 +125,8 @@ def optimizer(method, settings, values):
 
     import lamb_tf
 
+    # Muon of Keras looks for the names of variables, not their paths.
+    excluded = {"nesterov": bert.EXCLUDED, "muon": [*bert.EXCLUDED, "gamma", "beta"]}
     momentum, decay = 1 - values["one_minus_beta_1"], values["weight_decay"]
     shared = {"learning_rate": 0.0, "weight_decay": decay}
     shared |= {"global_clipnorm": settings["global_clipnorm"]}
@@ -134,15 +136,19 @@ def optimizer(method, settings, values):
         "lamb": lambda: lamb_tf.LAMB(**ours, **adam),
         "adamw": lambda: lamb_tf.LAMB(**ours, **adam, exclude_from_layer_adaptation=[""]),
         "orscale": lambda: lamb_tf.OrScale(**ours, momentum=momentum, beta_2=settings["beta_2"]),
-        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum),
+        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum, ratio="after_momentum"),
         "nesterov": lambda: keras.optimizers.SGD(momentum=momentum, nesterov=True, **shared),
         "muon": lambda: keras.optimizers.Muon(
-            momentum=momentum, adam_beta_2=settings["beta_2"], rms_rate=0.2, **shared
+            momentum=momentum,
+            adam_beta_2=settings["beta_2"],
+            adam_weight_decay=decay,
+            rms_rate=0.2,
+            **shared,
         ),
     }
     found = make[method]()
-    if method in ("nesterov", "muon"):
-        found.exclude_from_weight_decay(var_names=bert.EXCLUDED)
+    if method in excluded:
+        found.exclude_from_weight_decay(var_names=excluded[method])
     return found
 
 
@@ -232,12 +238,13 @@ def problem(settings):
 
 
 def stands(settings, record, records):
-    """Whether a run has the settings that would be chosen for it now."""
+    """Whether a run has the settings that would be chosen for it now, to rounding."""
     trial = record["trial"]
     chosen_at = {"best": trial["multiple"], "rule": 1}.get(trial["part"])
     if chosen_at and not page.searched(records, trial["method"], chosen_at):
         return False
-    return record["values"] == values_of(settings, trial, records)
+    now = values_of(settings, trial, records)
+    return all(math.isclose(record["values"][name], now[name], rel_tol=1e-9) for name in now)
 
 
 CLAIM = study.Claim(

@@ -19,7 +19,7 @@ quiet_tensorflow.import_tensorflow()
 
 import keras  # noqa: E402  # after the quiet import
 import tensorflow as tf  # noqa: E402
-from model_settings import DIVERGED  # noqa: E402
+from model_settings import DIVERGED, EVAL_BATCH, EVAL_BATCHES  # noqa: E402
 
 from lamb_tf import schedules  # noqa: E402
 from official_bert.create_pretraining_data import create_pretraining_data  # noqa: E402
@@ -31,8 +31,6 @@ from official_bert.stages import Stage  # noqa: E402
 from official_bert.tasks.pretraining import Pretraining  # noqa: E402
 
 EXCLUDED = ["LayerNorm", "bias"]  # from weight decay and, in LAMB and LARS, from adaptation
-EVAL_BATCH = 256
-EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
 PARTS = {1: "select", 3: "report"}  # of every 12 documents, the ones that are held out
 CHUNK = 50  # updates per call at most
 MICRO_TOKENS = 1024  # of a part of a batch that is computed at once: what fits into a cache

@@ -40,16 +40,25 @@ def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
     return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
 
 
-def signed(values: Sequence[float]) -> str:
-    """Mean of differences ± half the width of its 95 % interval."""
-    if len(values) < 2:
+def signed(values: Sequence[float], digits: int = 3) -> str:
+    """Mean of differences ± half the width of its 95 % interval; of one value, the value."""
+    if not values:
         return "–"
-    return f"{mean(values):+.3f} ± {half_width(values):.3f}"
+    interval = f" ± {half_width(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):+.{digits}f}{interval}"
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % interval of their mean, by Student's t."""
+    """Of the 95 % interval of their mean, by Student's t; 0 where there is one value."""
+    if len(values) < 2:
+        return 0.0
     return STUDENT[min(len(values), max(STUDENT))] * stdev(values) / math.sqrt(len(values))
+
+
+def within(values: Sequence[float], margin: float) -> bool | None:
+    """Whether the mean of differences is at most `margin`; None where their interval has both."""
+    low, high = (mean(values) + sign * half_width(values) for sign in (-1, 1))
+    return None if low <= margin < high else high <= margin
 
 
 def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:

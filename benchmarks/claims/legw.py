@@ -80,7 +80,7 @@ def trials(settings):
 def failures(settings, seeds):
     failure = settings["failure"]
     small, large = failure["base_batch"], failure["base_batch"] * failure["multiple"]
-    runs = (("base", small), ("constant", large), ("legw", large))
+    runs = (("base", small), ("constant", large), ("legw", large), ("sqrt", large))
     return [trial("failure", "lamb", *run, seed) for run in runs for seed in seeds]
 
 

@@ -107,7 +107,7 @@ def answer(base, legw, records, method, batch):
 
 
 def failure_answer(records, settings):
-    base, constant, legw = (runs_of_failure(records, settings)[rule] for rule in FAILURE)
+    base, constant, legw, _ = (runs_of_failure(records, settings)[rule] for rule in FAILURE)
     if not (base and constant and legw):
         return []
     return [
@@ -118,13 +118,13 @@ def failure_answer(records, settings):
     ]
 
 
-FAILURE = ("base", "constant", "legw")
+FAILURE = ("base", "constant", "legw", "sqrt")
 
 
 def runs_of_failure(records, settings):
     failure = settings["failure"]
     small, large = failure["base_batch"], failure["base_batch"] * failure["multiple"]
-    batches = dict(zip(FAILURE, (small, large, large)))
+    batches = {rule: small if rule == "base" else large for rule in FAILURE}
     return {rule: runs(records, "failure", "lamb", rule, batches[rule]) for rule in FAILURE}
 
 

@@ -380,7 +380,7 @@ def write_page(claim, options, settings, work, trials):
             "## How it was made",
             made(records, trials, options.results, claim.lost),
             *other_form(claim, settings),
-            findings.curves.settings_table(settings),
+            findings.curves.settings_table(dict(claim.model) | settings),
         ]
     )
     write_text(page, text + "\n")
@@ -403,14 +403,16 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: st
     packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
     names = "; ".join(findings.trial_name(record["trial"]) for record in lost)
     load = max(record["machine"]["load_before"] for record in records)
-    jobs = sorted({record.get("jobs", 1) for record in records})
-    side_by_side = f", up to {jobs[-1]} at a time, each on cores of its own" if jobs[-1] > 1 else ""
-    where = findings.curves.made_on(records, packages)
+    jobs = max(record.get("jobs", 1) for record in records)
+    side_by_side = f", up to {jobs} at a time, each on its share of the cores" if jobs > 1 else ""
+    where = findings.curves.made_on(records, packages, jobs)
+    trained = [record for record in records if "twin" not in record]
+    copies = len(records) - len(trained)
+    same = f", {copies} of them as the same run as another part's" if copies else ""
     return f"""{where}. **{len(records)} of {trials} trials are \
-done**, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial \
-{mean(map(_wall, records)):.0f} s on \
-average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those \
-of a shared machine.
+done**{same}, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial \
+{mean(map(_wall, trained)):.0f} s on average{side_by_side}). The load average before a trial was at \
+most {load:.1f}: times are those of a shared machine.
 
 Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
 command, settings, seed and seconds. A study that was killed goes on with the next trial.
