@@ -114,7 +114,7 @@ def van_der_corput(number, base):
 def by_rule(settings, method, chosen, multiple):
     """What the rule makes of the best settings at the base: as many updates of warm-up."""
     factor = multiple if method in LINEAR else math.sqrt(multiple)
-    share = min(chosen["warmup_share"] * multiple, 0.9)
+    share = min(chosen["warmup_share"] * multiple, page.MOST_WARMUP)
     return chosen | {"rate": factor * chosen["rate"], "warmup_share": share}
 
 

@@ -5,6 +5,7 @@ from statistics import mean
 
 import findings
 from findings import curves
+from model_settings import described
 
 LABELS = {
     "lamb": "LAMB",
@@ -22,13 +23,10 @@ COLORS = {
     "lars": "#aa3377",
     "muon": "#777777",
 }
+MOST_WARMUP = 0.9  # of a run, by the rule
 TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
-CEILING = 7.0  # nats, of the picture
-AT_PLATEAU = (
-    f" That is above {curves.PLATEAU} nats: it knows the frequencies of words and little else, and "
-    "has little to lose."
-)
+CEILING = 5.4  # nats, of the picture: what is above is at the plateau
 
 
 def methods(records, settings):
@@ -72,85 +70,95 @@ def losses(found):
 
 
 def text(records, settings, name):
-    counts = {
-        part: sum(r["trial"]["part"] == part for r in records) for part in (*TUNING, "rule", "best")
-    }
-    return f"""{chr(10).join(answers(records, settings))}
-
-**How far it went**: {counts["search"]} trials of the search, {counts["long warm-up"]} with long \
-warm-ups, {counts["rule"]} runs by the rule, {counts["best"]} further seeds of the best; the \
-tables show what there is, with the number of trials and runs behind each figure.\
-{unfinished(records, settings)}
+    base = f"{settings['base_batch']:,}"
+    return f"""{answer(records, settings)}
 
 ![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
+
+Every run has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
+{updates(settings, 0):,} updates at batch {base} and {updates(settings, -1):,} at the largest. \
+{described(settings)}
 
 ## Tuned at every batch
 
 {loss_table(records, settings, tuned_cell)}
 
 Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials that the best \
-was chosen from, and the runs of the best. Chosen is what has the lowest loss on documents that \
-the report does not use, from {settings["trials"]} points of a quasi-random sequence in the ranges \
-below, the same points for all (rates × √k at k times the smallest batch); above the smallest \
-batch also from what the rule made of the base, and at {long_batches(settings)} from the same \
-points with long warm-ups. AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, \
-clipping and exclusions from decay. LARS has its published form, with trust coefficient 0.001. \
-Muon is that of Keras with updates of RMS 0.2; it leaves embeddings, vectors and the projections \
-of attention to Adam, OrScale only the first two.
+was chosen from, and the runs of the best.{unfinished(records, settings)}
+
+Chosen is what has the lowest loss with the first seed on documents that the report does not use: \
+from {settings["trials"]} points of a quasi-random sequence in the ranges below, the same points \
+for all (rates × √k at k times the smallest batch); above the smallest batch also from what the \
+rule made of the base, and at {long_batches(settings)} from the same points with long warm-ups. \
+Where tuned and untuned agree, the rule's run was the best trial. The intervals do not contain \
+what another choice would have given. Ranges were set after earlier runs, mostly of LAMB and \
+AdamW, and {settings["trials"]} points of four hyperparameters are few: "worse" means worse after \
+this search.
 
 ## Untuned
 
 {loss_table(records, settings, untuned_cell)}
 
-The best settings at batch {settings["base_batch"]}, with the rate × √k (Nesterov SGD: × k) and as \
-many updates of warm-up, at most 0.9 of the run; in brackets the runs.
+The best settings at batch {base}, with the rate × √k (Nesterov SGD: × k) and as many updates of \
+warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs. Where that limit is met, the \
+rule is another one:
+
+{rule_table(records, settings)}
+
+## Compared with LAMB
+
+{versus_table(records, settings)}
+
+Differences of the held-out loss from LAMB's, in nats; a positive one is worse.
 
 ## Updates to {curves.PLATEAU} nats
 
 {loss_table(records, settings, updates_cell)}
 
-Of the tuned runs, between two evaluations by a line; mean over those that came there. Above this \
-loss a model knows the frequencies of words and little else: {stuck(records)} of {len(records)} \
-runs end there.
+Of the tuned runs, between two evaluations by a line, which are a tenth of a run apart; mean over \
+those that came there. Above this loss a model knows the frequencies of words and little else: \
+{stuck(records)} runs end there.
 
 ## The chosen settings
 
 {chosen_table(records, settings)}
 
-In the last column the trials that end above {curves.PLATEAU} nats, or diverged.
+↑ and ↓: the highest and the lowest that was tried there. In the last column the trials that end \
+above {curves.PLATEAU} nats, or diverged: a search of which most do has compared little.
+
+AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, clipping and exclusions \
+from decay. LARS is that of LAMB's paper, with the ratio after the momentum; LayerNorms and biases \
+move at the rate itself. Muon is that of Keras, with updates of RMS 0.2; like OrScale it moves \
+embeddings and vectors by Adam.
 
 ## What is published
 
 The paper (arXiv 1904.00962): BERT-Large by LAMB from batch 512 to 32,768 at equal epochs, SQuAD \
 F1 91.752 → 91.475; LARS 90.717 at 512, 89.589 at 16,384, diverges at 32,768; AdamW at 16,384 \
 diverges or has 85 to 88.5. Nado et al. (arXiv 2102.06356) tune Adam for 32,768 and have 91.58 \
-beside LAMB's 91.48. OrScale's authors: CIFAR-10, 24 epochs, batch 512: OrScale 94.05, Muon \
-93.70, AdamW 93.12, \
-LAMB 92.40 %.
-
-Every run here has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
-{updates(settings, 0):,} updates at the smallest batch and {updates(settings, -1):,} at the \
-largest."""
+beside LAMB's 91.48 (both quoted from memory). OrScale's authors: CIFAR-10, 24 epochs, batch 512: \
+OrScale 94.05, Muon 93.70, AdamW 93.12, LAMB 92.40 %."""
 
 
 def unfinished(records, settings):
     """What a search that has not ended means, as a sentence; "" where all have."""
-    if all(complete(records, settings, *at) for at in _searches(records, settings)):
+    at = itertools.product(methods(records, settings), settings["multiples"])
+    if all(complete(records, settings, *each) for each in at):
         return ""
     return (
-        ' Where it says "1 of 4 trials", the search has not ended, the loss may be too high, and '
-        "the picture leaves it out."
+        f' Where it says "1 of {settings["trials"]} trials", the search has not ended, the loss '
+        "may be too high, and the picture leaves it out."
     )
 
 
-def _searches(records, settings):
-    """Each optimizer that has been run, at each batch."""
-    return itertools.product(methods(records, settings), settings["multiples"])
-
-
 def stuck(records):
-    """How many runs do not leave the plateau."""
-    return sum(r["report"] is None or r["report"] > curves.PLATEAU for r in records)
+    """How many runs do not leave the plateau, in words."""
+    trained = [r for r in records if "twin" not in r]
+    return f"{sum(map(is_stuck, trained))} of {len(trained)}"
+
+
+def is_stuck(record):
+    return record["report"] is None or record["report"] > curves.PLATEAU
 
 
 def long_batches(settings):
@@ -164,26 +172,36 @@ def updates(settings, place):
     return settings["sequences"] // (settings["base_batch"] * settings["multiples"][place])
 
 
-def answers(records, settings):
-    """Up to which batch each holds its loss, as sentences."""
-    lines = []
+def answer(records, settings):
+    """Up to which batch each holds its loss, and what it loses at the largest: a table."""
+    rows = []
     for method in methods(records, settings):
         chosen = {k: complete(records, settings, method, k) for k in settings["multiples"]}
         by_rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
         at_base = losses(chosen[settings["multiples"][0]])
-        said = [
-            f"{how} {held(groups, settings)}{beyond(groups, settings)}"
-            for how, groups in (("tuned", chosen), ("untuned", by_rule))
-            if at_base and sum(map(bool, groups.values())) > 1
-        ]
-        if said:
-            loss = f"its loss of {mean(at_base):.2f} nats (within {HELD})"
-            words = f"- **{LABELS[method]}** holds {loss} {'; '.join(said)}."
-            lines.append(words + AT_PLATEAU * (mean(at_base) > curves.PLATEAU))
-    return lines or [
-        "**No answer yet**: for no optimizer is the search complete at two batches. What follows "
-        "is a beginning, and compares nothing."
-    ]
+        if not at_base or not any(found for k, found in by_rule.items() if k > 1):
+            continue
+        row = [LABELS[method], f"{mean(at_base):.2f}"]
+        for groups in (chosen, by_rule):
+            stuck = mean(at_base) > curves.PLATEAU
+            row += ["–", "–"] if stuck else [held(groups, settings), beyond(groups, settings)]
+        rows.append(row)
+    if not rows:
+        return (
+            "**No answer yet**: for no optimizer is the search complete at two batches. What "
+            "follows is a beginning, and compares nothing."
+        )
+    base, largest = (f"{settings['base_batch'] * settings['multiples'][i]:,}" for i in (0, -1))
+    how = [f"{how}: {what}" for how in ("tuned", "untuned") for what in ("holds up to", "change")]
+    table = findings.table(("optimizer", f"loss at {base}", *how), rows)
+    return f"""How far does the batch grow before the loss does? Each optimizer is searched at \
+every batch (tuned), or takes what it had at batch {base} and a rule (untuned).
+
+{table}
+
+Up to a batch a loss is held if it is at most {HELD} nats above that at batch {base}; where three \
+seeds do not decide it, two batches are named. The change is from batch {base} to {largest}, in \
+nats. An optimizer that ends above {curves.PLATEAU} nats at batch {base} has nothing to hold."""
 
 
 def complete(records, settings, method, multiple):
@@ -201,32 +219,77 @@ def to_search(settings, multiple):
 
 def held(groups, settings):
     """Up to which batch, of those that are done, by the seeds that a batch and the base have."""
-    first, last, tried = groups[min(groups)], None, None
+    first, certain, possible, tried = groups[min(groups)], None, None, None
     for multiple, found in groups.items():
         if not found:
             break
         tried, gaps = multiple, findings.paired(found, first)
-        if any(r["diverged"] for r in found) or not gaps or mean(gaps) > HELD:
+        if any(r["diverged"] for r in found) or not gaps:
             break
-        last = multiple
-    if last is None:
-        return "at no batch"
-    base = settings["base_batch"]
-    reached = f"up to batch {last * base:,}"
-    return reached if last != tried else f"{reached}, the largest that is done"
+        within = findings.within(gaps, HELD)
+        if within is False:
+            break
+        if within and certain == possible:
+            certain = multiple
+        possible = multiple
+    if possible is None:
+        return "no batch"
+    reached = dict.fromkeys((certain or min(groups), possible))
+    words = " or ".join(f"{settings['base_batch'] * multiple:,}" for multiple in reached)
+    return words if possible != tried else f"{words}, the largest done"
 
 
 def beyond(groups, settings):
     """How the loss at the largest batch differs from that at the smallest, if it is known."""
     first, last = (groups[settings["multiples"][place]] for place in (0, -1))
-    gaps, largest = findings.paired(last, first), settings["base_batch"] * settings["multiples"][-1]
-    if last and not losses(last):
-        return f" (diverges at {largest:,}, {_seeds(last)})"
-    return f" ({mean(gaps):+.2f} nats at {largest:,}, {_seeds(gaps)})" if gaps else ""
+    lost = sum(r["diverged"] for r in last)
+    diverged = f"{lost} of {len(last)} diverge" if lost else ""
+    gaps = findings.paired(last, first)
+    return ", ".join(filter(None, [findings.signed(gaps, 2) if gaps else "", diverged])) or "–"
 
 
-def _seeds(found):
-    return f"{len(found)} seed{'s' * (len(found) > 1)}"
+def rule_table(records, settings):
+    """What the rule makes of the warm-up of each optimizer, at each batch."""
+    base, rows = settings["base_batch"], []
+    for method in methods(records, settings):
+        if not complete(records, settings, method, settings["multiples"][0]):
+            continue
+        values = best(records, method, settings["multiples"][0])["values"]
+        cells = [round(values["warmup_share"] * updates(settings, 0))]
+        for multiple in settings["multiples"]:
+            share = values["warmup_share"] * multiple
+            limited = f"{MOST_WARMUP} instead of {share:.2f}"
+            cells.append(f"{share:.2f}" if share <= MOST_WARMUP else limited)
+        rows.append((LABELS[method], f"{values['rate']:.2g}", *cells))
+    batches = (f"share at {base * k:,}" for k in settings["multiples"])
+    head = ("optimizer", f"rate at {base:,}", "warm-up, updates", *batches)
+    return findings.table(head, rows)
+
+
+def versus_table(records, settings):
+    """Differences from LAMB, seed by seed."""
+    base, multiples = settings["base_batch"], settings["multiples"]
+    ways = [(complete, k, "") for k in multiples] + [
+        (untuned, k, ", untuned") for k in multiples[1:]
+    ]
+    rows = [
+        (
+            LABELS[method],
+            *(
+                findings.signed(
+                    findings.paired(
+                        way(records, settings, method, k), way(records, settings, "lamb", k)
+                    ),
+                    2,
+                )
+                for way, k, _ in ways
+            ),
+        )
+        for method in methods(records, settings)
+        if method != "lamb"
+    ]
+    head = ("optimizer", *(f"{base * k:,}{untuned_too}" for _, k, untuned_too in ways))
+    return findings.table(head, rows)
 
 
 def loss_table(records, settings, cell):
@@ -276,33 +339,43 @@ def updates_to_target(run):
 
 
 def chosen_table(records, settings):
-    head = ("optimizer", "batch", "rate", "1 − β₁", "warm-up, share", "decay")
-    head = (*head, f"above {curves.PLATEAU} nats")
+    head = ("optimizer", "batch", "from", "rate", "1 − β₁", "warm-up, share", "decay")
     rows = []
     for method in methods(records, settings):
         for multiple in settings["multiples"]:
-            if found := tuned(records, method, multiple):
-                values = found[0]["values"].values()
-                tried = searched(records, method, multiple)
-                batch = f"{settings['base_batch'] * multiple:,}"
-                cells = (LABELS[method], batch, *(f"{value:.2g}" for value in values))
-                rows.append((*cells, f"{stuck(tried)} of {len(tried)}"))
-    return findings.table(head, rows)
+            tried = searched(records, method, multiple)
+            if not tried:
+                continue
+            chosen = best(records, method, multiple)
+            rows.append(
+                (
+                    LABELS[method],
+                    f"{settings['base_batch'] * multiple:,}",
+                    chosen["trial"]["part"],
+                    *(_marked(name, chosen, tried) for name in chosen["values"]),
+                    f"{sum(map(is_stuck, tried))} of {len(tried)}",
+                )
+            )
+    return findings.table((*head, f"above {curves.PLATEAU} nats"), rows)
+
+
+def _marked(name, chosen, tried):
+    """A hyperparameter of the chosen, with an arrow where none that was tried is beyond it."""
+    values, value = [r["values"][name] for r in tried], chosen["values"][name]
+    arrows = "↑" * (value == max(values)) + "↓" * (value == min(values))
+    return f"{value:.2g}" + (f" {arrows}" if len(arrows) == 1 else "")
 
 
 def draw(records, settings, path):
-    findings.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.4))
+    findings.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.6))
 
 
 def _draw(axes, records, settings):
-    titles = (
-        "tuned at every batch",
-        "untuned, by the rule",
-        f"updates to {curves.PLATEAU} nats, tuned",
-    )
     largest = settings["base_batch"] * settings["multiples"][-1]
+    titles = ("tuned at every batch", "untuned, by the rule", f"updates to {curves.PLATEAU} nats")
     for axis, title in zip(axes, titles):
-        axis.set(title=title, xlabel="batch, sequences", xscale="log")
+        axis.set(xscale="log", xlabel="batch, sequences")
+        axis.set_title(title, pad=32)  # above the notes
         batches = [settings["base_batch"] * k for k in settings["multiples"]]
         axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
         axis.minorticks_off()
@@ -315,20 +388,25 @@ def _draw(axes, records, settings):
         known = {k: [s for s in found if s is not None] for k, found in steps.items()}
         for axis, points in zip(axes, (_of(groups), _of(rule), known)):
             _line(axis, points, settings["base_batch"], method)
-        for axis, points in zip(axes[:2], (groups, rule)):
-            _note_those_above(axis, points, settings["base_batch"], method)
+    for axis, of in zip(axes, (complete, _untuned)):
+        _note_those_above(axis, records, settings, of)
     axes[0].set_ylabel("held-out loss, nats")
     axes[2].set(ylabel="updates", yscale="log")
     if axes[0].containers:
-        axes[0].legend(fontsize=8)
+        axes[2].legend(*axes[0].get_legend_handles_labels(), fontsize=8)
     axes[0].sharey(axes[1])
     for axis in axes[:2]:
-        axis.axhline(curves.PLATEAU, color="#777777", lw=0.8, ls="--")
         axis.set_ylim(top=min(axis.get_ylim()[1], CEILING))
+        axis.grid(axis="y", alpha=0.3)
+
+
+def _untuned(records, settings, method, multiple):
+    base = complete(records, settings, method, settings["multiples"][0])
+    return untuned(records, settings, method, multiple) if base else []
 
 
 def _of(groups):
-    return {multiple: losses(found) for multiple, found in groups.items()}
+    return {k: losses(found) for k, found in groups.items()}
 
 
 def _line(axis, points, base, method):
@@ -342,13 +420,22 @@ def _line(axis, points, base, method):
     axis.errorbar(list(points), means, [low, high], **style)
 
 
-def _note_those_above(axis, groups, base, method):
-    """Their mean as a number, or that all diverged, at the edge of the picture."""
-    style = {"ha": "right", "va": "top", "color": COLORS[method], "fontsize": 9}
-    for multiple, found in groups.items():
-        known = losses(found)
-        if not found or (known and mean(known) <= CEILING):
-            continue
-        words, down = (f"{mean(known):.1f} ↑", 5) if known else ("diverged ↑", 17)
-        place = {"xytext": (-4, -down), "textcoords": "offset points"}
-        axis.annotate(words, (base * multiple, CEILING), **place, **style)
+def _note_those_above(axis, records, settings, of):
+    """The means above the picture as numbers over it, one optimizer above the other."""
+    for multiple in settings["multiples"]:
+        rank = 0
+        for method in methods(records, settings):
+            found = of(records, settings, method, multiple)
+            known = losses(found)
+            if not found or (known and mean(known) <= CEILING):
+                continue
+            words = f"{mean(known):.1f}" if known else "diverged"
+            place = {"xytext": (0, 3 + 9 * rank), "textcoords": "offset points", "fontsize": 8}
+            at = settings["base_batch"] * multiple, 1
+            style = {
+                "ha": "center",
+                "color": COLORS[method],
+                "xycoords": axis.get_xaxis_transform(),
+            }
+            axis.annotate(words, at, **place, **style)
+            rank += 1

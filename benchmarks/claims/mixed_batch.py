@@ -4,7 +4,8 @@
 
 The demo's BERT is trained in two phases: short sequences in a large batch, then long ones in half
 of it. The rate of the second phase rises from 0 again, or begins at its top, or is the tail of one
-schedule over both; LAMB's moments are kept or begin at 0.
+schedule over both; LAMB's moments are kept or begin at 0. The first two are tried at higher rates
+too, where a warm-up may be needed.
 
 Needs matplotlib.
 """
@@ -25,6 +26,7 @@ SETTINGS = {
     "first": {"updates": 2400, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
     "second": {"updates": 600, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
     "rate": 8e-3,  # of either phase
+    "higher_rates": [1.6e-2, 3.2e-2],  # of the second phase, in more trials
     "first_warmup": 100,
     "second_warmup": 100,
     "beta_2": 0.98,
@@ -36,31 +38,41 @@ SETTINGS = {
 QUICK = {
     "first": {"updates": 1600, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
     "second": {"updates": 400, "batch_size": 32, "max_seq_length": 64, "predictions": 16},
+    "higher_rates": [],
     "seeds": 1,
 }
 
 
 def trials(settings):
-    """For each seed the two first phases, then what follows on them."""
+    """For each seed the two first phases and what follows on them; then the higher rates."""
     found = []
     for seed in range(1, settings["seeds"] + 1):
         found += [trial("first", which, None, seed) for which in ("falls to 0", "one schedule")]
         for schedule in page.LABELS:
             found += [trial("second", schedule, moments, seed) for moments in page.MOMENTS]
-    return found
+    return found + [
+        trial("second", schedule, moments, seed, rate)
+        for rate in settings["higher_rates"]
+        for seed in range(1, settings["seeds"] + 1)
+        for schedule in ("warm-up", "restart")
+        for moments in page.MOMENTS
+    ]
 
 
-def trial(phase, schedule, moments, seed):
-    return {"phase": phase, "schedule": schedule, "moments": moments, "seed": seed}
+def trial(phase, schedule, moments, seed, rate=None):
+    """A trial; a rate of None is that of the settings."""
+    values = {"phase": phase, "schedule": schedule, "moments": moments, "seed": seed}
+    return values | {"rate": rate}
 
 
-def rates(settings, phase, schedule):
+def rates(settings, phase, schedule, second_rate=None):
     """The learning rate of each update of a phase; float32.
 
     Args:
         settings: Those of the study.
         phase: "first" or "second".
         schedule: Of a trial of that phase.
+        second_rate: The top of a second phase; None: that of the first.
     """
     import bert
 
@@ -71,9 +83,10 @@ def rates(settings, phase, schedule):
         return (
             whole[:first] if schedule == "one schedule" else bert.joined_rates(peak, warmup, first)
         )
+    top = second_rate or peak
     return {
-        "warm-up": lambda: bert.joined_rates(peak, settings["second_warmup"], second),
-        "restart": lambda: bert.joined_rates(peak, 0, second),
+        "warm-up": lambda: bert.joined_rates(top, settings["second_warmup"], second),
+        "restart": lambda: bert.joined_rates(top, 0, second),
         "continued": lambda: whole[first:],
     }[schedule]()
 
@@ -85,7 +98,8 @@ def run(options, settings, trial, records):
     phases = settings["first"], settings["second"]
     lengths = {p["max_seq_length"]: p["predictions"] for p in phases}
     bert.make_data(options.data_dir, MODEL | settings, lengths)
-    about, given = settings[trial["phase"]], rates(settings, trial["phase"], trial["schedule"])
+    about = settings[trial["phase"]]
+    given = rates(settings, trial["phase"], trial["schedule"], trial["rate"])
     training = training_of(options.data_dir, json.dumps(settings))
     is_second = trial["phase"] == "second"
     if is_second:
@@ -177,7 +191,7 @@ CLAIM = study.Claim(
     lost=LOST,
     packages=("tensorflow", "matplotlib"),
     model=MODEL,
-    extent=("seeds",),
+    extent=("seeds", "higher_rates"),
 )
 
 

@@ -4,12 +4,14 @@ from statistics import mean
 
 import findings
 from findings import curves
+from model_settings import described
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",
     "restart": "begins at its top",
     "continued": "one schedule over both phases",
 }
+SHORT = {"warm-up": "rises again", "restart": "begins at its top", "continued": "one schedule"}
 MOMENTS = ("kept", "from 0")
 COLORS = {"warm-up": "#cc3311", "restart": "#4477aa", "continued": "#228833"}
 STYLES = {"kept": "-", "from 0": "--"}
@@ -17,93 +19,116 @@ REFERENCE = "warm-up", "kept"  # what the paper's mixed batch does
 
 
 def groups(records):
-    """{(schedule, moments): second phases, by seed}."""
-    found = {(schedule, moments): [] for schedule in LABELS for moments in MOMENTS}
+    """{(schedule, moments, rate): second phases, by seed}; a rate of None is the first phase's."""
+    rates = {r["trial"].get("rate") for r in records} - {None}
+    found = {
+        (schedule, moments, rate): []
+        for rate in (None, *sorted(rates))
+        for schedule in LABELS
+        for moments in MOMENTS
+    }
     for record in sorted(records, key=lambda r: r["trial"]["seed"]):
         trial = record["trial"]
         if trial["phase"] == "second":
-            found[trial["schedule"], trial["moments"]].append(record)
+            found[trial["schedule"], trial["moments"], trial.get("rate")].append(record)
     return {arm: runs for arm, runs in found.items() if runs}
+
+
+def reference(found, rate):
+    """The runs that others at a rate are compared with."""
+    return found.get((*REFERENCE, rate), [])
 
 
 def text(records, settings, name):
     found, (first, second) = groups(records), (settings["first"], settings["second"])
-    head = ("rate of the second phase", "moments", "runs", "loss before", "loss at the end, nats")
-    rows = [row(arm, runs, found.get(REFERENCE, [])) for arm, runs in found.items()]
-    head = (*head, "accuracy", "difference to re-warm-up, kept", "diverged")
-    return f"""{chr(10).join([*answers(found), *new_positions(found, settings)])}
+    head = ("top rate", "schedule", "moments", "runs", "loss before", "loss at the end, nats")
+    rows = [row(arm, runs, found, settings) for arm, runs in found.items()]
+    head = (*head, "accuracy", "difference", "diverged")
+    return f"""{chr(10).join([*answers(found, settings), *new_positions(found, settings)])}
 
 ![Held-out loss over the second phase]({name}.png)
 
 {findings.table(head, rows)}
 
-Masked words of held-out documents at {second["max_seq_length"]} tokens; mean ± standard deviation \
-over seeds. Differences are taken seed by seed, with half the width of the 95 % interval of their \
-mean; a negative one is better. The loss before is that \
-of the first phase's model on the longer sequences.
+At {second["max_seq_length"]} tokens; mean ± standard deviation over seeds. Differences are from \
+the paper's way at the same rate; a negative one is better. The loss before is that of the first \
+phase's model on the longer sequences. {described(settings)}
 
 The first phase: {first["updates"]:,} updates of {first["batch_size"]} × \
 {first["max_seq_length"]} tokens; the second: {second["updates"]:,} of {second["batch_size"]} × \
-{second["max_seq_length"]}. LAMB, rate {settings["rate"]:g} at the top of each phase, linear decay \
-to 0; {settings["first_warmup"]} updates of warm-up and, where the rate rises again, \
-{settings["second_warmup"]}. The rate was chosen for no arm. Two first phases are trained per \
-seed: one whose rate falls to 0, and one whose rate goes on falling in the second phase. All arms \
-of a seed begin with one of these.
+{second["max_seq_length"]}. LAMB, rate {settings["rate"]:g} at the top of the first phase, linear \
+decay to 0; {settings["first_warmup"]} updates of warm-up and, where the rate rises again, \
+{settings["second_warmup"]}. Two first phases are trained per seed: one whose rate falls to 0, and \
+one whose rate goes on falling in the second phase. All ways of a seed begin with one of these.
 
 ## What is published
 
 The paper (arXiv 1904.00962): stage 1 is 9/10 of the epochs at length 128 and batch 65,536, stage \
 2 length 512 and batch 32,768, with a rate that ramps up from zero again: SQuAD F1 90.584 in 8,599 \
 updates. It gives no figure without the second warm-up. NVIDIA's recipe restarts step and rate and \
-keeps m and v. Nado et al. (arXiv 2102.06356) reach 91.04 there with tuned Adam."""
+keeps m and v. Nado et al. (arXiv 2102.06356) reach 91.04 there with tuned Adam (quoted from \
+memory)."""
 
 
-def row(arm, runs, reference):
-    schedule, moments = arm
+def row(arm, runs, found, settings):
+    schedule, moments, rate = arm
+    gaps = findings.paired(runs, reference(found, rate))
     return (
+        f"{rate or settings['rate']:g}",
         LABELS[schedule],
         moments,
         len(runs),
         findings.spread([r["start"] for r in runs], "{:.3f}"),
         findings.spread([r["report"] for r in runs], "{:.3f}"),
         findings.spread([r["report_accuracy"] for r in runs], "{:.1f}") + " %",
-        "–" if arm == REFERENCE else findings.signed(findings.paired(runs, reference)),
+        "–" if arm[:2] == REFERENCE else findings.signed(gaps),
         sum(r["diverged"] for r in runs),
     )
 
 
-def answers(found):
-    """What each arm loses or gains beside the paper's, as sentences."""
-    lines, reference = [], found.get(REFERENCE, [])
-    for arm, runs in found.items():
-        gaps = findings.paired(runs, reference)
-        if arm == REFERENCE or len(gaps) < 2:
+def answers(found, settings):
+    """What each way loses or gains compared with the paper's, as sentences."""
+    lines = []
+    for (schedule, moments, rate), runs in found.items():
+        gaps = findings.paired(runs, reference(found, rate))
+        lost = sum(r["diverged"] for r in runs)
+        if (schedule, moments) == REFERENCE or len(gaps) + lost < 2:
             continue
-        width = findings.half_width(gaps)
-        told = "told apart" if abs(mean(gaps)) > width else "not told apart"
-        lines.append(
-            f"- {LABELS[arm[0]]}, moments {arm[1]}: **{mean(gaps):+.3f} ± {width:.3f}** nats "
-            f"beside the paper's way ({told}; 95 % interval by Student's t)"
-        )
-    return (lines or ["There are not two seeds of any arm yet."]) + plateau(found)
+        said = [f"**{findings.signed(gaps)}** nats"] if gaps else []
+        said += [f"{lost} of {len(runs)} diverge"] if lost else []
+        if gaps and abs(mean(gaps)) <= findings.half_width(gaps):
+            said.append("no difference shown")
+        at = f"rate {rate or settings['rate']:g}, {LABELS[schedule]}, moments {moments}"
+        lines.append(f"- {at}: {', '.join(said)}")
+    if not lines:
+        return ["There are not two seeds of any way yet.", *plateau(found)]
+    head = (
+        "The second phase compared with the paper's way, a rate that rises from 0 again, and the "
+        "moments kept:"
+    )
+    return [head, "", *lines, *plateau(found)]
 
 
 def new_positions(found, settings):
     """What one schedule does to the positions that only the second phase has."""
-    runs = [r for r in found.get(("continued", "kept"), []) if r["report"] is not None]
+    runs = [r for r in found.get(("continued", "kept", None), []) if r["report"] is not None]
     if not runs:
         return []
     first, second = settings["first"], settings["second"]
     length, new = second["max_seq_length"], second["max_seq_length"] - first["max_seq_length"]
-    falls = first["updates"] + second["updates"] - settings["first_warmup"]
-    rate = settings["rate"] * second["updates"] / falls
     start, end = (mean(run[key] for run in runs) for key in ("start", "report"))
     return [
         f"- {new} of the {length} positions are new in the second phase, as 384 of 512 are in the "
         f"paper's. One schedule begins it at "
-        f"rate {rate:.2g} instead of {settings['rate']:g}, and the loss goes from {start:.2f} to "
+        f"rate {continued_rate(settings):.2g} instead of {settings['rate']:g}, and the loss goes from {start:.2f} to "
         f"{end:.2f} nats. Where no position is new, this says little."
     ]
+
+
+def continued_rate(settings):
+    """With which one schedule over both phases begins the second."""
+    first, second = (settings[phase]["updates"] for phase in ("first", "second"))
+    return settings["rate"] * second / (first + second - settings["first_warmup"])
 
 
 def plateau(found):
@@ -120,29 +145,48 @@ def plateau(found):
 
 
 def draw(records, settings, path):
-    findings.picture(lambda axes: _draw(axes, groups(records)), path, 2, (10, 4.2))
+    findings.picture(lambda axes: _draw(axes, groups(records), settings), path, 2, (11, 4.6))
 
 
-def _draw(axes, found):
-    for (schedule, moments), runs in found.items():
-        curves = [run["curve"] for run in runs if not run["diverged"]]
-        if not curves:
-            continue
-        steps = [0, *(line["step"] for line in curves[0])]
-        starts = mean(run["start"] for run in runs if not run["diverged"])
-        losses = [mean(line["report"] for line in lines) for lines in zip(*curves)]
-        label = f"{LABELS[schedule]}, moments {moments}"
-        style = {"color": COLORS[schedule], "ls": STYLES[moments], "label": label}
-        axes[0].plot(steps, [starts, *losses], **style)
-    axes[0].set(xlabel="updates of the second phase", ylabel="held-out loss, nats (means)")
+def _draw(axes, found, settings):
+    for (schedule, moments, rate), runs in found.items():
+        known = [run for run in runs if not run["diverged"]]
+        if rate is None and known:
+            curves = [run["curve"] for run in known]
+            steps = [0, *(line["step"] for line in curves[0])]
+            losses = [mean(line["report"] for line in lines) for lines in zip(*curves)]
+            start = mean(run["start"] for run in known)
+            axes[0].plot(steps, [start, *losses], **_style(schedule, moments))
+    axes[0].set(
+        xlabel="updates of the second phase",
+        ylabel="held-out loss, nats",
+        title=f"rate {settings['rate']:g}, means",
+    )
+    for schedule in LABELS:
+        for moments in MOMENTS:
+            top = continued_rate(settings) if schedule == "continued" else settings["rate"]
+            arms = {
+                rate or top: [r["report"] for r in runs if not r["diverged"]]
+                for (*arm, rate), runs in found.items()
+                if arm == [schedule, moments]
+            }
+            points = {rate: losses for rate, losses in sorted(arms.items()) if losses}
+            means = [mean(losses) for losses in points.values()]
+            low = [m - min(losses) for m, losses in zip(means, points.values())]
+            high = [max(losses) - m for m, losses in zip(means, points.values())]
+            if points:
+                style = _style(schedule, moments) | {"marker": "o", "capsize": 3}
+                axes[1].errorbar(list(points), means, [low, high], **style)
+    rates = sorted({rate or settings["rate"] for *_, rate in found} | {continued_rate(settings)})
+    axes[1].set(xscale="log", xlabel="highest rate of the second phase", title="at the end")
+    axes[1].set_xticks(rates, [f"{rate:.2g}" for rate in rates])
+    axes[1].minorticks_off()
+    axes[1].sharey(axes[0])
     if axes[0].lines:
-        axes[0].legend(fontsize=7, loc="lower left")
-    for place, ((schedule, _), runs) in enumerate(reversed(found.items())):
-        losses = [r["report"] for r in runs if r["report"] is not None]
-        axes[1].plot(losses, [place] * len(losses), "o", color=COLORS[schedule], alpha=0.7)
-        if losses:
-            axes[1].plot([mean(losses)], [place], "|", color=COLORS[schedule], ms=22, mew=2.5)
-    names = [f"{schedule}, {moments}" for schedule, moments in reversed(found)]
-    axes[1].set_yticks(range(len(found)), names)
-    axes[1].set_xlabel("at the end; a dot a seed, the bar their mean")
-    axes[1].grid(axis="x", alpha=0.3)
+        axes[0].set_ylim(bottom=axes[0].get_ylim()[0] - 0.6)  # room for the legend
+        axes[0].legend(fontsize=7, loc="lower left", ncols=2)
+
+
+def _style(schedule, moments):
+    label = f"{SHORT[schedule]}, moments {moments}"
+    return {"color": COLORS[schedule], "ls": STYLES[moments], "label": label}

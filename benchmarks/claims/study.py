@@ -408,11 +408,11 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: st
     where = findings.curves.made_on(records, packages, jobs)
     trained = [record for record in records if "twin" not in record]
     copies = len(records) - len(trained)
-    same = f", {copies} of them as the same run as another part's" if copies else ""
-    return f"""{where}. **{len(records)} of {trials} trials are \
-done**{same}, in {spent:.0f} minutes of trials ({cpu:.0f} of the processor's; a trial \
-{mean(map(_wall, trained)):.0f} s on average{side_by_side}). The load average before a trial was at \
-most {load:.1f}: times are those of a shared machine.
+    same = f" ({copies} of them are another part's run)" if copies else ""
+    return f"""{where}. **{len(records)} of {trials} trials are done**{same}, in {spent:.0f} \
+minutes of trials ({cpu:.0f} of the processor's; a trial {mean(map(_wall, trained)):.0f} s on \
+average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those of \
+a shared machine.
 
 Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
 command, settings, seed and seconds. A study that was killed goes on with the next trial.

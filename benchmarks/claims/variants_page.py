@@ -3,6 +3,7 @@
 from statistics import mean
 
 import findings
+from model_settings import described
 
 LABELS = {
     "paper": "the paper's v5, as its BERT code excludes",
@@ -61,10 +62,7 @@ def text(records, settings, name):
 
 {findings.table(head, rows)}
 
-{bound(found)}Masked words of held-out documents; mean ± standard deviation over seeds. \
-Differences are to the paper's form, seed by seed, because a seed decides initial values, batches \
-and masks of all alike, with half the width of the 95 % interval of their mean; a negative one is \
-better. There is an interval for each form: one of several may miss by chance.
+{bound(found)}Loss and accuracy: mean ± standard deviation over seeds. {described(settings)}
 
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
@@ -79,8 +77,8 @@ LayerNorms and biases from decay and trust ratio.
 ## What is published
 
 The paper says that the bias correction can be left out (it acts as a warm-up), and that the norm \
-changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's. We know \
-of no published table of these forms."""
+changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's (quoted from memory). \
+We know of no published table of these forms."""
 
 
 def bound(found):
@@ -134,23 +132,20 @@ def answers(found):
         gaps = paired(runs, found)
         if variant == "paper" or len(gaps) < 2:
             continue
-        width = findings.half_width(gaps)
-        said = f"{SHORT[variant]} ({mean(gaps):+.3f} ± {width:.3f})"
-        (different if abs(mean(gaps)) > width else alike).append(said)
-    if not different + alike:
+        said = f"{SHORT[variant]} ({findings.signed(gaps)})"
+        (different if abs(mean(gaps)) > findings.half_width(gaps) else alike).append(said)
+    compared = len(different + alike)
+    if not compared:
         return ["There are not two seeds of any variant yet."]
-    lines = []
-    if different:
-        lines.append(
-            "- **Told apart from the paper's form** (mean difference of held-out loss in nats, "
-            f"its 95 % interval by Student's t): {', '.join(different)}."
-        )
-    if alike:
-        lines.append(
-            "- **Not told apart from the paper's form** (mean difference in nats, its 95 % "
-            f"interval): {', '.join(alike)}."
-        )
-    return lines
+    chance = 1 - 0.95**compared
+    return [
+        *([f"- **Differ from the paper's form**: {', '.join(different)}."] if different else []),
+        *([f"- **No difference shown**: {', '.join(alike)}."] if alike else []),
+        "",
+        "Differences of the held-out loss, in nats; a negative one is better. Each has a 95 % "
+        f"interval of its own: that at least one of {compared} misses by chance has a probability "
+        f"of up to {100 * chance:.0f} %.",
+    ]
 
 
 def draw(records, settings, path):
@@ -162,13 +157,18 @@ def _draw(axes, found):
     for place, variant in enumerate(names):
         runs, color = found[variant], "#cc3311" if variant == "paper" else "#4477aa"
         losses = [run["report"] for run in runs if run["report"] is not None]
-        for axis, values in zip(axes, (losses, paired(runs, found))):
+        gaps = paired(runs, found)
+        for axis, values in zip(axes, (losses, gaps)):
             axis.plot(values, [place] * len(values), "o", color=color, alpha=0.7)
             if values:
                 axis.plot([mean(values)], [place], "|", color=color, ms=22, mew=2.5)
+        if gaps and variant != "paper":
+            style = {"color": color, "capsize": 4, "lw": 1}
+            axes[1].errorbar([mean(gaps)], [place], xerr=findings.half_width(gaps), **style)
     axes[0].set_yticks(range(len(names)), [SHORT[variant] for variant in names])
     axes[1].set_yticks(range(len(names)), [""] * len(names))
     axes[0].set_xlabel("held-out masked-LM loss, nats; a dot a seed, the bar their mean")
-    axes[1].set_xlabel("difference to the paper's form with the same seed")
+    axes[1].axvline(0, color="#777777", lw=0.8, ls="--")
+    axes[1].set_xlabel("difference from the paper's form with the same seed; 95 % interval")
     for axis in axes:
         axis.grid(axis="x", alpha=0.3)
