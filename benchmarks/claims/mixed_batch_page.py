@@ -119,9 +119,9 @@ def new_positions(found, settings):
     start, end = (mean(run[key] for run in runs) for key in ("start", "report"))
     return [
         f"- {new} of the {length} positions are new in the second phase, as 384 of 512 are in the "
-        f"paper's. One schedule begins it at "
-        f"rate {continued_rate(settings):.2g} instead of {settings['rate']:g}, and the loss goes from {start:.2f} to "
-        f"{end:.2f} nats. Where no position is new, this says little."
+        f"paper's. One schedule begins it at rate {continued_rate(settings):.2g} instead of "
+        f"{settings['rate']:g}, and the loss goes from {start:.2f} to {end:.2f} nats. Where no "
+        "position is new, this says little."
     ]
 
 
