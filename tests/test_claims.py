@@ -147,6 +147,28 @@ def test_the_page_of_legw_says_which_best_rate_is_at_an_edge():
     assert page.edges(runs, settings).endswith(" The best one of Adam is the highest tried.")
 
 
+def test_the_page_of_legw_says_whether_three_seeds_decide():
+    page = script("legw_page")
+
+    def runs(*accuracies, diverged=()):
+        return [
+            record({"seed": seed}, report=accuracy) | {"diverged": seed in diverged}
+            for seed, accuracy in enumerate(accuracies, 1)
+        ]
+
+    base = runs(98.9, 98.8, 99.0)
+    for accuracies, words in (
+        ((98.8, 98.7, 98.9), "loses 0.10 ± 0.00 points of accuracy (within 0.5: yes)"),
+        ((97.8, 97.7, 97.9), "loses 1.10 ± 0.00 points of accuracy (within 0.5: no)"),
+        ((98.8, 98.0, 98.6), "loses 0.43 ± 0.87 points of accuracy (within 0.5: not decided)"),
+    ):
+        assert page.verdict(base, runs(*accuracies)) == words
+    lost = runs(9.8, 98.8, 98.9, diverged=(1,))
+    assert page.verdict(base, lost) == "diverges in 1 of 3 runs (9.8, 98.8, 98.9 %)"
+    assert page.accuracy(lost) == "9.8, 98.8, 98.9 %"
+    assert page.accuracy(base) == "98.90 ± 0.10 %"
+
+
 def test_the_readme_says_what_legw_does():
     study, legw = script("study"), script("legw")
     page, settings, extent = legw.page, legw.SETTINGS, legw.CLAIM.extent
