@@ -213,17 +213,17 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
     arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}", "--jobs=2")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     before = run_and_kill(arguments, tmp_path, "legw", 2)
-    assert 2 <= len(before.splitlines()) < 9
+    assert 2 <= len(before.splitlines()) < 10
     second = subprocess.run(
         arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     assert second.returncode == 0, second.stderr
     found = records_of(tmp_path, "legw")
     assert (tmp_path / "legw.jsonl").read_text().startswith(before)
-    assert f"trial {len(before.splitlines()) + 1} of 9" in second.stdout
+    assert f"trial {len(before.splitlines()) + 1} of 10" in second.stdout
     assert {each["jobs"] for each in found} == {2}
     names = [json.dumps(each["trial"]) for each in found]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 10
     assert all(each["settings"] == found[0]["settings"] for each in found)
     assert all("legw.py" in each["command"] and each["commit"] for each in found)
     tuned = [r for r in found if r["trial"]["part"] == "tuning" and r["trial"]["method"] == "adam"]
@@ -234,9 +234,9 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
         for r in found
         if r["trial"]["part"] == "scaling" and r["trial"]["method"] == "adam"
     )
-    assert second.stdout.endswith(f"9 of 9 trials are done: {tmp_path}/legw.md\n")
+    assert second.stdout.endswith(f"10 of 10 trials are done: {tmp_path}/legw.md\n")
     text = (tmp_path / "legw.md").read_text()
-    assert "**9 of 9 trials are" in text
+    assert "**10 of 10 trials are" in text
     assert f"{best['base_rate']:g}: {best['select']:.2f} %" in text
     assert (tmp_path / "legw.png").stat().st_size > 1000
 
