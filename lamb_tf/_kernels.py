@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 from keras import ops
 
-from lamb_tf._replicas import BACKEND, device_of, first_replica, on, read
+from lamb_tf._replicas import BACKEND, are_distributed, device_of, first_replica, on, read
 from lamb_tf._types import Slots, Tensor, Variables
 from lamb_tf.compile_target import compiles_for_cpu, in_xla
 
@@ -43,7 +43,14 @@ def compiled(function: Callable) -> Callable:
     if BACKEND != "tensorflow":
         return function
     kernel = tf.function(function, jit_compile=True, autograph=False)
-    return lambda *args: kernel(*args)  # TensorFlow would save a tf.function with the optimizer
+
+    # No tf.function itself, which TensorFlow would save with the optimizer.
+    def call(*args):
+        # A tf.function takes distributed variables of one shape for one variable. They are here
+        # where a program has all replicas, as for TPUs; XLA compiles it, this function with it.
+        return (function if are_distributed(args) else kernel)(*args)
+
+    return call
 
 
 # Tensors without axes, under the names that TensorFlow's kernel for Adam has for them.

@@ -148,10 +148,27 @@ def update_on_replicas(function: Callable, variables: Variables, *args: Tensor) 
     variables, *args = keras.tree.map_structure(native, [variables, *args])
     if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
         extended = tf.distribute.get_strategy().extended
-        return extended.update(
-            variables[0], lambda _, *args: function(*args), args=[variables, *args], group=False
-        )[0]
+
+        def update(first, *args):
+            return function(*keras.tree.map_structure(lambda v: _part_on(first.device, v), args))
+
+        return extended.update(variables[0], update, args=[variables, *args], group=False)[0]
     return function(variables, *args)
+
+
+def _part_on(device, value):
+    """Of a variable that has a part on each replica, that on the device; of others, the value."""
+    if not isinstance(value, tf.distribute.DistributedValues):
+        return value
+    parts = tf.distribute.get_strategy().experimental_local_results(value)
+    return next((part for part in parts if part.device == device), value)
+
+
+def are_distributed(values: object) -> bool:
+    """Whether any of these, of TensorFlow, in nested structures, has a part on each replica."""
+    if not tf.distribute.has_strategy():
+        return False
+    return any(isinstance(v, tf.distribute.DistributedValues) for v in keras.tree.flatten(values))
 
 
 def read(variable: keras.Variable) -> Tensor:

@@ -44,3 +44,17 @@ class _Resolver:
 def strategy(hosts: int, cores: int) -> tf.distribute.TPUStrategy:
     """A slice of so many hosts with so many cores each; call it in a `tf.Graph`."""
     return tf.distribute.TPUStrategy(_Resolver(hosts, cores))
+
+
+def assigned(graph: tf.Graph) -> set[str]:
+    """Names of what the TPUs' program in a function's graph assigns, all captured variables."""
+    placeholders = {placeholder.op.name: tensor.name for tensor, placeholder in graph.captures}
+    definition = graph.as_graph_def()
+    nodes = {node.name: node for node in definition.node}
+    found = set()
+    for node in definition.node:
+        if node.op == "AssignVariableOp":
+            handle = node.input[0].split(":")[0]
+            sources = [name for name in nodes[handle].input if not name.startswith("^")]
+            found |= {placeholders[name.split(":")[0]].split(":")[0] for name in sources}
+    return found

@@ -7,7 +7,10 @@ from lamb_tf import _replicas
 
 BACKEND = keras.backend.backend()
 
-SHAPES = {"embedding": (13, 7), "dense/kernel": (7, 5), "dense/bias": (5,), "scale": ()}
+SHAPES = {
+    **{"embedding": (13, 7), "dense/kernel": (7, 5), "dense/bias": (5,), "scale": ()},
+    "other/kernel": (7, 5),  # of one shape with another: nothing may take the one for the other
+}
 
 
 def weights_and_gradients(steps=20, seed=0, dtype="float32"):

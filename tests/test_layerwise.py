@@ -448,7 +448,7 @@ def test_variables_without_gradient_stay_as_they_are():
     optimizer.build(variables)
     grads = [keras.ops.convert_to_tensor(g) for g in gradients[0]]
     with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([grads[0], None, None, grads[3]], variables)
+        optimizer.apply([grads[0], None, None, *grads[3:]], variables)
     after = steps.values(variables)
     np.testing.assert_array_equal(after[1], weights[1].astype("float64"))
     np.testing.assert_allclose(after[0], reference.lamb(weights[0], [gradients[0][0]], 0.1), 1e-5)
@@ -489,7 +489,8 @@ def test_finalizing_keeps_variables_that_never_got_a_gradient():
     variables[1].assign(2 * weights[1])  # as weights that are loaded after the build
     for grads in gradients:
         with pytest.warns(UserWarning, match="Gradients do not exist"):
-            optimizer.apply([keras.ops.convert_to_tensor(grads[0]), None, None, None], variables)
+            first = keras.ops.convert_to_tensor(grads[0])
+            optimizer.apply([first, *[None] * (len(weights) - 1)], variables)
     optimizer.finalize_variable_values(variables)
     after = steps.values(variables)
     np.testing.assert_array_equal(after[1], 2 * weights[1].astype("float64"))
@@ -597,7 +598,7 @@ def test_the_first_call_needs_the_variables_and_as_many_gradients():
     with pytest.raises(ValueError, match="needs the variables"):
         lamb_tf.LAMB().apply([np.ones(3)])
     optimizer, variables = built()
-    with pytest.raises(ValueError, match="1 gradients for 4 variables"):
+    with pytest.raises(ValueError, match="1 gradients for 5 variables"):
         optimizer.apply([np.ones(3)], variables)
 
 

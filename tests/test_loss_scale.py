@@ -143,7 +143,7 @@ def test_there_must_be_as_many_gradients_as_variables():
     optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB())
     optimizer.build(variables)
     for grads in (gradients[0][:-1], gradients[0] + gradients[0][:1]):
-        with pytest.raises(ValueError, match=r"gradients for 4 variables"):
+        with pytest.raises(ValueError, match=r"gradients for 5 variables"):
             optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
 
 

@@ -14,7 +14,7 @@ import lamb_tf
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 ON_TENSORFLOW = pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="TensorFlow's alone")
 RULES = {"embedding": 0.25, "bias$": 0.0, "dense": 1.7}
-FACTORS = [0.25, 1.7, 0.0, 1.0]  # of the variables of `steps`, in their order
+FACTORS = [0.25, 1.7, 0.0, 1.0, 1.0]  # of the variables of `steps`, in their order
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
@@ -82,7 +82,7 @@ def test_factors_are_applied_in_float64_where_the_variables_are():
 def test_a_factor_is_the_same_as_that_many_times_the_rate(kind, seed):
     rng = np.random.default_rng(seed)
     rate, factor = 10 ** rng.uniform(-4, -1), 2 ** rng.uniform(-8, 3) if seed else 0.0
-    of = list(steps.SHAPES)[rng.integers(4)]
+    of = list(steps.SHAPES)[rng.integers(len(steps.SHAPES))]
     weights, gradients = steps.weights_and_gradients(steps=4, seed=seed)
     rules = {f"{of}$": factor}
     one = steps.train(MAKE[kind](rate, learning_rate_multipliers=rules), weights, gradients)
@@ -239,7 +239,7 @@ def test_a_rule_may_name_a_variable_or_be_a_predicate_and_the_summary_shows_the_
         optimizer.summary(tables.append)
     assert tables[0] == tables[1]
     column = [line.split()[-1] for line in tables[0].splitlines()[1:]]
-    assert column == ["0.25", "1.7", "0", "1"]
+    assert column == ["0.25", "1.7", "0", "1", "1"]
 
 
 def test_rules_of_which_none_names_a_variable_are_refused_and_an_idle_one_is_told():

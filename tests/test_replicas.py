@@ -4,6 +4,7 @@ import contextlib
 import warnings
 
 import keras
+import named_tpus
 import numpy as np
 import pytest
 import reference
@@ -12,7 +13,7 @@ import tensorflow as tf
 from two_replicas import shares, train_on_replicas, two_replicas
 
 import lamb_tf
-from lamb_tf import _replicas
+from lamb_tf import _replicas, compile_target
 
 STRATEGY = two_replicas()
 
@@ -414,7 +415,7 @@ def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
 )
 def test_all_state_lies_on_the_device_of_its_variable(make, mode):
     weights, gradients = steps.weights_and_gradients(steps=2)
-    devices = [tf.constant(0.0).device.replace("CPU:0", f"CPU:{i}") for i in (1, 0, 1, 1)]
+    devices = [tf.constant(0.0).device.replace("CPU:0", f"CPU:{i}") for i in (1, 0, 1, 1, 0)]
 
     def trained(devices):
         variables = []
@@ -431,7 +432,7 @@ def test_all_state_lies_on_the_device_of_its_variable(make, mode):
             step([tf.constant(g) for g in grads])
         return variables, optimizer
 
-    (variables, optimizer), (expected, other) = trained(devices), trained(4 * devices[1:2])
+    (variables, optimizer), (expected, other) = trained(devices), trained(5 * devices[1:2])
     for variable, device in zip(variables, devices):
         parts = optimizer._state(variable).values()
         assert {_replicas.native(part).device for part in parts} == {device}
@@ -440,6 +441,43 @@ def test_all_state_lies_on_the_device_of_its_variable(make, mode):
         [*steps.values(variables), figures[0]], [*steps.values(expected), figures[1]]
     ):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lamb_tf.LAMB(0.1),
+        lambda: lamb_tf.LAMB(0.1, use_ema=True),
+        lambda: lamb_tf.LARS(0.1),
+        lambda: lamb_tf.OrScale(0.1),
+    ],
+    ids=["LAMB", "LAMB, averages", "LARS", "OrScale"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_program_for_tpus_moves_each_variable_of_a_shape_with_its_own_state(make, dtype):
+    with tf.Graph().as_default(), compile_target.compiling_for("TPU"):
+        strategy = named_tpus.strategy(1, 2)
+        with strategy.scope():
+            variables = [
+                keras.Variable(np.ones((4, 3)), dtype=dtype, name=name) for name in ("a", "b", "c")
+            ]
+            optimizer = make()
+            optimizer.build(variables)
+        gradients = [np.ones((4, 3), dtype)] * 3
+
+        @tf.function(autograph=False)
+        def step():
+            strategy.run(lambda: optimizer.apply([tf.constant(g) for g in gradients], variables))
+
+        found = named_tpus.assigned(step.get_concrete_function().graph)
+        parts = [part for v in variables for part in (v, *optimizer.slots(v).values())]
+        handles = [
+            part.handle.name.split(":")[0]
+            for of_all in parts
+            for part in strategy.experimental_local_results(_replicas.native(of_all))
+        ]
+    assert len(set(handles)) == 2 * len(parts)
+    assert found >= set(handles)
 
 
 # Loss scaling.

@@ -80,6 +80,7 @@ def graphs(hosts, cores):
         return (
             loop._loop.get_concrete_function(*arguments).graph.as_graph_def(),
             evaluation.get_concrete_function(rows).graph.as_graph_def(),
+            len(model.trainable_variables),
         )
 
 
@@ -97,13 +98,16 @@ class Work(NamedTuple):
 
     step: tuple
     evaluation: tuple
+    assigned: int  # variables in a step
+    trainable: int
 
 
 def work(hosts, cores):
-    loop, evaluation = graphs(hosts, cores)
+    loop, evaluation, trainable = graphs(hosts, cores)
     bodies = [function.node_def for function in loop.library.function]
     body = max(bodies, key=lambda nodes: sum(node.op == "TPUReplicatedInput" for node in nodes))
-    return Work(operations(body), operations(evaluation.node))
+    assigned = {node.input[0] for node in body if node.op == "AssignVariableOp"}
+    return Work(operations(body), operations(evaluation.node), len(assigned), trainable)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +117,7 @@ def of_two():
 
 def require_as_much(found, expected):
     assert found.step == expected.step
+    assert found.assigned == expected.assigned
     assert found.step[0]["AssignVariableOp"] == 0
     # the sums, and the skipped updates before and after
     assert found.step[0]["ReadVariableOp"] == 3
@@ -132,6 +137,12 @@ def test_sixteen_replicas_make_as_many_operations_as_two(of_two):
     assert of_two.step[1]["CrossReplicaSum"] >= 2  # gradients, sums: this is the body
     assert of_two.evaluation[1]["CrossReplicaSum"] == 1
     require_as_much(work(4, 4), of_two)
+
+
+def test_each_variable_is_moved_with_moments_of_its_own(of_two):
+    assert of_two.trainable > 20
+    others = 6  # rate, updates, skipped updates, telemetry of layers and gradient, the sums
+    assert of_two.assigned == 3 * of_two.trainable + others
 
 
 @pytest.mark.slow

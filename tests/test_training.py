@@ -117,7 +117,7 @@ def test_how_steps_are_cut_into_calls_does_not_matter(small_corpus, whole, tmp_p
     assert log_lines(whole) == log_lines(tmp_path)
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw", "lars"])
 def test_two_replicas_give_the_weights_of_one(small_corpus, tmp_path, optimizer):
     """With dropout, which follows from a row's place in the global batch; to round-off."""
     assert small_corpus.config.hidden_dropout_prob > 0

@@ -87,6 +87,8 @@ def clock(
 ) -> Iterator[Callable[[], float]]:
     """The seconds that this demo has taken so far, earlier starts in the same folder included.
 
+    Once the demo has finished they are what it was told last, for every later start too.
+
     Raises:
         ValueError: if the folder holds a demo with other settings.
     """
@@ -103,10 +105,14 @@ def clock(
                 "give another --output_dir, or remove that folder."
             )
     finished = earlier.get("finished", False)
-    started = time.monotonic() - earlier.get("seconds", 0.0)
+    taken = earlier.get("seconds", 0.0)
+    started = time.monotonic() - taken
 
     def seconds():
-        return earlier["seconds"] if finished else time.monotonic() - started
+        nonlocal taken
+        if not finished:
+            taken = time.monotonic() - started
+        return taken
 
     def note():
         values = {**settings, "seconds": seconds(), "finished": finished}
@@ -115,6 +121,6 @@ def clock(
     note()
     try:
         yield seconds
-        finished, earlier = True, {"seconds": seconds()}
+        finished = True
     finally:
         note()
