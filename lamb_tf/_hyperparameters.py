@@ -23,7 +23,10 @@ def number(value: Any, argument: str) -> float:
     """A real number."""
     if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
         raise ValueError(f"`{argument}` must be a number. Received {value!r}.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _number_that(holds: Callable[[float], bool], wanted: str) -> Callable[[object, str], float]:
@@ -200,6 +203,8 @@ class Configured(keras.optimizers.Optimizer):
         return callable(rate) and not is_schedule and not _selection.is_variable(rate)
 
     def _set_exclusions(self, *exclusions):
+        # As lists: what can be read only once is read here.
+        exclusions = [None if each is None else _selection.as_list(each) for each in exclusions]
         for value, argument in zip(exclusions, EXCLUSIONS):
             _selection.check(value, argument)
         # Of a dictionary Keras would take the variables for the optimizer's own.

@@ -43,6 +43,7 @@ class LayerwiseOptimizer(OptimizerState):
         self._fused_equations = compiled(self._equations)
         self._fused_move = compiled(self._move_and_average)
         self._fused_renew = compiled(_master_weights.renew)
+        self._fused_average = compiled(self._average)
 
     @_replicas.not_converted
     def apply(
@@ -141,7 +142,8 @@ class LayerwiseOptimizer(OptimizerState):
                 ops.equal(self._micro_step, self.gradient_accumulation_steps - 1),
                 update_and_start_again,
                 lambda: self._micro_step.assign_add(1),
-                state=self.variables + variables,
+                # All of the model's: averages of those without a gradient are written, too.
+                state=self.variables + self.trainable_variables,
             )
 
         return micro_step
@@ -281,7 +283,9 @@ class LayerwiseOptimizer(OptimizerState):
     def _averaged(self, x, average, step):
         """The values and their average after an update. They are equal after the first one."""
         weight = 1.0 - self._scalar(self.ema_momentum)
-        average = ops.where(step > 1, average + weight * (x - average), x)
+        # Equal ones stay equal to all digits. Without a momentum there is nothing to average.
+        moved = average + weight * (x - average) if self.ema_momentum else x
+        average = ops.where(step > 1, moved, x)
         if self.ema_overwrite_frequency:
             due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
             x = ops.where(due, average, x)
@@ -300,14 +304,19 @@ class LayerwiseOptimizer(OptimizerState):
 
     def _average_one(self, variables, states, finite, step):
         (variable,), (state,) = variables, states
-        old_x, old = self._weights(variable, state), _replicas.read(state["average"])
-        x, average = self._averaged(ops.cast(old_x, self._precision), old, step)
-        self.assign(state["average"], kept(finite, average, old))
+        self._weights(variable, state)  # what was assigned to it goes over into its master copy
+        holder = state.get("master", variable)
+        average = self._fused_average(holder, state["average"], finite, step)
+        if self.ema_overwrite_frequency and holder is not variable:
+            self.assign(variable, _replicas.read(holder))
+        return average
+
+    def _average(self, holder, slot, finite, step):
+        old_x, old = ops.cast(_replicas.read(holder), self._precision), _replicas.read(slot)
+        x, average = self._averaged(old_x, old, step)
+        self.assign(slot, kept(finite, average, old))
         if self.ema_overwrite_frequency:
-            holder = state.get("master", variable)
-            self.assign(holder, kept(finite, x, ops.cast(old_x, self._precision)))
-            if holder is not variable:
-                self.assign(variable, _replicas.read(holder))
+            self.assign(holder, kept(finite, x, old_x))
         return average
 
     def _scalar(self, value):

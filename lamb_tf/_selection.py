@@ -12,7 +12,7 @@ import re
 import uuid
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import keras
@@ -66,9 +66,8 @@ def as_list(exclusions: Exclusions) -> list[Exclusion]:
     """None, one exclusion or several, as a list."""
     if exclusions is None:
         return []
-    if isinstance(exclusions, (list, tuple, set)):
-        return list(exclusions)
-    return [exclusions]
+    one = isinstance(exclusions, (str, Mapping)) or callable(exclusions) or is_variable(exclusions)
+    return list(exclusions) if isinstance(exclusions, Iterable) and not one else [exclusions]
 
 
 def check(exclusions: Exclusions, argument: str) -> None:

@@ -487,8 +487,9 @@ def legw(
         The schedule that `decay` made, or a `WarmupConstant`.
 
     Raises:
-        ValueError: a batch size or `num_examples` is not positive, or a warm-up or rate is
-            negative.
+        TypeError: an argument is not a number.
+        ValueError: a batch size or `num_examples` is not positive, a warm-up or rate is negative,
+            or one is not finite.
 
     Reference: LEGW, https://arxiv.org/abs/1901.08256.
 
@@ -504,7 +505,7 @@ def legw(
         (16.0, 391, 14075)
     """
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
-    _positive("num_examples", num_examples)
+    num_examples = _positive("num_examples", num_examples)
     warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
     # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
     warmup_steps = round(warmup_epochs * num_examples / base_batch_size)
@@ -539,9 +540,13 @@ def _positive(name, value):
 
 def _real(name, value):
     try:
-        return float(value)
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}.") from None
+        pass
+    raise TypeError(f"{name} must be a number, got {value!r}.")
 
 
 def _steps(name, value, least=0):

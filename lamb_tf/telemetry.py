@@ -136,8 +136,8 @@ class Log(keras.callbacks.Callback):
 
     Args:
         directory: Where to write; made where it is missing.
-        every: Batches from one line to the next; with `steps_per_execution` a line may be that
-            many later.
+        every: Batches from one line to the next; with `steps_per_execution` a line comes at the
+            end of the call that passes it.
 
     Raises:
         ValueError: `every` is no whole number of at least 1.
@@ -151,7 +151,7 @@ class Log(keras.callbacks.Callback):
         super().__init__()
         self.directory = os.fspath(directory)
         self.every = _hyperparameters.count(every, "every")
-        self._batches = 0
+        self._batches = self._before_epoch = self._first_of_call = 0
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         optimizer = _layerwise(self.model.optimizer)
@@ -164,9 +164,17 @@ class Log(keras.callbacks.Callback):
         _end_last_line(self._path)
         self._events = _event_writer(self.directory)
 
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._before_epoch = self._batches
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        self._first_of_call = batch
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        # A call has so many batches; the last of an epoch may have fewer.
+        of_epoch = self._first_of_call + self.model.steps_per_execution
         before = self._batches
-        self._batches += self.model.steps_per_execution  # Keras calls this once for so many
+        self._batches = self._before_epoch + min(of_epoch, self.params.get("steps") or of_epoch)
         if before // self.every == self._batches // self.every:
             return
         if hasattr(self.model, "jax_state_sync"):  # on JAX `fit` keeps the state to itself
@@ -271,13 +279,22 @@ def plot(
 
 
 def _rows(path):
-    """The lines that `Log` wrote; a run that was killed may have left a part of one."""
+    """The lines that `Log` wrote, in the order of their steps.
+
+    A run that was killed may have left a part of one, and what it did is done once more: of lines
+    from the step on at which a run goes on, the later ones count.
+    """
     rows = []
     with open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
+            row = None
             with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and row.keys() >= _KEYS]
+                row = json.loads(line)
+            if isinstance(row, dict) and row.keys() >= _KEYS:
+                while rows and rows[-1]["step"] >= row["step"]:
+                    rows.pop()
+                rows.append(row)
+    return rows
 
 
 def _layers_as(paths, layers):

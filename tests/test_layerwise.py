@@ -169,7 +169,8 @@ def test_what_is_refused_leaves_nothing_built(arguments):
 
 def test_the_method_that_excludes_takes_one_name_as_the_argument_does():
     variables = steps.make_variables(steps.weights_and_gradients()[0])
-    for exclusions in (("bias",), (None, "bias"), (variables[2],)):
+    several = ((name for name in ["bias"]), {"bias": 1}.keys(), frozenset(["bias"]))
+    for exclusions in (("bias",), (None, "bias"), (variables[2],), *((each,) for each in several)):
         optimizer = lamb_tf.LAMB(0.01)
         optimizer.exclude_from_weight_decay(*exclusions)
         optimizer.build(variables)
@@ -487,10 +488,10 @@ def test_finalizing_keeps_variables_that_never_got_a_gradient():
     optimizer = lamb_tf.LAMB(0.1, use_ema=True, ema_momentum=0.5)
     optimizer.build(variables)
     variables[1].assign(2 * weights[1])  # as weights that are loaded after the build
-    for grads in gradients:
+    for first, *others in gradients:
+        grads = [keras.ops.convert_to_tensor(first), *[None] * len(others)]
         with pytest.warns(UserWarning, match="Gradients do not exist"):
-            first = keras.ops.convert_to_tensor(grads[0])
-            optimizer.apply([first, *[None] * (len(weights) - 1)], variables)
+            optimizer.apply(grads, variables)
     optimizer.finalize_variable_values(variables)
     after = steps.values(variables)
     np.testing.assert_array_equal(after[1], 2 * weights[1].astype("float64"))
@@ -532,6 +533,42 @@ def test_averages_go_on_for_variables_without_gradient_as_in_keras(frequency):
         ends.append(steps.values(variables))
     for ours, theirs in zip(*ends):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [None, 2])
+def test_averages_of_idle_variables_go_on_with_accumulation_and_what_was_assigned(accumulation):
+    variable, other = keras.Variable(1.0, name="a"), keras.Variable(3.0, name="b")
+    optimizer = lamb_tf.LAMB(
+        0.5,
+        use_ema=True,
+        ema_momentum=0.5,
+        ema_overwrite_frequency=2,
+        gradient_accumulation_steps=accumulation,
+    )
+    optimizer.build([variable, other])
+    one, ends = keras.ops.ones(()), []
+    with warnings.catch_warnings(action="ignore"):
+        for _ in range(4):
+            for _ in range(accumulation or 1):
+                optimizer.apply([one, None], [variable, other])
+            ends += steps.values([other])
+            if len(ends) == 1:
+                other.assign(4.0)
+    average = 0.5 * 3.0 + 0.5 * 4.0
+    assert ends == pytest.approx([3.0, average, average, average])
+
+
+def test_without_a_momentum_an_average_is_the_value():
+    variable, other = keras.Variable(1.0), keras.Variable(1e9)
+    optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.0)
+    optimizer.build([variable, other])
+    one = keras.ops.ones(())
+    with warnings.catch_warnings(action="ignore"):
+        optimizer.apply([one, None], [variable, other])
+        other.assign(1.5)
+        optimizer.apply([one, None], [variable, other])
+    optimizer.finalize_variable_values([variable, other])
+    assert steps.values([other]) == [1.5]
 
 
 def test_a_variable_whose_gradients_end_is_its_average_in_the_end():

@@ -208,18 +208,21 @@ def test_averages_of_variables_without_gradient_go_on_on_every_replica(mode):
 
     run = tf.function(step, autograph=False) if mode == "graph" else step
     with warnings.catch_warnings(action="ignore"):  # of the gradient that is not there
-        for gradient in (tf.ones(()), None, None):
-            run(gradient)
-    # 0.5 after the first update, as is its average; it is assigned nothing else.
+        run(tf.ones(()))
+        other.assign(2.5)
+        for _ in range(2):
+            run(None)
+    # 0.5 after the first update, as is its average; then 1.5, and 2, which is written into it.
     for each in (optimizer.slots(other)["master"], optimizer._slots["average"][1], other):
         for local in STRATEGY.experimental_local_results(each.value):
-            assert float(local) == pytest.approx(0.5, rel=4e-3)
+            assert float(local) == pytest.approx(2.0, rel=4e-3)
     other.assign(1.5)
     with warnings.catch_warnings(action="ignore"):
         for _ in range(2):
             run(None)
     averages = STRATEGY.experimental_local_results(optimizer._slots["average"][1].value)
-    assert [float(average) for average in averages] == pytest.approx([1.25, 1.25], rel=4e-3)
+    average = 0.25 * 2.0 + 0.25 * 1.5 + 0.5 * 1.5
+    assert [float(each) for each in averages] == pytest.approx([average] * 2, rel=4e-3)
 
 
 def assert_untouched(weights, variables, optimizer):

@@ -151,6 +151,17 @@ def test_the_callback_works_in_a_second_fit(tmp_path, logs_from_the_start):
 
 
 @pytest.mark.skipif(steps.BACKEND == "torch", reason="Keras runs one batch a call on torch")
+def test_the_last_call_of_an_epoch_counts_the_batches_that_it_has(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 3))
+    log = telemetry.Log(tmp_path, every=10)
+    model.fit(x, y[:, :1], batch_size=4, epochs=4, verbose=0, callbacks=[log])
+    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [10, 20, 30, 40]
+
+
+@pytest.mark.skipif(steps.BACKEND == "torch", reason="Keras runs one batch a call on torch")
 def test_the_callback_counts_batches_where_one_call_runs_several(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
@@ -166,6 +177,21 @@ def test_the_callback_refuses_an_interval_of_no_batches(tmp_path):
     for every in (0, 1.5, float("nan"), "3", None):
         with pytest.raises(ValueError, match="`every` must be a"):
             telemetry.Log(tmp_path, every=every)
+
+
+def test_of_steps_that_a_run_did_twice_the_later_lines_count(tmp_path):
+    def line(step, norm):
+        metrics = dict.fromkeys(telemetry.METRICS, norm)
+        return json.dumps({"step": step, "gradient_norm": norm, "layers": {"a": metrics}}) + "\n"
+
+    path = tmp_path / "telemetry.jsonl"
+    killed = "".join(line(step, 1.0) for step in (100, 200, 300, 400)) + '{"step": 500, "gr\n'
+    path.write_text(killed + "".join(line(step, 2.0) for step in (300, 400, 500)))
+    rows = telemetry._rows(path)
+    assert [(row["step"], row["gradient_norm"]) for row in rows] == [
+        *((100, 1.0), (200, 1.0)),
+        *((300, 2.0), (400, 2.0), (500, 2.0)),
+    ]
 
 
 def test_a_log_goes_on_in_a_model_that_is_loaded_and_after_a_kill(tmp_path):
