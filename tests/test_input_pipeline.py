@@ -75,7 +75,7 @@ def test_one_two_and_four_hosts_and_a_restart_at_a_random_step_see_the_same(made
     whole = batches(made, kind, batch_size=96, window_records=window)
     steps = [0, 1, random.randrange(2, 200), random.randrange(200, 100_000)]
     expected = {step: whole[step] for step in steps}
-    for hosts in (2, 4, 3, 32):
+    for hosts in (2, 4, 3):
         parts = [
             batches(made, kind, 96, window_records=window, shard_index=n, num_shards=hosts)
             for n in range(hosts)

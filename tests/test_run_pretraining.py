@@ -586,7 +586,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
             changes.get(tenth, rng.randrange(tenth * total // 10, (tenth + 1) * total // 10)),
             folders.get(tenth, rng.random() / (50 if tenth == 10 else 1)),
         )
-        for tenth in sorted([*folders, *changes, *rng.sample([2, 3, 4, 8, 9], 2)])
+        for tenth in sorted([*folders, *changes, rng.choice([2, 3, 4, 8, 9])])
     ]
     kills = 0
     for step, how in moments:

@@ -145,11 +145,6 @@ def test_each_variable_is_moved_with_moments_of_its_own(of_two):
     assert of_two.assigned == 3 * of_two.trainable + others
 
 
-@pytest.mark.slow
-def test_sixty_four_replicas_make_as_many_operations_as_two(of_two):
-    require_as_much(work(8, 8), of_two)
-
-
 def test_a_wait_that_cannot_be_measured_is_not_reported():
     with tf.Graph().as_default():
         assert not TfDistribute(named_tpus.strategy(2, 2)).measures_input_wait
