@@ -195,11 +195,10 @@ def test_the_readme_says_what_legw_does():
 
 
 def test_diverged_trials_are_counted_named_and_never_chosen():
-    study = script("study")
     good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
     lost = record({"method": "lamb", "seed": 2}, report=None, select=None)
     assert script("findings").chosen([lost, good], "select", lowest=True) is good
-    said = study.made([good, lost], 3, "results.jsonl", "a loss above 9")
+    said = script("study_page").made([good, lost], 3, "results.jsonl", "a loss above 9")
     assert "**2 of 3 trials are done**" in " ".join(said.split())
     assert "1 of 2 trials diverged (a loss above 9): method lamb, seed 2." in said
 

@@ -19,6 +19,7 @@ import math
 import sys
 
 import batch_scaling_page as page
+import batch_scaling_picture as picture
 import findings
 import study
 from model_settings import LOST, MODEL
@@ -255,7 +256,7 @@ CLAIM = study.Claim(
     trials=trials,
     run=run,
     needs=needs,
-    draw=page.draw,
+    draw=picture.draw,
     text=page.text,
     alike=(("method", "multiple"), ("multiple",)),
     lost=LOST,

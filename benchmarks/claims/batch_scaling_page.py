@@ -1,4 +1,4 @@
-"""Text and picture of `batch_scaling.py`, from its records alone."""
+"""Text of the page of `batch_scaling.py`, from its records alone."""
 
 import itertools
 from statistics import mean
@@ -26,7 +26,6 @@ COLORS = {
 MOST_WARMUP = 0.9  # of a run, by the rule
 TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
 HELD = 0.1  # nats above the loss at the smallest batch that still count as held
-CEILING = 5.4  # nats, of the picture: what is above is at the plateau
 
 
 def methods(records, settings):
@@ -364,78 +363,3 @@ def _marked(name, chosen, tried):
     values, value = [r["values"][name] for r in tried], chosen["values"][name]
     arrows = "↑" * (value == max(values)) + "↓" * (value == min(values))
     return f"{value:.2g}" + (f" {arrows}" if len(arrows) == 1 else "")
-
-
-def draw(records, settings, path):
-    findings.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.6))
-
-
-def _draw(axes, records, settings):
-    largest = settings["base_batch"] * settings["multiples"][-1]
-    titles = ("tuned at every batch", "untuned, by the rule", f"updates to {curves.PLATEAU} nats")
-    for axis, title in zip(axes, titles):
-        axis.set(xscale="log", xlabel="batch, sequences")
-        axis.set_title(title, pad=32)  # above the notes
-        batches = [settings["base_batch"] * k for k in settings["multiples"]]
-        axis.set_xticks(batches, [f"{batch:,}" for batch in batches])
-        axis.minorticks_off()
-        axis.set_xlim(settings["base_batch"] * 0.7, largest * 1.4)
-    for method in methods(records, settings):
-        groups = {k: complete(records, settings, method, k) for k in settings["multiples"]}
-        rule = {k: untuned(records, settings, method, k) for k in settings["multiples"]}
-        rule = rule if groups[settings["multiples"][0]] else {}
-        steps = {k: [updates_to_target(run) for run in found] for k, found in groups.items()}
-        known = {k: [s for s in found if s is not None] for k, found in steps.items()}
-        for axis, points in zip(axes, (_of(groups), _of(rule), known)):
-            _line(axis, points, settings["base_batch"], method)
-    for axis, of in zip(axes, (complete, _untuned)):
-        _note_those_above(axis, records, settings, of)
-    axes[0].set_ylabel("held-out loss, nats")
-    axes[2].set(ylabel="updates", yscale="log")
-    if axes[0].containers:
-        axes[2].legend(*axes[0].get_legend_handles_labels(), fontsize=8)
-    axes[0].sharey(axes[1])
-    for axis in axes[:2]:
-        axis.set_ylim(top=min(axis.get_ylim()[1], CEILING))
-        axis.grid(axis="y", alpha=0.3)
-
-
-def _untuned(records, settings, method, multiple):
-    base = complete(records, settings, method, settings["multiples"][0])
-    return untuned(records, settings, method, multiple) if base else []
-
-
-def _of(groups):
-    return {k: losses(found) for k, found in groups.items()}
-
-
-def _line(axis, points, base, method):
-    points = {base * k: values for k, values in points.items() if values}
-    if not points:
-        return
-    means = [mean(values) for values in points.values()]
-    low = [m - min(values) for m, values in zip(means, points.values())]
-    high = [max(values) - m for m, values in zip(means, points.values())]
-    style = {"color": COLORS[method], "label": LABELS[method], "marker": "o", "capsize": 3}
-    axis.errorbar(list(points), means, [low, high], **style)
-
-
-def _note_those_above(axis, records, settings, of):
-    """The means above the picture as numbers over it, one optimizer above the other."""
-    for multiple in settings["multiples"]:
-        rank = 0
-        for method in methods(records, settings):
-            found = of(records, settings, method, multiple)
-            known = losses(found)
-            if not found or (known and mean(known) <= CEILING):
-                continue
-            words = f"{mean(known):.1f}" if known else "diverged"
-            place = {"xytext": (0, 3 + 9 * rank), "textcoords": "offset points", "fontsize": 8}
-            at = settings["base_batch"] * multiple, 1
-            style = {
-                "ha": "center",
-                "color": COLORS[method],
-                "xycoords": axis.get_xaxis_transform(),
-            }
-            axis.annotate(words, at, **place, **style)
-            rank += 1

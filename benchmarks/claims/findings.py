@@ -95,3 +95,20 @@ def picture(draw: Callable, path: os.PathLike, columns: int, size: tuple[float, 
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def means_and_ranges(axis, points: dict[float, Sequence[float]], **style) -> None:
+    """A line through the means at each x, with bars from the least to the most.
+
+    Args:
+        axis: Of matplotlib.
+        points: {x: values}; where there are no values, there is no point.
+        style: Arguments of `errorbar`.
+    """
+    points = {x: values for x, values in points.items() if values}
+    if not points:
+        return
+    means = [mean(values) for values in points.values()]
+    low = [m - min(values) for m, values in zip(means, points.values())]
+    high = [max(values) - m for m, values in zip(means, points.values())]
+    axis.errorbar(list(points), means, [low, high], marker="o", capsize=3, **style)

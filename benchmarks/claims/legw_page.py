@@ -288,12 +288,8 @@ def _draw_failure(axis, records, settings):
 
 
 def _line(axis, points, color, label):
-    errors = [[100 - value for value in reports(found)] for found in points.values()]
-    means = [mean(values) for values in errors]
-    low = [m - min(values) for m, values in zip(means, errors)]
-    high = [max(values) - m for m, values in zip(means, errors)]
-    style = {"color": color, "label": label, "marker": "o", "capsize": 3}
-    axis.errorbar(list(points), means, [low, high], **style)
+    errors = {batch: [100 - value for value in reports(found)] for batch, found in points.items()}
+    findings.means_and_ranges(axis, errors, color=color, label=label)
     axis.set_xscale("log")
 
 

@@ -170,13 +170,9 @@ def _draw(axes, found, settings):
                 for (*arm, rate), runs in found.items()
                 if arm == [schedule, moments]
             }
-            points = {rate: losses for rate, losses in sorted(arms.items()) if losses}
-            means = [mean(losses) for losses in points.values()]
-            low = [m - min(losses) for m, losses in zip(means, points.values())]
-            high = [max(losses) - m for m, losses in zip(means, points.values())]
-            if points:
-                style = _style(schedule, moments) | {"marker": "o", "capsize": 3}
-                axes[1].errorbar(list(points), means, [low, high], **style)
+            findings.means_and_ranges(
+                axes[1], dict(sorted(arms.items())), **_style(schedule, moments)
+            )
     rates = sorted({rate or settings["rate"] for *_, rate in found} | {continued_rate(settings)})
     axes[1].set(xscale="log", xlabel="highest rate of the second phase", title="at the end")
     axes[1].set_xticks(rates, [f"{rate:.2g}" for rate in rates])

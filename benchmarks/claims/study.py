@@ -23,15 +23,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from statistics import mean
 from typing import NamedTuple
 
-import findings  # before the next two: it adds their path
+import findings  # before the next ones: it adds their path
 import machine
 import studies
+import study_page
 
 from official_bert.system import child_commands
-from official_bert.system.whole_files import write_text
 
 PAGE_EVERY = 120  # seconds between pages while trials run
 
@@ -175,7 +174,7 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    due = _Pace(lambda: write_page(claim, options, settings, work, len(trials)))
+    due = _Pace(lambda: study_page.write(claim, options, settings, work, len(trials)))
     if not options.page_only:
         runner = _side_by_side if options.jobs > 1 else _one_by_one
         try:
@@ -358,79 +357,3 @@ class _Pace:
     def now(self):
         self._last = time.monotonic()
         self._write()
-
-
-# The page
-
-
-def write_page(claim, options, settings, work, trials):
-    """Page and picture of the records that there are; nothing where there are none."""
-    records, page = list(work.done().values()), options.page
-    if not records:
-        print(f"No page: {options.results} has no trial with these settings.", file=sys.stderr)
-        return
-    page.parent.mkdir(parents=True, exist_ok=True)
-    claim.draw(records, settings, page.with_suffix(".png"))
-    small = "*This is the small form, `--quick`: it shows how the study works and answers nothing.*"
-    text = "\n\n".join(
-        [
-            f"# {claim.title}",
-            *([small] if options.quick else []),
-            claim.text(records, settings, page.stem).strip(),
-            "## How it was made",
-            made(records, trials, options.results, claim.lost),
-            *other_form(claim, settings),
-            findings.curves.settings_table(dict(claim.model) | settings),
-        ]
-    )
-    write_text(page, text + "\n")
-
-
-def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: str) -> str:
-    """Machine, command, commits, number of trials, time, and the trials that diverged.
-
-    Args:
-        records: Of the trials that are done.
-        trials: Number of all.
-        results: The file of the records.
-        lost_if: As `lost` of `Claim`.
-    """
-    spent, cpu = (sum(r[key] for r in records) / 60 for key in ("wall_seconds", "cpu_seconds"))
-    lost = [record for record in records if record["diverged"]]
-    commits = sorted({record["commit"] for record in records})
-    of_commits = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
-    commands = " and ".join(f"`{each}`" for each in dict.fromkeys(r["command"] for r in records))
-    packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
-    names = "; ".join(findings.trial_name(record["trial"]) for record in lost)
-    load = max(record["machine"]["load_before"] for record in records)
-    jobs = max(record.get("jobs", 1) for record in records)
-    side_by_side = f", up to {jobs} at a time, each on its share of the cores" if jobs > 1 else ""
-    where = findings.curves.made_on(records, packages, jobs)
-    trained = [record for record in records if "twin" not in record]
-    copies = len(records) - len(trained)
-    same = f" ({copies} of them are another part's run)" if copies else ""
-    return f"""{where}. **{len(records)} of {trials} trials are done**{same}, in {spent:.0f} \
-minutes of trials ({cpu:.0f} of the processor's; a trial {mean(map(_wall, trained)):.0f} s on \
-average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those of \
-a shared machine.
-
-Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
-command, settings, seed and seconds. A study that was killed goes on with the next trial.
-
-{len(lost)} of {len(records)} trials diverged ({lost_if}){": " + names if lost else ""}."""
-
-
-def other_form(claim: Claim, settings: dict) -> list[str]:
-    """Where the settings are not the script's own: what those are; else nothing."""
-    changed = [name for name in claim.settings if settings[name] != claim.settings[name]]
-    if not changed:
-        return []
-    values = ", ".join(f"`{name}` {claim.settings[name]}" for name in changed)
-    return [
-        "These are not the settings that the command has by itself, which are: "
-        f"{values}; {len(claim.trials(claim.settings))} trials."
-    ]
-
-
-def _wall(record):
-    return record["wall_seconds"]
