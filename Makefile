@@ -11,7 +11,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "make %-13s %s\n", $$1, $$2}'
 
 install: .venv/ready_for_all  ## Make .venv ready for everything in the repository
 

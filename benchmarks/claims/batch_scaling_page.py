@@ -5,7 +5,7 @@ from statistics import mean
 
 import findings
 from findings import curves
-from model_settings import described
+from model_settings import ABOUT
 
 LABELS = {
     "lamb": "LAMB",
@@ -76,9 +76,9 @@ def text(records, settings, name):
 
 Every run has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
 {updates(settings, 0):,} updates at batch {base} and {updates(settings, -1):,} at the largest. \
-{described(settings)}
+{ABOUT}
 
-## Tuned at every batch
+{versus(records, settings)}## Tuned at every batch
 
 {loss_table(records, settings, tuned_cell)}
 
@@ -99,16 +99,7 @@ this search.
 {loss_table(records, settings, untuned_cell)}
 
 The best settings at batch {base}, with the rate × √k (Nesterov SGD: × k) and as many updates of \
-warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs. Where that limit is met, the \
-rule is another one:
-
-{rule_table(records, settings)}
-
-## Compared with LAMB
-
-{versus_table(records, settings)}
-
-Differences of the held-out loss from LAMB's, in nats; a positive one is worse.
+warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs.{limited(records, settings)}
 
 ## Updates to {curves.PLATEAU} nats
 
@@ -263,6 +254,27 @@ def rule_table(records, settings):
     batches = (f"share at {base * k:,}" for k in settings["multiples"])
     head = ("optimizer", f"rate at {base:,}", "warm-up, updates", *batches)
     return findings.table(head, rows)
+
+
+def limited(records, settings):
+    """Where the rule's warm-up does not fit into a run, as a sentence and a table; or ""."""
+    table = rule_table(records, settings)
+    if " instead of " not in table:
+        return ""
+    return f" Where that limit is met, the warm-up is shorter than the rule's:\n\n{table}"
+
+
+def versus(records, settings):
+    """The section that compares all with LAMB; "" where no search is complete."""
+    if not complete(records, settings, "lamb", settings["multiples"][0]):
+        return ""
+    return f"""## Compared with LAMB
+
+{versus_table(records, settings)}
+
+Differences of the held-out loss from LAMB's, in nats; a positive one is worse.
+
+"""
 
 
 def versus_table(records, settings):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
 
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # for what all studies there share
+# For what all studies there share, and for the packages of this repository where none is installed.
+sys.path += [str(ROOT / "benchmarks"), str(ROOT)]
 
 import curves  # noqa: E402  # after the path
 

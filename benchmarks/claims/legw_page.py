@@ -46,15 +46,9 @@ def reports(found):
 
 def text(records, settings, name):
     base = settings["base_batch"]
-    return f"""{chr(10).join(answers(records, settings))}
+    return f"""{answer(records, settings)}
 
 ![Error on the test images over the batch, by rule]({name}.png)
-
-{lost_table(records, settings)}
-
-Points of accuracy on the test images that are lost between batch {base} and a larger one, seed \
-by seed, with the 95 % interval of their mean by Student's t. Where a run diverged, the accuracies \
-of all are given instead.
 
 Every batch has {settings["epochs"]} epochs, without weight decay; the rate is constant after the \
 warm-up, as in the paper. "As at the base" is a warm-up of {settings["base_warmup_epochs"]} \
@@ -93,33 +87,23 @@ def chance(settings):
     return f"The standard error of a difference at 99 % is {points:.1f} points."
 
 
-def answers(records, settings):
-    """What comes out, as sentences."""
-    largest, lines = max(settings["multiples"]) * settings["base_batch"], []
-    for method, label in METHODS.items():
-        base, legw = base_runs(records, method), runs(records, "scaling", method, "legw", largest)
-        if base and legw:
-            lines.append(f"- **{label}**: {answer(base, legw, records, method, largest)}")
-    return [*lines, *failure_answer(records, settings)] or ["There are no runs to compare yet."]
+def answer(records, settings):
+    """What each rule loses, and what becomes of the published failure."""
+    failure = failure_answer(records, settings)
+    rows = lost_rows(records, settings)
+    if not rows:
+        return failure or "There are no runs to compare yet."
+    multiples, base = sorted(settings["multiples"]), settings["base_batch"]
+    head = (f"lost at {k * base:,}" for k in multiples)
+    table = findings.table(("optimizer", "rule", *head), rows)
+    text = f"""Does LEGW, untuned, hold the accuracy that batch {base} has?
 
+{table}
 
-def answer(base, legw, records, method, batch):
-    """What LEGW loses, √k alone, and the base's rate; and whether that is within the margin."""
-    said = [f"untuned LEGW {verdict(base, legw)}"]
-    names = {"sqrt": "√k alone, without the longer warm-up,", "constant": "the base's rate"}
-    for rule, name in names.items():
-        if found := runs(records, "scaling", method, rule, batch):
-            said.append(f"{name} {verdict(base, found)}")
-    return f"at batch {batch:,} {'; '.join(said)}."
-
-
-def verdict(base, found):
-    """What is lost from the base and whether it is within the margin, as the end of a sentence."""
-    if lost := sum(record["diverged"] for record in found):
-        return f"diverges in {lost} of {len(found)} runs ({each(found)})"
-    gaps = lost_points(base, found)
-    words = {True: "yes", False: "no", None: "not decided"}[findings.within(gaps, MARGIN)]
-    return f"loses {points(gaps)} points of accuracy (within {MARGIN}: {words})"
+Points of accuracy on the test images that are lost from batch {base}, seed by seed, with the 95 % \
+interval of their mean by Student's t: **held** where it lies below {MARGIN}, *undecided* where it \
+contains that."""
+    return f"{text}\n\n{failure}" if failure else text
 
 
 def lost_points(base, found):
@@ -146,8 +130,8 @@ def accuracy(found):
     return findings.spread(reports(found)) + " %"
 
 
-def lost_table(records, settings):
-    """What each rule loses at each batch."""
+def lost_rows(records, settings):
+    """What each rule loses at each batch; a row a rule."""
     multiples, rows = sorted(settings["multiples"]), []
     for method, label in METHODS.items():
         base = base_runs(records, method)
@@ -157,29 +141,38 @@ def lost_table(records, settings):
                 for k in multiples
             ]
             if base and any(found):
-                rows.append((label, RULES[rule], *(_lost(base, some) for some in found)))
-    head = (f"lost at {k * settings['base_batch']:,}" for k in multiples)
-    return findings.table(("optimizer", "rule", *head), rows)
+                rows.append((label, RULES[rule], *(lost(base, some) for some in found)))
+    return rows
 
 
-def _lost(base, found):
+def lost(base, found):
+    """What runs lose from the base, and whether that is within the margin."""
     if not found:
         return "–"
-    return each(found) if any(r["diverged"] for r in found) else points(lost_points(base, found))
+    if diverged := sum(record["diverged"] for record in found):
+        return f"{diverged} of {len(found)} diverge"
+    gaps = lost_points(base, found)
+    words = {True: ", **held**", False: "", None: ", *undecided*"}
+    return points(gaps) + words[findings.within(gaps, MARGIN)]
 
 
 def failure_answer(records, settings):
+    """What becomes of the published failure, as a sentence; "" where it was not run."""
     groups = runs_of_failure(records, settings)
     base, others = groups["base"], {rule: f for rule, f in groups.items() if rule != "base" and f}
     if not base or not others:
-        return []
-    names = {"constant": "LAMB's rate left as it was", "legw": "LEGW", "sqrt": "√k alone"}
-    said = "; ".join(f"{names[rule]}: {accuracy(found)}" for rule, found in others.items())
+        return ""
+    names = {
+        "constant": "with LAMB's rate left as it was",
+        "legw": "by LEGW",
+        "sqrt": "by √k alone",
+    }
+    said = ", ".join(f"{accuracy(found)} {names[rule]}" for rule, found in others.items())
     large = next(iter(others.values()))[0]["trial"]["batch"]
-    return [
-        f"- **The published failure**: {accuracy(base)} at batch {base[0]['trial']['batch']}; at "
-        f"{large:,} by {said}."
-    ]
+    return (
+        f"**The published failure**: {accuracy(base)} at batch {base[0]['trial']['batch']}; at "
+        f"{large:,} {said}."
+    )
 
 
 FAILURE = ("base", "constant", "legw", "sqrt")

@@ -4,7 +4,7 @@ from statistics import mean
 
 import findings
 from findings import curves
-from model_settings import described
+from model_settings import ABOUT
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",
@@ -52,7 +52,7 @@ def text(records, settings, name):
 
 At {second["max_seq_length"]} tokens; mean ± standard deviation over seeds. Differences are from \
 the paper's way at the same rate; a negative one is better. The loss before is that of the first \
-phase's model on the longer sequences. {described(settings)}
+phase's model on the longer sequences. {ABOUT}
 
 The first phase: {first["updates"]:,} updates of {first["batch_size"]} × \
 {first["max_seq_length"]} tokens; the second: {second["updates"]:,} of {second["batch_size"]} × \

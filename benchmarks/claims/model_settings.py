@@ -14,22 +14,7 @@ DIVERGED = 20.0  # nats
 LOST = f"the training loss was not finite or above {DIVERGED:g} nats"
 EVAL_BATCH = 256
 EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
-
-
-def described(settings: dict) -> str:
-    """Model, data and what a seed decides, as a paragraph of a page.
-
-    Args:
-        settings: Those of a study; what is not in them is as in `MODEL`.
-    """
-    about = MODEL | settings
-    return (
-        f"The model is that of `make demo`: {about['num_hidden_layers']} layers of width "
-        f"{about['hidden_size']}, {about['vocab_size']:,} word pieces, no dropout, no next "
-        "sentence. It reads the documentation that comes with Python, with "
-        f"{100 * about['masked_lm_prob']:g} % of the tokens masked, and is evaluated on held-out "
-        f"documents: on 15 % of the tokens of {EVAL_BATCH * EVAL_BATCHES:,} sequences. A seed "
-        "decides initial values, batches and masks, those of the evaluation too, alike for all "
-        "that is compared: differences are taken seed by seed, with the 95 % interval of their "
-        "mean by Student's t."
-    )
+ABOUT = (
+    "Model, data and what a seed decides: [the studies of BERT](README.md#the-studies-of-bert). "
+    "Differences are taken seed by seed, with the 95 % interval of their mean by Student's t."
+)

@@ -27,10 +27,18 @@ from typing import NamedTuple
 
 import findings  # before the next ones: it adds their path
 import machine
-import studies
-import study_page
 
-from official_bert.system import child_commands
+NEEDED = (
+    'In a clone, `pip install ".[cpu,bert,plot]"` brings what the studies of BERT need, '
+    '`pip install ".[jax,bert,plot]"` what legw.py needs, and `make install` all, into .venv.'
+)
+try:
+    import studies
+    import study_page
+
+    from official_bert.system import child_commands
+except ImportError as error:
+    sys.exit(f"This needs {error.name}, which this Python has not. {NEEDED}")
 
 PAGE_EVERY = 120  # seconds between pages while trials run
 
@@ -108,7 +116,8 @@ def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
         "--settings", type=json.loads, default={}, help="JSON object of settings that differ"
     )
     files = {
-        "results": f"JSON lines, a line a trial (benchmarks/results/claims_{claim.name}.jsonl)",
+        "results": "JSON lines, a line a trial; what it has is not done again. To repeat the whole "
+        f"study, name a new file (benchmarks/results/claims_{claim.name}.jsonl)",
         "page": f"the page; its picture is put beside it (docs/evidence/{claim.name}.md)",
         "data_dir": f"where the data of the study are made (build/claims/{claim.name})",
     }
@@ -118,7 +127,10 @@ def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
         "--page_only", action="store_true", help="write the page from the results that there are"
     )
     found.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no trial after so many minutes"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="begin no trial after so many minutes; it ends with the trials that are running",
     )
     found.add_argument(
         "--jobs",
@@ -149,9 +161,7 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         return 2
     if missing := [name for name in claim.packages if importlib.util.find_spec(name) is None]:
         print(
-            f"This needs {', '.join(missing)}, which this Python has not. `make install` makes "
-            f".venv with all that the studies need; then: .venv/bin/{command()}",
-            file=sys.stderr,
+            f"This needs {', '.join(missing)}, which this Python has not. {NEEDED}", file=sys.stderr
         )
         return 2
     cores = machine.cores()
@@ -234,8 +244,8 @@ def _that_count(claim, settings, names, records):
 
 def _settle_paths(name, options):
     """Results, page and folder where none are given; the quick form leaves the pages alone."""
-    build = pathlib.Path("build/claims")
-    results, page = pathlib.Path("benchmarks/results"), pathlib.Path("docs/evidence")
+    build = findings.ROOT / "build/claims"
+    results, page = findings.ROOT / "benchmarks/results", findings.ROOT / "docs/evidence"
     if options.quick:
         results = page = build / "quick"
     options.results = options.results or results / f"claims_{name}.jsonl"

@@ -57,7 +57,6 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: st
     of_commits = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
     commands = " and ".join(f"`{each}`" for each in dict.fromkeys(r["command"] for r in records))
     packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
-    names = "; ".join(findings.trial_name(record["trial"]) for record in lost)
     load = max(record["machine"]["load_before"] for record in records)
     jobs = max(record.get("jobs", 1) for record in records)
     side_by_side = f", up to {jobs} at a time, each on its share of the cores" if jobs > 1 else ""
@@ -73,7 +72,7 @@ a shared machine.
 Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
 command, settings, seed and seconds. A study that was killed goes on with the next trial.
 
-{len(lost)} of {len(records)} trials diverged ({lost_if}){": " + names if lost else ""}."""
+{len(lost)} of {len(records)} trials diverged ({lost_if})."""
 
 
 def other_form(claim, settings: dict) -> list[str]:
@@ -83,8 +82,7 @@ def other_form(claim, settings: dict) -> list[str]:
         return []
     values = ", ".join(f"`{name}` {claim.settings[name]}" for name in changed)
     return [
-        "These are not the settings that the command has by itself, which are: "
-        f"{values}; {len(claim.trials(claim.settings))} trials."
+        f"The command's own settings differ: {values}; {len(claim.trials(claim.settings))} trials."
     ]
 
 

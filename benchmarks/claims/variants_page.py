@@ -3,7 +3,7 @@
 from statistics import mean
 
 import findings
-from model_settings import described
+from model_settings import ABOUT
 
 LABELS = {
     "paper": "the paper's v5, as its BERT code excludes",
@@ -62,7 +62,7 @@ def text(records, settings, name):
 
 {findings.table(head, rows)}
 
-{bound(found)}Loss and accuracy: mean ± standard deviation over seeds. {described(settings)}
+{bound(found)}Loss and accuracy: mean ± standard deviation over seeds. {ABOUT}
 
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
@@ -142,9 +142,9 @@ def answers(found):
         *([f"- **Differ from the paper's form**: {', '.join(different)}."] if different else []),
         *([f"- **No difference shown**: {', '.join(alike)}."] if alike else []),
         "",
-        "Differences of the held-out loss, in nats; a negative one is better. Each has a 95 % "
-        f"interval of its own: that at least one of {compared} misses by chance has a probability "
-        f"of up to {100 * chance:.0f} %.",
+        "Differences of the held-out loss, in nats, with 95 % intervals; a negative one is better. "
+        f"Each interval misses the true difference in 5 % of cases; that one of the {compared} "
+        f"does can be as likely as {100 * chance:.0f} %.",
     ]
 
 

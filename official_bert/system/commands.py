@@ -5,11 +5,13 @@ Ctrl-C or SIGTERM. Errors are one line on stderr: `COMMAND: error: REASON`.
 """
 
 import pathlib
+import re
 import sys
 from collections.abc import Callable
 
 from absl import app, flags
 
+REQUIRED = re.compile(r"flag --(\w+)=None: Flag --\1 must have a value other than None\.")
 USAGE = 2
 STOPPED = (130, 143)
 
@@ -40,7 +42,7 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
         try:
             return flags.FLAGS(argv)[1:]
         except flags.Error as error:
-            sys.exit(report(command, error))
+            sys.exit(report(command, REQUIRED.sub(r"--\1 is required.", str(error))))
         except SystemExit:  # after --help, where absl's exit code is 1
             sys.exit(0)
 
