@@ -85,3 +85,14 @@ def test_a_crash_of_native_code_shows_where_in_python_it_was():
     assert done.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in done.stderr
     assert "in exit_code" in done.stderr
+
+
+def test_a_flag_that_is_required_is_named_like_any_other():
+    module = "official_bert.learn_vocabulary"
+    done = subprocess.run(
+        [sys.executable, "-m", module], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "learn_vocabulary: error: --input_file is required. --vocab_file is required.\n"
+    )
