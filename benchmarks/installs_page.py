@@ -14,8 +14,8 @@ PAGE = ROOT / "docs/installing.md"
 
 HEAD = """# Installing
 
-Find the versions of Python, Keras and its backends with which the wheel of `lamb_tf` was installed
-and tested.
+Python 3.11 to 3.13; Keras 3.10 to 3.15 on TensorFlow 2.16.2 to 2.21, JAX 0.6 or newer, or PyTorch
+2.13. With which versions the wheel of `lamb_tf` was installed and tested, the table below says.
 
 ```bash
 pip install ".[cpu]"        # the optimizers on TensorFlow, in a clone of this repository

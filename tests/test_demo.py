@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -16,6 +18,7 @@ from official_bert import demo, recipes
 from official_bert.data import corpus
 from official_bert.demonstration import demo_folder, demo_scores, stdlib_text
 
+ROOT = Path(__file__).parents[1]
 RECIPE = """
 from official_bert.recipes import Recipe
 from official_bert.stages import Stage
@@ -264,3 +267,9 @@ def test_a_second_demo_waits_for_the_first(command, tmp_path):
         process.terminate()
         assert "Traceback" not in process.stdout.read()
         assert process.wait() == 130
+
+
+def test_the_readme_shows_a_run_whose_results_are_kept():
+    results = json.loads((ROOT / "benchmarks/results/demo_cpu2_202611.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert textwrap.dedent(demo_scores.table(results)) in readme
