@@ -135,8 +135,8 @@ class LayerwiseOptimizer(OptimizerState):
             def update_and_start_again():
                 update(grads)
                 self._micro_step.assign(0)
-                for accumulator in self._accumulators:
-                    _replicas.set_zero(accumulator)
+                for i in self._indices(variables):  # of others the sum goes on
+                    _replicas.set_zero(self._accumulators[i])
 
             _replicas.run_if(
                 ops.equal(self._micro_step, self.gradient_accumulation_steps - 1),
@@ -247,7 +247,7 @@ class LayerwiseOptimizer(OptimizerState):
         x, noise = state.get("master", variable), None
         if "seed" in state:
             with _kernels.after([step_size]):
-                noise = _kernels.uniform(u.shape, state["seed"])
+                noise = _kernels.uniform(tuple(variable.shape), state["seed"])
         plain = self.moves_along_u and not self.use_ema and noise is None
         if plain and self.has_kernels and not _kernels.fuses():
             _kernels.subtract(x, step_size, u)
@@ -285,7 +285,7 @@ class LayerwiseOptimizer(OptimizerState):
         weight = 1.0 - self._scalar(self.ema_momentum)
         # Equal ones stay equal to all digits. Without a momentum there is nothing to average.
         moved = average + weight * (x - average) if self.ema_momentum else x
-        average = ops.where(step > 1, moved, x)
+        average = ops.where(ops.isnan(average), x, moved)  # where there is none yet, x
         if self.ema_overwrite_frequency:
             due = ops.equal(ops.mod(step, self.ema_overwrite_frequency), 0)
             x = ops.where(due, average, x)

@@ -53,6 +53,27 @@ def strategy_of(variables: Variables) -> AbstractContextManager:
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
+def check_scope(variables: Variables) -> None:
+    """Raises ValueError where a step would move a part of a variable, or one part for each replica.
+
+    Where there are several replicas, a variable has to be made in the scope of the strategy in
+    whose `run` the step is made.
+    """
+    if BACKEND != "tensorflow":
+        return
+    here = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    for variable in variables:
+        owner = getattr(native(variable), "distribute_strategy", None)
+        strategies = [strategy for strategy in (owner, here) if strategy]
+        if owner is not here and any(s.num_replicas_in_sync > 1 for s in strategies):
+            made = f"the scope of a {type(owner).__name__}" if owner else "no strategy's scope"
+            raise ValueError(
+                "Under a strategy `apply` has to be called in its `run`, with variables that were "
+                f"made in its scope. Received {getattr(variable, 'path', variable.name)!r}, made "
+                f"in {made}; `apply` was called in {'another' if here else 'none'}."
+            )
+
+
 def by_device(pairs: Iterable[tuple[Tensor, keras.Variable]]) -> list[tuple]:
     """(device, gradients, variables) for each device on which any of the variables lies."""
     parts = {}
@@ -215,11 +236,18 @@ def to_numpy(variable: keras.Variable) -> np.ndarray:
     return ops.convert_to_numpy(native(variable))
 
 
+def _set_own_part_zero(variables):
+    (variable,) = variables
+    zeros = tf.zeros(variable.shape, variable.dtype)
+    # By its handle: in a program for TPUs `assign` would reach for the parts of all replicas.
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=zeros)
+    return zeros
+
+
 def set_zero(variable: keras.Variable) -> None:
     """Sets a variable, or each replica's own part of it, to zero."""
     if BACKEND == "tensorflow":
-        for part in tf.distribute.get_strategy().experimental_local_results(native(variable)):
-            part.assign(tf.zeros_like(part))
+        update_on_replicas(_set_own_part_zero, [variable])
     else:
         variable.assign(ops.zeros(variable.shape, variable.dtype))
 

@@ -7,6 +7,7 @@ Private parts of Keras are used here, in `_layouts.py` and in `_replicas.py` alo
 names them.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, ClassVar
@@ -123,9 +124,10 @@ class OptimizerState(_hyperparameters.Configured):
 
         self._choice = self._add_choice(choice)
         self.skipped_updates = self._add_counter("skipped_updates")
-        self._slots = {name: self._add_slots(variables, name) for name in self.slot_names}
-        if self.use_ema:
-            self._slots["average"] = self._add_slots(variables, "average", copies=True)
+        slots = {name: self._add_slots(variables, name) for name in self.slot_names}
+        if self.use_ema:  # not a number: there is no average before the first update
+            slots["average"] = self._add_slots(variables, "average", fill=math.nan)
+        self._slots = slots  # as a whole: TensorFlow's checkpoints do not see what is added later
         if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
             self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
@@ -148,7 +150,15 @@ class OptimizerState(_hyperparameters.Configured):
                 "policy mixed_bfloat16; or call `optimizer.finalize_variable_values(variables)` at "
                 "the end, which writes the averages into the variables."
             )
+        for variable, average in zip(self._trainable_variables, self._slots["average"]):
+            if average is not None:
+                average.assign(self._average_or_value(variable, average))
         return self._slots["average"]
+
+    def _average_or_value(self, variable, average):
+        """The average of a variable; its value as long as there is none."""
+        known, value = _replicas.read(average), ops.cast(_replicas.read(variable), average.dtype)
+        return ops.where(ops.isnan(known), value, known)
 
     def _chosen(self, variables):
         """Which variables are decayed, and which adapted: an array of two rows."""
@@ -200,11 +210,11 @@ class OptimizerState(_hyperparameters.Configured):
             if _master_weights.are_for(variable)
         }
 
-    def _add_slot(self, variable, name, on_each_replica=False, copies=False):
-        """A variable of the state: zeros, or a copy of the variable's values.
+    def _add_slot(self, variable, name, on_each_replica=False, copies=False, fill=0.0):
+        """A variable of the state: one number all over, or a copy of the variable's values.
 
         While TensorFlow traces, the copy is zeros: XLA's functions cannot make it, and the first
-        step does not need it (see `_master_weights.renew`, and where averages start).
+        step does not need it (see `_master_weights.renew`).
         """
 
         def values(shape, dtype):
@@ -216,7 +226,7 @@ class OptimizerState(_hyperparameters.Configured):
         layout = _layouts.of_slot(variable, self.shard_state, self._is_restored)
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
-                values if copies and can_copy else "zeros",
+                values if copies and can_copy else keras.initializers.Constant(fill),
                 shape=() if is_scalar else tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
@@ -295,9 +305,8 @@ class OptimizerState(_hyperparameters.Configured):
                 average = self._slots["average"][self._get_variable_index(variable)]
                 if average is not None:
                     # A copy: JAX gives both buffers away in the next step, and must not give one
-                    # twice. Before an update there is no average, and what was loaded stays.
-                    values = _replicas.read(average), _replicas.read(variable)
-                    values = ops.where(ops.greater(self._iterations, 0), *values)
+                    # twice.
+                    values = self._average_or_value(variable, average)
                     variable.assign(ops.cast(values, variable.dtype))
 
     def save_own_variables(self, store: MutableMapping) -> None:
@@ -353,6 +362,11 @@ class OptimizerState(_hyperparameters.Configured):
         if not self.built:
             self.build(variables)
         self._check_variables_are_known(variables)
+        _replicas.check_scope(variables)
+        if len({id(variable) for variable in variables}) < len(variables):
+            raise ValueError(
+                "A variable is given twice. Give each once, with the sum of gradients."
+            )
         self._has_stepped = True
         return self._filter_empty_gradients(grads, variables)
 

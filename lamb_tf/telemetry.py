@@ -51,9 +51,9 @@ def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
     layers, _ = tensors(optimizer)
     paths, seen = [], collections.Counter()
     for variable in _layerwise(optimizer).trainable_variables:
-        seen[variable.path] += 1
-        count = seen[variable.path]
-        paths.append(variable.path if count == 1 else f"{variable.path} ({count})")
+        path = _selection.path_of(variable)
+        seen[path] += 1
+        paths.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
     return {
         path: dict(zip(METRICS, row))
         for path, row in zip(paths, _replicas.to_numpy(layers).tolist())

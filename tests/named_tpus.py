@@ -58,3 +58,15 @@ def assigned(graph: tf.Graph) -> set[str]:
             sources = [name for name in nodes[handle].input if not name.startswith("^")]
             found |= {placeholders[name.split(":")[0]].split(":")[0] for name in sources}
     return found
+
+
+def captured_raw(graph: tf.Graph) -> set[str]:
+    """Names of captured variables that reach a function's graph but as replicated input."""
+    placeholders = {placeholder.op.name: tensor.name for tensor, placeholder in graph.captures}
+    used = [
+        name.split(":")[0]
+        for node in graph.as_graph_def().node
+        if node.op != "TPUReplicatedInput"
+        for name in node.input
+    ]
+    return {placeholders[name] for name in used if name in placeholders}

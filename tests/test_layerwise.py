@@ -598,6 +598,49 @@ def test_averages_of_variables_without_gradient_are_written_into_them_when_due()
     assert steps.values([optimizer.slots(other)["master"]]) == [pytest.approx(average, rel=1e-5)]
 
 
+def test_averages_may_be_swapped_in_before_the_first_update():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(lamb_tf.LAMB(0.1, use_ema=True), "mse")
+    model.optimizer.build(model.trainable_variables)
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    before, loss = model.get_weights(), model.evaluate(x, x[:, :2], verbose=0)
+    swap = keras.callbacks.SwapEMAWeights()
+    assert model.evaluate(x, x[:, :2], verbose=0, callbacks=[swap]) == pytest.approx(loss)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_gradient_that_is_missing_in_the_last_micro_step_is_not_lost():
+    weights, gradients = steps.weights_and_gradients(steps=3)
+    variables = steps.make_variables(weights)
+    optimizer = lamb_tf.LAMB(0.1, gradient_accumulation_steps=2)
+    optimizer.build(variables)
+    tensors = [[keras.ops.convert_to_tensor(g) for g in grads] for grads in gradients]
+    with warnings.catch_warnings(action="ignore"):
+        optimizer.apply(tensors[0], variables)
+        optimizer.apply([*tensors[1][:-1], None], variables)
+    after = steps.values(variables)
+    np.testing.assert_array_equal(after[-1], weights[-1].astype("float64"))
+    mean = (gradients[0][0] + gradients[1][0]) / 2
+    np.testing.assert_allclose(after[0], reference.lamb(weights[0], [mean], 0.1), 1e-5, 1e-6)
+    for grads in (tensors[2], tensors[2]):
+        optimizer.apply(grads, variables)
+    # In the next update that it takes part in the last variable has the sum of all three; by
+    # then t is 2, but its moments are those of one gradient.
+    slots = optimizer.slots(variables[-1])
+    total = (gradients[0][-1] + 2 * gradients[2][-1]) / 2
+    np.testing.assert_allclose(steps.values([slots["m"]])[0], 0.1 * total, 1e-5, 1e-6)
+
+
+def test_a_variable_that_is_given_twice_is_refused():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = lamb_tf.LAMB(0.1)
+    optimizer.build([variable])
+    gradient = keras.ops.ones((2,))
+    with pytest.raises(ValueError, match="A variable is given twice"):
+        optimizer.apply([gradient, gradient], [variable, variable])
+
+
 def test_finalizing_changes_nothing_where_every_update_was_skipped():
     weights, gradients = steps.weights_and_gradients(steps=2)
     variables = steps.make_variables([0 * w for w in weights])

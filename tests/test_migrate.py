@@ -319,6 +319,19 @@ def test_a_keras_model_goes_on_as_keras_lamb_would(tmp_path):
     assert int(optimizer.iterations) == 30
 
 
+def test_averages_begin_with_what_was_migrated(tmp_path):
+    path = save(old_model(legacy.LAMB(0.01)), "h5", tmp_path)
+    model, plain = new_model(), new_model()
+    optimizer, other = lamb_tf.LAMB(0.01, use_ema=True, ema_momentum=0.9), lamb_tf.LAMB(0.01)
+    for each, its in ((model, optimizer), (plain, other)):
+        migrate.from_tf_keras(path, each, its)
+        each.compile(its, "mse")
+        fit(each, 1)
+    optimizer.finalize_variable_values(model.trainable_variables)
+    for one, two in zip(model.get_weights(), plain.get_weights(), strict=True):
+        assert np.abs(one - two).max() < 0.01
+
+
 def test_only_lamb_continues_and_it_may_be_wrapped_for_float16(tmp_path):
     old = old_model(legacy.LAMB(0.1))
     fit(old, 2)

@@ -173,6 +173,17 @@ def test_the_callback_counts_batches_where_one_call_runs_several(tmp_path):
     assert [row["step"] for row in rows] == [8, 12, 20, 24]  # of 24; 6, 12, 18 and 24 were passed
 
 
+@pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="variables of TensorFlow")
+def test_variables_of_tensorflow_itself_have_lines_by_their_names():
+    import tensorflow as tf
+
+    variables = [tf.Variable([1.0, 2.0], name="a"), tf.Variable([3.0, 4.0], name="b")]
+    optimizer = lamb_tf.LAMB(0.1)
+    telemetry.record(optimizer)
+    optimizer.apply([tf.ones(2)] * 2, variables)
+    assert list(telemetry.read(optimizer)) == ["a", "b"]
+
+
 def test_the_callback_refuses_an_interval_of_no_batches(tmp_path):
     for every in (0, 1.5, float("nan"), "3", None):
         with pytest.raises(ValueError, match="`every` must be a"):
