@@ -61,16 +61,18 @@ def check_scope(variables: Variables) -> None:
     """
     if BACKEND != "tensorflow":
         return
-    here = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+    here = tf.distribute.get_strategy()
     for variable in variables:
-        owner = getattr(native(variable), "distribute_strategy", None)
-        strategies = [strategy for strategy in (owner, here) if strategy]
-        if owner is not here and any(s.num_replicas_in_sync > 1 for s in strategies):
+        owner = getattr(native(variable), "distribute_strategy", None)  # None on a single device
+        if max(s.num_replicas_in_sync for s in (owner or here, here)) == 1:
+            continue
+        if not here.extended.variable_created_in_scope(native(variable)):
             made = f"the scope of a {type(owner).__name__}" if owner else "no strategy's scope"
             raise ValueError(
                 "Under a strategy `apply` has to be called in its `run`, with variables that were "
                 f"made in its scope. Received {getattr(variable, 'path', variable.name)!r}, made "
-                f"in {made}; `apply` was called in {'another' if here else 'none'}."
+                f"in {made}; `apply` was called in "
+                f"{'another' if tf.distribute.has_strategy() else 'none'}."
             )
 
 
