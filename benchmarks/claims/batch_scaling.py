@@ -31,8 +31,8 @@ SETTINGS = {
     "base_batch": 16,
     "multiples": [1, 4, 16, 64],
     "long_warmup_multiples": [16, 64],  # where a run has few updates
-    "groups": [["lamb", "adamw"], ["muon"], ["orscale"], ["nesterov"], ["lars"]],
-    "trials": 7,  # at each batch
+    "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["muon"], ["nesterov"]],
+    "trials": 4,  # at each batch
     "seeds": 3,
     "rates": {  # at the smallest batch; √k times as high at another
         "lamb": [1e-3, 1e-2],
