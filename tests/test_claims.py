@@ -166,31 +166,6 @@ def test_the_page_of_legw_says_whether_three_seeds_decide():
     assert page.accuracy(base) == "98.90 ± 0.10 %"
 
 
-def test_the_readme_says_what_legw_does():
-    study, legw = script("study"), script("legw")
-    page, settings, extent = legw.page, legw.SETTINGS, legw.CLAIM.extent
-    results = ROOT / "benchmarks/results/claims_legw.jsonl"
-    work = study.studies.Study(results, settings, study.findings.trial_name, 0, ((),), extent)
-    records, largest = list(work.done().values()), settings["multiples"][0] * settings["base_batch"]
-
-    def lost(method, rule):
-        base = page.reports(page.base_runs(records, method))
-        found = page.reports(page.runs(records, "scaling", method, rule, largest))
-        assert len(base) == len(found) == settings["seeds"]
-        return f"{np.mean(base) - np.mean(found):.2f}"
-
-    readme = (ROOT / "README.md").read_text()
-    adam, lamb = (lost(method, "legw") for method in ("adam", "lamb"))
-    assert f"{adam} points of accuracy with Adam and {lamb} with LAMB" in readme
-    adam, lamb = (lost(method, "sqrt") for method in ("adam", "lamb"))
-    assert f"{adam} and {lamb} by √k alone" in readme
-    failure = page.runs_of_failure(records, settings)
-    constant, repaired = (np.mean(page.reports(failure[rule])) for rule in ("constant", "legw"))
-    assert f"comes from {constant:.1f} % to {repaired:.1f} %" in readme
-    runs = page.runs(records, "scaling", "momentum", "legw", largest)
-    assert [run["diverged"] for run in runs].count(True) == 1
-
-
 def test_diverged_trials_are_counted_and_never_chosen():
     good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
     lost = record({"method": "lamb", "seed": 2}, report=None, select=None)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from claim_studies import ROOT, command, record, records_of, run_and_kill, script
+from claim_studies import command, record, records_of, run_and_kill, script
 
 TINY_BERT = {
     "vocab_size": 300,
@@ -380,61 +380,6 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate(bert_data):
             assert (share < 1) == (path in decayed), (method, path)
             if path in decayed and not adapted:
                 assert share == pytest.approx(0.95, rel=1e-5), (method, path)
-
-
-def test_the_readme_says_what_the_records_say():
-    study, scaling = script("study"), script("batch_scaling")
-    page, settings = scaling.page, scaling.SETTINGS
-    results = ROOT / "benchmarks/results/claims_batch_scaling.jsonl"
-    work = study.studies.Study(
-        results, settings, study.findings.trial_name, 0, ((),), scaling.CLAIM.extent
-    )
-    records, largest = list(work.done().values()), settings["multiples"][-1]
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    words = {"lamb": "holds its loss ", "adamw": ""}
-    for method in words:
-        multiples = settings["multiples"]
-        tuned = {k: page.complete(records, settings, method, k) for k in multiples}
-        by_rule = {k: page.untuned(records, settings, method, k) for k in multiples}
-        assert page.held(tuned, settings) == "up to batch 256"
-        assert f"{page.LABELS[method]} {words[method]}{page.held(by_rule, settings)}" in readme
-        assert page.beyond(by_rule, settings).split()[0].lstrip("(+") in readme
-        assert f"{np.mean(page.losses(tuned[largest])):.2f}" in readme
-    assert page.best(records, "lamb", largest)["trial"]["part"] == "rule"
-    ours = {k: page.complete(records, settings, "orscale", k) for k in settings["multiples"]}
-    rule = {k: page.untuned(records, settings, "orscale", k) for k in settings["multiples"]}
-    tuned, untuned = (page.beyond(g, settings).split()[0].lstrip("(+") for g in (ours, rule))
-    loss = f"{np.mean(page.losses(ours[largest])):.2f}"
-    words = f"{loss} nats at 1,024, tuned, {tuned} more than at 16, and {untuned} more untuned"
-    assert words in readme
-    gap = np.mean(page.losses(page.tuned(records, "nesterov", 1)))
-    gap -= np.mean(page.losses(page.tuned(records, "lamb", 1)))
-    assert f"Nesterov SGD is {gap:.2f} nats behind LAMB at 16" in readme
-    assert all(r["diverged"] for r in page.untuned(records, settings, "nesterov", largest))
-    assert len(records) == len(scaling.trials(settings))
-    lars = [page.losses(page.tuned(records, "lars", k)) for k in settings["multiples"]]
-    assert min(map(np.mean, lars)) > page.curves.PLATEAU
-
-
-def test_the_readme_says_how_the_forms_of_lamb_differ():
-    study, variants = script("study"), script("variants")
-    results, settings = ROOT / "benchmarks/results/claims_variants.jsonl", variants.SETTINGS
-    extent = variants.CLAIM.extent
-    work = study.studies.Study(results, settings, study.findings.trial_name, 0, ((),), extent)
-    found = variants.page.groups(list(work.done().values()))
-    gaps = {name: variants.page.paired(runs, found) for name, runs in found.items()}
-    better, worse = ("n", "nn"), ("nvlamb", "keras", "all")
-    for name in (*better, *worse):
-        assert min(gaps[name]) > 0 or max(gaps[name]) < 0
-    for name in ("uncorrected", "lambc"):
-        assert abs(np.mean(gaps[name])) < variants.page.findings.half_width(gaps[name]) + 1e-6
-    readme = (ROOT / "README.md").read_text()
-    for names, words in ((better, "nats better, at twice the rate"), (worse, "worse")):
-        means = {f"{abs(np.mean(gaps[name])):.2f} {words}" for name in names}
-        assert len(means) == 1
-        assert means.pop() in readme
-    assert {found[name][0]["used_rate"] for name in better} == {0.012}
-    assert found["paper"][0]["used_rate"] == 0.006
 
 
 # As a whole

@@ -24,12 +24,12 @@ SETTINGS = {
     "batch_size": 64,
     "updates": 2400,
     "warmup_steps": 240,
-    "rates": [6e-3, 3e-3, 1.2e-2, 2.4e-2, 8.5e-3, 1.7e-2, 4.25e-3],  # the first are run first
+    "rates": [6e-3, 3e-3, 1.2e-2, 2.4e-2],  # the first is run first
     "beta_2": 0.98,
     "epsilon": 1e-6,
     "weight_decay": 0.01,
     "global_clipnorm": 1.0,
-    "seeds": 5,
+    "seeds": 3,
     "evaluations": 5,
 }
 QUICK = {"updates": 1400, "warmup_steps": 140, "rates": [6e-3], "seeds": 1}

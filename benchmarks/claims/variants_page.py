@@ -67,7 +67,8 @@ def text(records, settings, name):
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
 falling linearly to 0. Each has the rate at which it had the lowest loss on the documents to \
-choose by, with the first seed; these losses are not the ones reported above:
+choose by, with the first seed; between two rates it may be better than at either. These losses \
+are not the ones reported above:
 
 {findings.table(head_of_rates, losses)}{at_the_edge(found, rates)}
 
