@@ -25,8 +25,10 @@ def test_the_readme_says_what_the_pages_say():
     pages = {name: (ROOT / f"docs/evidence/{name}.md").read_text() for name in STUDIES}
     rows = re.findall(r"^\| [A-Z].*\|$", section, re.MULTILINE)
     assert len(rows) == len(script("batch_scaling").page.LABELS)
-    for row in rows:
-        assert row in pages["batch_scaling"]
+    prose = re.findall(r"[-+]\d\S* ± \S+\d", re.sub(r"^\|.*", "", section, flags=re.MULTILINE))
+    assert prose
+    for words in (*rows, *prose):
+        assert words in pages["batch_scaling"]
     answers = re.findall(r"^\| \[.*\]\(docs/evidence/(\w+)\.md\) \|(.*)\|$", section, re.MULTILINE)
     assert [name for name, _ in answers] == [name for name in STUDIES if name != "batch_scaling"]
     for name, words in answers:
