@@ -32,7 +32,7 @@ def test_the_readme_says_what_the_pages_say():
     answers = re.findall(r"^\| \[.*\]\(docs/evidence/(\w+)\.md\) \|(.*)\|$", section, re.MULTILINE)
     assert [name for name, _ in answers] == [name for name in STUDIES if name != "batch_scaling"]
     for name, words in answers:
-        figures = re.findall(r"[-+]?\d[\d.,]*\d(?: ± [\d.]+)?", words)
+        figures = re.findall(r"[-+]?\d[\d.,]*\d(?: ± \d+\.\d+)?", words)
         assert figures
         for figure in figures:
             assert figure in pages[name], (name, figure)

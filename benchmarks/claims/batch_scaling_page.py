@@ -99,7 +99,8 @@ this search.
 {loss_table(records, settings, untuned_cell)}
 
 The best settings at batch {base}, with the rate × √k (Nesterov SGD: × k) and as many updates of \
-warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs.{limited(records, settings)}
+warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs. From another point of the \
+search a rule may do better or worse.{limited(records, settings)}
 
 ## Updates to {curves.PLATEAU} nats
 
@@ -114,7 +115,8 @@ those that came there. Above this loss a model knows the frequencies of words an
 {chosen_table(records, settings)}
 
 ↑ and ↓: the highest and the lowest that was tried there. In the last column the trials that end \
-above {curves.PLATEAU} nats, or diverged: a search of which most do has compared little.
+above {curves.PLATEAU} nats, or diverged: a search of which most do has compared little. 1 − β₁ is \
+1 − momentum for all but LAMB and AdamW; Adam within OrScale and Muon has β₁ 0.9.
 
 AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, clipping and exclusions \
 from decay. LARS is that of LAMB's paper, with the ratio after the momentum; LayerNorms and biases \
@@ -272,7 +274,8 @@ def versus(records, settings):
 
 {versus_table(records, settings)}
 
-Differences of the held-out loss from LAMB's, in nats; a positive one is worse.
+Differences of the held-out loss from LAMB's, in nats; a positive one is worse. Seeds that diverged \
+are left out. Of so many intervals some miss by chance.
 
 """
 

@@ -52,7 +52,8 @@ def text(records, settings, name):
 
 At {second["max_seq_length"]} tokens; mean ± standard deviation over seeds. Differences are from \
 the paper's way at the same rate; a negative one is better. The loss before is that of the first \
-phase's model on the longer sequences. {ABOUT}
+phase's model on the longer sequences; where it differs between rates, the first phase was trained \
+again, on another processor. {ABOUT}
 
 The first phase: {first["updates"]:,} updates of {first["batch_size"]} × \
 {first["max_seq_length"]} tokens; the second: {second["updates"]:,} of {second["batch_size"]} × \

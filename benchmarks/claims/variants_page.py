@@ -67,8 +67,8 @@ def text(records, settings, name):
 All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
 {settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
 falling linearly to 0. Each has the rate at which it had the lowest loss on the documents to \
-choose by, with the first seed; between two rates it may be better than at either. These losses \
-are not the ones reported above:
+choose by, with the first seed; between two rates it may be better than at either, and which of \
+two forms is better can change with the rate. These losses are not the ones reported above:
 
 {findings.table(head_of_rates, losses)}{at_the_edge(found, rates)}
 
@@ -138,14 +138,14 @@ def answers(found):
     compared = len(different + alike)
     if not compared:
         return ["There are not two seeds of any variant yet."]
-    chance = 1 - 0.95**compared
+    chance = min(100, 5 * compared)
     return [
         *([f"- **Differ from the paper's form**: {', '.join(different)}."] if different else []),
         *([f"- **No difference shown**: {', '.join(alike)}."] if alike else []),
         "",
         "Differences of the held-out loss, in nats, with 95 % intervals; a negative one is better. "
-        f"Each interval misses the true difference in 5 % of cases; that one of the {compared} "
-        f"does can be as likely as {100 * chance:.0f} %.",
+        "Each interval misses the true difference in 5 % of cases; the probability that at least "
+        f"one of the {compared} does is at most {chance} %.",
     ]
 
 
