@@ -274,8 +274,8 @@ def versus(records, settings):
 
 {versus_table(records, settings)}
 
-Differences of the held-out loss from LAMB's, in nats; a positive one is worse. Seeds that diverged \
-are left out. Of so many intervals some miss by chance.
+Differences of the held-out loss from LAMB's, in nats; a positive one is worse. Seeds that \
+diverged are left out. Of so many intervals some miss by chance.
 
 """
 
