@@ -42,7 +42,8 @@ def convert(
         output_format: One of `targets.TARGETS`.
         bert_config_file, vocab_file, do_lower_case: See `sources.open_checkpoint`.
         keep_slots: Whether moments are written, where the format holds any.
-        allow_missing_heads: Whether a checkpoint without pooler or heads is good enough.
+        allow_missing_heads: Whether a checkpoint without pooler or heads is good enough. A head
+            that is not known here is left out.
         allow_missing_vocabulary: Likewise one without a vocabulary.
         ignore_left_over: Whether variables that belong to no BERT are left out.
 
@@ -64,15 +65,19 @@ def convert(
     )
     _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
     _check_vocabulary(source, run)
-    sources.check(source, source.parts, ignore_left_over)
+    # Without heads, what is left over is another head, unless the encoder has more than is known.
+    is_other_head = bool(source.missing_parts) and not sources.is_larger(source)
+    sources.check(source, source.parts, ignore_left_over or is_other_head)
     said = [_about(source), f"          {_about_vocabulary(source)}"]
-    left_out = [*source.counters, *source.left_over]
+    left_out = [*source.left_over]
     if target.drops_unread and source.head:
         unread, source = sources.without_unread(source)
         left_out += unread
     if not (target.holds_slots and keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
+    carried = source.slots and source.step is not None
+    left_out += [n for n in source.counters if not (carried and sources.counts_updates(n))]
     written = _write(output, target, source)
     return [
         *said,
@@ -100,17 +105,21 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
             f"{source.path} ({source.dialect}) holds no variable of a BERT encoder; it holds "
             f"{names.listed(list(source.left_over)) or 'nothing'}."
         )
+    got = f"got {source.path} ({source.dialect}) with {', '.join(source.parts)}"
+    missing = [part for part in target.needed_parts(source) if part not in source.parts]
+    if missing:
+        others = "huggingface or tf1" if output_format == "keras" else "keras, huggingface or tf1"
+        raise ValueError(
+            f"--input must have {' and '.join(missing)} for --output_format={output_format}; "
+            f"{got}. Use {others}."
+        )
     missing = source.missing_parts
     if missing and not allow_missing_heads:
+        unknown = "" if sources.is_larger(source) else names.listed(source.left_over)
         raise ValueError(
-            f"{source.path} ({source.dialect}) has no {' and no '.join(missing)}. Give "
-            "--allow_missing_heads to convert the rest."
-        )
-    missing = [part for part in names.PARTS if part not in source.parts]
-    if missing and target.needs_heads:
-        raise ValueError(
-            f"--output_format={output_format} needs a complete pre-training model, but "
-            f"{source.path} has no {' and no '.join(missing)}; use huggingface or tf1."
+            f"--input must have {' and '.join(missing)}; {got}"
+            + (f", and {unknown} of no head known here" if unknown else "")
+            + f". Give --allow_missing_heads to convert the {', '.join(source.parts)} alone."
         )
     if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
         raise ValueError(
@@ -191,7 +200,8 @@ def _define_flags():
         list(targets.TARGETS),
         "Format to write. huggingface: model.safetensors, config.json and tokenizer files, for "
         "transformers and KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, "
-        "a BertPretrainer. savedmodel: for serving, with signatures for ids and for raw text. "
+        "for Keras. savedmodel: a pre-training model for serving, with signatures for ids and for "
+        "raw text. "
         "Required.",
         required=True,
     )
@@ -209,11 +219,16 @@ def _define_flags():
         "Whether the vocabulary is uncased. Default: as in tokenizer_config.json; without that "
         "file, whether the vocabulary has no upper-case letter.",
     )
-    flags.DEFINE_bool("keep_slots", True, "Write the optimizer's moments; only tf1 can hold them.")
+    flags.DEFINE_bool(
+        "keep_slots",
+        True,
+        "Write the optimizer's moments and the number of its updates; only tf1 can hold them.",
+    )
     flags.DEFINE_bool(
         "allow_missing_heads",
         False,
-        "Convert a checkpoint even if it has no pooler or no pre-training heads.",
+        "Convert a checkpoint even if it has no pooler or no pre-training heads. A head that is "
+        "not known here is left out and listed.",
     )
     flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert even if there is no vocabulary.")
     flags.DEFINE_bool(

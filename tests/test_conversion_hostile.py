@@ -137,9 +137,9 @@ def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes,
         assert_same_bytes(weights_of(tmp_path / there), arrays)
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["architectures"] == [architecture]
-    with pytest.raises(ValueError, match="needs a complete pre-training model"):
+    with pytest.raises(ValueError, match="must have .* for --output_format=savedmodel; got"):
         convert_checkpoint.convert(
-            tmp_path / "in", tmp_path / "keras", "keras", allow_missing_heads=True
+            tmp_path / "in", tmp_path / "served", "savedmodel", allow_missing_heads=True
         )
 
 

@@ -123,11 +123,11 @@ def test_an_encoder_alone_is_converted_on_request_only(tmp_path):
     arrays = make_hugging_face(tmp_path / "bare")
     arrays = {n: a for n, a in arrays.items() if not n.startswith("cls")}
     write_hugging_face(tmp_path / "bare", arrays, CONFIG, lambda name: name.removeprefix("bert."))
-    with pytest.raises(ValueError, match="has no masked_lm and no next_sentence"):
+    with pytest.raises(ValueError, match="must have masked_lm and next_sentence; got .* with enc"):
         convert_checkpoint.convert(tmp_path / "bare", tmp_path / "out", "huggingface")
-    with pytest.raises(ValueError, match="use huggingface or tf1"):
+    with pytest.raises(ValueError, match="Use keras, huggingface or tf1"):
         convert_checkpoint.convert(
-            tmp_path / "bare", tmp_path / "out", "keras", allow_missing_heads=True
+            tmp_path / "bare", tmp_path / "out", "savedmodel", allow_missing_heads=True
         )
     assert not (tmp_path / "out").exists()
     convert_checkpoint.convert(

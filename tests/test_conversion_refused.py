@@ -1,20 +1,27 @@
 """Input that does not fit ends in one line, and nothing is written."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import numpy as np
+import peers
 import pytest
 from bert_checkpoints import (
     CONFIG,
+    assert_same_bytes,
     make_hugging_face,
     make_source,
+    weights_of,
+    write_hugging_face,
 )
 
+import official_bert
 from official_bert import convert_checkpoint
 from official_bert.conversion import sources
-from official_bert.training import checkpoints
+from official_bert.model.pretrainer import BertPretrainer
+from official_bert.training import checkpoints, model_state
 
 
 def spoilt(folder, change):
@@ -34,7 +41,7 @@ def spoilt(folder, change):
         ),
         (
             lambda arrays: arrays.update({"output_weights": np.zeros((3, 16))}),
-            r"left over: output_weights \(3, 16\)\.",
+            r"left over: output_weights \(3, 16\)\. Give --ignore_left_over to leave these out",
         ),
         (
             lambda arrays: arrays.update({"bert/pooler/dense/bias": np.zeros(15, np.float32)}),
@@ -67,6 +74,94 @@ def test_what_is_left_over_goes_on_request_and_is_listed(tmp_path):
         folder, tmp_path / "out", "huggingface", ignore_left_over=True
     )
     assert said[-1] == "left out  output_weights"
+
+
+def test_a_head_that_is_not_known_is_one_refusal_and_is_left_out_by_name(tmp_path):
+    def change(arrays):
+        for name in [name for name in arrays if name.startswith("cls/")]:
+            arrays.pop(name)
+        arrays |= {f"tags/kernel{slot}": np.zeros((16, 5)) for slot in ("", "/adam_m", "/adam_v")}
+
+    folder = spoilt(tmp_path / "in", change)
+    message = (
+        r"--input must have masked_lm and next_sentence; got .* with encoder, pooler, and "
+        r"tags/kernel, the moments \(2 variables\) of no head known here\. Give --allow_missing_h"
+    )
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint.convert(folder, tmp_path / "out", "huggingface")
+    said = convert_checkpoint.convert(
+        folder, tmp_path / "out", "huggingface", allow_missing_heads=True
+    )
+    assert said[-1] == "left out  tags/kernel, the moments (2 variables)"
+
+
+def test_layers_beyond_the_configuration_are_no_head_that_may_be_missing(tmp_path):
+    def change(arrays):
+        for name in [name for name in arrays if name.startswith("cls/")]:
+            arrays.pop(name)
+        arrays["bert/encoder/layer_2/output/dense/bias"] = np.zeros(16, np.float32)
+
+    folder = spoilt(tmp_path / "in", change)
+    with pytest.raises(ValueError, match="left over: bert/encoder/layer_2"):
+        convert_checkpoint.convert(folder, tmp_path / "out", "tf1", allow_missing_heads=True)
+
+
+@pytest.mark.parametrize(
+    ("scope", "renamed"),
+    [
+        ("model/bert", lambda name: f"model/{name}"),
+        ("bert_1", lambda name: name.replace("bert/", "bert_1/", 1)),
+        ("a/b/bert_2", lambda name: name.replace("bert/", "a/b/bert_2/", 1)),
+    ],
+)
+def test_another_scope_of_tensorflow_is_named_with_the_command_that_renames_it(
+    tmp_path, monkeypatch, scope, renamed
+):
+    arrays = make_source(tmp_path / "in", slots=True)
+    others = {renamed(name): array for name, array in arrays.items()}
+    checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", others)
+    model = BertPretrainer(CONFIG, seed=None)
+    for use in (
+        lambda: convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1"),
+        lambda: official_bert.load(tmp_path / "in"),
+        lambda: model_state.load_weights(model, tmp_path / "in"),
+    ):
+        with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
+            use()
+    run_python(str(error.value).partition("run: ")[2], monkeypatch)
+    prefix = tmp_path / "in/bert_model-renamed.ckpt"
+    assert f"give {prefix} instead" in str(error.value)
+    found = checkpoints.read_tensors(prefix)
+    found["global_step"] = found.pop("model/global_step", found.get("global_step"))
+    assert_same_bytes(found, arrays | {"global_step": np.array(7)})
+
+
+@pytest.mark.parametrize("scope", ["module.bert", "bert_1", "0.auto_model"])
+def test_another_scope_of_pytorch_is_named_with_the_command_that_renames_it(
+    tmp_path, monkeypatch, scope
+):
+    peers.load("torch")
+    arrays = make_hugging_face(tmp_path / "in")
+    write_hugging_face(
+        tmp_path / "in",
+        arrays,
+        CONFIG,
+        lambda name: (
+            f"module.{name}" if scope == "module.bert" else name.replace("bert.", f"{scope}.", 1)
+        ),
+    )
+    with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
+        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+    run_python(str(error.value).partition("run: ")[2], monkeypatch)
+    assert_same_bytes(weights_of(tmp_path / "in/model-renamed.safetensors"), arrays)
+
+
+def run_python(command, monkeypatch):
+    """A command `python -c CODE ARGUMENT…`, in this process."""
+    python, option, code, *arguments = shlex.split(command)
+    assert (python, option) == ("python", "-c")
+    monkeypatch.setattr(sys, "argv", [option, *arguments])
+    exec(compile(code, "the command", "exec"), {})
 
 
 def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):

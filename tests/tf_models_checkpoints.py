@@ -52,6 +52,7 @@ def main(folder, seed):
         outputs = model(inputs)
         answers = {"masked_lm": outputs["mlm_logits"], "next_sentence": outputs["next_sentence"]}
         np.savez(f"{folder}/{name}.npz", **inputs, **answers)
+        write_fine_tuned(folder, name, encoder_class, inputs, generator)
 
     encoder = networks.BertEncoder(**SHAPE)
     model = models.BertPretrainer(encoder, num_classes=2, num_token_predictions=2, activation=gelu)
@@ -66,6 +67,31 @@ def main(folder, seed):
         masked_lm=outputs["masked_lm"],
         next_sentence=outputs["classification"],
     )
+
+
+def write_fine_tuned(folder, name, encoder_class, inputs, generator):
+    """Models with heads of their own, one encoder each, since they keep what they are made of."""
+    inputs = {key: values for key, values in inputs.items() if key != "masked_lm_positions"}
+    for head, make in (
+        ("span", models.BertSpanLabeler),
+        ("classifier", lambda encoder: models.BertClassifier(encoder, num_classes=2)),
+        (
+            "deep_classifier",
+            lambda encoder: models.BertClassifier(
+                encoder,
+                num_classes=3,
+                cls_head=layers.ClassificationHead(16, 3, name="sentence_prediction"),
+                use_encoder_pooler=False,
+            ),
+        ),
+        ("tokens", lambda encoder: models.BertTokenClassifier(encoder, num_classes=2)),
+    ):
+        model, optimizer = make(encoder_class(**SHAPE)), tf_keras.optimizers.legacy.Adam()
+        fill(model, inputs, optimizer, generator)
+        tf.train.Checkpoint(model=model, optimizer=optimizer).write(f"{folder}/{name}_{head}")
+        outputs = model(inputs)
+        outputs = np.stack(outputs, axis=-1) if head == "span" else outputs
+        np.savez(f"{folder}/{name}_{head}.npz", **inputs, logits=outputs)
 
 
 def gelu(x):

@@ -35,15 +35,17 @@ _OBJECT_SLOTS = {  # by a part of the key, the form of the full name
     "/.OPTIMIZER_SLOT/": re.compile(r"[^/]+/(?P<name>.+)/(?P<slot>[mv])"),
 }
 _COUNTERS = re.compile(  # variables of the training alone
-    r"(global_step|save_counter|beta[12]_power|.*/(beta[12]_power|iterations?|iter|skipped_updates)"
+    r"(global_step|save_counter|beta[12]_power|.*/(beta[12]_power|_?iterations?|iter|skipped_updates)"
     r"|(optimizer|loss_scale|model/optimizer)/.+|(.+_)?loss_scale.*|(.+/)?good_steps)"
 )
 _OTHER_ENDS = {  # names of the same variables in older classes of tf-models
     "next_sentence/pooler_dense/kernel": "pooler_transform/kernel",
     "next_sentence/pooler_dense/bias": "pooler_transform/bias",
-    "predictions/transform/logits/kernel": "next_sentence/logits/kernel",
-    "predictions/transform/logits/bias": "next_sentence/logits/bias",
+    "sentence_prediction/pooler_dense/kernel": "pooler_transform/kernel",
+    "sentence_prediction/pooler_dense/bias": "pooler_transform/bias",
 }
+_OURS = {"kernel": "weights", "bias": "bias"}  # what a head's variables are called in TensorFlow 1
+_LOGITS = re.compile(r"(?:.+/)?(predictions/transform|sentence_prediction)/logits/(kernel|bias)")
 _PART_BYTES = 128e6  # per part of a checkpoint; two parts are in memory at once
 
 
@@ -128,14 +130,23 @@ def _read_objects(tensors, config):
         raise ValueError(f"its object graph is damaged ({error})") from None
     full_names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
     rows = {row.tf_models: row for row in names.rows(config)}
+    of_a_layer = {row.tf_models: row.official for row in names.TABLE if "{i}" in row.official}
+    logits = _logits(graph, full_names)
     found, of_heads, counters, others = {}, {}, {}, {}
     for key, tensor in tensors.items():
         name, slot = _name_and_slot(full_names.get(key, key), key)
-        row, end = _row(rows, name)
-        official = row and row.official + (f"/adam_{slot}" if slot else "")
+        row, end = _row(rows, logits.get(name, name))
+        suffix = f"/adam_{slot}" if slot else ""
+        official = row and row.official + suffix
         key = key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
         if row is None:
-            (counters if _COUNTERS.fullmatch(key) else others)[key] = tensor
+            ours = logits.get(name) or _of_a_further_layer(of_a_layer, name) or (slot and name)
+            if not ours or f"{ours}{suffix}" in others:
+                (counters if _COUNTERS.fullmatch(key) else others)[key] = tensor
+            elif name in logits and len(tensor.shape) == 2:
+                others[f"{ours}{suffix}"] = tensor.transposed()
+            else:
+                others[f"{ours}{suffix}"] = tensor
         elif end in _OTHER_ENDS:
             of_heads[official] = _official_layout(tensor, row, config)
         elif official in found:
@@ -144,11 +155,54 @@ def _read_objects(tensors, config):
             found[official] = _official_layout(tensor, row, config)
     # A head with a dense layer of its own uses that layer, not the encoder's pooler.
     unread = {
-        f"{name} of the encoder, which no head reads": found[name]
+        re.sub("(/adam_[mv])?$", r" of the encoder, which no head reads\1", name, count=1): found[
+            name
+        ]
         for name in of_heads
         if name in found
     }
     return "tf-models", found | of_heads, counters | unread, others
+
+
+def _logits(graph, full_names):
+    """{full name of a variable of a head's last layer: its name here, or the end of its row's}.
+
+    Several heads of tf-models call that layer alike. Which head it is follows from the attribute
+    that holds it; one for each token, which is not known here, is held without a network between.
+    """
+    parents: dict[int, list] = {}
+    for number, node in enumerate(graph.nodes):
+        for child in node.children:
+            parents.setdefault(child.node_id, []).append((number, child.local_name))
+    has_masked_lm = any("cls/predictions/" in name for name in full_names.values())
+    found = {}
+    for number, node in enumerate(graph.nodes):
+        for attribute in node.attributes:
+            match = _LOGITS.fullmatch(attribute.full_name)
+            networks = {
+                above
+                for layer, _ in (parents.get(number, ()) if match else ())
+                for above, _ in parents.get(layer, ())
+            }
+            attributes = {name for above in networks for _, name in parents.get(above, ())}
+            if match and match[1] == "sentence_prediction":
+                found[attribute.full_name] = f"output_{_OURS[match[2]]}"
+            elif match and (has_masked_lm or "classification" in attributes):
+                found[attribute.full_name] = f"next_sentence/logits/{match[2]}"
+            elif match and "classifier" in attributes:
+                found[attribute.full_name] = f"output_{_OURS[match[2]]}"
+            elif match and "span_labeling" in attributes:
+                found[attribute.full_name] = f"cls/squad/output_{_OURS[match[2]]}"
+    return found
+
+
+def _of_a_further_layer(of_a_layer, name):
+    """The official name of a variable in a layer that the configuration does not have, or None."""
+    layer = re.search(r"(?<=layer_)\d+(?=/)", name)
+    if not layer:
+        return None
+    official, _ = _row(of_a_layer, name[: layer.start()] + "{i}" + name[layer.end() :])
+    return official and official.format(i=layer[0])
 
 
 def _name_and_slot(full_name, key):

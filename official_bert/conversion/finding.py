@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import re
 import shlex
+from collections.abc import Iterable
 
 from official_bert.conversion import names
 
@@ -47,6 +49,34 @@ def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
     return _one_in(path)
 
 
+def require_no_other_scope(kind: str, file: str | pathlib.Path, found: Iterable[str]) -> None:
+    """Raises a ValueError if the names of variables are a BERT's under another scope than `bert`.
+
+    Args:
+        kind, file: Of `find`.
+        found: The names of variables, none of which is one of the encoder.
+    """
+    separator, words = ("/", _WORDS[0]) if kind == "bundle" else (".", _WORDS[1])
+    scopes = (words.fullmatch(name) for name in sorted(found))
+    scope = next((match[1] for match in scopes if match), None)
+    if scope is None:
+        return
+    outer, _, last = scope.rpartition(separator)
+    old, new = (outer, "") if outer and last == "bert" else (scope, f"bert{separator}")
+    suffix = ".ckpt" if kind == "bundle" else ".safetensors"
+    renamed = (
+        pathlib.Path(file)
+        .with_suffix("")
+        .with_name(f"{pathlib.Path(file).name.removesuffix(suffix)}-renamed{suffix}")
+    )
+    command = _RENAME[0] if kind == "bundle" else _RENAME[1]
+    arguments = shlex.join([f"{old}{separator}", new, str(file), str(renamed)])
+    raise ValueError(
+        f"{file} must have its encoder under 'bert'; got {scope!r}. Rename its variables and give "
+        f"{renamed} instead; run: {command} {arguments}"
+    )
+
+
 def _one_in(folder):
     keras_files, bundles = sorted(folder.glob("*.keras")), sorted(folder.glob("*.index"))
     if len(keras_files) + len(bundles) > 1:
@@ -84,6 +114,21 @@ def _pickled(path):
     )
 
 
+_WORDS = (  # of another model than a BERT only its configuration knows, which TensorFlow 1 has not
+    re.compile(r"((?:.+/)?bert(?:_\d+)?)/embeddings/word_embeddings"),
+    re.compile(r"(.+)\.embeddings\.word_embeddings\.weight"),
+)
+_RENAME = (
+    """python -c 'import sys, tensorflow as tf; old, new, here, there = sys.argv[1:]; """
+    """r = tf.train.load_checkpoint(here); names = sorted(r.get_variable_to_shape_map()); """
+    """tf.raw_ops.SaveV2(prefix=there, tensors=[r.get_tensor(n) for n in names], """
+    """shape_and_slices=[""] * len(names), """
+    """tensor_names=[new + n[len(old):] if n.startswith(old) else n for n in names])'""",
+    """python -c 'import sys; from safetensors.torch import load_file, save_file; """
+    """old, new, here, there = sys.argv[1:]; """
+    """save_file({new + n[len(old):] if n.startswith(old) else n: t """
+    """for n, t in load_file(here).items()}, there, {"format": "pt"})'""",
+)
 _UNPICKLE = (
     """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
     """w = {n: t.clone().contiguous() for p in sys.argv[1:] """

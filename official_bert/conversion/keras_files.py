@@ -1,4 +1,4 @@
-"""`.keras` files of a `BertPretrainer`, read and written a tensor at a time, without the model.
+"""`.keras` files of our models, read and written a tensor at a time, without the model.
 
 Such a file is a ZIP archive of a configuration and an HDF5 file, whose paths Keras derives from the
 attributes of the layers. To find the variable of each path, Keras saves a model with the same
@@ -22,7 +22,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from official_bert.conversion import names
+from official_bert.conversion import heads, names
 from official_bert.conversion.tensors import Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
@@ -34,24 +34,51 @@ _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5
 _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
 
 
+_KINDS = {  # the class of the model, its head and those of `names.PARTS` that it has
+    "BertPretrainer": (None, names.PARTS),
+    "BertClassifier": (heads.CLASSIFIER, ("encoder", "pooler")),
+    "BertQuestionAnswering": (heads.QUESTION_ANSWERING, ("encoder", "pooler")),
+    "BertEncoder": (None, ("encoder", "pooler")),
+}
+
+
+def _kind(source):
+    """The class of the model for a source."""
+    if source.head is None:
+        has_heads = not {"masked_lm", "next_sentence"}.isdisjoint(source.parts)
+        return "BertPretrainer" if has_heads else "BertEncoder"
+    return next(kind for kind, (head, _) in _KINDS.items() if head is source.head)
+
+
+def needed_parts(source: "Source") -> tuple[str, ...]:
+    """The parts that a source must have to be written: all that the model's outputs depend on."""
+    return source.head.reads if source.head else _KINDS[_kind(source)][1]
+
+
 def read_config(file: str | os.PathLike) -> BertConfig:
     """The `BertConfig` in a `.keras` file.
 
     Raises:
-        ValueError: it is damaged, or does not hold a `BertPretrainer`.
+        ValueError: it is damaged, or does not hold a model of ours.
     """
+    return _read_config(file)[1]
+
+
+def _read_config(file):
+    """The class of the model in a file, and its configuration."""
     with _archive(file) as archive:
         try:
             if archive.getinfo(_CONFIG).file_size > _MAX_CONFIG:
                 raise ValueError(f"its {_CONFIG} is larger than {_MAX_CONFIG:,} bytes")
             content = json.loads(archive.read(_CONFIG))
             kind, values = content["class_name"], content["config"]
-            values = values["config"] if kind == "BertPretrainer" else None
+            is_ours = isinstance(kind, str) and kind in _KINDS
+            values = values["config"] if is_ours else None
         except _DAMAGE as error:
             raise _damaged(file, error) from None
-    if values is None:
-        raise ValueError(f"{file} holds a {kind!r:.99}, expected a 'BertPretrainer'.")
-    return BertConfig.from_values(values, file)
+    if not is_ours:
+        raise ValueError(f"{file} must hold a {' or '.join(_KINDS)}; got a {kind!r:.99}.")
+    return kind, BertConfig.from_values(values, file)
 
 
 def read(
@@ -59,21 +86,29 @@ def read(
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Keras", weights by official name, {}, leftovers by their own name).
 
+    Of those left over, the head of a fine-tuned model has our names.
+
     Raises:
         ValueError: as `read_config`; or it holds fewer variables than such a model has.
     """
+    kind, _ = _read_config(file)
+    head, parts = _KINDS[kind]
     held = _held(file)
-    needed = len(names.rows(config))
+    rows = {row.official for row in names.rows(config) if row.part in parts}
+    needed = len(rows) + (len(head.variables) if head else 0)
     if len(held) < needed:
         raise ValueError(f"{file} holds {len(held):,} variables, expected {needed:,}.")
-    official = _official_names(config.num_hidden_layers)
-    found = {official[path]: tensor for path, tensor in held.items() if path in official}
-    left_over = {path: tensor for path, tensor in held.items() if path not in official}
+    official = _official_names(kind, config.num_hidden_layers)
+    named = {official.get(path, path): tensor for path, tensor in held.items()}
+    found = {name: tensor for name, tensor in named.items() if name in rows}
+    left_over = {name: tensor for name, tensor in named.items() if name not in rows}
     return "Keras", found, {}, left_over
 
 
 def write(path: str | os.PathLike, source: "Source") -> None:
-    """Writes a float32 `BertPretrainer` with the weights of a source.
+    """Writes a float32 model of ours with the weights of a source; what it lacks is 0.
+
+    It lacks only what the outputs do not depend on: the pooler where a model answers questions.
 
     Raises:
         OSError: it cannot be written.
@@ -89,33 +124,45 @@ def _write(path, source):
     # writes a file with holes, and the values are inserted while it is copied into the archive.
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path, "w") as target:
         small, form = pathlib.Path(folder, "model.keras"), pathlib.Path(folder, "form.h5")
-        official = _save_small(small, source.config.num_hidden_layers)
+        official = _save_small(small, _kind(source), source.config.num_hidden_layers)
+        shapes = {
+            row.official: names.shape(row, source.config) for row in names.rows(source.config)
+        }
+        shapes |= {name: tensor.shape for name, tensor in source.head_weights.items()}
+        tensors = source.weights | source.head_weights
         with zipfile.ZipFile(small) as archive:
             content = json.loads(archive.read(_CONFIG))
             content["config"]["config"] = dataclasses.asdict(source.config)
+            if source.head is heads.CLASSIFIER:
+                content["config"]["num_outputs"] = shapes["output_bias"][0]
             target.writestr(_METADATA, archive.read(_METADATA))
             target.writestr(_CONFIG, json.dumps(content))
             with archive.open(_WEIGHTS) as weights, h5py.File(weights) as hdf5:
-                places = _write_form(form, hdf5, official, source.config)
+                places = _write_form(form, hdf5, official, shapes)
         entry = zipfile.ZipInfo(_WEIGHTS)
         entry.file_size = form.stat().st_size
         with target.open(entry, "w") as stream, open(form, "rb") as empty:
             for start, name in sorted(places):
                 stream.write(empty.read(start - empty.tell()))
-                values = np.ascontiguousarray(source.weights[name].cast(np.float32).read())
+                values = _values(tensors.get(name), shapes[name])
                 stream.write(values.reshape(-1).view(np.uint8))
                 empty.seek(values.nbytes, io.SEEK_CUR)
                 start_writing_out(path)
             stream.write(empty.read())
 
 
-def _write_form(path, small, official, config):
+def _values(tensor, shape):
+    if tensor is None:
+        return np.zeros(shape, np.float32)
+    return np.ascontiguousarray(tensor.cast(np.float32).read())
+
+
+def _write_form(path, small, official, shapes):
     """Writes an HDF5 file like the small model's, with a hole for the values of each variable.
 
     Returns:
         (first byte, official name) of each.
     """
-    shapes = {row.official: names.shape(row, config) for row in names.rows(config)}
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -137,20 +184,25 @@ def _write_form(path, small, official, config):
 # Keras' names of the variables
 
 
-@functools.lru_cache(maxsize=1)
-def _official_names(num_hidden_layers):
+@functools.lru_cache(maxsize=len(_KINDS))
+def _official_names(kind, num_hidden_layers):
     """Path in the HDF5 file → official name, for all variables of such a model."""
     with tempfile.TemporaryDirectory() as folder:
-        return _save_small(pathlib.Path(folder, "model.keras"), num_hidden_layers)
+        return _save_small(pathlib.Path(folder, "model.keras"), kind, num_hidden_layers)
 
 
-def _save_small(file, num_hidden_layers):
+def _save_small(file, kind, num_hidden_layers):
     """Saves a small model with the same number of layers; returns path → official name."""
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
+    from official_bert.model.classifier import BertClassifier
+    from official_bert.model.encoder import BertEncoder
     from official_bert.model.pretrainer import BertPretrainer
+    from official_bert.model.question_answering import BertQuestionAnswering
 
+    classes = (BertPretrainer, BertClassifier, BertQuestionAnswering, BertEncoder)
+    settings = {"num_outputs": 1} if kind == BertClassifier.__name__ else {}
     small = BertConfig(
         vocab_size=1,
         hidden_size=1,
@@ -160,7 +212,8 @@ def _save_small(file, num_hidden_layers):
         max_position_embeddings=1,
         type_vocab_size=1,
     )
-    model = BertPretrainer(small, seed=None, dtype="float32")
+    make = next(found for found in classes if found.__name__ == kind)
+    model = make(small, **settings, seed=None, dtype="float32")
     for number, variable in enumerate(model.weights):
         variable.assign(np.full(variable.shape, number))
     model.save(file)

@@ -184,11 +184,18 @@ def shape(row: Row, config: BertConfig) -> tuple[int, ...]:
 
 
 def listed(found: Collection[str]) -> str:
-    """Some items of a list and the number of the others."""
-    more = len(found) - _MAX_NAMES
-    return ", ".join(map(_shown, sorted(found)[:_MAX_NAMES])) + (
-        f" and {more} more" if more > 0 else ""
-    )
+    """Some items of a list and the number of the others; moments are counted only."""
+    others = [name for name in found if not is_moment(name)]
+    more, moments = len(others) - _MAX_NAMES, len(found) - len(others)
+    shown = ", ".join(map(_shown, sorted(others)[:_MAX_NAMES]))
+    shown += f" and {more} more" if more > 0 else ""
+    counted = [f"the moments ({moments} variable{'s' * (moments > 1)})"] if moments else []
+    return ", ".join([*([shown] if shown else []), *counted])
+
+
+def is_moment(name: str) -> bool:
+    """Whether a variable is an optimizer's moment of another one."""
+    return name.endswith(("/adam_m", "/adam_v", "/momentum"))
 
 
 def _shown(name):

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 from official_bert.conversion import (
@@ -33,6 +34,7 @@ CONFIG_NAMES = {
     "hugging_face": ("config.json", "bert_config.json"),
 }
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
+_STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 _FLOATING = tuple(safetensors_files.DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
 
 
@@ -78,6 +80,16 @@ class Source:
             if any(row.part == part and row.official in self.weights for row in rows)
         )
         return (*found, self.head.part) if self.head else found
+
+    @property
+    def step(self) -> Tensor | None:
+        """The number of updates that its moments have seen; None if it does not hold that."""
+        # A run of ours counts skipped updates in global_step, too, and so its own name is first.
+        counters = sorted(self.counters.items(), reverse=True)
+        steps = [
+            t for n, t in counters if counts_updates(n) and not t.shape and t.dtype.kind in "iu"
+        ]
+        return steps[0] if steps else None
 
     @property
     def missing_parts(self) -> list[str]:
@@ -149,6 +161,8 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
 
 def _open(kind, file, config):
     dialect, found, counters, left_over = _READERS[kind](file, config)
+    if kind != "keras" and not any(name.startswith("bert/") for name in found):
+        finding.require_no_other_scope(kind, file, left_over)
     return Source(
         path=str(file),
         dialect=dialect,
@@ -184,6 +198,16 @@ def _labels(kind, file, head_weights):
     return heads.read_labels(labels_file) if labels_file else None
 
 
+def counts_updates(name: str) -> bool:
+    """Whether a counter is the number of updates."""
+    return _STEP.search(name) is not None
+
+
+def is_larger(source: Source) -> bool:
+    """Whether variables of the encoder itself are left over: its configuration is another's."""
+    return any(name.startswith(("bert/", "bert.")) for name in source.left_over)
+
+
 def _check_same_meaning(config, other, file):
     """Raises ValueError if the two models differ in a way that the shapes do not show."""
     for name in "num_attention_heads", "hidden_act":
@@ -216,16 +240,20 @@ def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) 
         for n, tensor in (source.weights | source.head_weights | source.slots).items()
         if tensor.dtype not in _FLOATING
     ]
-    left_over = [f"{n} {tensor.shape}" for n, tensor in source.left_over.items()]
-    if ignore_left_over:
-        left_over = []
+    left_over = [
+        n if names.is_moment(n) else f"{n} {tensor.shape}"
+        for n, tensor in source.left_over.items()
+        if not ignore_left_over
+    ]
     problems = {"missing": missing, "not as expected": others, "left over": left_over}
     if any(problems.values()):
+        can_be_left_out = not missing and not others and not is_larger(source)
         raise ValueError(
             f"{source.path} ({source.dialect}) does not fit its configuration. "
             + " ".join(
                 f"{what}: {names.listed(found)}." for what, found in problems.items() if found
             )
+            + (" Give --ignore_left_over to leave these out." * can_be_left_out)
         )
 
 

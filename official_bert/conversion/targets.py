@@ -9,8 +9,10 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from official_bert.conversion import (
     heads,
@@ -29,15 +31,15 @@ class Target(NamedTuple):
 
     Attributes:
         write: Function of (folder, source) that writes all files.
-        holds_slots: Whether moments can be written.
-        needs_heads: Whether it can hold only complete pre-training models.
+        holds_slots: Whether moments, and the number of updates that they have seen, can be written.
+        needed_parts: Function of a source: the parts without which it cannot be written.
         needs_vocabulary: Whether it needs a vocabulary.
         drops_unread: Whether it leaves out what a fine-tuned head does not read.
     """
 
     write: object
     holds_slots: bool = False
-    needs_heads: bool = False
+    needed_parts: Callable[[Source], tuple[str, ...]] = lambda source: ("encoder",)
     needs_vocabulary: bool = False
     drops_unread: bool = False
 
@@ -105,6 +107,8 @@ def _write_tf1(folder: pathlib.Path, source: Source) -> None:
     from official_bert.conversion import bundles
 
     tensors = {**source.weights, **source.head_weights, **source.slots}
+    if source.slots and source.step is not None:  # on which Adam's bias correction depends
+        tensors["global_step"] = source.step.cast(np.int64)
     bundles.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
@@ -139,6 +143,8 @@ def _write_json(path, content):
 TARGETS = {
     "huggingface": Target(_write_hugging_face, needs_vocabulary=True, drops_unread=True),
     "tf1": Target(_write_tf1, holds_slots=True),
-    "keras": Target(_write_keras, needs_heads=True),
-    "savedmodel": Target(_write_savedmodel, needs_heads=True, needs_vocabulary=True),
+    "keras": Target(_write_keras, needed_parts=keras_files.needed_parts),
+    "savedmodel": Target(
+        _write_savedmodel, needed_parts=lambda source: names.PARTS, needs_vocabulary=True
+    ),
 }

@@ -12,7 +12,6 @@ from official_bert.conversion import names
 
 _COUNTERS = ("iterations", "skipped_updates")
 _SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are saved under that
-_STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 
 
 def gather(
@@ -190,14 +189,12 @@ def _step_with_moments(model, optimizer, source):
             "--optimizer_type=lamb or adamw."
         )
     missing = [name for name in _slots(model, optimizer) if _official(name) not in source.slots]
-    # A run of ours counts the updates it skipped in global_step, too, and so its own name is first.
-    steps = [t for name, t in sorted(source.counters.items(), reverse=True) if _STEP.search(name)]
-    if missing or not steps:
+    if missing or source.step is None:
         raise ValueError(
             f"{source.path} ({source.dialect}) lacks what --init_moments needs: "
             f"{names.listed(missing) or 'the number of updates'}."
         )
-    return int(steps[0].read())
+    return int(source.step.read())
 
 
 def _official(name):
