@@ -22,7 +22,11 @@ from bert_checkpoints import (
 
 from official_bert import convert_checkpoint
 from official_bert.conversion import keras_files, sources
+from official_bert.model.classifier import BertClassifier
+from official_bert.model.encoder import BertEncoder
 from official_bert.model.pretrainer import BertPretrainer
+from official_bert.model.question_answering import BertQuestionAnswering
+from official_bert.training import checkpoints
 
 
 def model_of(arrays, config, dtype="float32"):
@@ -46,6 +50,64 @@ def test_what_is_written_is_what_keras_writes(tmp_path, shape):
         "tokenizer_config.json",
         "vocab.txt",
     }
+
+
+def make_fine_tuned(folder, model):
+    """A checkpoint with random weights of a model, which gets them too."""
+    make_source(folder)
+    rng = np.random.default_rng(3)
+    arrays = {v.path: rng.normal(0, 0.4, v.shape).astype("f4") for v in model.weights}
+    for variable in model.weights:
+        variable.assign(arrays[variable.path])
+    checkpoints.write_bundle(folder / "bert_model.ckpt", arrays)
+    return arrays
+
+
+MODELS = {
+    "classifier": lambda: BertClassifier(CONFIG, 3, seed=None),
+    "number": lambda: BertClassifier(CONFIG, 1, seed=None),
+    "answers": lambda: BertQuestionAnswering(CONFIG, seed=None),
+    "encoder": lambda: BertEncoder(CONFIG, seed=None),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_model_of_ours_goes_there_and_back_and_is_what_keras_writes(tmp_path, kind):
+    model = MODELS[kind]()
+    arrays = make_fine_tuned(tmp_path / "in", model)
+    if kind == "classifier":
+        (tmp_path / "in/labels.json").write_text('{"classes": ["no", "maybe", "yes"]}')
+    there = {"allow_missing_heads": kind == "encoder"}
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras", **there)
+    config = {"seed": None, "dtype": "float32"}
+    model.from_config(model.get_config() | config).save(tmp_path / "theirs.keras")
+    ours, theirs = (contents(tmp_path / f) for f in ("out/model.keras", "theirs.keras"))
+    assert ours[0] == theirs[0]
+    loaded = keras.models.load_model(tmp_path / "out/model.keras")
+    assert type(loaded) is type(model)
+    assert_same_bytes({v.path: v.numpy() for v in loaded.weights}, arrays)
+    assert (tmp_path / "out/labels.json").exists() == (kind == "classifier")
+    convert_checkpoint.convert(tmp_path / "out", tmp_path / "back", "tf1", **there)
+    assert_same_bytes(checkpoints.read_tensors(tmp_path / "back/bert_model.ckpt"), arrays)
+
+
+def test_a_model_for_answers_without_a_pooler_has_one_that_is_0(tmp_path):
+    arrays = make_fine_tuned(tmp_path / "in", MODELS["answers"]())
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "hf", "huggingface")
+    convert_checkpoint.convert(tmp_path / "hf", tmp_path / "keras", "keras")
+    loaded = keras.models.load_model(tmp_path / "keras/model.keras")
+    zeros = {n: np.zeros_like(a) for n, a in arrays.items() if "pooler" in n}
+    assert_same_bytes({v.path: v.numpy() for v in loaded.weights}, arrays | zeros)
+
+
+@pytest.mark.parametrize("part", ["pooler", "seq_relationship"])
+def test_a_model_for_keras_is_whole(tmp_path, part):
+    arrays = {n: a for n, a in make_source(tmp_path / "in").items() if part not in n}
+    checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
+    with pytest.raises(ValueError, match="must have .* for .*=keras; .* Use huggingface or tf1"):
+        convert_checkpoint.convert(
+            tmp_path / "in", tmp_path / "out", "keras", allow_missing_heads=True
+        )
 
 
 def contents(file):
@@ -107,7 +169,7 @@ def test_a_keras_file_alone_says_what_model_it_holds(tmp_path):
 def test_another_model_of_keras_is_refused(tmp_path):
     inputs = keras.Input((3,))
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match="holds a 'Functional', expected a 'BertPretrainer'"):
+    with pytest.raises(ValueError, match="must hold one of BertPretrainer, .*; got 'Functional'"):
         sources.open_checkpoint(tmp_path / "model.keras")
 
 

@@ -170,7 +170,7 @@ def _logits(graph, full_names):
     Several heads of tf-models call that layer alike. Which head it is follows from the attribute
     that holds it; one for each token, which is not known here, is held without a network between.
     """
-    parents: dict[int, list] = {}
+    parents = {}
     for number, node in enumerate(graph.nodes):
         for child in node.children:
             parents.setdefault(child.node_id, []).append((number, child.local_name))

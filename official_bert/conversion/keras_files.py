@@ -77,7 +77,7 @@ def _read_config(file):
         except _DAMAGE as error:
             raise _damaged(file, error) from None
     if not is_ours:
-        raise ValueError(f"{file} must hold a {' or '.join(_KINDS)}; got a {kind!r:.99}.")
+        raise ValueError(f"{file} must hold one of {', '.join(_KINDS)}; got {kind!r:.99}.")
     return kind, BertConfig.from_values(values, file)
 
 

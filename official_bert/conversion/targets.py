@@ -108,7 +108,7 @@ def _write_tf1(folder: pathlib.Path, source: Source) -> None:
 
     tensors = {**source.weights, **source.head_weights, **source.slots}
     if source.slots and source.step is not None:  # on which Adam's bias correction depends
-        tensors["global_step"] = source.step.cast(np.int64)
+        tensors["global_step"] = source.step.cast(np.dtype(np.int64))
     bundles.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
