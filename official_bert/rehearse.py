@@ -280,15 +280,15 @@ def rehearse_stage(
     from official_bert.model import flops
 
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
-    device = topology.device
+    device, freeze = topology.device, run.optimizer.freeze
     sequences = _sequences_a_core(run, stage, topology)
-    say(f"stage {index + 1}: {flops.describe(run.config, stage)}; {run.dtype}")
+    say(f"stage {index + 1}: {flops.describe(run.config, stage, freeze)}; {run.dtype}")
     started = time.monotonic()
     compiled = compile_stage(run, stage, topology)
     took = time.monotonic() - started
     ring = 2 * (topology.num_chips - 1) / topology.num_chips
     reducing = ring * compiled.reduced_bytes / chip.interconnect
-    model_flops = flops.step_flops(run.config, stage)
+    model_flops = flops.step_flops(run.config, stage, freeze)
     at_peak = model_flops / topology.num_cores / chip.flops
     say(
         f"  compiled in {took:.0f} s with micro-batches of {sequences // parts} sequences per "
@@ -422,7 +422,7 @@ def _next_parts(run, index, topology, parts, needed):
     stage = run.stages[index]
     fewest = parts + 1
     if needed is not None:
-        fixed = 4 * flops.reduced_bytes(run.config, stage)
+        fixed = 4 * flops.reduced_bytes(run.config, stage, run.optimizer.freeze)
         room = max(topology.chip.memory - fixed, 1)
         fewest = max(fewest, math.ceil(parts * (needed - fixed) / room))
     most = math.gcd(*(stage.batch_size // topology.num_cores for stage in run.stages))

@@ -1,16 +1,19 @@
 """FLOPs and reduced bytes: exact arithmetic, and TensorFlow's own count of the real graph."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from bert_shapes import BASE, LARGE, SMALL
 
-from official_bert import stacking
+from official_bert import recipes, stacking
+from official_bert.engines.device_peaks import peak_flops
 from official_bert.model import flops
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
+from official_bert.training.reports import updates_left
 
 # Wide beside the things that are not counted.
 WIDE = dataclasses.replace(SMALL, vocab_size=1000, max_position_embeddings=64)
@@ -42,11 +45,38 @@ def test_mslt_phases_of_24_layers_cost_twice_those_of_12():
 
 
 def test_a_frozen_layer_above_a_trained_one_still_passes_gradients_on():
-    layer = flops.layer_flops(BASE, 128)
+    layer, attention = flops.layer_flops(BASE, 128), 4 * 128**2 * 768  # which has no weights
     middle = stage_of(trained_layers=(4,), train_embeddings=False)
-    assert flops.encoder_flops(BASE, middle) == (4 * 1 + 3 + 7 * 2) * layer
+    expected = (4 * 1 + 3 + 7 * 2) * layer + 7 * attention
+    assert flops.encoder_flops(BASE, middle) == expected
     embeddings_only = stage_of(trained_layers=())
-    assert flops.encoder_flops(BASE, embeddings_only) == 12 * 2 * layer
+    assert flops.encoder_flops(BASE, embeddings_only) == 12 * (2 * layer + attention)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "like"),
+    [
+        (("embeddings/",), {"train_embeddings": False}),
+        (
+            ("embeddings/", r"layer_[0-5]/"),
+            {"train_embeddings": False, "trained_layers": range(6, 12)},
+        ),
+        (("encoder/",), {"trained_layers": ()}),
+    ],
+)
+def test_what_the_optimizer_freezes_costs_as_little_as_what_a_stage_freezes(freeze, like):
+    like = {name: tuple(v) if isinstance(v, range) else v for name, v in like.items()}
+    for count in (flops.step_flops, flops.reduced_bytes):
+        assert (
+            count(BASE, stage_of(), freeze)
+            == count(BASE, stage_of(**like))
+            < count(BASE, stage_of())
+        )
+    described, expected = (
+        flops.describe(BASE, stage_of(), freeze),
+        flops.describe(BASE, stage_of(**like)),
+    )
+    assert described == expected
 
 
 def test_bert_bases_forward_pass_is_that_of_its_published_shape():
@@ -84,14 +114,27 @@ def test_a_stage_is_described_by_what_it_trains_and_costs():
     assert "0.777 TFLOP, 89.9 MB of gradients" in text
 
 
+@pytest.mark.parametrize("name", ["bert_base_mslt", "bert_base_progressive_stacking", "bert_base"])
+def test_what_is_left_of_a_run_is_counted_by_work(name):
+    stages = recipes.RECIPES[name]().stages
+    costs = [flops.step_flops(BASE, stage) for stage in stages]
+    work = [stage.steps * cost for stage, cost in zip(stages, costs)]
+    assert updates_left(stages, costs, 0, 0) * costs[0] == pytest.approx(sum(work))
+    half = stages[0].steps + stages[1].steps // 2
+    left = (stages[1].steps - stages[1].steps // 2) * costs[1] + sum(work[2:])
+    assert updates_left(stages, costs, 1, half) * costs[1] == pytest.approx(left)
+
+
 # The graph that trains
 
 
-def training_graph(stage, config):
+def training_graph(stage, config, freeze=()):
     """The graph of a stage's forward and backward pass."""
     config = dataclasses.replace(config, num_hidden_layers=stage.depth_in(config))
     model = BertPretrainer(config)
-    variables = [v.value for v in model.weights if stacking.trained(v.path, stage)]
+    paths = {v.path for v in model.weights if stacking.trained(v.path, stage)}
+    paths -= {path for path in paths if any(re.search(pattern, path) for pattern in freeze)}
+    variables = [v.value for v in model.weights if v.path in paths]
 
     def forward_backward(batch):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -138,14 +181,15 @@ def segment_products(stage, config):
     return (2 if stage.train_embeddings else 1) * product
 
 
-def unread(stage, config):
+def unread(stage, config, last_kernels_train=True):
     """What the convention counts of the last layer, and no head reads.
 
     Q and output of attention, feed-forward layer, scores and mixtures, for S − 1 − P tokens.
     """
     hidden, inner, length = config.hidden_size, config.intermediate_size, stage.max_seq_length
     rows = stage.batch_size * (length - 1 - stage.max_predictions_per_seq)
-    return 3 * rows * 2 * (2 * hidden**2 + 2 * hidden * inner + 2 * length * hidden)
+    dense = (2 + last_kernels_train) * (2 * hidden**2 + 2 * hidden * inner)
+    return rows * 2 * (dense + 3 * 2 * length * hidden)
 
 
 @pytest.mark.parametrize("length", [16, 64])
@@ -167,6 +211,21 @@ def test_partial_stages_cost_the_products_of_the_real_graph(fields):
     assert counted == flops.step_flops(WIDE, stage) - unread(stage, WIDE) - never_done
 
 
+@pytest.mark.parametrize(
+    ("freeze", "last_kernels_train"),
+    [
+        ((r"layer_[23]/",), False),
+        (("/kernel",), False),
+        (("word_embeddings", "layer_0/", "pooler", "transform"), True),
+    ],
+)
+def test_frozen_variables_save_the_products_that_the_real_graph_lacks(freeze, last_kernels_train):
+    stage = stage_of(batch_size=3, max_seq_length=16, max_predictions_per_seq=5)
+    counted = products(training_graph(stage, WIDE, freeze)) - segment_products(stage, WIDE)
+    spared = unread(stage, WIDE, last_kernels_train)
+    assert counted == flops.step_flops(WIDE, stage, freeze) - spared
+
+
 def test_tensorflows_profiler_counts_the_same_within_a_percent_element_wise_work_included():
     # Its formula for batched products ignores that an operand is transposed, which makes no
     # difference where S is the size of a head, 64.
@@ -178,3 +237,35 @@ def test_tensorflows_profiler_counts_the_same_within_a_percent_element_wise_work
         training_graph(stage, config), options=options.with_empty_output().build()
     ).total_float_ops
     assert 1.0 < counted / (flops.step_flops(config, stage) - unread(stage, config)) < 1.01
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("A100-PCIE-40GB", 312e12),  # earlier drivers leave out the maker
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("Tesla T4", 65e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla V100-PCIE-32GB", 112e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        *dict.fromkeys(
+            ("NVIDIA RTX A1000", "NVIDIA T400", "NVIDIA T400 4GB", "Tesla T40 24GB")
+        ).items(),
+        *dict.fromkeys(
+            ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "GRID A100X-8C", "TPU v4 lite")
+        ).items(),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+        ("", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_of_exactly_this_name(name, peak):
+    assert peak_flops(name) == peak

@@ -1,6 +1,7 @@
 """What trains in a stage, and at which rates: layer-wise decay and freezing, beside PyTorch."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -14,6 +15,7 @@ from small_sentences import STAGE, make_run
 
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model import flops
 from official_bert.stages import Optimizer
 from official_bert.training import stage_model
 
@@ -218,3 +220,8 @@ def test_a_run_with_both_resumes_exactly_and_leaves_what_is_frozen_as_it_was(
     for variable in trainer.model.weights:
         stays = np.array_equal(variable.numpy(), before[variable.path])
         assert stays == any(part in variable.path for part in LOWER_HALF), variable.path
+    log = map(json.loads, (tmp_path / "whole/train_log.jsonl").read_text().splitlines())
+    timing = next(line["timing"] for line in log if line["kind"] == "train")
+    updates_per_second = timing["examples_per_second"] / STAGE.batch_size
+    cost = timing["model_flops_per_second"] / updates_per_second
+    assert cost == pytest.approx(flops.step_flops(run.config, STAGE, LOWER_HALF))

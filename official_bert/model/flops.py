@@ -5,12 +5,17 @@ no recomputation, no padding of shapes, no element-wise operations (some 1 % in 
 "share of the device's peak" is computed from them. Shapes: S tokens per sequence, H hidden,
 F feed-forward, V word pieces, P masked positions.
 
-A product's backward pass is two products of the same size, one for the gradient of its inputs and
-one for that of its weights. So, in units of the forward pass, a layer costs
+A product's backward pass is two products of the same size, one for the gradient of each operand.
+Of a dense layer the operands are its inputs and its kernel. So, in units of the forward pass, the
+dense layers of an encoder layer cost
 
-    3   if it trains,
-    2   if it is frozen above something that trains, which its inputs' gradient must reach,
-    1   if it and everything below it are frozen.
+    3   if they train,
+    2   if they are frozen above something that trains, which their inputs' gradient must reach,
+    1   if they and everything below them are frozen;
+
+scores and mixture of attention, which have no kernel, cost 3 wherever a gradient passes, else 1.
+Variables are frozen by a stage (`trained_layers`, `train_embeddings`) or by the optimizer's
+`freeze`, one by one: a frozen kernel in a layer where others train saves its own gradient.
 
 By this convention MSLT's five equal phases of a 12-layer encoder cost 9, 12, 15, 18 and 36 layers
 per sequence, 90 against the 180 of training all layers throughout: 2.0× less. The lowest trained
@@ -20,6 +25,8 @@ layer is counted in full as well, for all S tokens: the model computes queries, 
 follows them only for the 1 + P tokens that the heads read.
 """
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from official_bert.model.config import BertConfig
@@ -29,43 +36,49 @@ if TYPE_CHECKING:
 
 BYTES_OF_GRADIENT = 4  # gradients are summed over the replicas in float32
 
+_EMBEDDINGS = "bert/embeddings/"
+_WORDS = f"{_EMBEDDINGS}word_embeddings"  # and the tied output matrix
 
-def step_flops(config: BertConfig, stage: "Stage") -> int:
+
+def step_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Model FLOPs of one update: forward and backward pass over the global batch.
 
     Args:
         config: The run's `BertConfig`; its depth counts where the stage has none.
         stage: A `Stage`.
+        freeze: As of `stages.Optimizer`: expressions found in the paths of frozen variables.
 
     Returns:
-        An integer. The next-sentence head is counted as trained.
+        An integer. The next-sentence head is counted as trained, if it is not frozen.
     """
-    return stage.batch_size * (encoder_flops(config, stage) + head_flops(config, stage))
+    encoder, head = encoder_flops(config, stage, freeze), head_flops(config, stage, freeze)
+    return stage.batch_size * (encoder + head)
 
 
-def describe(config: BertConfig, stage: "Stage") -> str:
+def describe(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> str:
     """A line that says what a stage trains and what its updates cost."""
-    depth = stage.depth_in(config)
-    trained = depth if stage.trained_layers is None else len(stage.trained_layers)
-    embeddings = "" if stage.train_embeddings else ", embeddings frozen"
+    depth, trained = stage.depth_in(config), _trained(config, stage, freeze)
+    layers = sum(any(path.startswith(_layer(i)) for path in trained) for i in range(depth))
+    embeddings = "" if _trains_embeddings(trained) else ", embeddings frozen"
     return (
         f"{stage.steps:,} updates of {stage.batch_size:,} × {stage.max_seq_length} tokens; "
-        f"{depth} layers, {trained} of them trained{embeddings}; per update: "
-        f"{step_flops(config, stage) / 1e12:,.3g} TFLOP, "
-        f"{reduced_bytes(config, stage) / 1e6:,.3g} MB of gradients"
+        f"{depth} layers, {layers} of them trained{embeddings}; per update: "
+        f"{step_flops(config, stage, freeze) / 1e12:,.3g} TFLOP, "
+        f"{reduced_bytes(config, stage, freeze) / 1e6:,.3g} MB of gradients"
     )
 
 
-def encoder_flops(config: BertConfig, stage: "Stage") -> int:
+def encoder_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Model FLOPs of the encoder layers, forward and backward, for one sequence."""
-    depth = stage.depth_in(config)
-    trained = range(depth) if stage.trained_layers is None else stage.trained_layers
-    cost, gradient_flows = 0, stage.train_embeddings
-    for layer in range(depth):
-        trains = layer in trained
-        cost += 1 + (2 if trains else gradient_flows)
-        gradient_flows = gradient_flows or trains
-    return cost * layer_flops(config, stage.max_seq_length)
+    length, trained = stage.max_seq_length, _trained(config, stage, freeze)
+    cost, gradient_flows = 0, _trains_embeddings(trained)
+    for layer in range(stage.depth_in(config)):
+        mine = {path: size for path, size in trained.items() if path.startswith(_layer(layer))}
+        gradient_flows = gradient_flows or bool(mine)
+        kernels = sum(size for path, size in mine.items() if path.endswith("/kernel"))
+        cost += (1 + gradient_flows) * layer_flops(config, length)
+        cost += gradient_flows * _attention_flops(config, length) + 2 * length * kernels
+    return cost
 
 
 def layer_flops(config: BertConfig, length: int) -> int:
@@ -75,52 +88,90 @@ def layer_flops(config: BertConfig, length: int) -> int:
     """
     hidden, inner = config.hidden_size, config.intermediate_size
     dense = 2 * length * (4 * hidden**2 + 2 * hidden * inner)
-    return dense + 2 * 2 * length**2 * hidden
+    return dense + _attention_flops(config, length)
 
 
-def head_flops(config: BertConfig, stage: "Stage") -> int:
+def _attention_flops(config, length):
+    return 2 * 2 * length**2 * config.hidden_size
+
+
+def head_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Model FLOPs of pooler and heads, forward and backward, for one sequence.
 
     2 P H (H + V) for the masked-LM head at its P positions, 2 H (H + 2) for pooler and
-    next-sentence head. All train; where the embeddings are frozen, the tied output matrix gets no
-    gradient.
+    next-sentence head. All train that are not frozen by `freeze`; where the word embeddings are
+    frozen, the tied output matrix gets no gradient.
     """
-    hidden, positions = config.hidden_size, stage.max_predictions_per_seq
-    dense = 2 * positions * hidden**2 + 2 * hidden * (hidden + 2)
-    tied = 2 * positions * hidden * config.vocab_size
-    return 3 * dense + (3 if stage.train_embeddings else 2) * tied
+    trained, positions = _trained(config, stage, freeze), stage.max_predictions_per_seq
+    sizes = parameters(config, stage.depth_in(config))
+    below = any(path.startswith((_EMBEDDINGS, "bert/encoder/")) for path in trained)
+    cost = 0
+    for products in (
+        {"bert/pooler/dense/kernel": 1, "cls/seq_relationship/output_weights": 1},
+        {"cls/predictions/transform/dense/kernel": positions, _WORDS: positions},
+    ):
+        gradient_flows = below
+        for path, rows in products.items():
+            layer = path.rpartition("/")[0].removesuffix("/dense")
+            if path != _WORDS:  # which is below already
+                gradient_flows = gradient_flows or any(p.startswith(layer) for p in trained)
+            cost += 2 * rows * sizes[path] * (1 + gradient_flows + (path in trained))
+    return cost
 
 
-def reduced_bytes(config: BertConfig, stage: "Stage") -> int:
+def reduced_bytes(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Bytes of gradient that one update sums over the replicas: 4 for each trained parameter.
 
     A ring moves 2 (n - 1) / n times as many in and out of each of n members. The pooler and the
-    next-sentence head are counted as trained.
+    next-sentence head are counted as trained, if they are not frozen.
     """
-    depth = stage.depth_in(config)
-    layers = depth if stage.trained_layers is None else len(stage.trained_layers)
-    parameters = layers * layer_parameters(config) + head_parameters(config)
-    if stage.train_embeddings:
-        parameters += embedding_parameters(config)
-    return BYTES_OF_GRADIENT * parameters
+    return BYTES_OF_GRADIENT * sum(_trained(config, stage, freeze).values())
 
 
-def layer_parameters(config: BertConfig) -> int:
-    """Parameters of one encoder layer: kernels, biases and two LayerNorms."""
+def parameters(config: BertConfig, depth: int) -> dict[str, int]:
+    """Numbers of parameters of the model that is pre-trained, by the paths of its variables."""
     hidden, inner = config.hidden_size, config.intermediate_size
-    attention = 4 * (hidden**2 + hidden)
-    feed_forward = hidden * inner + inner + inner * hidden + hidden
-    return attention + feed_forward + 2 * 2 * hidden
+    sizes = {
+        _WORDS: config.vocab_size * hidden,
+        f"{_EMBEDDINGS}token_type_embeddings": config.type_vocab_size * hidden,
+        f"{_EMBEDDINGS}position_embeddings": config.max_position_embeddings * hidden,
+        "cls/predictions/output_bias": config.vocab_size,
+        "cls/seq_relationship/output_weights": 2 * hidden,
+        "cls/seq_relationship/output_bias": 2,
+    }
+    dense = {"bert/pooler/": (hidden, hidden), "cls/predictions/transform/": (hidden, hidden)}
+    norms = [_EMBEDDINGS, "cls/predictions/transform/"]
+    for layer in map(_layer, range(depth)):
+        for name in ("query", "key", "value"):
+            sizes[f"{layer}attention/self/{name}/kernel"] = hidden**2
+            sizes[f"{layer}attention/self/{name}/bias"] = hidden
+        dense |= {f"{layer}attention/output/": (hidden, hidden)}
+        dense |= {f"{layer}intermediate/": (hidden, inner), f"{layer}output/": (inner, hidden)}
+        norms += [f"{layer}attention/output/", f"{layer}output/"]
+    for name, (inputs, outputs) in dense.items():
+        sizes |= {f"{name}dense/kernel": inputs * outputs, f"{name}dense/bias": outputs}
+    for name in norms:
+        sizes |= dict.fromkeys((f"{name}LayerNorm/gamma", f"{name}LayerNorm/beta"), hidden)
+    return sizes
 
 
-def embedding_parameters(config: BertConfig) -> int:
-    """Parameters of the three embedding tables and their LayerNorm."""
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    return (rows + 2) * config.hidden_size
+def _trained(config, stage, freeze):
+    """`parameters` less those that the stage or an expression of `freeze` leaves as they are."""
+    depth = stage.depth_in(config)
+    frozen = [] if stage.train_embeddings else [_EMBEDDINGS]
+    if stage.trained_layers is not None:
+        frozen += [_layer(layer) for layer in range(depth) if layer not in stage.trained_layers]
+    return {
+        path: size
+        for path, size in parameters(config, depth).items()
+        if not path.startswith(tuple(frozen))
+        and not any(re.search(pattern, path) for pattern in freeze)
+    }
 
 
-def head_parameters(config: BertConfig) -> int:
-    """Parameters of pooler, masked-LM transform, LayerNorm and bias, and next-sentence head."""
-    hidden = config.hidden_size
-    pooler = transform = hidden**2 + hidden
-    return pooler + transform + 2 * hidden + config.vocab_size + 2 * hidden + 2
+def _layer(number):
+    return f"bert/encoder/layer_{number}/"
+
+
+def _trains_embeddings(trained):
+    return any(path.startswith(_EMBEDDINGS) for path in trained)

@@ -53,18 +53,13 @@ def require(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
 
 def checkpoint_bytes(run: "Run", stage: "Stage") -> int:
     """Size of a checkpoint of this stage: all weights, and the optimizer's slots of what trains."""
-    slots = len(run.optimizer.slot_names) * flops.reduced_bytes(run.config, stage)
-    return weight_bytes(run.config, stage) + slots
+    slot = flops.reduced_bytes(run.config, stage, run.optimizer.freeze)
+    return weight_bytes(run.config, stage) + len(run.optimizer.slot_names) * slot
 
 
 def weight_bytes(config: BertConfig, stage: "Stage") -> int:
     """Size of the weights alone."""
-    parameters = (
-        stage.depth_in(config) * flops.layer_parameters(config)
-        + flops.embedding_parameters(config)
-        + flops.head_parameters(config)
-    )
-    return BYTES_OF_NUMBER * parameters
+    return BYTES_OF_NUMBER * sum(flops.parameters(config, stage.depth_in(config)).values())
 
 
 def _checkpoints(run, options):

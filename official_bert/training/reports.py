@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import keras
@@ -16,7 +16,7 @@ from official_bert.training.training_log import TrainingLog, progress_line
 if TYPE_CHECKING:
     from official_bert.engines.engine import Engine, Reductions
     from official_bert.engines.loop_state import State
-    from official_bert.stages import LoopOptions, Run
+    from official_bert.stages import LoopOptions, Run, Stage
 
 Done = TypeVar("Done")
 
@@ -38,6 +38,9 @@ class Reports:
         self._run = run
         self._engine, self._speaks = engine, engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
+        self._flops_per_update = [
+            flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages
+        ]
         self._measures_input_wait = engine.measures_input_wait
         self._learning_rate = run.learning_rate()
         self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
@@ -106,7 +109,7 @@ class Reports:
             optimizer: The optimizer, which has recorded telemetry.
             pace: A `Pace` that has watched these updates.
         """
-        run, stage = self._run, self._run.stages[stage_index]
+        run = self._run
         metrics = run.task.metrics(state["sums"])
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm = telemetry.gradient_norm(optimizer)
@@ -114,7 +117,7 @@ class Reports:
         skipped = int(self._engine.values([optimizer.skipped_updates])[0])
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.log.last("train")
-        timing = self._timing(stage, state, pace, step - self._last["step"])
+        timing = self._timing(stage_index, state, pace, step - self._last["step"])
         self.log.write(
             kind="train",
             step=step,
@@ -139,7 +142,8 @@ class Reports:
                 skipped=skipped - self._last["skipped_updates"],
                 learning_rate=learning_rate,
                 examples_per_second=timing["examples_per_second"],
-                seconds=_updates_left(run, stage_index, step) / pace.steps_per_second,
+                seconds=updates_left(run.stages, self._flops_per_update, stage_index, step)
+                / pace.steps_per_second,
             )
         )
         self._last = {"step": step, "skipped_updates": skipped}
@@ -149,8 +153,9 @@ class Reports:
         self._summarise("eval", step, metrics)
         self.say(f"held out: {self._run.task.held_out_line(metrics)}")
 
-    def _timing(self, stage, state, pace, updates):
-        per_second = pace.steps_per_second * flops.step_flops(self._run.config, stage)
+    def _timing(self, index, state, pace, updates):
+        stage = self._run.stages[index]
+        per_second = pace.steps_per_second * self._flops_per_update[index]
         tokens = state["sums"][self._run.task.sums.index("tokens")] / updates  # without padding
         timing = {
             "seconds": pace.seconds,
@@ -251,8 +256,15 @@ class Profiler:
             self._engine.stop_profile()
 
 
-def _updates_left(run, index, step):
-    """What is left of the run, in updates of this stage, counting tokens."""
-    end = sum(stage.steps for stage in run.stages[: index + 1])
-    here = run.stages[index].tokens
-    return end - step + sum(stage.steps * stage.tokens / here for stage in run.stages[index + 1 :])
+def updates_left(stages: "Sequence[Stage]", costs: Sequence[float], index: int, step: int) -> float:
+    """What is left of a run after `step` updates, in updates of the stage `index`, by their work.
+
+    Args:
+        stages: The run's `stages.Stage`s.
+        costs: FLOPs of an update of each.
+        index: The stage that is trained.
+        step: Updates done, of all stages.
+    """
+    end = sum(stage.steps for stage in stages[: index + 1])
+    work = [stage.steps * cost for stage, cost in zip(stages, costs, strict=True)]
+    return end - step + sum(work[index + 1 :]) / costs[index]

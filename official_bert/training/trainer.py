@@ -161,10 +161,10 @@ class Trainer:
         end = self._ends[index]
         if self.step == self._begin(index):
             self._good.begin_stage()
-        described = flops.describe(self.run.config, stage)
+        described = flops.describe(self.run.config, stage, self.run.optimizer.freeze)
         if self.run.optimizer.freeze:
             trained = len(self.model.trainable_variables), len(self.model.weights)
-            described += " before freezing; {} of {} variables train".format(*trained)
+            described += "; {} of {} variables train".format(*trained)
         self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
         batches = self.engine.feed(
             lambda *shard: self._records.training(stage, *shard), range(self.step, end)
