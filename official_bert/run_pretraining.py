@@ -108,7 +108,8 @@ def _trainer(values):
     options = _options(values)
     if run.minutes:
         # With an engine of its own: what it reads ahead and cannot read is no error of the run.
-        run = budget.fix(run, options, engine.another(), values.model_dir)
+        place = values.model_dir, values.resume_from
+        run = budget.fix(run, options, engine.another(), *place)
     return trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
 
 

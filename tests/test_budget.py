@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import small_runs
+import tensorflow as tf
 from absl import flags
 
 from official_bert import pretraining_flags, recipes, run_pretraining
-from official_bert.stages import LoopOptions, Run, Stage
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model.config import BertConfig
+from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.system import commands
 from official_bert.training import budget, model_directory
+from official_bert.training.run_records import RunRecords
+from official_bert.training.trainer import Trainer
 
 FIRST = Stage(
     steps=900,
@@ -82,11 +89,109 @@ def test_the_updates_fill_the_time_in_the_proportions_and_with_the_warmup_of_the
         assert dataclasses.replace(stage, **changed) == before
 
 
-def test_a_budget_that_has_no_room_for_every_stage_is_refused():
-    with pytest.raises(
-        ValueError, match=r"too small: 0 s are left .* takes 0.01, 0.05 s in the 2 stages"
-    ):
-        budget.fitted((FIRST, SECOND), (0.01, 0.05), 0.1)
+class Slow(TfDistribute):
+    """Takes a time that is known, and makes nothing else."""
+
+    COMPILES, UPDATES, EVALUATES = 0.1, 0.02, 0.03
+
+    def __init__(self):
+        super().__init__(tf.distribute.get_strategy())
+        self.slept, self.evaluated = 0.0, 0
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        self.slept += seconds
+
+    def training_loop(self, run, model, optimizer):
+        compiled = []
+
+        def loop(batches, first_step, steps, state):
+            self.sleep(0 if compiled else self.COMPILES)
+            compiled.append(True)
+            self.sleep(steps * self.UPDATES)
+            return state
+
+        return loop
+
+    def evaluation_step(self, task, model):
+        def step(batches):
+            next(batches)
+            self.evaluated += 1
+            self.sleep(self.EVALUATES)
+            return 0.0
+
+        return step
+
+
+def three_stages(corpus, minutes, **settings):
+    return small_runs.make_run(corpus, (SECOND, FIRST, SECOND), minutes=minutes, **settings)
+
+
+def evaluated_options(corpus, **settings):
+    return LoopOptions(eval_files=(corpus.held_out,), steps_per_loop=100, **settings)
+
+
+@pytest.mark.parametrize("minutes", [0.05, 0.2])
+def test_measuring_takes_a_tenth_of_the_budget_and_shows_what_it_does(
+    small_corpus, tmp_path, minutes
+):
+    engine, said = Slow(), []
+    run = three_stages(small_corpus, minutes=minutes)
+    options = evaluated_options(small_corpus, eval_batch_size=1)
+    if minutes < 0.1:  # the evaluations alone take longer: that is found in time, too
+        with pytest.raises(ValueError, match=r"minutes must be at least \d.* got 0.05\. .* fewer"):
+            budget.fix(run, options, engine, tmp_path, say=said.append)
+    else:
+        options = dataclasses.replace(options, eval_batch_size=64)
+        fixed = budget.fix(run, options, engine, tmp_path, say=said.append)
+        seconds = Slow.UPDATES * fixed.total_steps
+        assert 0.5 * 60 * minutes < seconds < 60 * minutes
+    unavoidable = Slow.COMPILES + 2 * Slow.UPDATES + 2 * Slow.EVALUATES  # of the first stage
+    assert engine.slept < 6 * minutes + unavoidable
+    assert re.match(r"budget: measuring stage 2 of 3, for at most [\d.]+ s", said[0])
+    assert any("estimated from its FLOPs" in line for line in said) or len(said) == 4
+
+
+def test_evaluating_is_measured_by_some_batches_and_reckoned_for_all(small_corpus, tmp_path):
+    engine = Slow()
+    options = evaluated_options(small_corpus, eval_batch_size=32, eval_steps=10)
+    stage = dataclasses.replace(FIRST, steps=100, warmup_steps=10)
+    run = small_runs.make_run(small_corpus, (stage,), minutes=0.3)
+    fixed = budget.fix(run, options, engine, tmp_path, say=lambda line: None)
+    batches = RunRecords(run, options, (0, 1)).held_out(stage).num_batches
+    assert engine.evaluated <= 10 < batches
+    each = Slow.UPDATES + batches * Slow.EVALUATES / 10
+    assert 0.6 * 18 < fixed.total_steps * each + batches * Slow.EVALUATES < 18
+
+
+class Unmeasured(TfDistribute):
+    def training_loop(self, run, model, optimizer):
+        pytest.fail("measured before all was checked")
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_options", "resume_from", "message"),
+    [
+        ({"gradient_accumulation_steps": 3}, {}, None, "8 is not a multiple of 3"),
+        ({}, {"eval_files": ("nowhere/*",)}, None, "nowhere"),
+        ({"init_checkpoint": "nowhere/bert_model.ckpt"}, {}, None, "nowhere"),
+        ({"optimizer": Optimizer(freeze=("layer_9",))}, {}, None, "layer_9"),
+        ({"config": BertConfig(max_position_embeddings=16)}, {}, None, "max_position_embeddings"),
+        ({}, {}, 7, "resume_from=7"),
+    ],
+)
+def test_what_the_loop_would_refuse_is_refused_alike_before_anything_is_measured(
+    small_corpus, tmp_path, of_run, of_options, resume_from, message
+):
+    run = three_stages(small_corpus, minutes=10, **of_run)
+    options = LoopOptions(**{"eval_files": (small_corpus.held_out,), **of_options})
+    errors = []
+    for begin, engine in ((budget.fix, Unmeasured), (Trainer, TfDistribute)):
+        place = engine(tf.distribute.get_strategy()), tmp_path / "model"
+        with pytest.raises((ValueError, OSError), match=message) as caught:
+            begin(run, options, *place, resume_from)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
 
 
 def test_workers_whose_clocks_differ_make_the_same_number_of_measured_calls():

@@ -6,16 +6,24 @@ resumed takes it from there, however fast the machine is then.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from official_bert.engines.loop_state import first_state
+from official_bert.model import flops
 from official_bert.system.places import AnyPath, place
-from official_bert.training import evaluation, model_directory
+from official_bert.training import (
+    checkpoints,
+    disk_space,
+    model_directory,
+    model_state,
+    run_checks,
+)
 from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
@@ -23,8 +31,20 @@ if TYPE_CHECKING:
     from official_bert.engines.engine import Engine
     from official_bert.stages import LoopOptions, Run, Stage
 
-MEASURED_SECONDS, MEASURED_SHARE = 4.0, 0.02  # of each stage; at most this share of the budget
-MIN_UPDATES = 8
+MEASURED_SHARE = 0.1  # of the budget, at most: what is left over by then is estimated
+MEASURED_SECONDS = 4.0  # of a stage's updates, at most
+MEASURED_CALL = 1.0  # seconds that a call of several updates may take: what begins it is little
+MEASURED_BATCHES = 8  # held-out ones of a stage, at most
+
+show = functools.partial(print, flush=True)
+
+
+class Cost(NamedTuple):
+    """What a stage takes, in seconds."""
+
+    update: float
+    evaluation: float  # of all held-out records
+    once: float  # to trace and compile
 
 
 def fix(
@@ -32,42 +52,50 @@ def fix(
     options: "LoopOptions",
     engine: "Engine",
     model_dir: AnyPath,
-    say: Callable[[str], object] = print,
+    resume_from: int | None = None,
+    say: Callable[[str], object] = show,
 ) -> "Run":
     """The run with as many updates as fit into its `minutes`.
 
-    A run that has begun in `model_dir` keeps its number of updates. A new one is measured: some
-    updates of each stage, on a model that is thrown away, and one evaluation. The minutes count
-    from the call of this function; saving checkpoints is not measured.
+    A run that has begun in `model_dir` keeps its number of updates. A new one is measured, when all
+    has been checked that the loop will check: some updates and held-out batches of each stage, on a
+    model that is thrown away. That takes at most a tenth of the minutes, but for a first update,
+    which is always made. Stages that are not reached by then are estimated from their FLOPs. The
+    minutes count from the call of this function; saving checkpoints is not measured.
 
     Args:
         run: A `stages.Run` with `minutes`; the updates of its stages are proportions.
         options: A `stages.LoopOptions`.
         engine: Where the model will live.
         model_dir: The run's model directory.
-        say: Takes a line about what was found.
+        resume_from: As of `trainer.Trainer`.
+        say: Takes a line about what is done and found.
 
     Raises:
-        ValueError: if the budget is too small for one update of each stage, or `run.json` is
-            damaged.
+        ValueError: if the budget is too small for one update of each stage, `run.json` is damaged,
+            or as `trainer.Trainer`.
+        OSError: as `trainer.Trainer`.
     """
     started = time.monotonic()
     begun = model_directory.describes(place(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
-    costs = [_costs(run, options, engine, stage) for stage in run.stages]
-    # One number on all workers: the slowest says how long an update takes.
-    each = [seconds for cost in costs for seconds in cost]
-    slowest = engine.from_all_workers([time.monotonic() - started, *each])
-    spent, *each = slowest.max(axis=0).tolist()
-    updates, ends = each[::2], each[1::2]
-    stages = fitted(run.stages, updates, 60 * (run.minutes or 0.0) - spent - sum(ends))
-    if engine.is_chief:
-        counts = ", ".join(
-            f"{stage.steps} × {1000 * seconds:.0f} ms"
-            for stage, seconds in zip(stages, updates, strict=True)
-        )
-        say(f"budget of {run.minutes:g} minutes, measured in {spent:.0f} s: updates {counts}")
+    tell = say if engine.is_chief else lambda line: None
+    seconds = 60 * (run.minutes or 0.0)
+    records = RunRecords(run, options, engine.shard)
+    _check(run, options, engine, records, model_dir, resume_from)
+    costs = _measured(run, options, engine, records, started + MEASURED_SHARE * seconds, tell)
+    every = options.eval_steps or math.inf
+    updates = [cost.update + cost.evaluation / every for cost in costs]
+    spent = _slowest(engine, time.monotonic() - started)
+    once = sum(cost.once for cost in costs)
+    evaluations = sum(cost.evaluation for cost in costs)  # at the ends of the stages
+    _require_room(run, updates, spent, once, evaluations)
+    stages = fitted(run.stages, updates, seconds - spent - once - evaluations)
+    counts = ", ".join(
+        f"{stage.steps} × {1000 * each:.0f} ms" for stage, each in zip(stages, updates, strict=True)
+    )
+    tell(f"budget of {run.minutes:g} minutes, measured in {spent:.0f} s: updates {counts}")
     return dataclasses.replace(run, stages=stages)
 
 
@@ -83,19 +111,9 @@ def fitted(
 
     Returns:
         The stages; the warm-up is the same share of each as before.
-
-    Raises:
-        ValueError: if that is less than one update of each stage.
     """
     planned = sum(stage.steps * each for stage, each in zip(stages, seconds, strict=True))
-    factor = available / planned
-    steps = [int(factor * stage.steps) for stage in stages]
-    if min(steps) < 1:
-        raise ValueError(
-            f"The budget is too small: {available:.0f} s are left for updates, and one update "
-            f"takes {', '.join(f'{each:.2f}' for each in seconds)} s in the {len(stages)} stages "
-            "of this recipe; give more minutes."
-        )
+    steps = [max(1, int(available / planned * stage.steps)) for stage in stages]
     return tuple(
         dataclasses.replace(
             stage, steps=count, warmup_steps=round(stage.warmup_steps * count / stage.steps)
@@ -139,31 +157,127 @@ def _with_updates_of(run, described):
     return dataclasses.replace(run, stages=tuple(fixed))
 
 
-def _costs(run, options, engine, stage):
-    """Seconds per update of a stage, with its share of the evaluations; and at the stage's end."""
-    records = RunRecords(run, options, engine.shard)
+def _require_room(run, updates, spent, once, evaluations):
+    """Refuses a budget that has no room for one update of each stage."""
+    available = 60 * (run.minutes or 0.0) - spent - once - evaluations
+    planned = sum(stage.steps * each for stage, each in zip(run.stages, updates, strict=True))
+    lacking = planned / min(stage.steps for stage in run.stages) - available
+    if lacking > 0:
+        least = math.ceil(10 * (run.minutes or 0.0) + lacking / 6) / 10
+        raise ValueError(
+            f"minutes must be at least {least:.1f} for one update of every stage; got "
+            f"{run.minutes:g}. Measuring took {spent:.0f} s, tracing and compiling the stages will "
+            f"take {once:.0f} s, evaluating at their ends {evaluations:.0f} s, an update "
+            f"{', '.join(f'{each:.2f}' for each in updates)} s. Give more minutes"
+            + (", or fewer records in eval_files." if evaluations > spent + once else ".")
+        )
+
+
+def _check(run, options, engine, records, model_dir, resume_from):
+    """What the loop will check, but for what depends on the number of updates."""
+    run_checks.claim(
+        run,
+        dataclasses.replace(options, profile_steps=None),
+        engine,
+        records,
+        place(model_dir),
+        resume_from,
+    )
+    checkpoints.CheckpointStore(model_dir)  # makes the directory
+    fewest = dataclasses.replace(options, save_checkpoints_steps=0)
+    disk_space.require(place(model_dir), run, fewest)
+    if run.init_checkpoint or run.optimizer.freeze:
+        with engine.scope():
+            model, optimizer = make_model_and_optimizer(run, run.stages[0])
+        if run.init_checkpoint:
+            of_optimizer = optimizer if run.init_moments else None
+            model_state.load_weights(model, run.init_checkpoint, of_optimizer)
+
+
+def _measured(run, options, engine, records, until, tell):
+    """The `Cost` of every stage: measured up to a time, the one with the most work first."""
+    work = [flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages]
+    order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
+    costs, took = {}, 0.0
+    for index in order:
+        left = until - time.monotonic()
+        if costs and _slowest(engine, took - left) > 0:
+            break
+        tell(f"budget: measuring stage {index + 1} of {len(order)}, for at most {left:.0f} s")
+        started = time.monotonic()
+        share = left / (len(order) - len(costs))
+        costs[index] = _cost(run, options, engine, records, run.stages[index], share)
+        took = time.monotonic() - started
+    known = costs[order[0]]
+    first = run.stages[order[0]]
+    for index in order[len(costs) :]:
+        tell(f"budget: stage {index + 1} is estimated from its FLOPs")
+        ratio = work[index] / work[order[0]]
+        of_row = ratio * first.batch_size / run.stages[index].batch_size
+        costs[index] = Cost(ratio * known.update, of_row * known.evaluation, known.once)
+    return [costs[index] for index in range(len(order))]
+
+
+def _cost(run, options, engine, records, stage, seconds):
+    """The `Cost` of a stage, measured on a model of its own in about so many seconds."""
     with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
     loop = engine.training_loop(run, model, optimizer)
-    steps = options.steps_per_loop
     batches = engine.feed(lambda *shard: records.training(stage, *shard), range(10**9))
-    state = first_state(run)
-    first = time.monotonic()
-    state = loop(batches, 0, steps, state)  # traces and compiles, as the run itself will
-    compiled = time.monotonic()
-    a_call = seconds_of_a_call(
-        lambda call: loop(batches, steps * (1 + call), steps, state),
-        engine.from_all_workers,
-        seconds=min(MEASURED_SECONDS, 60 * run.minutes * MEASURED_SHARE),
-        calls=math.ceil(MIN_UPDATES / steps),
-    )
-    an_update = a_call / steps
-    at_the_end = max(0.0, compiled - first - a_call)
-    if options.eval_files:
-        evaluate = evaluation.Evaluator(run.task, model, engine)
+    state, done = first_state(run), 0
+
+    def train(steps):
+        nonlocal done
+        loop(batches, done, steps, state)
+        done += steps
+
+    def timed(work):
         started = time.monotonic()
-        evaluate(lambda *shard: records.held_out(stage, *shard))
-        seconds = time.monotonic() - started
-        at_the_end += seconds
-        an_update += seconds / options.eval_steps if options.eval_steps else 0.0
-    return an_update, at_the_end
+        done = work()
+        return done, _slowest(engine, time.monotonic() - started)
+
+    began = time.monotonic()
+    _, first = timed(lambda: train(1))  # traces and compiles, as the run itself will
+    left = _slowest(engine, seconds - (time.monotonic() - began))
+    update = seconds_of_a_call(
+        lambda _: train(1),
+        engine.from_all_workers,
+        seconds=min(MEASURED_SECONDS, left) / 4,
+        calls=1,
+    )
+    several = min(options.steps_per_loop, int(MEASURED_CALL / update))
+    # In a call of several updates each takes less; some engines compile it anew.
+    if several > 1 and first + 4 * MEASURED_CALL < left:
+        train(several)
+        call = seconds_of_a_call(
+            lambda _: train(several),
+            engine.from_all_workers,
+            seconds=min(MEASURED_SECONDS, left / 4),
+            calls=1,
+        )
+        update = min(update, call / several)
+    if not options.eval_files:
+        return Cost(update, 0.0, max(0.0, first - update))
+    step = engine.evaluation_step(run.task, model)
+
+    def begin():
+        of_shard = engine.feed(lambda *shard: records.held_out(stage, *shard), range(count))
+        return of_shard, np.asarray(step(of_shard))
+
+    count = records.held_out(stage, *engine.shard).num_batches
+    traced = timed(begin)[1]
+    (batches, _), opened = timed(begin)
+    each = []
+    while len(each) < min(count - 1, MEASURED_BATCHES) and sum(each) < left / 4:
+        each.append(timed(lambda: np.asarray(step(batches)))[1])
+    batch = sum(each) / len(each) if each else opened
+    return Cost(
+        update=update,
+        evaluation=opened + (count - 1) * batch,
+        once=max(0.0, first - update) + max(0.0, traced - opened),
+    )
+
+
+def _slowest(engine, seconds):
+    """The largest of all workers' numbers, by which all of them decide the same."""
+    return float(engine.from_all_workers([seconds]).max())

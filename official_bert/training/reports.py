@@ -186,7 +186,7 @@ class Pace:
 
     def __init__(self, seconds: float):
         self.seconds = seconds  # of training, over all processes that have worked on the run
-        self.steps_per_second: float | None = None
+        self.steps_per_second = math.nan
         self._steps, self._since = 0, 0.0  # since the last report
         self._is_warm = False
 

@@ -1,12 +1,47 @@
-"""What is checked of a run before the work: whether it fits the devices; what has no effect."""
+"""What is checked of a run before the work: whether it fits devices, records and its directory.
+
+`claim` is all of it, for the loop and for what is measured before one; `warnings` are about what
+has no effect.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from official_bert import stacking
+from official_bert.training import model_directory
 
 if TYPE_CHECKING:
+    from official_bert.engines.engine import Engine
     from official_bert.stages import LoopOptions, Run
+    from official_bert.system.places import Place
+    from official_bert.training.run_records import RunRecords
+
+
+def claim(
+    run: "Run",
+    options: "LoopOptions",
+    engine: "Engine",
+    records: "RunRecords",
+    model_dir: "Place",
+    resume_from: int | None = None,
+) -> model_directory.Claim:
+    """A run's right to its model directory, once its stages and records are found to be in order.
+
+    Args:
+        run: A `stages.Run`.
+        options: A `stages.LoopOptions`.
+        engine: Where the model is to live.
+        records: Those of the run.
+        model_dir: Its directory.
+        resume_from: Step of the checkpoint to return to.
+
+    Raises:
+        ValueError: as `check`, `RunRecords.check` and `model_directory.check`.
+        OSError: if a file cannot be read.
+    """
+    check(run, options, engine.num_replicas)
+    description = run.describe() | {"records": records.check(engine.accept)}
+    return model_directory.check(model_dir, run.config, description, resume_from)
 
 
 def check(run: "Run", options: "LoopOptions", replicas: int) -> None:

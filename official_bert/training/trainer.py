@@ -86,10 +86,8 @@ class Trainer:
             options.profile_steps, self.model_dir / "summaries" / "train", engine
         )
         self._records = RunRecords(run, options, engine.shard)
-        run_checks.check(run, options, engine.num_replicas)
-        self._description = run.describe() | {"records": self._records.check(engine.accept)}
-        self._claim = model_directory.check(
-            self.model_dir, run.config, self._description, resume_from
+        self._claim = run_checks.claim(
+            run, options, engine, self._records, self.model_dir, resume_from
         )
         self._store = checkpoints.CheckpointStore(
             model_dir, options.keep_checkpoint_max, self._claim.abandoned()
@@ -344,7 +342,7 @@ class Trainer:
             self._reports.say("resume_from is ignored: an earlier start has returned there.")
 
     def _check_that_workers_agree(self):
-        description = json.dumps(self._description, sort_keys=True).encode()
+        description = json.dumps(self._claim.description, sort_keys=True).encode()
         mine = [self.step, zlib.crc32(description)]
         steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
