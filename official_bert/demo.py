@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from official_bert import recipes, stacking
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock
@@ -75,8 +76,8 @@ def run(
         recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
 
     Raises:
-        ValueError: if the corpus cannot be used or lies among what is written, or `folder` holds a
-            demo with other settings.
+        ValueError: if the corpus cannot be used or lies among what is written, the recipe does not
+            fit the model, or `folder` holds a demo with other settings or files that are no demo's.
         OSError: if the disk is full or not writable.
     """
     if not importlib.util.find_spec("matplotlib"):
@@ -86,12 +87,12 @@ def run(
     layout = DemoFolder(folder)
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
     corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
+    stages = _stages(recipe)
     folder.mkdir(parents=True, exist_ok=True)
     settings = (paths, corpus_format, recipe, VOCAB_SIZE)
     with alone_in(folder), clock(layout, *settings) as seconds:
         _step(1, "text", write_text, layout, paths, corpus_format)
         _step(2, "vocabulary", _learn_vocabulary, layout)
-        stages = _stages(recipe)
         _step(3, "records", _write_records, layout, stages)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
         _step(5, "baselines", demo_scores.write_baselines, layout, stages, EVAL_BATCH_SIZE)
@@ -175,10 +176,18 @@ def model_config(vocab_size: int) -> BertConfig:
 
 
 def _stages(recipe):
+    """The recipe's stages, if the demo's model can go through them."""
+    recipes.named(recipe)  # before what takes seconds
     quiet_tensorflow.import_tensorflow()  # what follows needs it
-    from official_bert import recipes
-
-    return recipes.find(recipe).stages
+    stages = recipes.find(recipe).stages
+    try:
+        stacking.check(model_config(VOCAB_SIZE), stages)
+    except ValueError as error:
+        raise ValueError(
+            f"recipe must be one for the demo's small model; got {recipe!r}. {error} Give "
+            f"--recipe={RECIPE}, or a FILE.py:FUNCTION of your own."
+        ) from None
+    return stages
 
 
 def _write_records(layout, stages):

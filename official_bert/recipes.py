@@ -19,7 +19,7 @@ import math
 import os
 import re
 import runpy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from official_bert import stacking
@@ -52,11 +52,24 @@ def find(name: str) -> Recipe:
     """The recipe for a name in `RECIPES`, `budget(MINUTES)`, or `FILE.py:FUNCTION`.
 
     Raises:
-        ValueError: if there is no such recipe, or it does not return a `Recipe`.
+        ValueError: as `named`, or what it names does not return a `Recipe`.
+        OSError: if the file cannot be read.
+    """
+    recipe = named(name)()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{name} must return a recipes.Recipe; it returned {recipe!r}.")
+    return recipe
+
+
+def named(name: str) -> Callable[[], Recipe]:
+    """The function that makes the recipe of a name; it imports Keras, which takes seconds.
+
+    Raises:
+        ValueError: if there is no such recipe.
         OSError: if the file cannot be read.
     """
     if minutes := re.fullmatch(r"budget\((.*)\)", name):
-        return _budget_of(minutes[1])
+        return functools.partial(_budget_of, minutes[1])
     file, colon, function = name.rpartition(":")
     if colon and not os.path.isfile(file):
         raise ValueError(f"recipe must be FILE.py:FUNCTION with a file that exists; got {name!r}.")
@@ -66,10 +79,7 @@ def find(name: str) -> Recipe:
         raise ValueError(
             f"recipe must be {choice}, budget(MINUTES), or FILE.py:FUNCTION; got {name!r}."
         )
-    recipe = functions[function]()
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"{name} must return a recipes.Recipe; it returned {recipe!r}.")
-    return recipe
+    return functions[function]
 
 
 # Two phases: nine tenths of the sequences at length 128, one tenth at 512

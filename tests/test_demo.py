@@ -254,8 +254,64 @@ def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
     settings = {"corpus": ["/another"], "corpus_format": "auto", "recipe": "demo", "seconds": 1.0}
     settings["vocab_size"] = demo.VOCAB_SIZE
     (tmp_path / "demo.json").write_text(json.dumps(settings))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/train.txt").touch()
     with pytest.raises(ValueError, match="another --output_dir"):
         demo.run(tmp_path, [str(text)])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("smal", r"one of demo, small,.*; got 'smal'"),
+        ("bert_base", r"small model; got 'bert_base'\. Stage 2 has max_seq_length 512.*=demo"),
+    ],
+)
+def test_a_recipe_that_the_demo_cannot_train_is_refused_before_anything_is_written(
+    text, tmp_path, name, reason
+):
+    with pytest.raises(ValueError, match=reason):
+        demo.run(tmp_path / "output", [str(text)], "paragraphs", name)
+    assert not (tmp_path / "output").exists()
+
+
+def test_settings_bind_a_folder_from_when_something_is_made_with_them(tmp_path):
+    layout = demo_folder.DemoFolder(tmp_path)
+
+    def start(corpus_format="auto", recipe="demo", vocab_size=9):
+        with demo_folder.clock(layout, ["a.html"], corpus_format, recipe, vocab_size):
+            pass
+
+    start()
+    start("sentences", "small", 8)  # as the error of the first start proposes
+    layout.text("train").parent.mkdir()
+    layout.text("train").touch()
+    start("sentences", "demo", 9)
+    with pytest.raises(ValueError, match="corpus_format='sentences', not 'auto'"):
+        start("auto")
+    layout.vocab.touch()
+    with pytest.raises(ValueError, match="vocab_size=9, not 8"):
+        start("sentences", vocab_size=8)
+    (tmp_path / "records").mkdir()
+    with pytest.raises(ValueError, match="recipe='demo', not 'small'"):
+        start("sentences", "small")
+    start("sentences")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *[(name, "") for name in ("vocab.txt", "bert_config.json", "model", "results.json")],
+        *[("demo.json", content) for content in ("", "[]", "{}", "3", '{"corpus": 1}')],
+    ],
+)
+def test_a_folder_of_something_else_is_not_taken_for_output(text, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    reason = rf"output_dir must be a new folder.*; got {tmp_path}, whose {name} is not of a demo"
+    with pytest.raises(ValueError, match=reason):
+        demo.run(tmp_path, [str(text)], "paragraphs")
+    assert {path.name for path in tmp_path.iterdir()} <= {name, ".lock"}
+    assert (tmp_path / name).read_text() == content
 
 
 def test_a_second_demo_waits_for_the_first(command, tmp_path):

@@ -87,19 +87,22 @@ def clock(
 ) -> Iterator[Callable[[], float]]:
     """The seconds that this demo has taken so far, earlier starts in the same folder included.
 
-    Once the demo has finished they are what it was told last, for every later start too.
+    Once the demo has finished they are what it was told last, for every later start too. A setting
+    of an earlier start is binding when something has been made with it.
 
     Raises:
-        ValueError: if the folder holds a demo with other settings.
+        ValueError: if the folder holds a demo with other settings, or files that are no demo's.
     """
     settings: dict[str, object] = {
         "corpus": [os.path.abspath(p) for p in paths],
         "corpus_format": corpus_format,
     }
     settings |= {"recipe": recipe, "vocab_size": vocab_size}
-    earlier = json.loads(layout.settings.read_text()) if layout.settings.exists() else {}
+    made = {"corpus": layout.text("train"), "corpus_format": layout.text("train")}
+    made |= {"recipe": layout.folder / "records", "vocab_size": layout.vocab}
+    earlier = _earlier(layout)
     for name, value in settings.items():
-        if earlier and earlier.get(name) != value:
+        if made[name].exists() and earlier.get(name) != value:
             raise ValueError(
                 f"{layout.folder} holds a demo with {name}={earlier.get(name)!r}, not {value!r}; "
                 "give another --output_dir, or remove that folder."
@@ -124,3 +127,21 @@ def clock(
         finished = True
     finally:
         note()
+
+
+def _earlier(layout):
+    """The settings and the time of earlier starts; empty where there was none."""
+    try:
+        earlier = json.loads(layout.settings.read_text())
+        if {"corpus", "recipe", "seconds"} <= {*earlier}:
+            return earlier
+    except FileNotFoundError:
+        if not any(path.exists() for path in layout.written):
+            return {}
+    except (ValueError, TypeError):
+        pass
+    found = next(path for path in layout.written if path.exists())
+    raise ValueError(
+        f"output_dir must be a new folder, or that of a demo; got {layout.folder}, whose "
+        f"{found.name} is not of a demo. Give another --output_dir."
+    )

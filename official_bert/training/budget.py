@@ -200,14 +200,14 @@ def _measured(run, options, engine, records, until, tell):
     order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
     costs, took = {}, 0.0
     for index in order:
-        left = until - time.monotonic()
-        if costs and _slowest(engine, took - left) > 0:
+        left = _left(engine, until)
+        if costs and took > left:
             break
         tell(f"budget: measuring stage {index + 1} of {len(order)}, for at most {left:.0f} s")
         started = time.monotonic()
         share = left / (len(order) - len(costs))
         costs[index] = _cost(run, options, engine, records, run.stages[index], share)
-        took = time.monotonic() - started
+        took = _slowest(engine, time.monotonic() - started)
     known = costs[order[0]]
     first = run.stages[order[0]]
     for index in order[len(costs) :]:
@@ -220,10 +220,36 @@ def _measured(run, options, engine, records, until, tell):
 
 def _cost(run, options, engine, records, stage, seconds):
     """The `Cost` of a stage, measured on a model of its own in about so many seconds."""
+    until = time.monotonic() + seconds
     with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
     loop = engine.training_loop(run, model, optimizer)
     batches = engine.feed(lambda *shard: records.training(stage, *shard), range(10**9))
+    first, update = _seconds_of_updates(loop, batches, run, options, engine, until)
+    once = max(0.0, first - update)
+    if not options.eval_files:
+        return Cost(update, evaluation=0.0, once=once)
+    count = records.held_out(stage, *engine.shard).num_batches
+    if _left(engine, until) < 0:
+        of_row = update / stage.batch_size / 3  # forward alone: a third of the FLOPs
+        return Cost(update, count * options.eval_batch_size * of_row, once)
+    step = engine.evaluation_step(run.task, model)
+
+    def begin():
+        held_out = engine.feed(lambda *shard: records.held_out(stage, *shard), range(count))
+        return held_out, np.asarray(step(held_out))
+
+    _, traced = _timed(engine, begin)
+    (held_out, _), opened = _timed(engine, begin)
+    each = []
+    while len(each) < min(count - 1, MEASURED_BATCHES) and (not each or _left(engine, until) > 0):
+        each.append(_timed(engine, lambda: np.asarray(step(held_out)))[1])
+    batch = sum(each) / len(each) if each else opened
+    return Cost(update, opened + (count - 1) * batch, once + max(0.0, traced - opened))
+
+
+def _seconds_of_updates(loop, batches, run, options, engine, until):
+    """What the first update of a stage takes, and what the others do."""
     state, done = first_state(run), 0
 
     def train(steps):
@@ -231,51 +257,30 @@ def _cost(run, options, engine, records, stage, seconds):
         loop(batches, done, steps, state)
         done += steps
 
-    def timed(work):
-        started = time.monotonic()
-        done = work()
-        return done, _slowest(engine, time.monotonic() - started)
+    def seconds_each(steps):
+        # A part of the time that is left, for the evaluation needs some, too.
+        seconds = min(MEASURED_SECONDS, _left(engine, until) / 4)
+        call = seconds_of_a_call(lambda _: train(steps), engine.from_all_workers, seconds, calls=1)
+        return _slowest(engine, call) / steps
 
-    began = time.monotonic()
-    _, first = timed(lambda: train(1))  # traces and compiles, as the run itself will
-    left = _slowest(engine, seconds - (time.monotonic() - began))
-    update = seconds_of_a_call(
-        lambda _: train(1),
-        engine.from_all_workers,
-        seconds=min(MEASURED_SECONDS, left) / 4,
-        calls=1,
-    )
+    _, first = _timed(engine, lambda: train(1))  # traces and compiles, as the run itself will
+    update = seconds_each(1)
     several = min(options.steps_per_loop, int(MEASURED_CALL / update))
     # In a call of several updates each takes less; some engines compile it anew.
-    if several > 1 and first + 4 * MEASURED_CALL < left:
+    if several > 1 and first + 4 * MEASURED_CALL < _left(engine, until):
         train(several)
-        call = seconds_of_a_call(
-            lambda _: train(several),
-            engine.from_all_workers,
-            seconds=min(MEASURED_SECONDS, left / 4),
-            calls=1,
-        )
-        update = min(update, call / several)
-    if not options.eval_files:
-        return Cost(update, 0.0, max(0.0, first - update))
-    step = engine.evaluation_step(run.task, model)
+        update = min(update, seconds_each(several))
+    return first, update
 
-    def begin():
-        of_shard = engine.feed(lambda *shard: records.held_out(stage, *shard), range(count))
-        return of_shard, np.asarray(step(of_shard))
 
-    count = records.held_out(stage, *engine.shard).num_batches
-    traced = timed(begin)[1]
-    (batches, _), opened = timed(begin)
-    each = []
-    while len(each) < min(count - 1, MEASURED_BATCHES) and sum(each) < left / 4:
-        each.append(timed(lambda: np.asarray(step(batches)))[1])
-    batch = sum(each) / len(each) if each else opened
-    return Cost(
-        update=update,
-        evaluation=opened + (count - 1) * batch,
-        once=max(0.0, first - update) + max(0.0, traced - opened),
-    )
+def _timed(engine, work):
+    started = time.monotonic()
+    outcome = work()
+    return outcome, _slowest(engine, time.monotonic() - started)
+
+
+def _left(engine, until):
+    return -_slowest(engine, time.monotonic() - until)
 
 
 def _slowest(engine, seconds):
