@@ -87,11 +87,12 @@ def run(
     layout = DemoFolder(folder)
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
     corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
-    stages = _stages(recipe)
+    recipes.named(recipe)
     folder.mkdir(parents=True, exist_ok=True)
     settings = (paths, corpus_format, recipe, VOCAB_SIZE)
     with alone_in(folder), clock(layout, *settings) as seconds:
         _step(1, "text", write_text, layout, paths, corpus_format)
+        stages = _stages(recipe)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, stages)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
@@ -177,7 +178,6 @@ def model_config(vocab_size: int) -> BertConfig:
 
 def _stages(recipe):
     """The recipe's stages, if the demo's model can go through them."""
-    recipes.named(recipe)  # before what takes seconds
     quiet_tensorflow.import_tensorflow()  # what follows needs it
     stages = recipes.find(recipe).stages
     try:

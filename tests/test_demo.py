@@ -260,19 +260,22 @@ def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
         demo.run(tmp_path, [str(text)])
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("smal", r"one of demo, small,.*; got 'smal'"),
-        ("bert_base", r"small model; got 'bert_base'\. Stage 2 has max_seq_length 512.*=demo"),
-    ],
-)
-def test_a_recipe_that_the_demo_cannot_train_is_refused_before_anything_is_written(
-    text, tmp_path, name, reason
-):
-    with pytest.raises(ValueError, match=reason):
-        demo.run(tmp_path / "output", [str(text)], "paragraphs", name)
+def test_an_unknown_recipe_is_refused_before_anything_is_written(text, tmp_path):
+    with pytest.raises(ValueError, match=r"one of demo, small,.*; got 'smal'"):
+        demo.run(tmp_path / "output", [str(text)], "paragraphs", "smal")
     assert not (tmp_path / "output").exists()
+
+
+def test_a_recipe_that_the_model_cannot_go_through_is_refused_and_does_not_block_the_folder(
+    text, tmp_path
+):
+    for name, reason in {
+        "bert_base": r"small model; got 'bert_base'\. Stage 2 has max_seq_length 512.*=demo",
+        "bert_base_mslt": "'bert_base_mslt'",  # which no start before has bound
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            demo.run(tmp_path, [str(text)], "paragraphs", name)
+    assert not (tmp_path / "vocab.txt").exists()
 
 
 def test_settings_bind_a_folder_from_when_something_is_made_with_them(tmp_path):
