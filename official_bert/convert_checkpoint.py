@@ -10,12 +10,10 @@ folder, or a `.keras` file.
 
 import dataclasses
 import os
-import pathlib
 
 from absl import flags, logging
 
-from official_bert.conversion import names, sources, targets
-from official_bert.data import tokenization
+from official_bert.conversion import model_folder, names, sources, targets
 from official_bert.system import child_commands, commands, local_paths
 
 FLAGS = flags.FLAGS
@@ -54,9 +52,7 @@ def convert(
     local_paths.require_local(
         input=path, output=output, bert_config_file=bert_config_file, vocab_file=vocab_file
     )
-    target, run = targets.TARGETS[output_format], _run_of(path)
-    if do_lower_case is None:
-        do_lower_case = run.get("do_lower_case")
+    target = targets.TARGETS[output_format]
     source = sources.open_checkpoint(
         path,
         bert_config_file=bert_config_file,
@@ -64,7 +60,6 @@ def convert(
         do_lower_case=do_lower_case,
     )
     _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
-    _check_vocabulary(source, run)
     # Without heads, what is left over is another head, unless the encoder has more than is known.
     is_other_head = bool(source.missing_parts) and not sources.is_larger(source)
     sources.check(source, source.parts, ignore_left_over or is_other_head)
@@ -123,29 +118,8 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
         )
     if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
         raise ValueError(
-            f"There is no vocab.txt beside {source.path}; give --vocab_file, or convert without it "
-            "by --allow_missing_vocabulary."
-        )
-
-
-def _run_of(path):
-    """What the run that left a checkpoint says of it in `run.json`; {} if none did."""
-    from official_bert.training import model_directory
-
-    try:
-        return model_directory.describes(model_directory.folder_of(pathlib.Path(path))) or {}
-    except ValueError:  # damaged, which is no matter of the weights
-        return {}
-
-
-def _check_vocabulary(source, run):
-    if source.vocab_file is None or "vocabulary" not in run:
-        return
-    found = tokenization.digest(tokenization.read_vocabulary(str(source.vocab_file)))
-    if found != run["vocabulary"]:
-        raise ValueError(
-            f"{source.vocab_file} is not the vocabulary that the run of {source.path} trained "
-            "with; give that one (--vocab_file)."
+            f"The folder of {source.path} must hold a {' or '.join(model_folder.VOCABULARIES)}; "
+            "got neither. Give --vocab_file, or convert without it by --allow_missing_vocabulary."
         )
 
 
@@ -160,7 +134,9 @@ def _about(source):
 def _about_vocabulary(source):
     if not source.vocab_file:
         return "no vocabulary"
-    return f"{source.vocab_file}, {'lower-casing' if source.do_lower_case else 'cased'}"
+    casing = "lower-casing" if source.do_lower_case else "cased"
+    accents = ", accents kept" if source.do_lower_case == "keep_accents" else ""
+    return f"{source.vocab_file}, {casing}{accents}"
 
 
 def main() -> None:
@@ -208,16 +184,18 @@ def _define_flags():
     flags.DEFINE_string(
         "bert_config_file",
         None,
-        "Model configuration. Default: bert_config.json or config.json beside the input.",
+        "Model configuration. Default: bert_config.json or config.json in the input's folder.",
     )
     flags.DEFINE_string(
-        "vocab_file", None, "Vocabulary of the model. Default: vocab.txt beside the input."
+        "vocab_file",
+        None,
+        "Vocabulary of the model. Default: tokenizer.json or vocab.txt in the input's folder.",
     )
     flags.DEFINE_bool(
         "do_lower_case",
         None,
-        "Whether the vocabulary is uncased. Default: as in tokenizer_config.json; without that "
-        "file, whether the vocabulary has no upper-case letter.",
+        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
+        "tokenizer_config.json; else whether the vocabulary has no upper-case letter.",
     )
     flags.DEFINE_bool(
         "keep_slots",

@@ -47,7 +47,7 @@ def create_pretraining_data(
     vocab_file: str,
     settings: Settings | None = None,
     *,
-    do_lower_case: bool = True,
+    do_lower_case: bool | None = None,
     random_seed: int = 12345,
     dynamic_masking: bool = False,
     num_shards: int = 0,
@@ -69,7 +69,9 @@ def create_pretraining_data(
             `corpus.documents` for the forms.
         output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
-        vocab_file: The WordPiece vocabulary.
+        vocab_file: The WordPiece vocabulary: a `vocab.txt` or `tokenizer.json`.
+        do_lower_case: Whether it is uncased; default: as its `tokenizer.json` or
+            `tokenizer_config.json` says, or else whether it has no upper-case letter.
         settings: Lengths, masking, duplication; `instances.Settings()` holds the official defaults.
         dynamic_masking: Store every sequence once, unmasked; `input_pipeline.Batches` masks it
             afresh at every epoch.
@@ -110,7 +112,7 @@ def create_pretraining_data(
     plan = BuildPlan(
         settings=settings,
         vocab_file=vocab_file if is_remote(vocab_file) else os.path.abspath(vocab_file),
-        do_lower_case=do_lower_case,
+        do_lower_case=tokenization.casing(vocab_file, do_lower_case),
         language=language or "en",
         random_seed=random_seed,
         dynamic=dynamic_masking,
@@ -144,7 +146,8 @@ def create_pretraining_data(
         "text_bytes": source.text_bytes,
         "dropped_bytes": source.dropped_bytes,
     }
-    manifest.write(shards, described | {"counts": counts, "shards": made})
+    tokens = "\n".join(vocabulary)  # a run takes them to its model
+    manifest.write(shards, described | {"counts": counts, "shards": made, "tokens": tokens})
     record_builder.remove_parts(shards)
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
@@ -229,8 +232,15 @@ def _define_flags() -> None:
         None,
         "Output: a TFRecord file, or the comma-separated names of all --num_shards. Required.",
     )
-    flags.DEFINE_string("vocab_file", None, "Vocabulary: the vocab.txt of the model. Required.")
-    flags.DEFINE_bool("do_lower_case", True, "Whether the vocabulary is uncased.")
+    flags.DEFINE_string(
+        "vocab_file", None, "Vocabulary: the vocab.txt or tokenizer.json of the model. Required."
+    )
+    flags.DEFINE_bool(
+        "do_lower_case",
+        None,
+        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
+        "tokenizer_config.json; else whether it has no upper-case letter.",
+    )
     flags.DEFINE_bool("gzip_compress", False, "Compress the records with GZIP.")
     flags.DEFINE_bool(
         "use_v2_feature_names",

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from official_bert.model.config import BertConfig
     from official_bert.tasks import Task
 
-VOCABULARY = "vocab.txt"
 RUN = "run.json"  # in the folder of each run
 
 
@@ -79,9 +78,9 @@ def config(values: flags.FlagValues) -> "BertConfig":
     Raises:
         ValueError: it cannot be read, or its model takes no sequences of `max_seq_length`.
     """
-    from official_bert.conversion import sources
+    from official_bert.model.config import BertConfig
 
-    found = sources.read_config(values.bert_config_file)
+    found = BertConfig.from_json_file(values.bert_config_file)
     if values.max_seq_length > found.max_position_embeddings:
         raise ValueError(
             f"--max_seq_length={values.max_seq_length}, but the model's max_position_embeddings is "
@@ -98,7 +97,8 @@ def check_paths(values: flags.FlagValues, names: tuple[str, ...]) -> None:
         names: The command's own flags that are paths.
 
     Raises:
-        ValueError: naming the flag and the path; or a model is to be used, and there is none.
+        ValueError: naming the flag and the path; or a model is to be used, and there is none; or a
+            part of it is missing, or contradicts its folder.
     """
     names = ("output_dir", "bert_config_file", "vocab_file", *names)
     local_paths.require_local(**{name: values[name].value for name in names})
@@ -109,6 +109,7 @@ def check_paths(values: flags.FlagValues, names: tuple[str, ...]) -> None:
             local_paths.require_apart({"output_dir": exports}, start)
     elif not values.do_train:
         _require_models(values)
+    _take_from_folder(values)
 
 
 def _require_models(values):
@@ -128,6 +129,33 @@ def _require_models(values):
     raise ValueError(f"{missing} holds no fine-tuned model; {mend}")
 
 
+def _take_from_folder(values):
+    """Sets the flags of the model that are left out to the parts of its folder.
+
+    That is the folder of the run in --output_dir once it is there, else of --init_checkpoint.
+    """
+    from official_bert.conversion import model_folder
+    from official_bert.data import tokenization
+
+    named = {name: values[name].value for name in ("bert_config_file", "vocab_file")}
+    uses_other = values.init_checkpoint and not values.do_train
+    folder = None if uses_other else seeds_and_folders(values)[0][1]
+    model = model_folder.for_training(folder, values.init_checkpoint, **named)
+    if model:
+        model.check_named_vocabulary()
+        values.bert_config_file = named["bert_config_file"] or model.config_file
+        values.vocab_file = named["vocab_file"] or model.vocab_file
+    for name in named:
+        if not values[name].value:
+            folder = model.folder if model else "--init_checkpoint's folder, where that is given"
+            raise ValueError(f"--{name} is required: there is none in {folder}.")
+        values[name].value = str(values[name].value)
+    given = values.do_lower_case
+    values.do_lower_case = (
+        model.casing(given) if model else tokenization.casing(values.vocab_file, given)
+    )
+
+
 def _run(values, make_work):
     freed_memory.keep()
     quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
@@ -136,6 +164,11 @@ def _run(values, make_work):
 
     strategy = make_strategy(values.distribution_strategy.lower(), num_gpus=values.num_gpus)
     engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
+    if values.do_train and not values.init_checkpoint and _begins(values):
+        print(
+            "warning: there is no --init_checkpoint, so training starts from random weights. Give "
+            "the folder of a pre-trained model, unless this is meant."
+        )
     for seed, folder in seeds_and_folders(values):
         code, results = _run_seed(values, work, engine, seed, folder)
         if code:
@@ -145,6 +178,13 @@ def _run(values, make_work):
     if values.do_eval:
         _report(values, work, of_seeds)
     return 0
+
+
+def _begins(values):
+    """Whether a run is still to begin."""
+    return not all(
+        (pathlib.Path(folder) / RUN).is_file() for _, folder in seeds_and_folders(values)
+    )
 
 
 def _run_seed(values, work, engine, seed, folder):
@@ -180,6 +220,8 @@ def _results(values, seed, folder, step, metrics):
 
 
 def _trainer(values, work, engine, seed, folder):
+    from official_bert.conversion import tokenizer_files
+    from official_bert.data import tokenization
     from official_bert.stages import LoopOptions
     from official_bert.training.trainer import Trainer
 
@@ -196,7 +238,12 @@ def _trainer(values, work, engine, seed, folder):
     run = _stages_run(values, work, engine, seed)
     trainer = Trainer(run, options, engine, folder, values.resume_from)
     os.makedirs(folder, exist_ok=True)
-    _keep_vocabulary(values.vocab_file, folder)
+    tokenizer_files.keep(
+        pathlib.Path(folder),
+        tokenization.read_vocabulary(values.vocab_file),
+        values.do_lower_case,
+        run.config.max_position_embeddings,
+    )
     work.keep(folder)
     return trainer
 
@@ -240,23 +287,6 @@ def _stage(values, examples):
         learning_rate=values.learning_rate,
         warmup_steps=int(steps * values.warmup_proportion),
     )
-
-
-def _keep_vocabulary(vocab_file, folder):
-    """Copies the vocabulary beside the model, which is of no use without it."""
-    from official_bert.data import tokenization
-    from official_bert.system.whole_files import write_whole
-
-    copy = os.path.join(folder, VOCABULARY)
-    if os.path.exists(copy):
-        given, there = map(tokenization.read_vocabulary, (vocab_file, copy))
-        if given != there:
-            raise ValueError(
-                f"{copy} is another vocabulary than --vocab_file={vocab_file}, and would be "
-                f"overwritten; choose another output_dir."
-            )
-        return
-    write_whole(copy, [pathlib.Path(vocab_file).read_bytes()])
 
 
 def _report(values, work, of_seeds):

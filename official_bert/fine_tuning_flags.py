@@ -64,7 +64,7 @@ REFUSED = {
     "use_keras_compile_fit": "has no counterpart: there is one loop.",
     "run_eagerly": "has no counterpart: the loop is always a graph.",
     # Hugging Face
-    "model_name_or_path": "is --init_checkpoint and --bert_config_file here.",
+    "model_name_or_path": "is --init_checkpoint here.",
     "test_file": "is called --predict_file here.",
     "per_device_train_batch_size": "is --train_batch_size here, for all devices together.",
     "per_device_eval_batch_size": "is --eval_batch_size here, for all devices together.",
@@ -83,13 +83,24 @@ def define(definitions: FlagDefinitions) -> None:
 
 def _define_model(define):
     text = define.text
-    text("bert_config_file", None, "Model configuration: a bert_config.json. Required.")
+    text(
+        "bert_config_file",
+        None,
+        "Model configuration: a bert_config.json or config.json. Default: that in the folder of "
+        "--init_checkpoint.",
+    )
     text(
         "vocab_file",
         None,
-        "The vocab.txt that the model was pre-trained with. A copy goes to --output_dir. Required.",
+        "The vocab.txt or tokenizer.json that the model was pre-trained with. A copy goes to "
+        "--output_dir. Default: that in the folder of --init_checkpoint.",
     )
-    define.switch("do_lower_case", True, "Whether the vocabulary is an uncased one.")
+    define.switch(
+        "do_lower_case",
+        None,
+        "Whether the vocabulary is an uncased one. Default: as in tokenizer.json or "
+        "tokenizer_config.json; else whether it has no upper-case letter.",
+    )
     text(
         "init_checkpoint",
         None,
@@ -170,9 +181,8 @@ def check_required(values: flags.FlagValues, refused: dict[str, str], work: str)
     require_finite(values)
     if not (values.do_train or values.do_eval or values.do_predict):
         raise ValueError(f"nothing to do; {work}.")
-    for name in ("bert_config_file", "vocab_file", "output_dir"):
-        if not values[name].value:
-            raise ValueError(f"--{name} is required.")
+    if not values.output_dir:
+        raise ValueError("--output_dir is required.")
     if values.distribution_strategy.lower() not in STRATEGIES:
         raise ValueError(
             f"--distribution_strategy must be {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}; "

@@ -144,7 +144,12 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 def _define_others(define):
     """Flags that are no fields: of files, of the official script's epochs, of the devices."""
     text, integer, number = define.text, define.integer, define.number
-    text("bert_config_file", None, "Model configuration: a bert_config.json. Required.")
+    text(
+        "bert_config_file",
+        None,
+        "Model configuration: a bert_config.json or config.json. Default: that in the folder of "
+        "--init_checkpoint.",
+    )
     text("model_dir", "/tmp", "Folder for checkpoints and logs. An existing run in it is resumed.")
     integer(
         "resume_from",
@@ -235,9 +240,13 @@ def check(values: flags.FlagValues) -> None:
         ValueError: naming the flag, the reason, and what to do.
     """
     require_no_refused(values, REFUSED)
-    for name in ("bert_config_file", "input_files", "model_dir"):
+    for name in ("input_files", "model_dir"):
         if not values[name].value:
             raise ValueError(f"--{name} is required.")
+    if not values.bert_config_file and not values.init_checkpoint:
+        raise ValueError(
+            "--bert_config_file is required, or --init_checkpoint, whose folder has one."
+        )
     require_finite(values)
     steps = values.num_steps_per_epoch * values.num_train_epochs
     if not 1 <= round(steps) < 2**31:

@@ -15,6 +15,7 @@ import sys
 from absl import flags
 
 from official_bert import optimizer_flags, pretraining_flags, recipes, stages
+from official_bert.conversion import model_folder, tokenizer_files
 from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
 from official_bert.system import (
@@ -105,12 +106,48 @@ def _trainer(values):
     make_engine = _jax_engine if values.engine == "jax" else _tensorflow_engine
     engine = make_engine(values)
     run = dataclasses.replace(run, enable_xla=_enable_xla(values, engine))
-    options = _options(values)
+    options, vocabulary = _options(values), _vocabulary(values, run)
     if run.minutes:
         # With an engine of its own: what it reads ahead and cannot read is no error of the run.
         place = values.model_dir, values.resume_from
         run = budget.fix(run, options, engine.another(), *place)
-    return trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
+    made = trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
+    if vocabulary and engine.is_chief:  # of which a model's folder is nothing without
+        folder = places.place(values.model_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer_files.keep(folder, *vocabulary, run.config.max_position_embeddings)
+    return made
+
+
+def _vocabulary(values, run):
+    """The vocabulary of the model, or else of its records, and the casing; None if unknown.
+
+    Raises:
+        ValueError: records were made with another one.
+    """
+    from official_bert.data import manifest, record_files, tokenization
+
+    model, known, origin = _folder(values), None, ""
+    if model and model.vocab_file:
+        known = [*tokenization.read_vocabulary(str(model.vocab_file))], model.casing()
+        origin = str(model.vocab_file)
+    patterns = {p for s in run.stages for p in s.resolve(s.input_files or run.input_files)}
+    for path, made in record_files.manifests(sorted(patterns)):
+        tokens, casing = manifest.tokens(made), made["settings"].get("do_lower_case", True)
+        if known is None:
+            known, origin = tokens and (tokens, casing), path
+        elif tokenization.digest_of(known[0]) != made["vocabulary"].get("sha256"):
+            raise ValueError(
+                f"input_files must be made with the vocabulary of {origin}; got {path}, which is "
+                "made with another. Make the records again; or if the model was given a new "
+                "vocabulary on purpose, put it into the model's folder."
+            )
+        elif known[1] != casing:
+            raise ValueError(
+                f"input_files must be made with do_lower_case={known[1]}, as for {origin}; got "
+                f"{path}, which is made with {casing}. Make the records again."
+            )
+    return known
 
 
 def _tensorflow_engine(values):
@@ -149,7 +186,7 @@ def run_from_flags(values: flags.FlagValues) -> stages.Run:
     recipe = _recipe(values)
     task = {name: values[name].value for name in pretraining_flags.PRETRAINING}
     return stages.Run(
-        config=_config(values.bert_config_file),
+        config=_config(values),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
         input_files=tuple(values.input_files.split(",")),
@@ -159,7 +196,21 @@ def run_from_flags(values: flags.FlagValues) -> stages.Run:
     )
 
 
-def _config(path):
+def _folder(values):
+    """The folder of the model that the run starts from, or of the run itself once it has begun."""
+    return model_folder.for_training(
+        values.model_dir, values.init_checkpoint, bert_config_file=values.bert_config_file
+    )
+
+
+def _config(values):
+    """The `BertConfig` of --bert_config_file, or else of the folder of --init_checkpoint."""
+    path = values.bert_config_file
+    if not path:
+        model = _folder(values)
+        if model is None:
+            raise ValueError("--bert_config_file is required: --init_checkpoint is in no folder.")
+        return model.config()
     try:
         return BertConfig.from_json_file(path)
     except OSError as error:

@@ -134,7 +134,7 @@ def configurations(folder: Path):
     """`bert_config.json` and Hugging Face's `config.json` and `tokenizer_config.json`."""
     from bert_checkpoints import CONFIG
 
-    from official_bert.conversion import sources, tokenizer_files
+    from official_bert.data.tokenizer_settings import read as read_settings
     from official_bert.model.config import BertConfig
 
     values = json.loads(CONFIG.to_json())
@@ -142,8 +142,8 @@ def configurations(folder: Path):
     settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer", "strip_accents": None}
     readers = [
         ("bert_config.json", values, BertConfig.from_json_file),
-        ("config.json", theirs, sources.read_config),
-        ("tokenizer_config.json", settings, lambda path: tokenizer_files.do_lower_case(folder)),
+        ("config.json", theirs, BertConfig.from_json_file),
+        ("tokenizer_config.json", settings, lambda path: read_settings(folder / "vocab.txt")),
     ]
 
     def case(rng, damage=True):

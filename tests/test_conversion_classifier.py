@@ -10,7 +10,7 @@ from bert_checkpoints import CONFIG, assert_same_bytes, make_source, random_batc
 from official_bert import convert_checkpoint
 from official_bert.data import tokenization
 from official_bert.model.classifier import BertClassifier
-from official_bert.training import checkpoints, model_directory, model_state
+from official_bert.training import checkpoints, model_state
 
 
 @pytest.fixture
@@ -94,11 +94,5 @@ def test_the_vocabulary_and_the_case_are_those_of_the_run(fine_tuned, tmp_path):
     assert said[1].endswith("vocab.txt, cased")
     pieces = [*vocabulary]
     vocab_file.write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
-    with pytest.raises(ValueError, match="not the vocabulary that the run of .* trained with"):
+    with pytest.raises(ValueError, match="not the vocabulary that the model in .* was"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "again", "tf1")
-
-
-def test_an_export_within_a_run_is_read_as_the_run_is(tmp_path):
-    (tmp_path / "best").mkdir()
-    inside = (tmp_path, tmp_path / "a.ckpt", tmp_path / "best", tmp_path / "best/a.ckpt")
-    assert {model_directory.folder_of(path) for path in inside} == {tmp_path}

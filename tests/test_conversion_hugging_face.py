@@ -255,7 +255,8 @@ def test_google_s_vocabularies_split_real_text_as_transformers_does(tmp_path, ki
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"do_lower_case": True, "strip_accents": False}, "strip_accents=False"),
+        ({"do_lower_case": False, "strip_accents": True}, "strip_accents=True without"),
+        ({"cls_token": {"content": "<s>"}}, "cls_token='<s>'"),
         ({"do_lower_case": False, "tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
         ({"do_lower_case": "yes"}, "do_lower_case='yes'"),

@@ -207,7 +207,7 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
 def test_a_vocabulary_is_asked_for_where_the_format_needs_it(tmp_path):
     make_source(tmp_path / "a/in")
     (tmp_path / "a/in/vocab.txt").unlink()
-    with pytest.raises(ValueError, match="give --vocab_file"):
+    with pytest.raises(ValueError, match="got neither. Give --vocab_file"):
         convert_checkpoint.convert(tmp_path / "a/in", tmp_path / "out", "huggingface")
     convert_checkpoint.convert(
         tmp_path / "a/in", tmp_path / "out", "huggingface", allow_missing_vocabulary=True

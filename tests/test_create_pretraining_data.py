@@ -148,7 +148,7 @@ def test_a_cased_vocabulary_is_refused_unless_case_is_kept(small_text, tmp_path)
     cased = tmp_path / "cased.txt"
     cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\n")
     with pytest.raises(ValueError, match=r"is a cased vocabulary .it holds 'The'"):
-        create(small_text, tmp_path, b"The text.\n", vocab_file=str(cased))
+        create(small_text, tmp_path, b"The.\n", vocab_file=str(cased), do_lower_case=True)
     assert not (tmp_path / "out").exists()
 
 

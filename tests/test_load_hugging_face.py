@@ -10,6 +10,7 @@ from bert_checkpoints import CONFIG, write_vocabulary
 import official_bert
 from official_bert import convert_checkpoint
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model.config import BertConfig
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes
 from official_bert.tasks.sentence_examples import Columns
@@ -117,10 +118,8 @@ def arguments(tmp_path, folder, order):
     """What `load_checkpoint` takes for a task with these classes."""
     import tensorflow as tf
 
-    from official_bert.conversion import sources
-
     write_vocabulary(tmp_path)
     columns, vocab_file = Columns("sentence"), str(tmp_path / "vocab.txt")
     task = Classification(labels=Classes(order), columns=columns, vocab_file=vocab_file)
-    config = sources.read_config(folder / "config.json")
+    config = BertConfig.from_json_file(folder / "config.json")
     return task, config, str(folder), TfDistribute(tf.distribute.get_strategy())

@@ -21,8 +21,8 @@ from small_runs import train
 
 import official_bert
 from official_bert import convert_checkpoint
-from official_bert.conversion import sources
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model.config import BertConfig
 from official_bert.prediction.question_answerer import Answer, QuestionAnswerer
 from official_bert.tasks import squad_data, squad_decoding
 from official_bert.tasks.squad import QuestionAnswering
@@ -166,7 +166,7 @@ def test_what_transformers_saved_computes_the_same_here_and_goes_back(tmp_path):
     assert answer.text == CAT[1][answer.start : answer.stop]
     assert 0 < answer.probability <= 1
     task = QuestionAnswering(vocab_file=str(tmp_path / "hf/vocab.txt"))
-    read = sources.read_config(tmp_path / "hf/config.json")
+    read = BertConfig.from_json_file(tmp_path / "hf/config.json")
     model = fine_tuned.load_checkpoint(task, read, str(tmp_path / "hf"), engine())
     np.testing.assert_array_equal(model(batch), loaded.model(batch))
     convert_checkpoint.convert(tmp_path / "hf", tmp_path / "tf1", "tf1")

@@ -31,7 +31,7 @@ from official_bert.system import commands
 from official_bert.tasks import classification_metrics, glue
 
 OFFICIAL_DEFAULTS = {
-    "do_lower_case": True,
+    "do_lower_case": None,
     "max_seq_length": 128,
     "do_train": False,
     "do_eval": False,
@@ -118,7 +118,7 @@ def test_every_flag_is_explained():
     [
         ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
         ({"model_dir": "x"}, "--model_dir is called --output_dir here."),
-        ({"vocab_file": ""}, "--vocab_file is required."),
+        ({"vocab_file": ""}, "--vocab_file is required: there is none in"),
         ({"do_train": False, "do_eval": False}, "nothing to do; give --do_train"),
         ({"do_train": False}, "--train_file: only with --do_train."),
         ({"do_eval": False}, "--dev_file: only with --do_eval."),
@@ -350,7 +350,7 @@ def test_another_vocabulary_is_refused_where_a_model_is_evaluated(files, tmp_pat
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
     assert call(alone | {"vocab_file": str(tmp_path / "vocab.txt")}) == 2
-    assert "was trained for another task: vocabulary was" in capsys.readouterr().err
+    assert "vocab_file must be the vocabulary of the model in" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_model_is_refused(files, capsys):
@@ -404,6 +404,7 @@ def test_an_export_for_transformers_brings_its_classes_along(files, tmp_path):
 
 def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path, capsys):
     make_source(tmp_path / "start", small_corpus.config)
+    (tmp_path / "start/vocab.txt").unlink()
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2

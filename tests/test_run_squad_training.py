@@ -31,7 +31,7 @@ from official_bert.system import commands
 from official_bert.tasks import squad_data
 
 OFFICIAL_DEFAULTS = {
-    "do_lower_case": True,
+    "do_lower_case": None,
     "max_seq_length": 384,
     "doc_stride": 128,
     "max_query_length": 64,
@@ -132,7 +132,7 @@ def test_every_flag_is_explained():
     [
         ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
         ({"validation_file": "x"}, "--validation_file is called --predict_file here."),
-        ({"vocab_file": ""}, "--vocab_file is required."),
+        ({"vocab_file": ""}, "--vocab_file is required: there is none in"),
         (
             {"do_train": False, "do_predict": False, "do_eval": False},
             "nothing to do; --evaluate scores",
@@ -217,7 +217,7 @@ def test_another_vocabulary_in_the_folder_is_not_overwritten(files, capsys):
     output.mkdir()
     before = Path(write_vocabulary(output, "lake")).read_bytes()
     assert call(files) == 2
-    assert "vocab.txt is another vocabulary than --vocab_file=" in capsys.readouterr().err
+    assert "vocab.txt is another vocabulary than the run's" in capsys.readouterr().err
     assert (output / "vocab.txt").read_bytes() == before
 
 

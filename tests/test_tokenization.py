@@ -161,7 +161,7 @@ def test_learning_needs_text_and_room(tmp_path):
     [
         (None, "does not exist; give a vocab.txt"),
         (b"", r"lacks \[PAD\]"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"\(5 lines\) lacks \[MASK\]"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"\(5 tokens\) lacks \[MASK\]"),
         (f"{SPECIAL}\nthe\nthe\n".encode(), "'the' twice, on lines 6 and 7"),
         (b"\xff\xfe", "cannot be read"),
     ],

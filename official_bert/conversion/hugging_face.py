@@ -1,7 +1,6 @@
 """Hugging Face's form of a BERT: the names in its files, old and new, and its `config.json`."""
 
 import json
-import os
 import pathlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +13,6 @@ from official_bert.model.config import BertConfig
 if TYPE_CHECKING:
     from official_bert.conversion.sources import Source
 
-_FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
-_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value that our model supports
-    "model_type": "bert",
-    "layer_norm_eps": 1e-12,
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
 _TO_HF = {"gelu": "gelu_new", "gelu_erf": "gelu"}  # "gelu" is the exact one there
 _ARCHITECTURES = {
     ("encoder",): "BertModel",
@@ -62,45 +53,21 @@ def read(
             found[row.official] = tensor.transposed()
         else:
             found[row.official] = tensor
-    return "Hugging Face", found, {}, heads.with_our_names(left_over, values_beside(file))
+    return (
+        "Hugging Face",
+        found,
+        {},
+        heads.with_our_names(left_over, values_in(file.parent / "config.json")),
+    )
 
 
-def values_beside(file: Path) -> dict:
-    """What the `config.json` beside a file of weights holds; {} if nothing is readable there."""
+def values_in(file: Path) -> dict:
+    """What a `config.json` holds; {} if nothing is readable there."""
     try:
-        values = json.loads((file.parent / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def wrote(values: object) -> bool:
-    """Whether the values of a `config.json` are in Hugging Face's form, not in the official one."""
-    keys = "model_type", "architectures", "transformers_version"
-    return isinstance(values, dict) and not values.keys().isdisjoint(keys)
-
-
-def read_config(values: dict, file: str | os.PathLike) -> BertConfig:
-    """The `BertConfig` that a `config.json` describes.
-
-    Raises:
-        ValueError: it describes a model that ours cannot compute.
-    """
-    for key, only in _UNLIKE_BERT.items():
-        if values.get(key, only) != only:
-            raise ValueError(
-                f"{file} has {key}={values[key]!r}, expected {only!r}: the model is not a BERT."
-            )
-    architectures = values.get("architectures")
-    if "model_type" not in values and architectures and "'Bert" not in str(architectures):
-        raise ValueError(f"{file} has architectures={architectures!r}: the model is not a BERT.")
-    return BertConfig.from_values(values | {"hidden_act": _activation(values)}, file)
-
-
-def _activation(values):
-    """In Hugging Face's form "gelu" is the exact one; in the official form, the approximation."""
-    name = values.get("hidden_act", "gelu")
-    return _FROM_HF.get(name, name) if isinstance(name, str) else name
 
 
 def write_config(source: "Source") -> dict:

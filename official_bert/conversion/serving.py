@@ -41,7 +41,7 @@ def save(folder: Path, source: Source) -> None:
     signatures = {"serving_default": of_ids}
     if source.vocab_file:
         length = source.config.max_position_embeddings
-        module.text_to_ids = TextToIds(source.vocab_file, bool(source.do_lower_case), length)
+        module.text_to_ids = TextToIds(source.vocab_file, source.do_lower_case or False, length)
         mask_id = tokenization.read_vocabulary(str(source.vocab_file))[tokenization.MASK]
         sentences = tf.TensorSpec((None,), tf.string, name="sentences")
 

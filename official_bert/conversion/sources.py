@@ -6,33 +6,26 @@ configuration, the vocabulary, and the names of all variables that belong to no 
 
 import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import re
 from collections.abc import Sequence
 
 from official_bert.conversion import (
-    finding,
     heads,
     hugging_face,
     keras_files,
+    model_folder,
     names,
     safetensors_files,
-    tokenizer_files,
 )
+from official_bert.conversion.model_folder import ModelFolder
 from official_bert.conversion.tensors import Tensor
-from official_bert.data import tokenization
+from official_bert.data import tokenization, tokenizer_settings
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths, places
 
-# Released folders hold both files. "gelu" means a different function in each, so each format uses
-# its own.
-CONFIG_NAMES = {
-    "bundle": ("bert_config.json", "config.json"),
-    "keras": ("bert_config.json", "config.json"),
-    "hugging_face": ("config.json", "bert_config.json"),
-}
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
 _STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
 _FLOATING = tuple(safetensors_files.DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
@@ -50,8 +43,9 @@ class Source:
         counters: Names of variables of the training alone, such as `global_step`.
         left_over: Own names of variables that belong to no BERT.
         config: The shape of the model.
-        vocab_file: Its `vocab.txt`; None if none was found or given.
+        vocab_file: Its `vocab.txt` or `tokenizer.json`; None if none was found or given.
         do_lower_case: Whether the vocabulary is uncased; None without a vocabulary.
+        max_length: Maximum length of a sequence in tokens; None without a vocabulary.
         head: The kind of head of a fine-tuned model; None without one.
         head_weights: The tensors of that head, {our name: tensor}.
         labels: What a classifier predicts, as `labels.json` holds it; None if nothing says it.
@@ -65,7 +59,8 @@ class Source:
     left_over: dict[str, Tensor]
     config: BertConfig
     vocab_file: pathlib.Path | None = None
-    do_lower_case: bool | None = None
+    do_lower_case: Casing | None = None
+    max_length: int | None = None
     head: heads.Head | None = None
     head_weights: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     labels: dict | None = None
@@ -103,39 +98,45 @@ def open_checkpoint(
     *,
     bert_config_file: str | os.PathLike | None = None,
     vocab_file: str | os.PathLike | None = None,
-    do_lower_case: bool | None = None,
+    do_lower_case: Casing | None = None,
 ) -> Source:
     """Opens a checkpoint of any format; see `Source`.
 
     Args:
         path: A folder, a checkpoint's prefix, or one of its files.
-        bert_config_file: Its configuration; default: `bert_config.json` or `config.json` beside it.
-            For Hugging Face's format the second is preferred.
-        vocab_file: Its vocabulary; default: the `vocab.txt` beside it, if there is one.
-        do_lower_case: Whether the vocabulary is uncased; default: the value in
-            `tokenizer_config.json`, or else True if it has no upper-case letter.
+        bert_config_file: Its configuration; default: `bert_config.json` or `config.json` of its
+            folder. For Hugging Face's format the second is preferred.
+        vocab_file: Its vocabulary; default: that of its folder, if there is one.
+        do_lower_case: Whether the vocabulary is uncased; default: what its run, `tokenizer.json` or
+            `tokenizer_config.json` says, or else True if it has no upper-case letter.
 
     Raises:
         ValueError: there is no checkpoint, it is not a BERT's, or it is damaged.
         OSError: a file cannot be read.
     """
-    kind, file = finding.find(pathlib.Path(path))
-    config_file = _beside(file, CONFIG_NAMES[kind], bert_config_file)
-    if config_file:
-        config = read_config(config_file)
-    elif kind == "keras":
+    file, model = model_folder.of(path, bert_config_file=bert_config_file, vocab_file=vocab_file)
+    if model.kind == "keras" and model.config_file is None:
         config = keras_files.read_config(file)
     else:
-        raise ValueError(
-            f"{path} has no bert_config.json or config.json beside it; name it with "
-            "--bert_config_file."
-        )
-    source = _with_head(_open(kind, file, config), kind, file)
-    vocab = _beside(file, ("vocab.txt",), vocab_file)
-    if vocab is None:
+        config = model.config()
+    source = _with_head(_open(model.kind, file, config), model)
+    if model.vocab_file is None:
         return source
-    lower = _lower_case(vocab, do_lower_case, source.config)
-    return dataclasses.replace(source, vocab_file=vocab, do_lower_case=lower)
+    vocabulary = tokenization.read_vocabulary(str(model.vocab_file))
+    tokenization.require_within(config.vocab_size, vocabulary, str(model.vocab_file))
+    lower = model.casing(do_lower_case)
+    if lower:
+        tokenization.require_uncased(vocabulary, str(model.vocab_file))
+    model.check_run_vocabulary()
+    return dataclasses.replace(
+        source,
+        vocab_file=model.vocab_file,
+        do_lower_case=lower,
+        max_length=min(
+            config.max_position_embeddings,
+            tokenizer_settings.max_length(model.vocab_file) or config.max_position_embeddings,
+        ),
+    )
 
 
 def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
@@ -151,12 +152,11 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
     """
     if local_paths.is_address(path):
         return _open("bundle", str(places.place(path)), config)
-    kind, file = finding.find(pathlib.Path(path))
-    beside = [file.parent / name for name in CONFIG_NAMES[kind] if (file.parent / name).is_file()]
-    if beside:
-        _check_same_meaning(config, read_config(beside[0]), beside[0])
-    source = _open(kind, file, config)
-    return dataclasses.replace(source, labels=_with_head(source, kind, file).labels)
+    file, model = model_folder.of(path)
+    if model.config_file:
+        _check_same_meaning(config, model.config(), model.config_file)
+    source = _open(model.kind, file, config)
+    return dataclasses.replace(source, labels=_with_head(source, model).labels)
 
 
 def _open(kind, file, config):
@@ -174,7 +174,7 @@ def _open(kind, file, config):
     )
 
 
-def _with_head(source, kind, file):
+def _with_head(source, model):
     """The source with the head of a fine-tuned model apart; not beside pre-training's."""
     head, tensors, slots, left_over = heads.take(source.left_over, source.config.hidden_size)
     if not head or "masked_lm" in source.parts:
@@ -185,17 +185,16 @@ def _with_head(source, kind, file):
         head_weights=tensors,
         slots=source.slots | slots,
         left_over=left_over,
-        labels=_labels(kind, file, tensors) if head is heads.CLASSIFIER else None,
+        labels=_labels(model, tensors) if head is heads.CLASSIFIER else None,
     )
 
 
-def _labels(kind, file, head_weights):
-    if kind == "hugging_face":
+def _labels(model: ModelFolder, head_weights):
+    if model.kind == "hugging_face":
         (outputs,) = head_weights["output_bias"].shape
-        values = hugging_face.values_beside(file)
-        return heads.labels_of_hugging_face(values, outputs, file.parent / "config.json")
-    labels_file = _beside(file, (heads.LABELS,), None)
-    return heads.read_labels(labels_file) if labels_file else None
+        file = model.folder / "config.json"
+        return heads.labels_of_hugging_face(hugging_face.values_in(file), outputs, file)
+    return heads.read_labels(model.labels_file) if model.labels_file else None
 
 
 def counts_updates(name: str) -> bool:
@@ -271,17 +270,6 @@ def without_unread(source: Source) -> tuple[list[str], Source]:
     return unread, dataclasses.replace(source, weights=read)
 
 
-# What stands beside the file
-
-
-def _beside(file, candidates, given):
-    """The given file; or the one beside the checkpoint, or in the folder above."""
-    if given:
-        return pathlib.Path(given)
-    places = [folder / name for folder in (file.parent, file.parent.parent) for name in candidates]
-    return next((place for place in places if place.is_file()), None)
-
-
 # The readers: (file, config) → (dialect, weights and slots, counters, left over)
 
 
@@ -301,38 +289,3 @@ def _read_keras(file, config):
 
 
 _READERS = {"bundle": _read_bundle, "keras": _read_keras, "hugging_face": hugging_face.read}
-
-
-# Configuration and vocabulary
-
-
-def read_config(file: str | os.PathLike) -> BertConfig:
-    """The `BertConfig` in a configuration, in the official words or in Hugging Face's.
-
-    Raises:
-        ValueError: it is damaged, or another model's.
-        OSError: it cannot be read.
-    """
-    file = pathlib.Path(file)
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from None
-    if not hugging_face.wrote(values):
-        return BertConfig.from_values(values, file)
-    return hugging_face.read_config(values, file)
-
-
-def _lower_case(vocab_file, given, config):
-    vocabulary = tokenization.read_vocabulary(str(vocab_file))
-    if len(vocabulary) > config.vocab_size:
-        raise ValueError(
-            f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
-            f"{config.vocab_size:,}; does it belong to another model?"
-        )
-    chosen = tokenizer_files.do_lower_case(vocab_file.parent) if given is None else given
-    if chosen is None:
-        return tokenization.upper_case_token(vocabulary) is None
-    if chosen:
-        tokenization.require_uncased(vocabulary, vocab_file)
-    return chosen

@@ -133,7 +133,7 @@ def _write_official_files(folder, source):
     if source.labels:
         _write_json(folder / heads.LABELS, source.labels)
     if source.vocab_file:
-        tokenizer_files.write_settings(folder, source)
+        tokenizer_files.write_of(folder, source)
 
 
 def _write_json(path, content):

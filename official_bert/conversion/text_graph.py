@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from official_bert.data import tokenization
+from official_bert.data.basic_tokenizer import Casing
 
 _TABLE_END = 0x32400  # from here on no character is changed or separated, except
 _TAGS = range(0xE0000, 0xE1000)  # these, and
@@ -34,7 +35,7 @@ class TextToIds(tf.Module):
         Ragged ids (B, (S)), int32.
     """
 
-    def __init__(self, vocab_file: str | os.PathLike, do_lower_case: bool, max_length: int):
+    def __init__(self, vocab_file: str | os.PathLike, do_lower_case: Casing, max_length: int):
         super().__init__(name="text_to_ids")
         vocabulary = tokenization.read_vocabulary(str(vocab_file))
         characters, self._classes = _characters(tokenization.load(str(vocab_file), do_lower_case))

@@ -9,8 +9,13 @@ canonical decompositions that Unicode added after version 12.
 
 import functools
 import unicodedata
+from typing import Literal, TypeAlias
 
 from tokenizers import Regex, normalizers, pre_tokenizers
+
+# Whether text is lower-cased. That strips accents too, but for "keep_accents": uncased models of
+# German, Japanese or Hindi need them.
+Casing: TypeAlias = bool | Literal["keep_accents"]
 
 # Each ideograph is a word of its own.
 _IDEOGRAPHS = (
@@ -26,20 +31,16 @@ _IDEOGRAPHS = (
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
 
 
-def normalizer(do_lower_case: bool) -> normalizers.Normalizer:
-    """Drops control characters; lower-cases and strips accents if `do_lower_case`."""
+def normalizer(do_lower_case: Casing) -> normalizers.Normalizer:
+    """Drops control characters; lower-cases and strips accents as `do_lower_case` says."""
     drop = normalizers.Replace(Regex(f"[{_classes()['dropped']}]+"), "")
     if not do_lower_case:
         return drop
-    return normalizers.Sequence(
-        [
-            drop,
-            normalizers.Replace(Regex(_FINAL_SIGMA), "ς"),
-            normalizers.Lowercase(),
-            normalizers.NFD(),
-            normalizers.Replace(Regex(f"[{_classes()['accents']}]+"), ""),
-        ]
-    )
+    lower = [drop, normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
+    if do_lower_case == "keep_accents":
+        return normalizers.Sequence(lower)
+    accents = normalizers.Replace(Regex(f"[{_classes()['accents']}]+"), "")
+    return normalizers.Sequence([*lower, normalizers.NFD(), accents])
 
 
 def pre_tokenizer() -> pre_tokenizers.PreTokenizer:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from official_bert.data import corpus, records, tokenization
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.instances import (
     InstanceMaker,
     Sentences,
@@ -38,7 +39,7 @@ class BuildPlan:
 
     settings: Settings
     vocab_file: str
-    do_lower_case: bool
+    do_lower_case: Casing
     language: str
     random_seed: int
     dynamic: bool

@@ -57,6 +57,11 @@ def parse(path: str, text: bytes) -> dict:
     return made
 
 
+def tokens(made: dict) -> list[str] | None:
+    """The vocabulary that records were made with; None of a manifest of earlier versions."""
+    return made["tokens"].split("\n") if isinstance(made.get("tokens"), str) else None
+
+
 def _is_whole(made):
     """Whether every entry that readers use is there and can be what a build has written."""
     settings, vocabulary, each = made["settings"], made["vocabulary"], made["records_per_block"]

@@ -254,6 +254,13 @@ class RecordFiles:
         ]
 
 
+def manifests(patterns: Iterable[str]) -> list[tuple[str, dict]]:
+    """The files that a manifest lists, each with it; see `RecordFiles`."""
+    known = _Manifests()
+    made = [(path, known.of(path)) for path in _matches(patterns)]
+    return [(path, found) for path, found in made if found]
+
+
 class _Manifests:
     """Finds the manifest that lists a file; reads each folder once.
 

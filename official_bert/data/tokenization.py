@@ -1,4 +1,4 @@
-"""Vocabularies and word pieces: learn, load and check a `vocab.txt`; convert sentences to ids.
+"""Vocabularies and word pieces: learn, load and check them; convert sentences to ids.
 
 The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer.
 """
@@ -12,8 +12,9 @@ from itertools import chain
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
-from official_bert.data import basic_tokenizer
-from official_bert.system.places import place
+from official_bert.data import basic_tokenizer, tokenizer_settings
+from official_bert.data.basic_tokenizer import Casing
+from official_bert.system.places import AnyPath, place
 from official_bert.system.whole_files import write_whole
 
 _LETTERS = frozenset(string.ascii_lowercase)
@@ -24,35 +25,78 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 def read_vocabulary(vocab_file: str) -> dict[str, int]:
     """Token → id of a `vocab.txt` (one token per line; the id is the line number, from 0).
 
+    A name that ends in `.json` is of a `tokenizer.json`, which Hugging Face's libraries save.
+
     Raises:
-        ValueError: the file is missing, unreadable, empty, not UTF-8, has a token twice, or lacks a
-            special token.
+        ValueError: the file is missing, unreadable, empty, not UTF-8, has a token twice, lacks a
+            special token, or is of another kind of tokenizer.
     """
     try:
-        text = place(vocab_file).read_text("utf-8-sig")  # Windows editors write a mark first
-        tokens = [line.strip() for line in text.rstrip("\n").split("\n")]
+        if tokenizer_settings.is_json(vocab_file):
+            vocabulary = tokenizer_settings.vocabulary(vocab_file)
+        else:
+            vocabulary = _vocabulary_of_lines(vocab_file)
     except FileNotFoundError:
         raise ValueError(
-            f"vocab_file: {vocab_file!r} does not exist; give a vocab.txt, or make one with "
-            f"`python -m official_bert.learn_vocabulary --input_file=… --vocab_file=…`."
+            f"vocab_file: {vocab_file!r} does not exist; give a vocab.txt or tokenizer.json, or "
+            f"make one with `python -m official_bert.learn_vocabulary --input_file=… "
+            f"--vocab_file=…`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"vocab_file: {vocab_file!r} cannot be read ({error}).") from None
-    vocabulary = {}
-    for index, token in enumerate(tokens):
+    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+    if missing:
+        raise ValueError(
+            f"vocab_file: {vocab_file!r} ({len(vocabulary):,} tokens) lacks {', '.join(missing)}; "
+            f"a BERT vocabulary holds {', '.join(SPECIAL_TOKENS)}."
+        )
+    return vocabulary
+
+
+def _vocabulary_of_lines(vocab_file: str) -> dict[str, int]:
+    text = place(vocab_file).read_text("utf-8-sig")  # Windows editors write a mark first
+    vocabulary: dict[str, int] = {}
+    for index, line in enumerate(text.rstrip("\n").split("\n")):
+        token = line.strip()
         if token in vocabulary:
             raise ValueError(
                 f"vocab_file: {vocab_file!r} holds {token!r} twice, on lines "
                 f"{vocabulary[token] + 1} and {index + 1}."
             )
         vocabulary[token] = index
-    missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-    if missing:
-        raise ValueError(
-            f"vocab_file: {vocab_file!r} ({len(tokens)} lines) lacks {', '.join(missing)}; a BERT "
-            f"vocabulary holds {', '.join(SPECIAL_TOKENS)}."
-        )
     return vocabulary
+
+
+def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
+    """Whether text is lower-cased for a vocabulary, and whether it then keeps its accents.
+
+    Args:
+        vocab_file: The vocabulary.
+        given: What the user or a run says; default: the settings of its `tokenizer.json` and the
+            `tokenizer_config.json` beside it, or else whether no token has an upper-case letter.
+
+    Raises:
+        ValueError: the settings are damaged, or need a tokenizer that is not supported here.
+    """
+    if given == "keep_accents":
+        return given
+    try:
+        settings = tokenizer_settings.read(vocab_file)
+    except (OSError, ValueError):
+        if given is None:
+            raise
+        return given
+    if settings.unsupported and given is None:
+        raise ValueError(
+            f"{settings.path} has {', '.join(settings.unsupported)}, which BERT's tokenizer does "
+            "not support. Give --do_lower_case to ignore these settings."
+        )
+    lower = settings.lower_case if given is None else given
+    if lower is None:
+        return upper_case_token(read_vocabulary(str(vocab_file))) is None
+    if lower and settings.lower_case is not False and settings.strip_accents is False:
+        return "keep_accents"
+    return lower
 
 
 def upper_case_token(vocabulary: dict[str, int]) -> str | None:
@@ -87,7 +131,7 @@ def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str)
         )
 
 
-def check_case(vocabulary: dict[str, int], vocab_file: str, do_lower_case: bool) -> None:
+def check_case(vocabulary: dict[str, int], vocab_file: str, do_lower_case: Casing) -> None:
     """Refuses a cased vocabulary where text is lower-cased; warns of an uncased one where it isn't.
 
     A vocabulary is known to be uncased if it has letters of the Latin alphabet, and no capital one:
@@ -112,16 +156,21 @@ def _warn_uncased(vocab_file: str) -> None:
 
 def digest(vocabulary: dict[str, int]) -> str:
     """A fingerprint of the tokens and their order, stored in the manifest."""
-    ordered = sorted(vocabulary, key=vocabulary.__getitem__)
-    return hashlib.sha256("\n".join(ordered).encode("utf-8")).hexdigest()
+    return digest_of(sorted(vocabulary, key=vocabulary.__getitem__))
 
 
-def load(vocab_file: str, do_lower_case: bool = True) -> Tokenizer:
+def digest_of(tokens: Iterable[str]) -> str:
+    """The same of tokens in order."""
+    return hashlib.sha256("\n".join(tokens).encode("utf-8")).hexdigest()
+
+
+def load(vocab_file: str, do_lower_case: Casing = True) -> Tokenizer:
     """A `tokenizers.Tokenizer` that splits as Google's `FullTokenizer` does.
 
     Args:
-        vocab_file: One token per line.
-        do_lower_case: Lower-case and strip accents, as for the uncased vocabularies.
+        vocab_file: One token per line, or a `tokenizer.json`.
+        do_lower_case: Lower-case and strip accents, as for the uncased vocabularies; or
+            `"keep_accents"`: lower-case only.
 
     Examples:
         >>> load("vocab.txt").encode("Unaffable", add_special_tokens=False).tokens
@@ -257,7 +306,7 @@ def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
-def _tokenizer(vocabulary: dict[str, int], do_lower_case: bool) -> Tokenizer:
+def _tokenizer(vocabulary: dict[str, int], do_lower_case: Casing) -> Tokenizer:
     # Google's tokenizer accepts words of up to 200 characters; the library's default is 100.
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=200))
     tokenizer.normalizer = basic_tokenizer.normalizer(do_lower_case)

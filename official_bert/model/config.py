@@ -1,4 +1,7 @@
-"""`bert_config.json` in and out: the shape of a BERT and nothing about its training."""
+"""The shape of a BERT, and nothing about its training: `bert_config.json` in and out.
+
+Hugging Face's `config.json` is read too, where "gelu" is another function.
+"""
 
 import dataclasses
 import json
@@ -9,6 +12,15 @@ from official_bert.system.places import AnyPath, place
 
 MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
+_HUGGING_FACE = ("model_type", "architectures", "transformers_version")  # only it has these keys
+_FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
+_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value that our model supports
+    "model_type": "bert",
+    "layer_norm_eps": 1e-12,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +99,14 @@ class BertConfig:
 
     @classmethod
     def from_json_file(cls, path: AnyPath) -> Self:
-        """Reads `bert_config.json`; keys that released models carry beyond ours are ignored.
+        """Reads a `bert_config.json`, or Hugging Face's `config.json`.
+
+        The keys show which of both it is. Keys that released models carry beyond ours are ignored.
 
         Raises:
-            ValueError: if the file is not such a JSON object, or a value is out of range.
+            ValueError: if the file is not such a JSON object, a value is out of range, or the model
+                is another than BERT.
+            OSError: if it cannot be read.
         """
         try:
             values = json.loads(place(path).read_text(encoding="utf-8"))
@@ -105,6 +121,7 @@ class BertConfig:
             raise ValueError(
                 f"{path} is not a bert_config.json: expected a JSON object with a vocab_size."
             )
+        values = _official(values, path)
         names = {field.name for field in dataclasses.fields(cls)}
         try:
             return cls(**{name: value for name, value in values.items() if name in names})
@@ -114,3 +131,23 @@ class BertConfig:
     def to_json(self) -> str:
         """The text of `bert_config.json`."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def _official(values: dict, path: object) -> dict:
+    """The values of a configuration in the official words.
+
+    Raises:
+        ValueError: it describes a model that ours cannot compute.
+    """
+    for key, only in _UNLIKE_BERT.items():
+        if values.get(key, only) != only:
+            raise ValueError(
+                f"{path} has {key}={values[key]!r}, expected {only!r}: the model is not a BERT."
+            )
+    if values.keys().isdisjoint(_HUGGING_FACE):
+        return values
+    architectures = values.get("architectures")
+    if "model_type" not in values and architectures and "'Bert" not in str(architectures):
+        raise ValueError(f"{path} has architectures={architectures!r}: the model is not a BERT.")
+    name = values.get("hidden_act", "gelu")  # the exact one in their words, ours approximates
+    return values | {"hidden_act": _FROM_HF.get(name, name) if isinstance(name, str) else name}

@@ -25,7 +25,7 @@ def load(
 ) -> "BlankFiller | SentenceClassifier | QuestionAnswerer":
     """The function that `official_bert.load` calls; see there."""
     source, run, policy = _open(folder, vocab_file, do_lower_case, dtype)
-    _check(source, run, folder)
+    _check(source, folder)
     make = {
         "classifier": _sentence_classifier,
         "question_answering": _question_answerer,
@@ -44,7 +44,7 @@ def load_untrained(
         ValueError: as `load`; or the folder is not that of such a run.
     """
     source, run, policy = _open(folder, vocab_file, do_lower_case, "fp32")
-    _check(source, run, folder)
+    _check(source, folder)
     if source.head or "seed" not in run:
         raise ValueError(f"{folder} is not the folder of a pre-training run.")
     from official_bert.model.pretrainer import BertPretrainer
@@ -60,24 +60,20 @@ def _open(folder, vocab_file, do_lower_case, dtype):
     """The checkpoint, what `run.json` says of its run ({} without one), and a Keras policy."""
     local_paths.require_local(folder=folder, vocab_file=vocab_file)
     quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
-    from official_bert.conversion import sources
+    from official_bert.conversion import model_folder, sources
     from official_bert.stages import DTYPE_POLICIES
     from official_bert.training import model_directory
 
     if dtype not in DTYPE_POLICIES:
         raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {dtype!r}.")
     path = pathlib.Path(folder)
-    run = model_directory.describes(model_directory.folder_of(path)) or {}
-    if do_lower_case is None:
-        do_lower_case = run.get("do_lower_case")
+    model = model_folder.ModelFolder(path if path.is_dir() else path.parent)
+    run = (model.run_folder and model_directory.describes(model.run_folder)) or {}
     source = sources.open_checkpoint(
         _newest(path, run), vocab_file=vocab_file, do_lower_case=do_lower_case
     )
     if source.vocab_file is None:
-        raise ValueError(
-            f"There is no vocab.txt beside {source.path}; give the vocabulary that the model was "
-            f"trained with: load({os.fspath(folder)!r}, vocab_file=…)."
-        )
+        raise model.no_vocabulary()
     return source, run, DTYPE_POLICIES[dtype]
 
 
@@ -104,7 +100,7 @@ def _newest(path, run):
 # What does not fit
 
 
-def _check(source, run, folder):
+def _check(source, folder):
     from official_bert.conversion import names, sources
 
     needed = source.head.reads if source.head else ("encoder", "masked_lm")
@@ -117,19 +113,14 @@ def _check(source, run, folder):
         )
     is_larger = any(name.startswith(("bert/", "bert.")) for name in source.left_over)
     sources.check(source, needed, ignore_left_over=not is_larger)
-    _check_vocabulary(source, run, folder)
+    _check_vocabulary(source, folder)
 
 
-def _check_vocabulary(source, run, folder):
+def _check_vocabulary(source, folder):
     from official_bert.data import tokenization
 
     vocabulary = tokenization.read_vocabulary(str(source.vocab_file))
     tokenization.check_case(vocabulary, str(source.vocab_file), source.do_lower_case)
-    if "vocabulary" in run and run["vocabulary"] != tokenization.digest(vocabulary):
-        raise ValueError(
-            f"{source.vocab_file} is not the vocabulary that the model in {folder} was trained "
-            "with; give that one (vocab_file=…)."
-        )
     if source.config.vocab_size - len(vocabulary) > _MOST_PADDING:
         raise ValueError(
             f"{source.vocab_file} holds {len(vocabulary):,} word pieces, but the model in {folder} "
@@ -191,7 +182,7 @@ def _windows(source, run):
 
     if "windows" in run:
         return Settings(**run["windows"])
-    longest = min(Settings.max_seq_length, source.config.max_position_embeddings)
+    longest = min(Settings.max_seq_length, source.max_length)
     return Settings(longest, doc_stride=longest // 3, max_query_length=longest // 6)
 
 
@@ -234,7 +225,7 @@ def _tokenizer(source):
 
 def _max_seq_length(source, run):
     stages = run.get("stages")
-    return stages[-1]["max_seq_length"] if stages else source.config.max_position_embeddings
+    return stages[-1]["max_seq_length"] if stages else source.max_length
 
 
 def _origin(source):

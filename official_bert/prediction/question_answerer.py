@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.prediction import forward, inputs
 from official_bert.tasks import squad_decoding, squad_features
@@ -63,7 +64,7 @@ class QuestionAnswerer:
         self,
         model: BertQuestionAnswering,
         vocab_file: str | os.PathLike,
-        do_lower_case: bool,
+        do_lower_case: Casing,
         *,
         windows: squad_features.Settings,
         version_2_with_negative: bool,

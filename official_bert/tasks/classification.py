@@ -11,6 +11,7 @@ from keras import ops
 
 from official_bert.data import text_files, tokenization
 from official_bert.data.array_batches import ArrayBatches
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors
@@ -41,7 +42,7 @@ class Classification:
     labels: Classes | Numbers
     columns: Columns
     vocab_file: str
-    do_lower_case: bool = True
+    do_lower_case: Casing = True
     header: tuple[str, ...] | None = None
     skip_broken: bool = False
 

@@ -5,6 +5,7 @@ They are those of a task of GLUE, in its folder, or tables of one's own.
 
 import dataclasses
 
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.config import BertConfig
 from official_bert.tasks import glue, labels, sentence_examples
 from official_bert.tasks.classification import Classification
@@ -61,7 +62,7 @@ def of_glue(
     one: glue.GlueTask,
     data_dir: str,
     vocab_file: str,
-    do_lower_case: bool,
+    do_lower_case: Casing,
     *,
     train: bool,
     dev: bool,
@@ -113,7 +114,7 @@ def of_tables(
     columns: Columns,
     known_labels: Classes | Numbers | None,
     vocab_file: str,
-    do_lower_case: bool,
+    do_lower_case: Casing,
     *,
     train_file: str | None = None,
     dev_file: str | None = None,

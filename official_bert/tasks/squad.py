@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.row_batches import RowBatches
 from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
@@ -42,7 +43,7 @@ class QuestionAnswering:
     """
 
     vocab_file: str
-    do_lower_case: bool = True
+    do_lower_case: Casing = True
     version_2_with_negative: bool = False
     windows: Windows = dataclasses.field(default_factory=Windows)
 

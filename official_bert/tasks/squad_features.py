@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from official_bert.data import array_fingerprint, character_spans, tokenization
+from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.character_spans import Pieces
 from official_bert.tasks import squad_data, squad_windows
 from official_bert.tasks.squad_data import Question
@@ -164,7 +165,7 @@ class Features:
 def make_features(
     questions: Sequence[Question],
     vocab_file: str,
-    do_lower_case: bool = True,
+    do_lower_case: Casing = True,
     settings: Settings = Settings(),
 ) -> Features:
     """Tokenizes questions and contexts, and cuts windows.

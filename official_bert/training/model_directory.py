@@ -10,7 +10,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 from official_bert.model.config import BertConfig
@@ -20,7 +19,6 @@ from official_bert.system.whole_files import write_text
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
 CONFIG = "bert_config.json"
-_EXPORTS = ("best", "pretrained")  # folders in a model directory
 # What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved
 # state depends on it.
 _CHANGED_ON_RETURN = re.compile(
@@ -200,12 +198,6 @@ def _says(path, config):
         return type(config).from_json_file(path) == config
     except (ValueError, OSError):
         return False
-
-
-def folder_of(path: Path) -> Path:
-    """The model directory that a checkpoint or a folder of checkpoints is in, if it is in one."""
-    folder = path if path.is_dir() else path.parent
-    return folder.parent if folder.name in _EXPORTS else folder
 
 
 def describes(directory: Place) -> dict | None:

@@ -1,0 +1,292 @@
+"""A model is a folder: its parts are its own or named, for whoever loads, converts or trains."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from absl import flags
+from bert_checkpoints import CONFIG, make_hugging_face, make_source, write_vocabulary
+
+import official_bert
+from official_bert import (
+    classifier_flags,
+    convert_checkpoint,
+    fine_tuning,
+    pretraining_flags,
+    run_pretraining,
+)
+from official_bert.conversion import heads, model_folder, sources
+from official_bert.conversion.model_folder import ModelFolder
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import manifest, tokenization
+from official_bert.data.instances import Settings
+from official_bert.model.config import BertConfig
+
+THEIRS = json.loads(CONFIG.to_json()) | {"hidden_act": "gelu", "model_type": "bert"}
+
+
+def write_tokenizer(folder, vocab_file, beside=(), **normal):
+    """A `tokenizer.json` in transformers' form in place of a `vocab.txt`."""
+    vocabulary = tokenization.read_vocabulary(str(vocab_file))
+    normalizer = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    content = {
+        "added_tokens": [{"id": n, "content": t} for t, n in list(vocabulary.items())[:5]],
+        "normalizer": {"type": "BertNormalizer", **normalizer, "lowercase": True} | normal,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocabulary},
+    }
+    vocab_file.unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    if beside:
+        (folder / "tokenizer_config.json").write_text(json.dumps(beside))
+
+
+def make_theirs(folder, beside=(), **normal):
+    """A folder of Hugging Face as transformers 5 saves it: no `vocab.txt`."""
+    arrays = make_hugging_face(folder)
+    (folder / "bert_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(THEIRS))
+    write_tokenizer(folder, folder / "vocab.txt", beside, **normal)
+    return arrays
+
+
+# Whose the parts are
+
+
+def test_no_part_of_a_model_comes_from_the_folder_above(tmp_path):
+    make_source(tmp_path / "above")
+    (tmp_path / "above" / heads.LABELS).write_text('{"classes": ["a", "b"]}')
+    (tmp_path / "above/tokenizer_config.json").write_text("{}")
+    for name in "in", "best", "pretrained":
+        model = ModelFolder(tmp_path / "above" / name)
+        assert (model.config_file, model.vocab_file, model.labels_file) == (None, None, None)
+
+
+def test_another_models_vocabulary_above_is_not_read(tmp_path):
+    make_source(tmp_path / "above")
+    make_hugging_face(tmp_path / "above/hf")
+    (tmp_path / "above/hf/vocab.txt").unlink()
+    with pytest.raises(ValueError, match="hf must hold a tokenizer.json or vocab.txt; got neither"):
+        official_bert.load(tmp_path / "above/hf")
+    with pytest.raises(ValueError, match="got neither. Give --vocab_file"):
+        convert_checkpoint.convert(tmp_path / "above/hf", tmp_path / "out", "huggingface")
+    (tmp_path / "above/hf/bert_config.json").unlink()
+    with pytest.raises(ValueError, match="hf must hold a bert_config.json or config.json; got"):
+        sources.open_checkpoint(tmp_path / "above/hf")
+
+
+@pytest.mark.parametrize("name", ["best", "pretrained"])
+def test_what_a_run_exports_has_the_parts_of_the_run(tmp_path, name):
+    make_source(tmp_path / "run")
+    (tmp_path / "run/run.json").write_text('{"stages": [], "do_lower_case": false}')
+    model = ModelFolder(tmp_path / "run" / name)
+    assert model.config() == CONFIG
+    assert model.vocab_file == tmp_path / "run/vocab.txt"
+    assert model.casing() is False
+    assert ModelFolder(tmp_path / "run/other").run_folder is None
+
+
+# tokenizer.json
+
+
+@pytest.mark.parametrize(
+    ("normal", "beside", "casing"),
+    [
+        ({}, {}, True),
+        ({"lowercase": False}, {"do_lower_case": False}, False),
+        ({"strip_accents": False}, {"strip_accents": False}, "keep_accents"),
+        ({}, {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}, True),
+    ],
+)
+def test_a_folder_of_transformers_has_all_it_needs(tmp_path, normal, beside, casing):
+    make_theirs(tmp_path / "hf", beside, **normal)
+    source = sources.open_checkpoint(tmp_path / "hf")
+    assert source.do_lower_case == casing
+    convert_checkpoint.convert(tmp_path / "hf", tmp_path / "out", "huggingface")
+    back = sources.open_checkpoint(tmp_path / "out")
+    assert (back.do_lower_case, back.config) == (casing, source.config)
+    for name in "vocab.txt", "tokenizer.json":  # what is written is read alike
+        file = str(tmp_path / "out" / name)
+        assert tokenization.casing(file) == casing
+        assert [*tokenization.read_vocabulary(file)] == [
+            *tokenization.read_vocabulary(str(source.vocab_file))
+        ]
+
+
+def test_accents_are_kept_where_the_tokenizer_keeps_them(tmp_path):
+    write_vocabulary(tmp_path)
+    write_tokenizer(tmp_path, tmp_path / "vocab.txt", strip_accents=False)
+    file = str(tmp_path / "tokenizer.json")
+    found = tokenization.load(file, tokenization.casing(file)).encode(
+        "É the", add_special_tokens=False
+    )
+    assert found.tokens == ["é", "the"]
+    assert tokenization.load(file).encode("É", add_special_tokens=False).tokens == ["e"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"type": "BPE", "vocab": {}, "merges": []}, "must hold a WordPiece model; got 'BPE'"),
+        ({"type": "Unigram", "vocab": []}, "must hold a WordPiece model; got 'Unigram'"),
+        ({"type": "WordPiece", "vocab": {"a": 1}}, "its ids are not 0 to"),
+        ({"type": "WordPiece", "vocab": {"a": 0}}, r"lacks \[PAD\]"),
+        ({"type": "WordPiece"}, "holds no vocabulary"),
+        (None, "it has no model"),
+    ],
+)
+def test_other_tokenizers_are_refused_by_name(tmp_path, model, message):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    with pytest.raises(ValueError, match=message):
+        tokenization.read_vocabulary(str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("normal", "beside", "message"),
+    [
+        ({"handle_chinese_chars": False}, {}, "handle_chinese_chars=False"),
+        ({"type": "NFKC"}, {}, "normalizer='NFKC'"),
+        ({}, {"do_lower_case": False}, r"lower_case=False \(tokenizer.json has True\)"),
+        ({}, {"mask_token": "<mask>"}, "mask_token='<mask>'"),
+    ],
+)
+def test_settings_that_differ_from_berts_or_each_other_are_refused(
+    tmp_path, normal, beside, message
+):
+    write_vocabulary(tmp_path)
+    write_tokenizer(tmp_path, tmp_path / "vocab.txt", beside, **normal)
+    file = str(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=message):
+        tokenization.casing(file)
+    assert tokenization.casing(file, True) is True  # as the user says
+
+
+def test_two_vocabularies_in_one_folder_are_refused_unless_one_is_named(tmp_path):
+    make_theirs(tmp_path / "hf")
+    write_vocabulary(tmp_path / "hf")
+    assert model_folder.of(tmp_path / "hf")[1].vocab_file == tmp_path / "hf/tokenizer.json"
+    write_vocabulary(tmp_path / "hf", cased=True)
+    with pytest.raises(ValueError, match="hold different vocabularies"):
+        sources.open_checkpoint(tmp_path / "hf")
+    named = sources.open_checkpoint(tmp_path / "hf", vocab_file=tmp_path / "hf/vocab.txt")
+    assert named.do_lower_case is False
+
+
+def test_records_are_made_with_a_tokenizer_json_and_tell_their_vocabulary(small_text, tmp_path):
+    shutil.copy(small_text.vocab_file, tmp_path / "vocab.txt")
+    pieces = [*tokenization.read_vocabulary(small_text.vocab_file)]
+    write_tokenizer(tmp_path, tmp_path / "vocab.txt", strip_accents=False)
+    settings, file = Settings(max_seq_length=32, dupe_factor=1), str(tmp_path / "tokenizer.json")
+    create_pretraining_data(small_text.path, str(tmp_path / "a"), file, settings, num_workers=1)
+    path = tmp_path / "a.manifest.json"
+    made = manifest.parse(str(path), path.read_bytes())
+    assert made["settings"]["do_lower_case"] == "keep_accents"
+    assert manifest.tokens(made) == pieces
+
+
+# One reader of configurations
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": "roberta"}, "has model_type='roberta', expected 'bert'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ({"architectures": ["RobertaModel"], "model_type": None}, "model_type=None"),
+    ],
+)
+def test_every_command_that_trains_refuses_what_is_no_bert(tmp_path, changed, message):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(THEIRS | changed))
+    for values in pretraining_values(file), fine_tuning_values(tmp_path, bert_config_file=file):
+        with pytest.raises(ValueError, match=message):
+            config_of(values)
+
+
+def test_every_command_that_trains_knows_the_exact_gelu(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(THEIRS))
+    for values in pretraining_values(file), fine_tuning_values(tmp_path, bert_config_file=file):
+        assert config_of(values).hidden_act == "gelu_erf"
+
+
+def pretraining_values(config_file=None, init_checkpoint=None, model_dir="nowhere"):
+    values = flags.FlagValues()
+    pretraining_flags.define_flags(values)
+    named = {"bert_config_file": config_file, "init_checkpoint": init_checkpoint}
+    given = [f"--{name}={value}" for name, value in named.items() if value]
+    values(["run_pretraining", *given, f"--model_dir={model_dir}", "--input_files=a"])
+    return values
+
+
+def fine_tuning_values(folder, **named):
+    values = flags.FlagValues()
+    classifier_flags.define_flags(values)
+    given = [f"--{name}={value}" for name, value in named.items()]
+    values(["run_classifier", *given, f"--output_dir={folder}/out", "--do_train"])
+    values.max_seq_length = 16
+    return values
+
+
+def config_of(values):
+    if "dev_file" in values:
+        return fine_tuning.config(values)
+    return run_pretraining.run_from_flags(values).config
+
+
+# --init_checkpoint=FOLDER
+
+
+def test_the_folder_that_training_starts_from_implies_the_rest(tmp_path):
+    make_theirs(tmp_path / "hf", strip_accents=False)
+    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf")
+    fine_tuning.check_paths(values, ())
+    assert values.vocab_file == str(tmp_path / "hf/tokenizer.json")
+    assert values.do_lower_case == "keep_accents"
+    assert config_of(values) == BertConfig.from_json_file(tmp_path / "hf/config.json")
+    assert config_of(pretraining_values(None, tmp_path / "hf")) == config_of(values)
+
+
+def test_a_run_that_has_begun_implies_the_rest_itself(tmp_path):
+    make_source(tmp_path / "out")
+    (tmp_path / "out/run.json").write_text('{"stages": [], "do_lower_case": false}')
+    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "gone")
+    fine_tuning.check_paths(values, ())
+    assert (values.vocab_file, values.do_lower_case) == (str(tmp_path / "out/vocab.txt"), False)
+    assert config_of(values) == CONFIG
+    assert config_of(pretraining_values(None, tmp_path / "gone", tmp_path / "out")) == CONFIG
+
+
+def test_flags_override_the_folder_and_contradictions_are_refused(tmp_path):
+    make_theirs(tmp_path / "hf")
+    write_vocabulary(tmp_path)
+    dropout = tmp_path / "dropout.json"
+    dropout.write_text(json.dumps(THEIRS | {"hidden_dropout_prob": 0.3}))
+    named = {"bert_config_file": dropout, "vocab_file": tmp_path / "vocab.txt"}
+    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf", **named)
+    fine_tuning.check_paths(values, ())
+    assert config_of(values).hidden_dropout_prob == 0.3
+    assert values.vocab_file == str(tmp_path / "vocab.txt")
+    pieces = (tmp_path / "vocab.txt").read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
+    with pytest.raises(ValueError, match="vocab_file must be the vocabulary of the model in .*hf"):
+        fine_tuning.check_paths(values, ())
+
+
+def test_without_a_folder_the_parts_are_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="--bert_config_file is required"):
+        fine_tuning.check_paths(fine_tuning_values(tmp_path), ())
+    with pytest.raises(ValueError, match="--bert_config_file is required"):
+        pretraining_flags.check(pretraining_values())
+    make_theirs(tmp_path / "hf")
+    (tmp_path / "hf/tokenizer.json").unlink()
+    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf")
+    with pytest.raises(ValueError, match="--vocab_file is required: there is none in .*hf"):
+        fine_tuning.check_paths(values, ())
+
+
+def test_the_weights_come_with_the_vocabulary(tmp_path):
+    arrays = make_theirs(tmp_path / "hf")
+    table = official_bert.load(tmp_path / "hf").model.weights[0]
+    np.testing.assert_array_equal(table.numpy(), arrays[table.path])
