@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from official_bert.conversion import (
+    finding,
     heads,
     hugging_face,
     keras_files,
