@@ -4,9 +4,20 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from lamb_tf._selection import biases_and_norms
+
 __version__ = "0.1.0"
 
-__all__ = ["LAMB", "LARS", "LossScaleOptimizer", "OrScale", "__version__", "schedules", "telemetry"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "LossScaleOptimizer",
+    "OrScale",
+    "__version__",
+    "biases_and_norms",
+    "schedules",
+    "telemetry",
+]
 
 # Keras 2 is that of TensorFlow 2.15, where `lamb_tf.legacy` works. A type checker, which believes
 # that a module with `__getattr__` has every name, must not see this one.

@@ -57,9 +57,72 @@ def is_same(path: str, other: str) -> bool:
 _predicates = weakref.WeakValueDictionary()  # of this process, by the key in their records
 
 
+_BIAS = re.compile("(^|_)(bias(_|$)|beta$)")
+_NORM = re.compile("norm(?!al(?!i[sz]))|(^|_)(ln|bn)(_|[0-9]|$)")  # not of normal_conv
+_LAYER_SCALE = re.compile("layer_?scale")
+
+
+@keras.saving.register_keras_serializable(package="lamb_tf")
+def biases_and_norms(variable: keras.Variable) -> bool:
+    """Whether a variable is a bias, or a scale or offset of a normalization.
+
+    Most recipes decay neither. A list of names such as `["bias", "LayerNorm"]` misses the
+    normalization layers of models that name them `layer_norm`, `ln_1` or `bn`, and "variables with
+    one axis" misses the biases of attention, which have two. Pass this function as
+    `exclude_from_weight_decay` or `exclude_from_layer_adaptation`, alone or in a list. It is saved
+    by name, and excludes nothing where a model has no such variables.
+
+    It goes by the path and the number of axes: a name with the word `bias`; `beta` or `gamma`; and
+    whatever has two of these three properties: the name is `scale`, there is one axis, the layer is
+    named as a normalization (`…norm…`, `ln_…`, `bn_…`) or as a LayerScale. It cannot recognize a
+    table of biases that is called `embeddings`, such as T5's in KerasHub.
+
+    >>> optimizer = lamb_tf.LAMB(
+    ...     weight_decay=0.01, exclude_from_weight_decay=lamb_tf.biases_and_norms
+    ... )
+    """
+    return _role(variable) is not None
+
+
+def _role(variable):
+    """Returns "bias", "norm", "layer scale" or None; see `biases_and_norms`."""
+    *layers, name = path_of(variable).lower().split("/")
+    layer = layers[-1] if layers else ""
+    if _BIAS.search(name):
+        return "bias"
+    is_layer_scale = bool(_LAYER_SCALE.search(layer))
+    is_in_norm = is_layer_scale or bool(_NORM.search(layer))
+    axes = len(variable.shape)
+    signs = (name == "scale") + (axes == 1) + is_in_norm
+    if axes and (name.split("_")[-1] == "gamma" or signs >= 2):
+        return "layer scale" if is_layer_scale else "norm"
+    return None
+
+
+def warn_of_norms(variables: Variables, decayed: Sequence[bool], exclusions: Exclusions) -> None:
+    """Warns where `exclude_from_weight_decay` leaves the scales of normalization layers decayed."""
+    items = as_list(exclusions)
+    if not items or any(item is biases_and_norms for item in items):
+        return
+    paths = [
+        path_of(variable)
+        for variable, is_decayed in zip(variables, decayed)
+        if is_decayed and _role(variable) == "norm"
+    ]
+    if paths:
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        warnings.warn(
+            f"`exclude_from_weight_decay`={items!r} leaves the scales of normalization layers "
+            f"decayed: {', '.join(paths[:3])}{more}. To exclude them, pass "
+            "lamb_tf.biases_and_norms.",
+            stacklevel=6,
+        )
+
+
 def path_of(variable: keras.Variable) -> str:
-    """`keras.Variable.path`; for a bare `tf.Variable` its name without the output number."""
-    return getattr(variable, "path", None) or variable.name.split(":")[0]
+    """`keras.Variable.path`; the name of a bare `tf.Variable`, the same on every replica."""
+    path = getattr(variable, "path", None)
+    return path or re.sub(r"(/replica_\d+)?(:\d+)?$", "", variable.name)
 
 
 def as_list(exclusions: Exclusions) -> list[Exclusion]:
@@ -196,7 +259,7 @@ def hits(
     `otherwise` says what to give for an argument that names no variable on purpose.
     """
     rows = [_named(item, variables) for item in items]
-    idle = [item for item, row in zip(items, rows) if not any(row)]
+    idle = [item for item, row in zip(items, rows) if not any(row) and item is not biases_and_norms]
     if len(idle) == len(items) and not is_restored:
         paths = "\n  ".join(path_of(v) for v in variables)
         raise ValueError(

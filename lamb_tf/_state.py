@@ -171,6 +171,9 @@ class OptimizerState(_hyperparameters.Configured):
         choice = np.logical_not(excluded)
         choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
         choice[1] &= np.array([self.adapts(variable) for variable in variables], bool)
+        if self.weight_decay != 0 and not self._is_restored:
+            exclusions = self._exclusions["exclude_from_weight_decay"]
+            _selection.warn_of_norms(variables, choice[0], exclusions)
         return choice
 
     def _add_choice(self, choice):

@@ -51,11 +51,13 @@ class LAMB(LayerwiseOptimizer):
         beta_2: β₂, decay of the second moment, in [0, 1).
         epsilon: ε, outside the root; 0 is allowed.
         weight_decay: λ, inside the direction whose norm is taken; a float or a schedule. None is 0.
-        exclude_from_weight_decay: What is not decayed: a list of regular expressions, searched for
-            in `variable.path`, of variables, or of predicates of a variable. None and [] exclude
-            nothing. A predicate is saved by the variables it named; before the optimizer is built
-            these are unknown, and only a function that is registered with `keras.saving`, or given
-            as one of the `custom_objects`, can be loaded in another process.
+        exclude_from_weight_decay: What is not decayed: `lamb_tf.biases_and_norms`, or a list of
+            regular expressions, searched for in `variable.path`, of variables, or of predicates of
+            a variable. None and [] exclude nothing. A predicate is saved by the variables it named;
+            before the optimizer is built these are unknown, and only a function that is registered
+            with `keras.saving`, as `biases_and_norms` is, or given as one of the `custom_objects`,
+            can be loaded in another process. There is a warning if exclusions leave the scales of
+            normalization layers decayed.
         exclude_from_layer_adaptation: What has trust ratio 1, in the same form. None stands for the
             first list; [] adapts every variable.
         bias_correction: False leaves out the divisions by 1 − βᵗ, as the authors' own code does.
@@ -93,7 +95,7 @@ class LAMB(LayerwiseOptimizer):
     ...     optimizer=lamb_tf.LAMB(
     ...         learning_rate=1e-3,
     ...         weight_decay=0.01,
-    ...         exclude_from_weight_decay=["bias$", "layer_normalization"],
+    ...         exclude_from_weight_decay=lamb_tf.biases_and_norms,
     ...         global_clipnorm=1.0,
     ...     ),
     ...     loss="mse",

@@ -66,7 +66,9 @@ class LARS(LayerwiseOptimizer):
     Example:
 
     >>> optimizer = lamb_tf.LARS(
-    ...     learning_rate=10.0, weight_decay=1e-4, exclude_from_weight_decay=["bias$", "batch_norm"]
+    ...     learning_rate=10.0,
+    ...     weight_decay=1e-4,
+    ...     exclude_from_weight_decay=lamb_tf.biases_and_norms,
     ... )
 
     Reference: You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import re
 import warnings
 from typing import TYPE_CHECKING
 
@@ -32,11 +31,14 @@ except ImportError as error:
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
 from lamb_tf import _selection
+from lamb_tf._selection import biases_and_norms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lamb_tf._types import LearningRate, WeightDecay
+
+    _Item = str | Callable[[tf.Variable], bool]  # of functions `biases_and_norms` alone
 
 PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own methods for subclasses
     "_slots": "slots by variable and name: `add_slot` adds those wider than their variable",
@@ -52,6 +54,7 @@ PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own metho
     "_use_locking": "what Keras 2 hands to each assignment",
 }
 
+_BY_NAME = {"predicate": biases_and_norms.__name__}  # in a config
 _register = tf_keras.utils.register_keras_serializable(package="lamb_tf")
 _Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
 
@@ -87,6 +90,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         self._set_hyper("learning_rate", _schedule(_checked("learning_rate", learning_rate)))
         self._set_hyper("decay", self._initial_decay)
         self._set_hyper("weight_decay", _schedule(_checked("weight_decay", weight_decay)))
+        self._decays = not (isinstance(weight_decay, numbers.Real) and weight_decay == 0)
         self._exclusions = (
             _patterns("exclude_from_weight_decay", exclude_from_weight_decay),
             _patterns("exclude_from_layer_adaptation", exclude_from_layer_adaptation),
@@ -111,12 +115,12 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     @property
     def exclude_from_weight_decay(self):
-        """The patterns given, or None. Read-only: a traced step would not see a change."""
+        """The list given, or None. Read-only: a traced step would not see a change."""
         return self._exclusions[0]
 
     @property
     def exclude_from_layer_adaptation(self):
-        """The patterns given; None means those of the decay. Read-only too."""
+        """The list given; None means that of the decay. Read-only too."""
         return self._exclusions[1]
 
     def get_config(self) -> dict[str, object]:
@@ -124,8 +128,8 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         return {
             **super().get_config(),
             **{name: self._serialize_hyperparameter(name) for name in names},
-            "exclude_from_weight_decay": self._exclusions[0],
-            "exclude_from_layer_adaptation": self._exclusions[1],
+            "exclude_from_weight_decay": _to_be_saved(self._exclusions[0]),
+            "exclude_from_layer_adaptation": _to_be_saved(self._exclusions[1]),
         }
 
     @classmethod
@@ -137,15 +141,22 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         for name in ("learning_rate", "weight_decay"):
             if isinstance(config.get(name), dict):
                 config[name] = _restored_schedule(config[name], custom_objects)
+        for name in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+            if name in config:
+                config[name] = _restored(config[name])
         optimizer = super().from_config(config, custom_objects)
         optimizer._is_restored = True
         return optimizer
 
     def _create_slots(self, var_list):
         if not self._exclusions_were_checked:
-            for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-                exclusions = getattr(self, argument)
-                _selection.excluded(var_list, exclusions, argument, self._is_restored)
+            undecayed, _ = (
+                _selection.excluded(var_list, getattr(self, argument), argument, self._is_restored)
+                for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation")
+            )
+            if self._decays and not self._is_restored:
+                decayed = [not is_excluded for is_excluded in undecayed]
+                _selection.warn_of_norms(var_list, decayed, self._exclusions[0])
             self._exclusions_were_checked = True
         for slot_name in self._slot_order:  # all of one slot, then all of the next, as in Addons
             for var in var_list:
@@ -160,7 +171,9 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
             strategy = tf.distribute.get_strategy()
             with self._distribution_strategy_scope(), strategy.extended.colocate_vars_with(var):
                 slot = tf.Variable(
-                    tf.zeros(var.shape), trainable=False, name=f"{_name(var)}/{slot_name}"
+                    tf.zeros(var.shape),
+                    trainable=False,
+                    name=f"{_selection.path_of(var)}/{slot_name}",
                 )
             slots[slot_name] = slot
             self._weights.append(slot)
@@ -236,23 +249,25 @@ class LAMB(_Layerwise):
         weight_decay: λ ≥ 0, inside the direction u, so that it is part of the norm: a float, a
             function without arguments or a schedule. None is 0. (The old names `weight_decay_rate`,
             and `lr` for the rate, are accepted with a warning.)
-        exclude_from_weight_decay: List of regular expressions, searched for in the names of
-            variables; λ = 0 for each variable that matches.
+        exclude_from_weight_decay: `lamb_tf.biases_and_norms`, or a list of regular expressions,
+            searched for in the names of variables; λ = 0 for each variable that matches.
         exclude_from_layer_adaptation: Likewise; the ratio is 1 for each variable that matches.
-            `None`: the patterns of the decay. `[]`: no variable.
+            `None`: as for the decay. `[]`: no variable.
         name: Prefix of the names of the state.
         **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `decay`, as in every tf_keras
             optimizer.
 
     Raises:
-        TypeError: an exclusion is not a pattern.
+        TypeError: an exclusion is neither a pattern nor `lamb_tf.biases_and_norms`.
         ValueError: a value is out of range; on the first step, if a list of exclusions matches no
             variable (a warning if the optimizer is restored from a config).
 
     Reference: LAMB, https://arxiv.org/abs/1904.00962.
 
+    >>> from lamb_tf import biases_and_norms
     >>> model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
-    >>> model.compile(LAMB(0.01, weight_decay=0.01, exclude_from_weight_decay=["bias"]), "mse")
+    >>> optimizer = LAMB(0.01, weight_decay=0.01, exclude_from_weight_decay=biases_and_norms)
+    >>> model.compile(optimizer, "mse")
     """
 
     _slot_order = ("m", "v")
@@ -265,8 +280,8 @@ class LAMB(_Layerwise):
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay: WeightDecay = 0.0,
-        exclude_from_weight_decay: str | Sequence[str] | None = None,
-        exclude_from_layer_adaptation: str | Sequence[str] | None = None,
+        exclude_from_weight_decay: _Item | Sequence[_Item] | None = None,
+        exclude_from_layer_adaptation: _Item | Sequence[_Item] | None = None,
         name: str = "LAMB",
         **kwargs: object,
     ):
@@ -342,7 +357,10 @@ class LARS(_Layerwise):
 
     Reference: LARS, https://arxiv.org/abs/1708.03888.
 
-    >>> optimizer = LARS(10.0, weight_decay=1e-4, exclude_from_weight_decay=["bias", "batch_norm"])
+    >>> from lamb_tf import biases_and_norms
+    >>> optimizer = LARS(
+    ...     10.0, weight_decay=1e-4, exclude_from_weight_decay=biases_and_norms
+    ... )
     """
 
     _slot_order = ("momentum",)
@@ -360,8 +378,8 @@ class LARS(_Layerwise):
         learning_rate: LearningRate = 0.1,
         momentum: float = 0.9,
         weight_decay: WeightDecay = 0.0,
-        exclude_from_weight_decay: str | Sequence[str] | None = None,
-        exclude_from_layer_adaptation: str | Sequence[str] | None = None,
+        exclude_from_weight_decay: _Item | Sequence[_Item] | None = None,
+        exclude_from_layer_adaptation: _Item | Sequence[_Item] | None = None,
         *,
         ratio: str = "before_momentum",
         trust_coefficient: float | None = None,
@@ -416,8 +434,10 @@ class LARS(_Layerwise):
 def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> tf_keras.Model:
     """Loads a tf_keras model saved with Addons' `LAMB` or this one, ready to continue training.
 
-    It is `tf_keras.models.load_model` with two additions. It reads `Addons>LAMB` as this `LAMB`,
-    whether Addons is installed or not. And it restores the optimizer's slots from a SavedModel too.
+    It is `tf_keras.models.load_model` with three additions. It reads `Addons>LAMB` as this `LAMB`,
+    whether Addons is installed or not. It reads `.h5` files of mixed_float16, in which tf_keras
+    saves the optimizer's class without its package. And it restores the optimizer's slots from a
+    SavedModel too.
 
     Args:
         path: An `.h5` file or the directory of a SavedModel.
@@ -438,6 +458,10 @@ def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> t
     registered = tf_keras.utils.get_custom_objects()
     before = dict(registered)
     registered["Addons>LAMB"] = LAMB  # here: it has precedence over custom_objects
+    for optimizer_class in (LAMB, LARS):
+        name = optimizer_class.__name__
+        if name not in (custom_objects or {}):
+            registered.setdefault(name, optimizer_class)
     try:
         model = tf_keras.models.load_model(path, custom_objects=custom_objects)
     finally:
@@ -501,26 +525,36 @@ def _trust_ratio(weight_norm, update_norm, trust_coefficient=1.0):
     return tf.where(both, ratio, tf.ones_like(weight_norm))
 
 
-def _name(variable):
-    """The name for patterns: without the output's number, and the same on every replica."""
-    return re.sub(r"(/replica_\d+)?(:\d+)?$", "", variable.name)
-
-
-def _found(patterns, variable):
-    return any(re.search(pattern, _name(variable)) for pattern in patterns or ())
+def _found(exclusions, variable):
+    return any(_selection.matches(item, variable) for item in exclusions or ())
 
 
 def _patterns(argument, value):
     if value is None:
         return None
     for item in _selection.as_list(value):
-        if not isinstance(item, str):
+        if isinstance(item, str):
+            _selection.pattern(item, argument)
+        elif item is not biases_and_norms:
             raise TypeError(
-                f"`{argument}` takes a list of regular expressions, searched for in the names of "
-                f"variables. Received an item of type {type(item).__name__}: {item!r}."
+                f"`{argument}` takes lamb_tf.biases_and_norms and regular expressions, searched "
+                f"for in the names of variables. Received an item of type {type(item).__name__}: "
+                f"{item!r}."
             )
-        _selection.pattern(item, argument)
     return _selection.as_list(value)
+
+
+def _to_be_saved(exclusions):
+    """The exclusions in terms of JSON: `biases_and_norms` by its name."""
+    if exclusions is None:
+        return None
+    return [_BY_NAME if item is biases_and_norms else item for item in exclusions]
+
+
+def _restored(exclusions):
+    if not isinstance(exclusions, (list, tuple)):
+        return exclusions
+    return [biases_and_norms if item == _BY_NAME else item for item in exclusions]
 
 
 def _checked(argument, value, below=math.inf):

@@ -111,7 +111,10 @@ class OrScale(LayerwiseOptimizer):
     Example:
 
     >>> optimizer = lamb_tf.OrScale(
-    ...     learning_rate=2e-3, weight_decay=0.1, adam_paths=["embedding", "logits/"]
+    ...     learning_rate=2e-3,
+    ...     weight_decay=0.1,
+    ...     exclude_from_weight_decay=lamb_tf.biases_and_norms,
+    ...     adam_paths=["embedding", "logits/"],
     ... )
 
     Reference: Lou and You, OrScale: Orthogonalised Optimization with Layer-Wise Trust-Ratio

@@ -3,6 +3,7 @@
 import doctest
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -12,10 +13,12 @@ import tensorflow as tf
 import tf_keras
 from two_replicas import two_replicas
 
-from lamb_tf import legacy
+from lamb_tf import biases_and_norms, legacy
 
 tfa = peers.addons()
 
+# Most tests decay the norms, to see a difference.
+pytestmark = pytest.mark.filterwarnings("ignore:.*scales of normalization layers:UserWarning")
 # tf_keras 2.15 cannot load a SavedModel with an optimizer that has slots, its own Adam's neither.
 OLD = pytest.mark.skipif(tf_keras.__version__ < "2.16", reason="a SavedModel of tf_keras 2.15")
 SAVED = [pytest.param(".h5", id="h5"), pytest.param("", id="SavedModel", marks=OLD)]
@@ -335,16 +338,93 @@ def test_float64_variables_are_computed_in_float64():
     assert_same(ours, theirs, 1e-14)
 
 
-def test_mixed_float16_with_loss_scaling_trains():
+@pytest.fixture
+def mixed_float16():
     tf_keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        model = text_model()
-        model.compile(legacy.LAMB(0.01), "mse")
-        weights = fit(model, 20)
-    finally:
-        tf_keras.mixed_precision.set_global_policy("float32")
+    yield
+    tf_keras.mixed_precision.set_global_policy("float32")
+
+
+def test_mixed_float16_with_loss_scaling_trains(mixed_float16):
+    model = text_model()
+    model.compile(legacy.LAMB(0.01), "mse")
+    weights = fit(model, 20)
     assert all(np.isfinite(w).all() for w in weights)
     assert {v.dtype for v in model.optimizer.inner_optimizer.weights[1:]} == {tf.float32}
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("optimizer_class", [legacy.LAMB, legacy.LARS, tfa.optimizers.LAMB])
+def test_an_h5_file_of_mixed_float16_is_loaded_and_goes_on(
+    tmp_path, mixed_float16, optimizer_class
+):
+    model = text_model()
+    optimizer = optimizer_class(0.01, weight_decay=0.1)
+    # A fixed scale, as tf_keras does not save a dynamic one.
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer
+    model.compile(scaled(optimizer, dynamic=False, initial_scale=64), "mse")
+    fit(model, 5)
+    model.save(tmp_path / "model.h5")
+    before = dict(tf_keras.utils.get_custom_objects())
+    again = legacy.load_model(tmp_path / "model.h5")
+    assert tf_keras.utils.get_custom_objects() == before
+    inner = again.optimizer.inner_optimizer
+    assert type(inner) in (legacy.LAMB, legacy.LARS)
+    assert int(inner.iterations) == 5
+    assert_same(fit(again, 5, start=5), fit(model, 5, start=5), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_class_that_is_given_for_a_bare_name_is_used(tmp_path, mixed_float16):
+    class Mine(legacy.LAMB):
+        pass
+
+    model = text_model()
+    model.compile(legacy.LAMB(0.01), "mse")
+    fit(model, 1)
+    model.save(tmp_path / "model.h5")
+    again = legacy.load_model(tmp_path / "model.h5", custom_objects={"LAMB": Mine})
+    assert type(again.optimizer.inner_optimizer) is Mine
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("suffix", SAVED)
+@pytest.mark.parametrize("argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"])
+def test_biases_and_norms_are_excluded_and_saved_by_name(tmp_path, argument, suffix):
+    patterns = {argument: ["bias", "gamma", "beta"]}
+    expected = text_model()
+    expected.compile(legacy.LAMB(0.01, weight_decay=0.1, **patterns), "mse")
+    model = text_model()
+    model.compile(legacy.LAMB(0.01, weight_decay=0.1, **{argument: biases_and_norms}), "mse")
+    assert_same(fit(model, 3), fit(expected, 3), 0)
+    model.save(tmp_path / f"model{suffix}")
+    again = legacy.load_model(tmp_path / f"model{suffix}")
+    assert getattr(again.optimizer, argument) == [biases_and_norms]
+    assert_same(fit(again, 3, start=3), fit(expected, 3, start=3), 1e-7)
+
+
+def test_biases_and_norms_are_those_of_each_replica():
+    strategy = two_replicas()
+    with strategy.scope():
+        variable = tf.Variable(tf.ones(3), name="layer/bias")
+    locals_ = strategy.experimental_local_results(variable)
+    assert [biases_and_norms(local) for local in locals_] == [True, True]
+
+
+def test_one_line_warns_of_norms_that_a_list_leaves_decayed():
+    decayed = {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias"]}
+    with pytest.warns(UserWarning, match="decayed: LayerNorm/gamma. .*biases_and_norms") as caught:
+        train(legacy.LAMB(**decayed), variables(), 2)
+    assert len(caught) == 1
+    for quiet in (
+        {**decayed, "weight_decay": 0.0},
+        {"weight_decay": 0.1},
+        {**decayed, "exclude_from_weight_decay": biases_and_norms},
+        {**decayed, "exclude_from_weight_decay": ["bias", "LayerNorm"]},
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(legacy.LARS(**quiet), variables(), 1)
 
 
 def lars_by_hand(x, steps, momentum, weight_decay, ratio, trust_coefficient, nesterov, adapted):

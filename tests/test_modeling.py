@@ -14,8 +14,11 @@ import pytest
 import tensorflow as tf
 from bert_shapes import tiny
 
+import lamb_tf
+from lamb_tf import _selection
 from official_bert.model import initial_values
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
+from official_bert.stages import Optimizer
 
 CONFIG = tiny(vocab_size=97, initializer_range=0.2)  # large, so that errors show
 
@@ -80,6 +83,14 @@ def test_variable_paths_are_the_official_checkpoint_names():
     ]
     expected = rest + [f"bert/encoder/layer_{i}/{name}" for i in (0, 1) for name in layer]
     assert sorted(v.path for v in BertPretrainer(CONFIG).weights) == sorted(expected)
+
+
+def test_the_official_exclusions_are_the_biases_and_norms():
+    variables = BertPretrainer(CONFIG).trainable_variables
+    exclusions = Optimizer().exclude_from_weight_decay
+    expected = _selection.excluded(variables, exclusions, "exclude_from_weight_decay")
+    assert [lamb_tf.biases_and_norms(variable) for variable in variables] == expected
+    assert 0 < sum(expected) < len(expected)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_erf"])

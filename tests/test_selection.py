@@ -7,10 +7,13 @@ import copy
 import gc
 import json
 import operator
+import re
 import types
+import warnings
 
 import keras
 import numpy as np
+import peers
 import pytest
 import steps
 
@@ -61,7 +64,12 @@ def forget(monkeypatch):
     monkeypatch.setattr(_selection, "_predicates", {})
 
 
-EXCLUSIONS = {"pattern": "bias$", "function": is_bias, "lambda": lambda v: is_bias(v)}
+EXCLUSIONS = {
+    "pattern": "bias$",
+    "function": is_bias,
+    "lambda": lambda v: is_bias(v),
+    "biases_and_norms": lamb_tf.biases_and_norms,
+}
 
 
 # Restoring, whatever is frozen by then.
@@ -278,3 +286,224 @@ def test_a_malformed_expression_and_a_truth_value_are_refused_with_the_argument_
         lamb_tf.LAMB(**{argument: ["(bias"]})
     with pytest.raises(TypeError, match=f"`{argument}` takes .*bool: True"):
         lamb_tf.LARS(**{argument: [True]})
+
+
+# Biases and norms, as the classes of their layers have them, and not their paths.
+
+TEXT = {"vocabulary_size": 11, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8}
+HEADS = {**TEXT, "num_heads": 2}
+GROUPED = {**TEXT, "num_query_heads": 2, "num_key_value_heads": 2}
+IMAGE = {"image_shape": (28, 28, 3), "patch_size": 14}
+PATCHES = {**IMAGE, "num_layers": 1, "num_heads": 2, "hidden_dim": 8}
+ELECTRA = {name: value for name, value in HEADS.items() if name != "vocabulary_size"}
+BACKBONES = {
+    "Albert": {**HEADS, "embedding_dim": 8},
+    "Bart": HEADS,
+    "Bert": HEADS,
+    "Bloom": HEADS,
+    "DebertaV3": {**HEADS, "bucket_size": 4},
+    "DeiT": {**PATCHES, "intermediate_dim": 8},
+    "DINOV2": {**PATCHES, "intermediate_dim": 8, "position_embedding_shape": (28, 28, 3)},
+    "DenseNet": {"stackwise_num_repeats": [1, 1], "growth_rate": 4},
+    "Electra": {**ELECTRA, "vocab_size": 11, "embedding_dim": 8},
+    "FNet": TEXT,
+    "Gemma3": {**GROUPED, "head_dim": 4, "image_size": 16},
+    "GPT2": HEADS,
+    "GptOss": {**GROUPED, "head_dim": 4, "num_experts": 2},
+    "Llama": GROUPED,
+    "Qwen": GROUPED,
+    "RoformerV2": {**HEADS, "head_size": 4, "use_bias": True},
+    "RWKV7": {**TEXT, "head_size": 4, "hidden_size": 8},
+    "SwinTransformer": {
+        "image_shape": (32, 32, 3),
+        "embed_dim": 8,
+        "depths": [1],
+        "num_heads": [2],
+        "window_size": 4,
+    },
+    "T5": HEADS,
+    "ViT": {**PATCHES, "mlp_dim": 8},
+    "Whisper": HEADS,
+    "XLNet": HEADS,
+}
+BACKBONES["RWKV7"].pop("hidden_dim")
+APPLICATIONS = {
+    "ConvNeXtTiny": 32,
+    "EfficientNetB0": 32,
+    "EfficientNetV2B0": 32,
+    "InceptionV3": 75,
+    "MobileNet": 32,
+    "MobileNetV2": 32,
+    "MobileNetV3Small": 32,
+    "ResNet50V2": 32,
+    "VGG16": 32,
+    "Xception": 71,
+}
+NORMS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+)
+
+
+def owned(model):
+    """{id: (variable, its layer, the attribute of the layer that holds it)} of what is trained."""
+    found = {}
+    for layer in model._flatten_layers():
+        attributes = {id(value): name for name, value in vars(layer).items()}
+        for variable in filter(lambda v: v.trainable, layer._trainable_variables):
+            found[id(variable)] = variable, layer, attributes.get(id(variable), "")
+    return found
+
+
+def is_bias_or_norm(variable, layer, attribute):
+    """By the layer's class and attribute. T5's table of biases alone is an embedding to Keras."""
+    if isinstance(layer, NORMS) or re.search("Norm|LayerScale", type(layer).__name__):
+        return True
+    return "bias" in attribute and variable.name != "embeddings"
+
+
+def assert_that_biases_and_norms_are_found(model):
+    variables = owned(model)
+    assert set(map(id, model.trainable_variables)) == set(variables)
+    expected = {v.path for v, *owner in variables.values() if is_bias_or_norm(v, *owner)}
+    assert expected
+    assert {v.path for v in model.trainable_variables if lamb_tf.biases_and_norms(v)} == expected
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_biases_and_norms_of_keras_hub_are_found(name):
+    backbone = getattr(peers.load("keras_hub").models, f"{name}Backbone")
+    with keras.StatelessScope(), warnings.catch_warnings():  # of a mask that a layer ignores
+        warnings.simplefilter("ignore")
+        model = backbone(**BACKBONES[name])
+    assert_that_biases_and_norms_are_found(model)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_biases_and_norms_of_keras_applications_are_found(name):
+    shape = (APPLICATIONS[name],) * 2 + (3,)
+    with keras.StatelessScope():  # no values
+        model = getattr(keras.applications, name)(weights=None, classes=3, input_shape=shape)
+    assert_that_biases_and_norms_are_found(model)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "expected"),
+    [
+        ("bert/encoder/layer_0/attention/output/LayerNorm/gamma", (4,), True),
+        ("cls/predictions/output_bias", (4,), True),
+        ("attention/query/bias", (2, 4), True),
+        ("gamma", (4,), True),
+        ("rms_normalization/scale", (2, 4), True),
+        ("of_any_name/scale", (4,), True),
+        ("ln_f/weight", (4,), True),
+        ("bn2a_branch2a/offset", (4,), True),
+        ("vision/logit_scale", (), False),
+        ("scale", (), False),
+        ("gan_attention/gamma", (), False),
+        ("discriminator/bias", (), True),
+        ("normal_conv/strength", (4,), False),
+        ("norm_mlp/dense/kernel", (4, 4), False),
+        ("layer_norm_lstm/kernel", (4, 4), False),
+        ("alibi/as_bn/kernel", (4, 4), False),
+        ("embeddings/class_token", (1, 1, 4), False),
+        ("learnable/k_k", (4,), False),
+        ("unbiased/kernel", (4, 4), False),
+        ("debiasing/kernel_unbiased", (4,), False),
+    ],
+)
+def test_biases_and_norms_go_by_path_and_shape(path, shape, expected):
+    variable = types.SimpleNamespace(path=path, shape=shape)
+    assert lamb_tf.biases_and_norms(variable) == expected
+
+
+def with_norms():
+    """Layers whose names no list expects."""
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, name="first"),
+            keras.layers.LayerNormalization(name="ln_1"),
+            keras.layers.Dense(2, use_bias=False, name="last"),
+        ]
+    )
+
+
+NORMS_DECAYED = r"leaves the scales of normalization layers decayed: .*ln_1/gamma.*biases_and_norms"
+
+
+@pytest.mark.filterwarnings("ignore:'LayerNorm' in .* matches no variable:UserWarning")
+@pytest.mark.parametrize("optimizer", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
+def test_one_line_warns_of_norms_that_a_list_leaves_decayed(optimizer):
+    model = with_norms()
+    optimizer = optimizer(weight_decay=0.1, exclude_from_weight_decay=["bias", "LayerNorm"])
+    with pytest.warns(UserWarning, match=NORMS_DECAYED) as caught:
+        optimizer.build(model.trainable_variables)
+    (text,) = [str(w.message) for w in caught if re.search(NORMS_DECAYED, str(w.message))]
+    assert "\n" not in text
+
+
+def test_the_warning_of_norms_names_three_and_counts_the_rest():
+    layers = [keras.layers.BatchNormalization(name=f"bn_{i}") for i in range(5)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    optimizer = lamb_tf.LAMB(weight_decay=0.1, exclude_from_weight_decay=["beta"])
+    with pytest.warns(UserWarning, match="bn_0/gamma, .*bn_1/gamma, .*bn_2/gamma and 2 more. To"):
+        optimizer.build(model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "exclude_from_weight_decay": []},
+        {"weight_decay": 0.1, "exclude_from_layer_adaptation": ["bias"]},
+        {"exclude_from_weight_decay": ["bias"]},
+        {"weight_decay": 0.1, "exclude_from_weight_decay": ["bias", "ln_"]},
+        {"weight_decay": 0.1, "exclude_from_weight_decay": lambda v: len(v.shape) == 1},
+        {"weight_decay": 0.1, "exclude_from_weight_decay": lamb_tf.biases_and_norms},
+        {"weight_decay": 0.1, "exclude_from_weight_decay": ["kernel", lamb_tf.biases_and_norms]},
+        {"exclude_from_layer_adaptation": lamb_tf.biases_and_norms},
+    ],
+)
+def test_nothing_warns_of_norms_where_no_list_leaves_them_decayed(arguments):
+    lamb_tf.LAMB(**arguments).build(with_norms().trainable_variables)  # warnings are errors here
+
+
+def test_the_warning_of_norms_does_not_come_again_when_an_optimizer_is_restored():
+    optimizer = lamb_tf.LAMB(weight_decay=0.1, exclude_from_weight_decay=["bias"])
+    with pytest.warns(UserWarning, match=NORMS_DECAYED):
+        optimizer.build(with_norms().trainable_variables)
+    lamb_tf.LAMB.from_config(optimizer.get_config()).build(with_norms().trainable_variables)
+
+
+def test_biases_and_norms_may_be_absent():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, use_bias=False)])
+    rules = [(lamb_tf.biases_and_norms, 2.0)]
+    arguments = dict.fromkeys(
+        ("exclude_from_weight_decay", "exclude_from_layer_adaptation"), lamb_tf.biases_and_norms
+    )
+    lamb_tf.LAMB(**arguments, learning_rate_multipliers=rules).build(model.trainable_variables)
+
+
+def test_biases_and_norms_are_not_adapted_either():
+    optimizer = lamb_tf.LAMB(
+        exclude_from_weight_decay=[], exclude_from_layer_adaptation=lamb_tf.biases_and_norms
+    )
+    model = with_norms()
+    optimizer.build(model.trainable_variables)
+    lines = []
+    optimizer.summary(print_fn=lines.append)
+    rows = [line.split() for line in lines[0].splitlines()[1:]]
+    adapted = {row[0].split("/", 1)[-1]: row[-1] for row in rows}
+    assert [path for path, word in adapted.items() if word == "yes"] == [
+        path for path in adapted if path.endswith("kernel")
+    ]
+
+
+def test_biases_and_norms_are_saved_by_name_alone(monkeypatch):
+    optimizer = lamb_tf.LAMB(exclude_from_weight_decay=lamb_tf.biases_and_norms)
+    config = json.loads(json.dumps(optimizer.get_config()))
+    forget(monkeypatch)
+    again = lamb_tf.LAMB.from_config(config)
+    assert again._exclusions["exclude_from_weight_decay"] == [lamb_tf.biases_and_norms]
