@@ -16,6 +16,12 @@ from lamb_tf import _multipliers, _replicas, _selection
 from lamb_tf._types import Bounds, Exclusions, LearningRate, WeightDecay
 
 EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
+OTHER_NAMES = {  # of arguments, in other libraries or older ones
+    "lr": "learning_rate",
+    "weight_decay_rate": "weight_decay",
+    "eps": "epsilon",
+    "max_grad_norm": "global_clipnorm",
+}
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 

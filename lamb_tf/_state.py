@@ -70,11 +70,12 @@ class OptimizerState(_hyperparameters.Configured):
         shard_state: Any = None,  # of kwargs: str | None
         **kwargs: object,
     ):
-        if "weight_decay_rate" in kwargs:
-            raise TypeError(
-                "`weight_decay_rate` is the old name of an argument: write "
-                f"`weight_decay={kwargs['weight_decay_rate']!r}`."
-            )
+        for other_name, own_name in _hyperparameters.OTHER_NAMES.items():
+            if other_name in kwargs:
+                raise TypeError(
+                    f"`{other_name}` is another library's name for `{own_name}`: write "
+                    f"`{own_name}={kwargs[other_name]!r}`."
+                )
         if _selection.is_variable(learning_rate):
             _hyperparameters.keras_variable(learning_rate, "learning_rate")
             if _replicas.is_known(learning_rate):
@@ -326,6 +327,11 @@ class OptimizerState(_hyperparameters.Configured):
         variables = self._saved_variables()
         saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
         problem = difference(variables, saved)
+        if problem and not self.built:
+            problem += (
+                "; the optimizer is not built: call `optimizer.build(model.trainable_variables)` "
+                "before loading"
+            )
         if problem:
             warnings.warn(
                 f"The state of optimizer {self.name!r} was not loaded: {problem}.", stacklevel=2

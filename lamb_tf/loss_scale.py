@@ -11,6 +11,11 @@ from lamb_tf._types import Tensor, Variables
 
 INITIAL_SCALE, GROWTH_STEPS = 2.0**15, 2000
 BOUNDS = 1.0, 2.0**24  # of the scale
+_SUCCESSORS = {
+    "get_scaled_loss": "Use `scale_loss(loss)`.",
+    "get_unscaled_gradients": "Pass the gradients of the scaled loss to `apply`: it unscales them.",
+    "loss_scale": "Read the variable `dynamic_scale`.",
+}
 
 
 def next_scale(
@@ -92,6 +97,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"`loss_scale_factor={inner_optimizer.loss_scale_factor}` of `inner_optimizer`."
             )
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        """Names the successors of the methods that tf_keras' LossScaleOptimizer has."""
+        if name in _SUCCESSORS:
+            raise AttributeError(
+                f"`{name}` is a method of tf_keras' LossScaleOptimizer. {_SUCCESSORS[name]}"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         """Checks the arguments; refuses changes that a compiled step would not see."""

@@ -17,6 +17,11 @@ import numpy as np
 from lamb_tf._state import moments_of_keras_lamb
 from lamb_tf.lamb import LAMB
 
+_OF_KERAS_3 = (
+    "For a model of Keras 3 pass its optimizer, or the one that keras.models.load_model restores "
+    "from a .keras file, to lamb_tf.migrate.from_keras."
+)
+
 
 def from_tf_keras(
     path: str | os.PathLike,
@@ -45,9 +50,9 @@ def from_tf_keras(
     Raises:
         TypeError: `optimizer` is another optimizer, or `match` is nothing of these.
         ValueError: `match` is another word, or has a path that is not in the model; `optimizer` was
-            built for other variables; no optimizer state with slots `m` and `v` in the file (a
-            `.keras` file of tf_keras never has it); a weight without a counterpart, or with
-            several; shapes that differ; a model that is not built.
+            built for other variables; a file that is damaged, or of Keras 3; no optimizer state
+            with slots `m` and `v` in it (a `.keras` file of tf_keras never has it); a weight
+            without a counterpart, or with several; shapes that differ; a model that is not built.
         FileNotFoundError: there is nothing at `path`.
     """
     optimizer = _lamb(optimizer)
@@ -56,14 +61,16 @@ def from_tf_keras(
     if str(path).endswith(".keras"):
         raise ValueError(
             f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Expected an "
-            ".h5 file, a checkpoint or a SavedModel. For a model of Keras 3 see `from_keras`."
+            f".h5 file, a checkpoint or a SavedModel. {_OF_KERAS_3}"
         )
     _check_match(match, model)
     read = _read_h5 if str(path).endswith((".h5", ".hdf5")) else _read_checkpoint
     old = read(str(path))
     trained = [weight for weight in old.weights if weight.m is not None]
     if not trained:
-        raise ValueError(f"{path} holds no slots `m` and `v`, so no state of a LAMB optimizer.")
+        raise ValueError(
+            f"{path} holds no slots `m` and `v`, so no state of a LAMB of tf_keras. {_OF_KERAS_3}"
+        )
 
     if match == "order":
         if len(trained) != len(model.trainable_variables):
@@ -181,32 +188,43 @@ def _read_h5(path):
 
     if not os.path.exists(path):
         raise FileNotFoundError(f"There is no file {path}.")
-    with h5py.File(path) as file:
-        if "optimizer_weights" not in file:
-            raise ValueError(
-                f"{path} holds no optimizer state. Save the whole compiled model with "
-                "`model.save(…)`, not `save_weights`."
+    try:
+        with h5py.File(path) as file:
+            return _read_model(file, path)
+    except (OSError, KeyError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} must be an HDF5 file of a whole tf_keras model; got one that cannot be read: "
+            f"{' '.join(str(error).split())}. It may be empty, cut short or of another format: "
+            "save or copy it again."
+        ) from None
+
+
+def _read_model(file, path):
+    if str(file.attrs.get("keras_version", "")).startswith("3."):
+        raise ValueError(f"{path} must be a file of tf_keras; got one of Keras 3. {_OF_KERAS_3}")
+    if "optimizer_weights" not in file:
+        raise ValueError(
+            f"{path} holds no optimizer state. Save the whole compiled model with "
+            f"`model.save(…)`, not `save_weights`. {_OF_KERAS_3}"
+        )
+    weights = [
+        _Weight(_bare(name), group[name][()])
+        for group in (file["model_weights"][n] for n in _strings(file["model_weights"], "layer"))
+        for name in _strings(group, "weight")
+    ]
+    group, iterations, trained = file["optimizer_weights"], 0, {}
+    for name in _strings(group, "weight"):
+        owner, _, slot = _bare(name).rpartition("/")
+        if slot == "iter":
+            iterations = int(group[name][()])
+        elif slot in ("m", "v"):
+            # The owner's name comes after the optimizer's: LAMB/dense/kernel/m.
+            weight = max(
+                (w for w in weights if _ends_with(owner, w.name)), key=lambda w: len(w.name)
             )
-        weights = [
-            _Weight(_bare(name), group[name][()])
-            for group in (
-                file["model_weights"][n] for n in _strings(file["model_weights"], "layer")
-            )
-            for name in _strings(group, "weight")
-        ]
-        group, iterations, trained = file["optimizer_weights"], 0, {}
-        for name in _strings(group, "weight"):
-            owner, _, slot = _bare(name).rpartition("/")
-            if slot == "iter":
-                iterations = int(group[name][()])
-            elif slot in ("m", "v"):
-                # The owner's name comes after the optimizer's: LAMB/dense/kernel/m.
-                weight = max(
-                    (w for w in weights if _ends_with(owner, w.name)), key=lambda w: len(w.name)
-                )
-                setattr(weight, slot, group[name][()])
-                trained[id(weight)] = weight
-        config = json.loads(file.attrs["training_config"])["optimizer_config"]["config"]
+            setattr(weight, slot, group[name][()])
+            trained[id(weight)] = weight
+    config = json.loads(file.attrs["training_config"])["optimizer_config"]["config"]
     config = config.get("inner_optimizer", {}).get("config", config)  # under mixed precision
     rest = [weight for weight in weights if id(weight) not in trained]
     return _State([*trained.values(), *rest], iterations, _numbers(config))

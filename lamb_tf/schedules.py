@@ -430,14 +430,15 @@ def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: 
 
     Raises:
         TypeError: an argument is not a number.
-        ValueError: a batch size is not positive, or the rate is negative; or one is not finite.
+        ValueError: a batch size is not positive, or the rate is negative; or one of them, their
+            ratio or the scaled rate is not finite (in float32).
 
     Examples:
         >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
         [0.005, 0.0025, 0.000625]
     """
     rate = _number("base_learning_rate", base_learning_rate)
-    return rate * math.sqrt(_batch_ratio(batch_size, base_batch_size))
+    return _scaled(rate, math.sqrt(_batch_ratio(batch_size, base_batch_size)))
 
 
 def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
@@ -450,7 +451,7 @@ def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate
         0.4
     """
     rate = _number("base_learning_rate", base_learning_rate)
-    return rate * _batch_ratio(batch_size, base_batch_size)
+    return _scaled(rate, _batch_ratio(batch_size, base_batch_size))
 
 
 def legw(
@@ -487,9 +488,10 @@ def legw(
         The schedule that `decay` made, or a `WarmupConstant`.
 
     Raises:
-        TypeError: an argument is not a number.
+        TypeError: an argument is not a number; `decay` is not a function, or does not return a
+            schedule.
         ValueError: a batch size or `num_examples` is not positive, a warm-up or rate is negative,
-            or one is not finite.
+            one is not finite, or the warm-up has 2^31 steps or more.
 
     Reference: LEGW, https://arxiv.org/abs/1901.08256.
 
@@ -508,14 +510,53 @@ def legw(
     num_examples = _positive("num_examples", num_examples)
     warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
     # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
-    warmup_steps = round(warmup_epochs * num_examples / base_batch_size)
+    warmup_steps = warmup_epochs * num_examples / float(base_batch_size)
+    if warmup_steps > _MOST:
+        raise ValueError(
+            f"warmup_steps must be below 2^31; got {warmup_steps:g}, base_warmup_epochs · "
+            "num_examples / base_batch_size. Check these."
+        )
+    warmup_steps = round(warmup_steps)
     if decay is None:
         return WarmupConstant(peak, warmup_steps)
-    return decay(peak, warmup_steps, num_examples / batch_size)
+    expected = "a function (peak_learning_rate, warmup_steps, steps_per_epoch) -> schedule"
+    if not callable(decay) or _is_schedule(decay):
+        raise TypeError(
+            f"decay must be {expected}, or None; got {decay!r}. For example: lambda peak, warmup, "
+            "per_epoch: WarmupPolynomialDecay(peak, round(90 * per_epoch), warmup)."
+        )
+    schedule = decay(peak, warmup_steps, num_examples / float(batch_size))
+    if not _is_schedule(schedule):
+        raise TypeError(
+            f"decay must be {expected}; got a function that returned {schedule!r}. Return a "
+            "LearningRateSchedule."
+        )
+    return schedule
 
 
 def _batch_ratio(batch_size, base_batch_size):
-    return _positive("batch_size", batch_size) / _positive("base_batch_size", base_batch_size)
+    ratio = _positive("batch_size", batch_size) / _positive("base_batch_size", base_batch_size)
+    if not 0 < ratio < math.inf:
+        raise ValueError(
+            f"batch_size / base_batch_size must be positive and finite; got {batch_size} / "
+            f"{base_batch_size}. Check both."
+        )
+    return ratio
+
+
+def _scaled(rate, factor):
+    scaled = rate * factor
+    if scaled > _LARGEST:
+        raise ValueError(
+            f"The scaled learning rate must be finite (in float32); got {rate:g} · {factor:g}. "
+            "Check the rate and both batch sizes."
+        )
+    return scaled
+
+
+def _is_schedule(value):
+    """Whether this is a schedule, of Keras or tf_keras; no class."""
+    return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
 
 
 def _share(steps, of, most=None):

@@ -1,6 +1,6 @@
-"""Thirteen defects of other LAMBs: each shown on the peer, and absent here.
+"""Fourteen defects of other LAMBs: each shown on the peer, and absent here.
 
-The first twelve are of `keras.optimizers.Lamb`, the last of `tfa.optimizers.LAMB`. Should a peer
+All are of `keras.optimizers.Lamb`, but for number 13, of `tfa.optimizers.LAMB`. Should a peer
 mend one, its half of the test fails, and goes. `docs/defects.md` tells the story of each.
 """
 
@@ -232,3 +232,16 @@ def test_13_sixteen_bits_no_epsilon_and_an_empty_list_work():
     names = {"exclude_from_weight_decay": [".*"], "exclude_from_layer_adaptation": []}
     assert moved(lamb_tf.LAMB(0.1, **names), w, g) == pytest.approx(0.1, rel=1e-5)
     assert theirs(0.1, **names).exclude_from_layer_adaptation == [".*"]
+
+
+def test_14_compile_takes_the_name():
+    def compiled(name):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(optimizer=name, loss="mse")
+        return model.optimizer
+
+    assert type(compiled("lamb_tf>LAMB")) is lamb_tf.LAMB
+    assert type(compiled("lamb_tf>LARS")) is lamb_tf.LARS
+    for name in ("lamb", "Lamb", "LAMB"):
+        with pytest.raises(ValueError, match=name):
+            compiled(name)

@@ -322,9 +322,20 @@ def test_optimizers_are_numbered_as_keras_numbers_names():
     assert lamb_tf.LAMB(name="mine").name == "mine"
 
 
-def test_the_old_name_of_the_weight_decay_is_refused_with_the_new_one():
-    with pytest.raises(TypeError, match=r"write `weight_decay=0.01`"):
-        lamb_tf.LAMB(weight_decay_rate=0.01)
+@pytest.mark.parametrize(
+    ("other", "own"),
+    [
+        ("weight_decay_rate", "weight_decay"),
+        ("lr", "learning_rate"),
+        ("eps", "epsilon"),
+        ("max_grad_norm", "global_clipnorm"),
+    ],
+)
+@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
+def test_another_library_s_name_of_an_argument_is_refused_with_ours(make, other, own):
+    with pytest.raises(TypeError, match=rf"`{other}` is .*write `{own}=0.01`"):
+        make(**{other: 0.01})
+    make(**{own: 0.01})
 
 
 def test_the_config_makes_the_same_optimizer():

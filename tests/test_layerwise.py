@@ -123,6 +123,18 @@ def test_state_for_variables_of_other_shapes_is_not_read_and_told(tmp_path):
     assert other.iterations == 0
 
 
+def test_state_for_an_optimizer_that_is_not_built_is_not_read_and_the_cure_is_told(tmp_path):
+    model = small_model()
+    model.fit(*data(), verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = small_model()
+    with pytest.warns(UserWarning, match=r"not built: call `optimizer.build\(model.trainable_var"):
+        again.load_weights(tmp_path / "model.weights.h5")
+    again.optimizer.build(again.trainable_variables)  # the cure
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert int(again.optimizer.iterations) == int(model.optimizer.iterations) > 0
+
+
 def test_the_choice_survives_a_weights_file_and_another_one_in_code_is_told(tmp_path):
     model = small_model(exclude_from_weight_decay=["bias$"])
     model.fit(*data(), verbose=0)

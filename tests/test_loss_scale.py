@@ -1,5 +1,6 @@
 """lamb_tf.LossScaleOptimizer: the update of LAMB, and a scale that follows what was skipped."""
 
+import copy
 import warnings
 
 import keras
@@ -135,6 +136,19 @@ def test_another_optimizer_and_a_second_scale_are_refused():
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(loss_scale_factor=8.0))
     with pytest.raises(ValueError, match="needs the variables"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB()).apply([np.ones(3)])
+
+
+def test_the_methods_of_tf_keras_are_missing_with_the_names_of_their_successors():
+    optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB())
+    with pytest.raises(AttributeError, match=r"`get_scaled_loss` is .*Use `scale_loss\(loss\)`"):
+        optimizer.get_scaled_loss(1.0)
+    with pytest.raises(AttributeError, match="`get_unscaled_gradients` is .*`apply`"):
+        optimizer.get_unscaled_gradients([])
+    with pytest.raises(AttributeError, match="`loss_scale` is .*`dynamic_scale`"):
+        _ = optimizer.loss_scale
+    with pytest.raises(AttributeError, match="'LossScaleOptimizer' object has no attribute 'los'"):
+        _ = optimizer.los
+    assert not hasattr(copy.deepcopy(optimizer), "loss_scale")
 
 
 def test_there_must_be_as_many_gradients_as_variables():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import peers
@@ -283,6 +284,48 @@ def test_files_without_the_state_are_refused(tmp_path):
         migrate.from_tf_keras(
             tmp_path / "weights.h5", keras.Sequential([keras.layers.Dense(1)]), lamb_tf.LAMB()
         )
+
+
+def test_hdf5_files_that_cannot_be_read_are_refused_by_their_path(tmp_path):
+    whole = Path(save(old_model(legacy.LAMB(0.01)), "h5", tmp_path)).read_bytes()
+    files = {
+        "empty": b"",
+        "text": b"no HDF5",
+        "cut": whole[: len(whole) // 2],
+        "cut_at_the_end": whole[:-1],
+        "overwritten": whole[:1000] + bytes(2000) + whole[3000:],
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.h5").write_bytes(content)
+    with h5py.File(tmp_path / "without_weights.h5", "w") as file:
+        file.create_group("optimizer_weights")
+    (tmp_path / "folder.h5").mkdir()
+    for name in [*files, "without_weights", "folder"]:
+        with pytest.raises(ValueError, match=rf"{name}\.h5 must be an HDF5 file .*save or copy"):
+            migrate.from_tf_keras(tmp_path / f"{name}.h5", new_model(), lamb_tf.LAMB())
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_a_file_of_keras_3_is_refused_with_the_way_that_reads_it(tmp_path):
+    model = new_model()
+    model.compile(keras.optimizers.Lamb(0.01), "mse")
+    fit(model, 2)
+    model.save(tmp_path / "lamb.keras")  # first: Keras' .h5 takes the optimizer from its config
+    model.save(tmp_path / "lamb.h5")
+    with pytest.raises(ValueError, match=r"lamb.h5 must be .* Keras 3.*load_model.*from_keras"):
+        migrate.from_tf_keras(tmp_path / "lamb.h5", new_model(), lamb_tf.LAMB())
+    model.save_weights(tmp_path / "lamb.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    for other in (
+        tmp_path / "lamb.keras",
+        tmp_path / "lamb.weights.h5",
+        checkpoint.save(tmp_path / "checkpoint"),
+    ):
+        with pytest.raises(ValueError, match="from_keras"):
+            migrate.from_tf_keras(other, new_model(), lamb_tf.LAMB())
+    optimizer = lamb_tf.LAMB(epsilon=1e-7)  # that way
+    migrate.from_keras(keras.models.load_model(tmp_path / "lamb.keras").optimizer, optimizer)
+    assert int(optimizer.iterations) == 2
 
 
 def test_a_tf1_checkpoint_and_one_of_two_optimizers_are_refused(tmp_path):

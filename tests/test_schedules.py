@@ -321,6 +321,21 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
         (lambda: linear_scaling(256, -1, 0.1), ValueError, "base_batch_size"),
         (lambda: legw(64, 32, 0.1, -1, 100), ValueError, "base_warmup_epochs"),
         (lambda: legw(64, 32, 0.1, 1, 0), ValueError, "num_examples"),
+        *(
+            (lambda rule=rule, batches=batches: rule(*batches, 1.0), ValueError, message)
+            for rule in (linear_scaling, sqrt_scaling, lambda *args: legw(*args, 1, 10))
+            for batches, message in (
+                ((1e300, 1e-300), r"batch_size / base_batch_size must be .*; got 1e\+300 / 1e-300"),
+                ((1e-300, 1e300), "batch_size / base_batch_size must be positive and finite"),
+                ((1e300, 1e-7), "The scaled learning rate must be finite .*Check the rate"),
+            )
+        ),
+        (lambda: legw(1, 1e-300, 1e-200, 1e10, 10), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: legw(8, 4, 1, 1, 10, "poly"), TypeError, "decay must be a function.*'poly'.*For"),
+        (lambda: legw(8, 4, 1, 1, 10, WarmupConstant(1.0)), TypeError, "decay must be a function"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: None), TypeError, "returned None. Return a"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: 0.1), TypeError, "decay must .*returned 0.1"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: WarmupConstant), TypeError, "returned <class"),
     ],
 )
 def test_bad_values_are_refused_with_what_was_given(make, error, message):
