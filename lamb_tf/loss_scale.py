@@ -1,6 +1,7 @@
 """Dynamic loss scaling for float16, with the same result on any number of replicas."""
 
 from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
 import keras
 from keras import ops
@@ -98,13 +99,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
 
-    def __getattr__(self, name: str) -> object:
-        """Names the successors of the methods that tf_keras' LossScaleOptimizer has."""
-        if name in _SUCCESSORS:
-            raise AttributeError(
-                f"`{name}` is a method of tf_keras' LossScaleOptimizer. {_SUCCESSORS[name]}"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
+
+        def __getattr__(self, name):
+            """Names the successors of the methods that tf_keras' LossScaleOptimizer has."""
+            if name in _SUCCESSORS:
+                raise AttributeError(
+                    f"`{name}` is of tf_keras' LossScaleOptimizer. {_SUCCESSORS[name]}"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         """Checks the arguments; refuses changes that a compiled step would not see."""
