@@ -1,4 +1,4 @@
-"""The picture of `batch_scaling.py`: loss over the batch, tuned and untuned; updates to a loss."""
+"""Plots of `batch_scaling.py`: loss over the batch, tuned and untuned; and one for a front page."""
 
 from statistics import mean
 
@@ -7,10 +7,48 @@ import findings
 from findings import curves
 
 CEILING = 5.4  # nats: what is above is at the plateau
+LINE = 0.19  # nats: the height of a line of text in the plot of untuned losses
 
 
 def draw(records, settings, path):
+    """Three panels at `path`; next to it `NAME_untuned.png`, one panel that a phone can show."""
     findings.picture(lambda axes: _draw(axes, records, settings), path, 3, (14, 4.6))
+    untuned = path.with_stem(f"{path.stem}_untuned")
+    findings.picture(lambda axes: _draw_untuned(axes[0], records, settings), untuned, 1, (7, 5.4))
+
+
+def _draw_untuned(axis, records, settings):
+    """Mean loss by the rule over the batch; every line bears its optimizer's name at its end."""
+    batches = [settings["base_batch"] * k for k in settings["multiples"]]
+    ends = []
+    for method in page.methods(records, settings):
+        found = {k: _untuned(records, settings, method, k) for k in settings["multiples"]}
+        means = [mean(known) for values in found.values() if (known := page.losses(values))]
+        if not means:
+            continue
+        style = {"color": page.COLORS[method], "linewidth": 4 if method == "lamb" else 2.5}
+        axis.plot(batches[: len(means)], means, marker="o", **style)
+        diverged = len(means) < len(batches)
+        ends.append((means[-1], batches[len(means) - 1], method, diverged))
+    place = 0.0
+    for loss, batch, method, diverged in sorted(ends):
+        words = page.LABELS[method] + " diverges" * diverged
+        if not diverged:
+            place = max(loss, place + LINE)
+        at = (batch * 0.85, loss) if diverged else (batch * 1.15, place)
+        weight = "bold" if method == "lamb" else "normal"
+        style = {"color": page.COLORS[method], "fontsize": 15, "fontweight": weight}
+        axis.text(*at, words, va="center", ha="right" if diverged else "left", **style)
+    axis.set(xscale="log", xlim=(batches[0] * 0.6, batches[-1] * 5.2))
+    axis.set_xticks(batches, [f"{batch:,}" for batch in batches], fontsize=15)
+    axis.minorticks_off()
+    axis.tick_params(axis="y", labelsize=15)
+    axis.set_xlabel("batch, sequences", fontsize=15, loc="left")
+    axis.set_ylabel("held-out loss, nats", fontsize=15)
+    axis.set_title("A larger batch without a new search", fontsize=17, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_ylim(top=axis.get_ylim()[1] + LINE / 2)
+    axis.grid(axis="y", alpha=0.3)
 
 
 def _draw(axes, records, settings):
