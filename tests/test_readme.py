@@ -4,7 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
+import keras
+
+import lamb_tf
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -20,18 +22,28 @@ def commands(script):
     return [words for line in script.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-@pytest.mark.parametrize("block", code_blocks("python"))
-def test_the_python_of_the_readme_runs(block):
-    exec(compile(block, "README.md", "exec"), {})
+def test_the_line_of_use_compiles_a_model():
+    line = code_blocks("python")[0]
+    assert line.count("\n") == 1
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    exec(line, {"model": model, "lamb_tf": lamb_tf})
+    assert isinstance(model.optimizer, lamb_tf.LAMB)
 
 
-def test_lamb_learns_in_the_first_example():
-    example = code_blocks("python")[0]
-    assert len([line for line in example.splitlines() if line]) <= 10
+def test_lamb_learns_in_the_example():
+    _, example = code_blocks("python")
+    assert len([line for line in example.splitlines() if line]) <= 11
     namespace = {}
     exec(compile(example, "README.md", "exec"), namespace)
     accuracy = namespace["history"].history["accuracy"]
     assert accuracy[0] < 0.8 < 0.9 < accuracy[-1]
+
+
+def test_the_readme_is_read_in_a_minute():
+    """At most 250 lines, and 25 numbers to the end of the example (addresses do not count)."""
+    assert len(README.splitlines()) <= 250
+    first = re.sub(r"\]\([^)]*\)", "]", README[: README.index("history = model.fit")])
+    assert len(re.findall(r"\d[\d.,]*(?:e-?\d+)?", first)) <= 25
 
 
 def test_ci_runs_the_commands_of_the_readme():
