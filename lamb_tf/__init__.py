@@ -6,7 +6,7 @@ import keras
 
 from lamb_tf._selection import biases_and_norms
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LAMB",

@@ -273,3 +273,47 @@ def test_the_wheel_installs_and_imports_elsewhere(tmp_path):
     refused = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert refused.returncode == 2
     assert refused.stderr.startswith("lamb-bert pretrain: error: ")
+
+
+def commands_of(workflow):
+    """Every line that a workflow's jobs run."""
+    parsed = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())
+    assert parsed[True]["pull_request"] is None  # `on:` is YAML's true
+    steps = [step for job in parsed["jobs"].values() for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def test_the_workflows_run_commands_that_exist():
+    assert ".ci/run" in commands_of("tests.yml")[0]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    for command in commands_of("tests.yml") + commands_of("site.yml"):
+        for target in re.findall(r"\bmake (\S+)", command):
+            assert target in targets
+        for named in re.findall(r"\.\[(.+)\]", command):
+            assert set(named.split(",")) <= set(extras)
+
+
+def test_the_workflows_run_every_python_that_the_classifiers_name():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    tested = set(jobs["quick"]["strategy"]["matrix"]["python-version"]) | {"3.11"}
+    prefix = "Programming Language :: Python :: 3."
+    classifiers = [c for c in PYPROJECT["project"]["classifiers"] if c.startswith(prefix)]
+    assert tested == {c.removeprefix("Programming Language :: Python :: ") for c in classifiers}
+
+
+def test_the_hooks_before_a_commit_are_what_make_lint_runs():
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"].removeprefix(".venv/bin/") for hook in hooks["hooks"]]
+    makefile = (ROOT / "Makefile").read_text()
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+    linted = re.findall(r"\$\(BIN\)/(.*?)(?: \.)?$", lint, re.MULTILINE)
+    assert entries == linted
+
+
+@pytest.mark.parametrize("form", ["bug.yml", "feature.yml"])
+def test_the_templates_of_issues_are_forms(form):
+    parsed = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE" / form).read_text())
+    assert parsed["name"] and parsed["description"]
+    for question in parsed["body"]:
+        assert question["type"] in ("textarea", "input") and question["attributes"]["label"]
