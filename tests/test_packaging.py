@@ -314,6 +314,8 @@ def test_the_hooks_before_a_commit_are_what_make_lint_runs():
 @pytest.mark.parametrize("form", ["bug.yml", "feature.yml"])
 def test_the_templates_of_issues_are_forms(form):
     parsed = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE" / form).read_text())
-    assert parsed["name"] and parsed["description"]
+    assert parsed["name"]
+    assert parsed["description"]
     for question in parsed["body"]:
-        assert question["type"] in ("textarea", "input") and question["attributes"]["label"]
+        assert question["type"] in ("textarea", "input")
+        assert question["attributes"]["label"]
