@@ -2,10 +2,38 @@
 
 from absl import flags
 
-from official_bert import fine_tuning_flags
-from official_bert.system.flag_definitions import FlagDefinitions, refuse
+from official_bert import fine_tuning_flags, optimizer_flags
+from official_bert.system.flag_definitions import (
+    FlagDefinitions,
+    apply,
+    contradiction,
+    idle,
+)
+from official_bert.system.settings import Bounds
 
 _COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type")
+_TABLES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
+RULES = (
+    contradiction(
+        ("train_file", "dev_file", *_COLUMNS),
+        lambda v: v.task_name,
+        "--task_name={task_name} sets what these would set; leave them out.",
+    ),
+    idle(
+        ["data_dir"],
+        lambda v: not v.task_name,
+        "without --task_name, which says what its files hold.",
+    ),
+    idle(
+        ["label_column"],
+        lambda v: not (v.do_train or v.do_eval),
+        "without --do_train or --do_eval: no labels are read.",
+    ),
+    idle(["train_file"], lambda v: not v.do_train, "without --do_train."),
+    idle(["dev_file"], lambda v: not v.do_eval, "without --do_eval."),
+    idle(["predict_file"], lambda v: not v.do_predict, "without --do_predict."),
+    *fine_tuning_flags.RULES,
+)
 # Flags of the scripts of tensorflow/models and Hugging Face not here.
 REFUSED = fine_tuning_flags.REFUSED | {
     # tensorflow/models
@@ -45,36 +73,30 @@ def _define_data(define):
     text("label_column", "label", "Name of the column of what is to be predicted.")
     text("label_type", "class", "What the labels of own tables are: class or number.")
     define.integer(
-        "max_seq_length", 128, "Sequence length in tokens; longer examples are cut.", lower_bound=1
+        "max_seq_length",
+        128,
+        "Sequence length in tokens; longer examples are cut.",
+        Bounds(minimum=1),
     )
     define.switch("do_eval", False, "Evaluate on the dev set, with the official metrics.")
     define.switch("do_predict", False, "Predict the test set, or --predict_file.")
 
 
 def check(values: flags.FlagValues) -> None:
-    """Refuses flags of other scripts, and flags that others of this call would make void.
+    """Refuses what cannot be meant, and warns of flags without effect, which become defaults.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
     """
     work = "give --do_train, --do_eval or --do_predict"
-    fine_tuning_flags.check_required(values, REFUSED, work)
-    _check_data(values)
-    fine_tuning_flags.check_void(values)
-
-
-def _check_data(values):
-    wanted = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
-    for name, flag in wanted.items():
-        refuse(values, (name,), not values[flag].value, f"only with --{flag}.")
+    fine_tuning_flags.check_required(values, work)
+    apply(values, RULES)
+    optimizer_flags.optimizer(values)  # checks it
     if values.task_name:
-        reason = f"--task_name={values.task_name} sets what these would set; leave them out."
-        refuse(values, ("train_file", "dev_file", *_COLUMNS), True, reason)
         if not values.data_dir:
             raise ValueError("--data_dir is required with --task_name: the folder of its files.")
         return
-    refuse(values, ("data_dir",), True, "only with --task_name, which says what its files hold.")
-    for name, flag in wanted.items():
+    for name, flag in _TABLES.items():
         if values[flag].value and not values[name].value:
             raise ValueError(f"--{flag} needs --{name}, or --task_name and --data_dir.")
     if values.label_type not in ("class", "number"):

@@ -15,8 +15,27 @@ from absl import flags, logging
 
 from official_bert.conversion import model_folder, names, sources, targets
 from official_bert.system import child_commands, commands, local_paths
+from official_bert.system.flag_definitions import apply, contradiction, idle
 
 FLAGS = flags.FLAGS
+
+
+def _holds_no_slots(values):
+    return not targets.TARGETS[values.output_format].holds_slots
+
+
+RULES = (
+    contradiction(
+        ["keep_slots"],
+        lambda v: v.keep_slots and _holds_no_slots(v),
+        "--output_format={output_format} holds no moments; leave it out, or write tf1.",
+    ),
+    idle(
+        ["keep_slots"],
+        _holds_no_slots,
+        "with --output_format={output_format}, which holds no moments.",
+    ),
+)
 
 
 def convert(
@@ -140,6 +159,7 @@ def _about_vocabulary(source):
 
 
 def main() -> None:
+    apply(FLAGS, RULES)
     chosen = {name: FLAGS[name].value for name in _OPTIONS}
     try:
         logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each step of a SavedModel

@@ -34,11 +34,28 @@ from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import commands, local_paths
-from official_bert.system.flag_definitions import FlagDefinitions
+from official_bert.system.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.system.places import is_remote
 
 _SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]
 WORKERS_PER_CORE = 4  # more would only take memory
+RULES = (
+    idle(
+        ["dupe_factor"],
+        lambda v: v.dynamic_masking,
+        "with --dynamic_masking: each sequence is stored once, and masked anew in every epoch.",
+    ),
+    idle(
+        ["use_v2_feature_names"],
+        lambda v: v.dynamic_masking,
+        "with --dynamic_masking, whose records have features of their own.",
+    ),
+    idle(
+        ["num_workers"],
+        lambda v: v.one_random_stream,
+        "with --one_random_stream, which takes one process.",
+    ),
+)
 
 
 def create_pretraining_data(
@@ -106,14 +123,18 @@ def create_pretraining_data(
     shards = build_checks.shard_paths(output_file, num_shards)
     build_checks.check_apart(shards, input_file, paths, vocab_file)
     shard_sets.require_free(shards)
-    text_forms.check(paths, input_format, json_field, language)
-    json_field = json_field or "text"
+    unread = text_forms.check(paths, input_format, json_field, language)
+    if report:
+        for reason in unread.values():
+            report(f"warning: {reason}")
+    json_field = "text" if json_field is None or "json_field" in unread else json_field
+    language = "en" if language is None or "language" in unread else language
     workers = _workers(num_workers, one_random_stream)
     plan = BuildPlan(
         settings=settings,
         vocab_file=vocab_file if is_remote(vocab_file) else os.path.abspath(vocab_file),
         do_lower_case=tokenization.casing(vocab_file, do_lower_case),
-        language=language or "en",
+        language=language,
         random_seed=random_seed,
         dynamic=dynamic_masking,
         use_v2_feature_names=use_v2_feature_names,
@@ -222,6 +243,7 @@ def _define_flags() -> None:
     for name in _SETTINGS:
         define.field(Settings, name)
     define.field(Settings, "max_ngram_size", default=None, more="Default: 1.")
+    integer = define.integer
     flags.DEFINE_string(
         "input_file",
         None,
@@ -248,17 +270,15 @@ def _define_flags() -> None:
         "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
         "input_ids and segment_ids.",
     )
-    flags.DEFINE_integer("random_seed", 12345, "Random seed.")
+    integer("random_seed", 12345, "Random seed.")
     # Beyond the original's.
     flags.DEFINE_bool(
         "dynamic_masking",
         False,
         "Store each sequence once, without masks. Training masks it anew in every epoch.",
     )
-    flags.DEFINE_integer(
-        "num_shards", 0, "Number of output files; 0: the number of names in --output_file."
-    )
-    flags.DEFINE_integer(
+    integer("num_shards", 0, "Number of output files; 0: the number of names in --output_file.")
+    integer(
         "num_workers",
         0,
         "Number of processes, at most 4 per core; 0: one per core. The records do not depend on "
@@ -292,10 +312,12 @@ def _define_flags() -> None:
 
 
 def main() -> None:
+    apply(flags.FLAGS, RULES)
     values = {name: flags.FLAGS[name].value for name in _SETTINGS}
     others = inspect.signature(create_pretraining_data).parameters.keys() - {"settings", "report"}
     try:
-        settings = Settings(**values, max_ngram_size=flags.FLAGS.max_ngram_size or 1)
+        longest = flags.FLAGS.max_ngram_size
+        settings = Settings(**values, max_ngram_size=1 if longest is None else longest)
         create_pretraining_data(
             **{name: flags.FLAGS[name].value for name in others},
             settings=settings,

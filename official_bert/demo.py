@@ -29,6 +29,7 @@ from official_bert.system import (
     quiet_tensorflow,
     whole_files,
 )
+from official_bert.system.flag_definitions import apply, contradiction, idle
 
 FLAGS = flags.FLAGS
 
@@ -40,7 +41,19 @@ MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write
 EVAL_BATCH_SIZE = 128
 
 
+RULES = (
+    idle(["corpus_format"], lambda v: not v.corpus, "without --corpus."),
+    contradiction(
+        ["corpus"],
+        lambda v: not any(v.corpus),
+        "it names no file; leave it out for Python's documentation. Is a variable of the shell "
+        "empty?",
+    ),
+)
+
+
 def main() -> int:
+    apply(FLAGS, RULES)
     child_commands.raise_on_signals()
     folder = pathlib.Path(FLAGS.output_dir)
     try:

@@ -231,7 +231,7 @@ def _trainer(values, work, engine, seed, folder):
         keep_checkpoint_max=values.keep_checkpoint_max,
         eval_steps=values.eval_steps,
         eval_files=work.eval_files,
-        eval_batch_size=values.eval_batch_size if values.do_eval else engine.num_replicas,
+        eval_batch_size=values.eval_batch_size,
         steps_per_loop=values.steps_per_loop,
         tensorboard=True,
     )

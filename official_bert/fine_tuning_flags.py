@@ -9,10 +9,11 @@ from official_bert import optimizer_flags
 from official_bert.stages import LoopOptions, Run
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
-    refuse,
+    contradiction,
+    idle,
     require_finite,
-    require_no_refused,
 )
+from official_bert.system.settings import Bounds
 
 STRATEGIES = ("off", "one_device", "mirrored")
 # What only training reads.
@@ -30,8 +31,33 @@ _OF_TRAINING = (
     "eval_steps",
     "save_checkpoints_steps",
     "keep_checkpoint_max",
-    "resume_from",
     "steps_per_loop",
+)
+RULES = (
+    idle(_OF_TRAINING, lambda v: not v.do_train, "without --do_train."),
+    *optimizer_flags.RULES,
+    idle(
+        ["seed"],
+        lambda v: not v.do_train and v.num_seeds is None,
+        "without --do_train: the model is that of --output_dir or --init_checkpoint.",
+    ),
+    idle(("eval_batch_size", "eval_steps"), lambda v: not v.do_eval, "without --do_eval."),
+    idle(["predict_batch_size"], lambda v: not v.do_predict, "without --do_predict."),
+    contradiction(
+        ["resume_from"],
+        lambda v: not v.do_train,
+        "only with --do_train; to use a certain checkpoint, give it as --init_checkpoint.",
+    ),
+    contradiction(
+        ["num_seeds"],
+        lambda v: v.init_checkpoint and not v.do_train,
+        "--init_checkpoint is one model; leave one of the two out.",
+    ),
+    contradiction(
+        ["resume_from"],
+        lambda v: v.num_seeds is not None,
+        "it is one run that returns; leave --num_seeds out, and name its folder as --output_dir.",
+    ),
 )
 _ON_SEVERAL_HOSTS = (
     "has no counterpart: fine-tuning runs on one host, on one of its devices or all of them; "
@@ -114,17 +140,26 @@ def _define_model(define):
 
 def _define_training(define):
     integer, number = define.integer, define.number
-    integer("train_batch_size", 32, "Global batch size in training.", lower_bound=1)
-    integer("eval_batch_size", 8, "Global batch size in evaluation.", lower_bound=1)
-    integer("predict_batch_size", 8, "Global batch size in prediction.", lower_bound=1)
-    number("learning_rate", 5e-5, "Learning rate after warm-up; it then falls to 0 linearly.")
-    number("num_train_epochs", 3.0, "Number of epochs; total steps = examples / batch × epochs.")
+    integer("train_batch_size", 32, "Global batch size in training.", Bounds(minimum=1))
+    integer("eval_batch_size", 8, "Global batch size in evaluation.", Bounds(minimum=1))
+    integer("predict_batch_size", 8, "Global batch size in prediction.", Bounds(minimum=1))
+    number(
+        "learning_rate",
+        5e-5,
+        "Learning rate after warm-up; it then falls to 0 linearly.",
+        Bounds(minimum=0),
+    )
+    number(
+        "num_train_epochs",
+        3.0,
+        "Number of epochs; total steps = examples / batch × epochs.",
+        Bounds(above=0),
+    )
     number(
         "warmup_proportion",
         0.1,
         "Fraction of the steps with linear warm-up from 0.",
-        lower_bound=0.0,
-        upper_bound=1.0,
+        Bounds(minimum=0, maximum=1, hint="10 % is 0.1."),
     )
     optimizer_flags.define(define)
     define.field(Run, "gradient_accumulation_steps")
@@ -134,14 +169,14 @@ def _define_training(define):
         None,
         "Train with this many seeds in turn, from --seed up, each in seed_N of --output_dir, and "
         "print mean, deviation, median and best of each metric.",
-        lower_bound=1,
+        Bounds(minimum=1),
     )
     integer(
         "resume_from",
         None,
         "Step of the checkpoint to resume from, instead of the newest. The learning rate and other "
         "optimizer settings may then change; run.json records it.",
-        lower_bound=1,
+        Bounds(minimum=1),
     )
 
 
@@ -162,22 +197,20 @@ def _define_where(define):
         "eval_steps",
         0,
         "Steps between evaluations during training, with --do_eval; 0: at its end only.",
-        lower_bound=0,
+        Bounds(minimum=0),
     )
 
 
-def check_required(values: flags.FlagValues, refused: dict[str, str], work: str) -> None:
-    """Refuses flags of other scripts, and a call that lacks what every call needs.
+def check_required(values: flags.FlagValues, work: str) -> None:
+    """Refuses a call that lacks what every call needs.
 
     Args:
         values: The flags.
-        refused: The command's own and `REFUSED`.
         work: What the command can do, for the error if nothing is to be done.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
     """
-    require_no_refused(values, refused)
     require_finite(values)
     if not (values.do_train or values.do_eval or values.do_predict):
         raise ValueError(f"nothing to do; {work}.")
@@ -188,27 +221,3 @@ def check_required(values: flags.FlagValues, refused: dict[str, str], work: str)
             f"--distribution_strategy must be {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}; "
             f"got {values.distribution_strategy!r}. Fine-tuning runs on one host."
         )
-
-
-def check_void(values: flags.FlagValues) -> None:
-    """Refuses flags that others of this call would make void.
-
-    Raises:
-        ValueError: naming the flag, the reason, and what to do.
-    """
-    optimizer_flags.check(values)
-    refuse(
-        values,
-        ("num_seeds",),
-        bool(values.init_checkpoint) and not values.do_train,
-        "--init_checkpoint is one model; leave one of the two out.",
-    )
-    refuse(values, _OF_TRAINING, not values.do_train, "only with --do_train.")
-    refuse(values, ("eval_batch_size", "eval_steps"), not values.do_eval, "only with --do_eval.")
-    refuse(values, ("predict_batch_size",), not values.do_predict, "only with --do_predict.")
-    refuse(
-        values,
-        ("resume_from",),
-        values.num_seeds is not None,
-        "it is one run that returns; leave --num_seeds out, and name its folder as --output_dir.",
-    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from absl import flags
 
 from official_bert.data import corpus, text_forms, tokenization
-from official_bert.system import commands, local_paths
+from official_bert.system import commands, flag_definitions, local_paths
 
 
 def learn_vocabulary(
@@ -54,7 +54,8 @@ def learn_vocabulary(
     folder = os.path.dirname(os.path.abspath(vocab_file))
     if not os.access(folder, os.W_OK):
         raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
-    text_forms.check(paths, input_format, json_field)
+    for reason in text_forms.check(paths, input_format, json_field).values():
+        flag_definitions.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6)
     return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
 

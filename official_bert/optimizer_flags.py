@@ -5,7 +5,7 @@ from typing import Any
 from absl import flags
 
 from official_bert.stages import Optimizer
-from official_bert.system.flag_definitions import FlagDefinitions, refuse
+from official_bert.system.flag_definitions import FlagDefinitions, idle
 
 FIELDS = {  # the field of `stages.Optimizer` that each one sets
     "optimizer_type": "type",
@@ -17,6 +17,14 @@ FIELDS = {  # the field of `stages.Optimizer` that each one sets
     "layer_decay": "layer_decay",
     "freeze": "freeze",
 }
+RULES = (
+    idle(
+        ["beta_2"],
+        lambda v: v.optimizer_type == "lars",
+        "with --optimizer_type=lars, which has no second moment.",
+    ),
+    idle(["loss_scale"], lambda v: v.dtype != "fp16", "with --dtype={dtype}, which needs none."),
+)
 
 
 def define(definitions: FlagDefinitions) -> None:
@@ -24,13 +32,6 @@ def define(definitions: FlagDefinitions) -> None:
     for flag, field in FIELDS.items():
         changes: Any = {"type": {"default": "adamw"}, "freeze": {"kind": list}}.get(field, {})
         definitions.field(Optimizer, field, flag, **changes)
-
-
-def check(values: flags.FlagValues) -> None:
-    """Refuses a flag that the optimizer has no use for, and values that it cannot have."""
-    reason = "LARS has no second moment; leave it out."
-    refuse(values, ("beta_2",), values.optimizer_type == "lars", reason)
-    optimizer(values)
 
 
 def optimizer(values: flags.FlagValues) -> Optimizer:

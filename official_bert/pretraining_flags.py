@@ -9,10 +9,13 @@ from official_bert import optimizer_flags
 from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system.flag_definitions import (
     FlagDefinitions,
-    refuse,
+    apply,
+    contradiction,
+    idle,
     require_finite,
-    require_no_refused,
+    several,
 )
+from official_bert.system.settings import Bounds
 from official_bert.tasks.pretraining import Pretraining
 
 ENGINES = ("tensorflow", "jax")
@@ -156,7 +159,7 @@ def _define_others(define):
         None,
         "Step of the checkpoint to resume from, instead of the newest. The learning rate, other "
         "optimizer settings, the seed and the records may then change; run.json records it.",
-        lower_bound=1,
+        Bounds(minimum=1),
     )
     text(
         "recipe",
@@ -169,7 +172,7 @@ def _define_others(define):
         "num_steps_per_epoch",
         1000,
         "Steps (updates) per epoch; see --num_train_epochs.",
-        lower_bound=1,
+        Bounds(minimum=1),
     )
     number(
         "num_train_epochs",
@@ -229,17 +232,16 @@ def _define_others(define):
         None,
         "Number of local worker processes, each with its share of the cores; to try out "
         "multi_worker_mirrored on one machine.",
-        lower_bound=2,
+        Bounds(minimum=2),
     )
 
 
 def check(values: flags.FlagValues) -> None:
-    """Refuses flags of other scripts, and flags that others of this call would make void.
+    """Refuses what cannot be meant, and warns of flags without effect, which become defaults.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
     """
-    require_no_refused(values, REFUSED)
     for name in ("input_files", "model_dir"):
         if not values[name].value:
             raise ValueError(f"--{name} is required.")
@@ -248,80 +250,103 @@ def check(values: flags.FlagValues) -> None:
             "--bert_config_file is required, or --init_checkpoint, whose folder has one."
         )
     require_finite(values)
+    if values.engine not in ENGINES:
+        raise ValueError(f"--engine must be {' or '.join(ENGINES)}; got {values.engine!r}.")
+    for name in ("input_files", "eval_files"):
+        several(values, name)
     steps = values.num_steps_per_epoch * values.num_train_epochs
     if not 1 <= round(steps) < 2**31:
         raise ValueError(
             f"--num_steps_per_epoch={values.num_steps_per_epoch} times --num_train_epochs="
             f"{values.num_train_epochs:g} must give 1 to {2**31 - 1:,} updates."
         )
-    refuse(
-        values, ("eval_steps", "eval_batch_size"), not values.eval_files, "only with --eval_files."
-    )
-    refuse(
-        values,
-        (*STAGE, "num_steps_per_epoch", "num_train_epochs"),
-        values.recipe is not None,
-        f"--recipe={values.recipe} already sets this; leave these flags out, or the recipe.",
-    )
-    optimizer_flags.check(values)
-    _check_engine(values)
-    refuse(
-        values,
-        ("worker_hosts", "task_index", "tpu", "distribution_strategy"),
-        values.local_workers is not None,
-        "--local_workers already sets this; leave these flags out.",
-    )
-    refuse(
-        values,
-        ("enable_xla",),
-        values.distribution_strategy == "tpu" and values.enable_xla is False,
-        "XLA compiles everything for a TPU; leave it out.",
-    )
-    refuse(
-        values,
-        ("train_summary_interval",),
-        values.train_summary_interval > 0,
-        "there is a summary for every line of the log; set --log_steps, and this to 0, or to a "
-        "negative number for none.",
-    )
     if not values.warmup_steps.is_integer():
         raise ValueError(f"--warmup_steps must be a whole number; got {values.warmup_steps:g}.")
+    apply(values, RULES)
+    optimizer_flags.optimizer(values)  # checks it
 
 
-def _check_engine(values):
-    """Refuses what the other engine alone understands."""
-    if values.engine not in ENGINES:
-        raise ValueError(f"--engine must be {' or '.join(ENGINES)}; got {values.engine!r}.")
-    if values.engine != "jax":
-        refuse(
-            values,
-            ("shard_optimizer",),
-            values.shard_optimizer,
-            "only with --engine=jax; tf.distribute keeps the whole state on every replica.",
-        )
-        return
-    strategies = ("multi_worker_mirrored", "tpu")
-    refuse(
-        values,
-        ("distribution_strategy",),
-        values.distribution_strategy not in strategies,
+def _by_jax(values):
+    return values.engine == "jax"
+
+
+# Those of several devices and hosts depend on the engine, and some on the devices that are there:
+# see `engines.strategies`.
+RULES = (
+    *optimizer_flags.RULES,
+    idle(("eval_steps", "eval_batch_size"), lambda v: not v.eval_files, "without --eval_files."),
+    contradiction(
+        (*STAGE, "num_steps_per_epoch", "num_train_epochs"),
+        lambda v: v.recipe is not None,
+        "--recipe={recipe} already sets this; leave these flags out, or the recipe.",
+    ),
+    contradiction(
+        ["train_summary_interval"],
+        lambda v: v.train_summary_interval > 0 and v.train_summary_interval != v.log_steps,
+        "there is a summary for every line of the log; set --log_steps, and this to 0, or to a "
+        "negative number for none.",
+    ),
+    contradiction(
+        ("worker_hosts", "task_index", "tpu"),
+        lambda v: v.local_workers is not None,
+        "--local_workers already sets this; leave these flags out.",
+    ),
+    contradiction(
+        ["distribution_strategy"],
+        lambda v: (
+            v.local_workers is not None and v.distribution_strategy != "multi_worker_mirrored"
+        ),
+        "--local_workers already sets this; leave it out.",
+    ),
+    contradiction(
+        ["shard_optimizer"],
+        lambda v: v.shard_optimizer and not _by_jax(v),
+        "only with --engine=jax; tf.distribute keeps the whole state on every replica.",
+    ),
+    contradiction(
+        ["enable_xla"],
+        lambda v: v.enable_xla is False and (_by_jax(v) or v.distribution_strategy == "tpu"),
+        "JAX and TPUs run nothing but what XLA compiles; leave it out.",
+    ),
+    idle(["enable_xla"], _by_jax, "with --engine=jax, where XLA compiles everything."),
+    contradiction(
+        ["distribution_strategy"],
+        lambda v: _by_jax(v) and v.distribution_strategy in ("off", "one_device"),
         "--engine=jax trains on all devices of this machine, and of all machines with "
         "--distribution_strategy=multi_worker_mirrored or tpu; leave it out.",
-    )
-    reasons = {
-        "num_gpus": "with --engine=jax, CUDA_VISIBLE_DEVICES names the GPUs, and JAX_PLATFORMS=cpu "
-        "trains on the CPU.",
-        "all_reduce_alg": "with --engine=jax, the compiler chooses it.",
-        "tpu": "with --engine=jax, start the command on every host of the slice, with "
+    ),
+    idle(
+        ["distribution_strategy"],
+        lambda v: _by_jax(v) and v.distribution_strategy == "mirrored",
+        "with --engine=jax, which always trains on all devices of this machine.",
+    ),
+    contradiction(
+        ["num_gpus"],
+        _by_jax,
+        "with --engine=jax, CUDA_VISIBLE_DEVICES names the GPUs, and JAX_PLATFORMS=cpu trains on "
+        "the CPU.",
+    ),
+    idle(["all_reduce_alg"], _by_jax, "with --engine=jax, where the compiler chooses it."),
+    contradiction(
+        ["tpu"],
+        lambda v: _by_jax(v) and v.tpu,
+        "with --engine=jax, start the command on every host of the slice, with "
         "--distribution_strategy=tpu and without --tpu.",
-        "enable_xla": "with --engine=jax, XLA compiles everything; leave it out.",
-    }
-    for name, reason in reasons.items():
-        refuse(values, (name,), True, reason)
-    refuse(
-        values,
+    ),
+    contradiction(
         ("worker_hosts", "task_index"),
-        values.distribution_strategy == "tpu",
+        lambda v: _by_jax(v) and v.distribution_strategy == "tpu",
         "with --engine=jax and --distribution_strategy=tpu, JAX itself finds the hosts of the "
         "slice; leave these flags out.",
-    )
+    ),
+    idle(
+        ["num_gpus"],
+        lambda v: v.distribution_strategy == "tpu",
+        "with --distribution_strategy=tpu, which trains on the TPU's cores.",
+    ),
+    idle(
+        ["all_reduce_alg"],
+        lambda v: v.distribution_strategy in ("off", "one_device", "tpu"),
+        "with --distribution_strategy={distribution_strategy}; it is for several GPUs.",
+    ),
+)

@@ -3,9 +3,9 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, or for GPUs, on a machine wi
     python -m official_bert.rehearse --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
-It takes the flags of `run_pretraining` and ignores those that do not change the update. The real
-TPU compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass
-to LAMB, once per stage; or with --engine=jax the program that the JAX engine runs on the slice. The
+It takes the flags of `run_pretraining`, and lists those without effect on the update. The real TPU
+compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass to
+LAMB, once per stage; or with --engine=jax the program that the JAX engine runs on the slice. The
 report says whether it compiles, how much memory it needs and what it reduces over the cores. Times
 are the sum of the compiler's estimates; hours and cost are derived from them, so they are estimates
 too. Nothing is trained.
@@ -41,6 +41,8 @@ from official_bert.system import (
     quiet_tensorflow,
     whole_files,
 )
+from official_bert.system.flag_definitions import FlagDefinitions, apply, idle
+from official_bert.system.settings import Bounds
 
 if TYPE_CHECKING:
     from official_bert.compilers import gpu_compiler, tpu_compiler
@@ -55,6 +57,7 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     """Defines this command's flags, those of the run to rehearse among them."""
     pretraining_flags.define_flags()
+    number = FlagDefinitions(FLAGS).number
     FLAGS.set_default("input_files", "(not read)")
     flags.DEFINE_string(
         "topology",
@@ -64,28 +67,63 @@ def define_flags() -> None:
         "and GPUs of each, such as h100:32x8. Required.",
         required=True,
     )
-    flags.DEFINE_float(
+    number(
         "host_network_gbits",
         None,
         "Gbit/s that a host of GPUs sends to the others, over all its interfaces together. Needed "
-        "for several hosts of GPUs, refused for one.",
-        lower_bound=0.001,
+        "for several hosts of GPUs.",
+        Bounds(minimum=0.001),
     )
-    flags.DEFINE_float(
+    number(
         "price_per_chip_hour",
         None,
         "Price of one TPU chip per hour, in any currency. Default: no cost in the report.",
-        lower_bound=0,
+        Bounds(minimum=0),
     )
     flags.DEFINE_string(
         "report_file", None, "Also write the report to this file, as JSON. Default: no file."
     )
 
 
+def _of_gpus(values):
+    from official_bert.compilers import gpu_compiler
+
+    return gpu_compiler.is_name(values.topology)
+
+
+def _one_host(values):
+    from official_bert.compilers import gpu_compiler
+
+    return not _of_gpus(values) or gpu_compiler.hosts(values.topology) == 1
+
+
+RULES = (
+    idle(
+        (
+            *("input_files", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size", "seed"),
+            *("init_checkpoint", "init_moments", "model_dir", "resume_from", "enable_xla"),
+            *("steps_per_loop", "train_summary_interval", "profile_steps", "eval_files"),
+            *pretraining_flags.LOOP_OPTIONS,
+            *("distribution_strategy", "num_gpus", "all_reduce_alg", "tpu", "worker_hosts"),
+            *("task_index", "local_workers"),
+        ),
+        lambda v: True,
+        "in a rehearsal: it compiles an update for --topology and trains nothing.",
+    ),
+    idle(["host_network_gbits"], _one_host, "with --topology={topology}; it is for hosts of GPUs."),
+    idle(
+        ["price_per_chip_hour"],
+        _of_gpus,
+        "with --topology={topology}: hours are estimated for TPUs only.",
+    ),
+)
+
+
 def main() -> int:
     """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
-    pretraining_flags.check(FLAGS)
     _check_report_file()
+    apply(FLAGS, RULES)
+    pretraining_flags.check(FLAGS)
     network = _network()
     os.environ["KERAS_BACKEND"] = FLAGS.engine  # JAX needs no TensorFlow
     try:
@@ -127,21 +165,12 @@ def compiler_for(topology: str) -> ModuleType:
 
 def _network():
     """What only hosts of GPUs need; refuses what does not go with the topology."""
-    from official_bert.compilers import gpu_compiler
-
     name, gbits = FLAGS.topology, FLAGS.host_network_gbits
-    if not gpu_compiler.is_name(name):
-        if gbits is not None:
-            raise ValueError(f"host_network_gbits is of hosts of GPUs, but topology is {name}.")
+    if not _of_gpus(FLAGS):
         return {}
-    if FLAGS.price_per_chip_hour is not None:
-        raise ValueError(f"price_per_chip_hour is of TPUs: hours are not known for {name}.")
     if FLAGS.engine != "jax":
         raise ValueError(f"topology={name} is rehearsed with --engine=jax only.")
-    hosts = gpu_compiler.hosts(name)
-    if gbits is not None and hosts == 1:
-        raise ValueError(f"host_network_gbits is of several hosts, but topology={name} has one.")
-    if gbits is None and hosts > 1:
+    if gbits is None and not _one_host(FLAGS):
         raise ValueError(
             f"topology={name} has several hosts: pass --host_network_gbits, what each of them "
             "sends to the others."
@@ -154,7 +183,7 @@ def _check_report_file():
     if not FLAGS.report_file:
         return
     read = {
-        "bert_config_file": [FLAGS.bert_config_file],
+        "bert_config_file": [FLAGS.bert_config_file or ""],
         "recipe": [str(FLAGS.recipe).partition(":")[0]],
         "init_checkpoint": [f"{FLAGS.init_checkpoint}.index"],
     }

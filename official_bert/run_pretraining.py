@@ -20,6 +20,7 @@ from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
 from official_bert.system import (
     commands,
+    flag_definitions,
     freed_memory,
     hidden_modules,
     local_paths,
@@ -189,7 +190,7 @@ def run_from_flags(values: flags.FlagValues) -> stages.Run:
         config=_config(values),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
-        input_files=tuple(values.input_files.split(",")),
+        input_files=flag_definitions.several(values, "input_files"),
         task=Pretraining(**task | {"use_next_sentence_label": recipe.use_next_sentence_label}),
         minutes=recipe.minutes,
         **{name: values[name].value for name in pretraining_flags.RUN},
@@ -248,7 +249,7 @@ def _options(values):
         on_tpu = values.distribution_strategy == "tpu"
         steps_per_loop = min(1000, values.num_steps_per_epoch) if on_tpu else 1
     return stages.LoopOptions(
-        eval_files=tuple(values.eval_files.split(",")) if values.eval_files else (),
+        eval_files=flag_definitions.several(values, "eval_files"),
         steps_per_loop=steps_per_loop,
         tensorboard=values.train_summary_interval >= 0,
         profile_steps=_pair(values.profile_steps),

@@ -4,11 +4,38 @@ import sys
 
 from absl import flags
 
-from official_bert import fine_tuning_flags
-from official_bert.system.flag_definitions import FlagDefinitions, refuse, require_no_refused
+from official_bert import fine_tuning_flags, optimizer_flags
+from official_bert.system.flag_definitions import (
+    FlagDefinitions,
+    apply,
+    contradiction,
+    idle,
+)
+from official_bert.system.settings import Bounds
 
-_OF_ANSWERS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
+_OF_ANSWERS = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
 _OF_EVALUATE = ("predictions_file", "null_odds_file")
+_WORK = ("do_train", "do_predict", "do_eval")
+RULES = (
+    contradiction(_OF_EVALUATE, lambda v: True, "only with --evaluate."),
+    idle(["verbose_logging"], lambda v: not v.do_train, "without --do_train."),
+    idle(
+        _OF_ANSWERS,
+        lambda v: not (v.do_predict or v.do_eval),
+        "without --do_predict or --do_eval.",
+    ),
+    idle(
+        ["eval_batch_size"],
+        lambda v: v.do_predict and not v.do_train,
+        "with --do_predict, whose answers are scored; set --predict_batch_size.",
+    ),
+    idle(
+        ["null_score_diff_threshold"],
+        lambda v: not v.version_2_with_negative,
+        "without --version_2_with_negative: every question is answered.",
+    ),
+    *fine_tuning_flags.RULES,
+)
 _READ_AT_ONCE = "has no counterpart: text is read at once, from --train_file and --predict_file."
 # Flags of the scripts of tensorflow/models and Hugging Face not here.
 REFUSED = fine_tuning_flags.REFUSED | {
@@ -38,16 +65,19 @@ def _define_data(define):
     text("train_file", None, "The questions to learn from: SQuAD's JSON, version 1.1 or 2.0.")
     text("predict_file", None, "The questions to answer: SQuAD's JSON, version 1.1 or 2.0.")
     integer(
-        "max_seq_length", 384, "Length of a window in tokens, with the question.", lower_bound=1
+        "max_seq_length", 384, "Length of a window in tokens, with the question.", Bounds(minimum=1)
     )
     integer(
         "doc_stride",
         128,
         "Tokens from the beginning of a window of a long text to that of the next.",
-        lower_bound=1,
+        Bounds(minimum=1),
     )
     integer(
-        "max_query_length", 64, "Tokens of a question; longer ones are cut there.", lower_bound=1
+        "max_query_length",
+        64,
+        "Tokens of a question; longer ones are cut there.",
+        Bounds(minimum=1),
     )
     define.switch("do_predict", False, "Answer the questions of --predict_file.")
     define.switch(
@@ -59,8 +89,10 @@ def _define_data(define):
 
 
 def _define_answers(define):
-    define.integer("n_best_size", 20, "Number of answers in nbest_predictions.json.", lower_bound=1)
-    define.integer("max_answer_length", 30, "Maximum tokens of an answer.", lower_bound=1)
+    define.integer(
+        "n_best_size", 20, "Number of answers in nbest_predictions.json.", Bounds(minimum=1)
+    )
+    define.integer("max_answer_length", 30, "Maximum tokens of an answer.", Bounds(minimum=1))
     define.switch("version_2_with_negative", False, "Whether questions may have no answer.")
     define.number(
         "null_score_diff_threshold",
@@ -84,51 +116,37 @@ def _define_evaluate(define):
 
 
 def check(values: flags.FlagValues) -> None:
-    """Refuses flags of other scripts, and flags that others of this call would make void.
+    """Refuses what cannot be meant, and warns of flags without effect, which become defaults.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
     """
     if values.evaluate:
-        _check_evaluate(values)
+        apply(values, _rules_of_evaluate(values))
         return
     work = (
         "--evaluate scores --predictions_file; --do_train, --do_predict and --do_eval train a "
         "model, answer with it, and score its answers"
     )
-    refuse(values, _OF_EVALUATE, True, "only with --evaluate.")
-    fine_tuning_flags.check_required(values, REFUSED, work)
-    _check_data(values)
-    fine_tuning_flags.check_void(values)
-    answers = values.do_predict or values.do_eval
-    refuse(values, _OF_ANSWERS, not answers, "only with --do_predict or --do_eval.")
-    refuse(
-        values,
-        ("eval_batch_size",),
-        values.do_predict and not values.do_train,
-        "the answers that are scored are those of --do_predict; set --predict_batch_size.",
-    )
-    refuse(
-        values,
-        ("null_score_diff_threshold",),
-        not values.version_2_with_negative,
-        "only with --version_2_with_negative: without it, every question is answered.",
-    )
-
-
-def _check_evaluate(values):
-    require_no_refused(values, REFUSED)
-    own = {flag.name for flag in values.get_flags_for_module(sys.argv[0])}
-    others = sorted(own - {"evaluate", "predict_file", *_OF_EVALUATE})
-    refuse(values, others, True, "--evaluate scores a file of answers and does nothing else.")
-
-
-def _check_data(values):
-    answers = values.do_predict or values.do_eval
-    refuse(values, ("train_file", "verbose_logging"), not values.do_train, "only with --do_train.")
-    refuse(values, ("predict_file",), not answers, "only with --do_predict or --do_eval.")
+    fine_tuning_flags.check_required(values, work)
+    apply(values, RULES)
+    optimizer_flags.optimizer(values)  # checks it
     if values.do_train and not values.train_file:
         raise ValueError("--do_train needs --train_file: SQuAD's JSON with answers.")
-    if answers and not values.predict_file:
+    if (values.do_predict or values.do_eval) and not values.predict_file:
         flag = "--do_predict" if values.do_predict else "--do_eval"
         raise ValueError(f"{flag} needs --predict_file: SQuAD's JSON.")
+
+
+def _rules_of_evaluate(values):
+    """--evaluate reads two or three files and no other flag."""
+    own = {flag.name for flag in values.get_flags_for_module(sys.argv[0])}
+    others = sorted(own - {"evaluate", "predict_file", *_OF_EVALUATE, *_WORK})
+    return (
+        contradiction(
+            _WORK,
+            lambda v: v.do_train or v.do_predict or v.do_eval,
+            "--evaluate scores a file of answers and does nothing else; leave one of them out.",
+        ),
+        idle(others, lambda v: True, "with --evaluate, which scores a file of answers."),
+    )

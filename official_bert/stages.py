@@ -41,7 +41,7 @@ class Stage:
         ValueError: if a value is out of range.
     """
 
-    steps: int = setting("Number of steps (updates).", minimum=1)
+    steps: int = setting("Number of steps (updates).", minimum=1, maximum=MAX_STEPS)
     batch_size: int = setting(
         "Global batch size in sequences, over all replicas and micro-batches.", minimum=1
     )
@@ -49,11 +49,13 @@ class Stage:
         "Sequence length in tokens; must be that of the records.", minimum=1
     )
     max_predictions_per_seq: int = setting(
-        "Maximum number of masked tokens per sequence; must be that of the records.", 0
+        "Maximum number of masked tokens per sequence; must be that of the records.", 0, minimum=0
     )
-    learning_rate: float = setting("Learning rate after warm-up.")
-    warmup_steps: int = setting("Steps of linear warm-up from 0 to --learning_rate.", 0)
-    end_learning_rate: float = setting("Learning rate at the end.", 0.0)
+    learning_rate: float = setting("Learning rate after warm-up.", minimum=0)
+    warmup_steps: int = setting(
+        "Steps of linear warm-up from 0 to --learning_rate.", 0, minimum=0, maximum=MAX_STEPS
+    )
+    end_learning_rate: float = setting("Learning rate at the end.", 0.0, minimum=0)
     decay_power: float = setting("Power of the polynomial decay after warm-up.", 1.0)
     decay_from: str = setting(
         '"warmup_end", or "start" to count the decay from the first step of the stage, as in '
@@ -83,15 +85,10 @@ class Stage:
 
     def __post_init__(self):
         settings.check(self)
-        if max(self.steps, self.warmup_steps) > MAX_STEPS:
-            raise ValueError(
-                f"steps and warmup_steps must be at most {MAX_STEPS:,}; got {self.steps} and "
-                f"{self.warmup_steps}."
-            )
         self.schedule()  # checks the rest
-        if not 0 <= self.max_predictions_per_seq <= self.max_seq_length:
+        if self.max_predictions_per_seq > self.max_seq_length:
             raise ValueError(
-                f"max_predictions_per_seq must be at least 0 and not exceed max_seq_length; got "
+                f"max_predictions_per_seq must not exceed max_seq_length; got "
                 f"{self.max_predictions_per_seq} and {self.max_seq_length}."
             )
 
@@ -139,13 +136,18 @@ class Optimizer:
     """
 
     type: str = setting("The optimizer: lamb, adamw or lars.", "lamb")
-    beta_1: float = setting("Decay rate of the first moment, or LARS' momentum, in [0, 1).", 0.9)
-    beta_2: float = setting("Decay rate of the second moment, in [0, 1); LARS has none.", 0.999)
+    beta_1: float = setting(
+        "Decay rate of the first moment, or LARS' momentum.", 0.9, minimum=0, below=1
+    )
+    beta_2: float = setting(
+        "Decay rate of the second moment; LARS has none.", 0.999, minimum=0, below=1
+    )
     epsilon: float = setting(
         "Added to the square root of the second moment; with lars, to the norm of the update.",
         1e-6,
+        minimum=0,
     )
-    weight_decay: float = setting("Weight decay; LayerNorms and biases have none.", 0.01)
+    weight_decay: float = setting("Weight decay; LayerNorms and biases have none.", 0.01, minimum=0)
     exclude_from_weight_decay: tuple[str, ...] = setting(
         "Regular expressions, found in the paths of variables without weight decay.",
         ("LayerNorm", "bias"),
@@ -159,12 +161,17 @@ class Optimizer:
     global_clipnorm: float = setting(
         "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
         1.0,
+        minimum=0,
+        hint="0 is for no clipping.",
     )
     layer_decay: float = setting(
         "Factor on the learning rate from each encoder layer to the one below it. The head and the "
         "pooler have --learning_rate, the top layer that times the factor, the embeddings the "
         "least. 1: one rate for all.",
         1.0,
+        above=0,
+        maximum=1,
+        hint="1 trains all layers at one rate; to leave layers as they are, freeze them.",
     )
     freeze: tuple[str, ...] = setting(
         "Variables that are not trained: comma-separated regular expressions, found in their "
@@ -185,11 +192,6 @@ class Optimizer:
                 f"optimizer_type must be {' or '.join(OPTIMIZER_TYPES)}; got {self.type!r}."
             )
         settings.check(self)
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(
-                f"layer_decay must be above 0 and at most 1; got {self.layer_decay}. 1 trains all "
-                "layers at one rate; to leave layers as they are, freeze them."
-            )
         for pattern in self.freeze:
             _require_expression(pattern)
 
@@ -380,6 +382,11 @@ class LoopOptions:
 
 
 def _require_expression(pattern):
+    if not pattern:
+        raise ValueError(
+            "freeze must hold expressions that are not empty, for an empty one matches every path; "
+            "got ''. Is a comma too many?"
+        )
     try:
         re.compile(pattern)
     except re.error as error:

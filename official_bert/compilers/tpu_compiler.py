@@ -85,7 +85,7 @@ class Topology:
     device = "core"
 
     def __init__(self, name: str):
-        match = re.fullmatch(r"(v\d+[a-z]?):(\d+(?:x\d+){1,2})", name)
+        match = re.fullmatch(r"(v\d+[a-z]?):([1-9]\d*(?:x[1-9]\d*){1,2})", name)
         if match is None or match[1] not in CHIPS:
             examples = ", ".join(chip.example for chip in CHIPS.values())
             raise ValueError(

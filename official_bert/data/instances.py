@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from official_bert.data import masking, tokenization
-from official_bert.system.settings import documented, setting
+from official_bert.system.settings import check, documented, setting
 
 Sentences = list[list[int]]
 LONGEST = 1 << 16  # tokens of a sequence
@@ -24,37 +24,37 @@ LONGEST = 1 << 16  # tokens of a sequence
 class Settings:
     """The form of an instance; the names and defaults are the official flags'."""
 
-    max_seq_length: int = setting("Sequence length in tokens.", 128)
-    max_predictions_per_seq: int = setting("Maximum number of masked tokens per sequence.", 20)
-    masked_lm_prob: float = setting("Fraction of the tokens to mask.", 0.15)
-    short_seq_prob: float = setting(
-        "Fraction of the sequences that are shorter than --max_seq_length.", 0.1
+    max_seq_length: int = setting("Sequence length in tokens.", 128, minimum=8, maximum=LONGEST)
+    max_predictions_per_seq: int = setting(
+        "Maximum number of masked tokens per sequence.", 20, minimum=1
     )
-    dupe_factor: int = setting("Number of passes over the text, each with different masks.", 10)
+    masked_lm_prob: float = setting(
+        "Fraction of the tokens to mask.", 0.15, minimum=0, below=1, hint="15 % is 0.15."
+    )
+    short_seq_prob: float = setting(
+        "Fraction of the sequences that are shorter than --max_seq_length.",
+        0.1,
+        minimum=0,
+        below=1,
+        hint="10 % is 0.1.",
+    )
+    dupe_factor: int = setting(
+        "Number of passes over the text, each with different masks.", 10, minimum=1
+    )
     do_whole_word_mask: bool = setting("Mask all word pieces of a word together.", False)
     max_ngram_size: int = setting(
-        "Maximum length of a masked run in words; above 1 it needs --do_whole_word_mask.", 1
+        "Maximum length of a masked run in words; above 1 it needs --do_whole_word_mask.",
+        1,
+        minimum=1,
     )
 
     def __post_init__(self):
-        if not 8 <= self.max_seq_length <= LONGEST:
+        check(self)
+        if self.max_predictions_per_seq > self.max_seq_length:
             raise ValueError(
-                f"max_seq_length: got {self.max_seq_length}, expected 8 to {LONGEST:,}."
+                f"max_predictions_per_seq must be at most max_seq_length, {self.max_seq_length}; "
+                f"got {self.max_predictions_per_seq}."
             )
-        if not 1 <= self.max_predictions_per_seq <= self.max_seq_length:
-            raise ValueError(
-                f"max_predictions_per_seq: got {self.max_predictions_per_seq}, expected 1 to "
-                f"max_seq_length ({self.max_seq_length})."
-            )
-        for name in ("masked_lm_prob", "short_seq_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)}, expected a probability below 1."
-                )
-        if self.dupe_factor < 1:
-            raise ValueError(f"dupe_factor: got {self.dupe_factor}, expected 1 or more.")
-        if self.max_ngram_size < 1:
-            raise ValueError(f"max_ngram_size: got {self.max_ngram_size}, expected 1 or more.")
         if self.max_ngram_size > 1 and not self.do_whole_word_mask:
             raise ValueError(
                 f"max_ngram_size={self.max_ngram_size} masks runs of whole words; it needs "

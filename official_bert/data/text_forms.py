@@ -86,15 +86,18 @@ def recognise(path: str, form: str = "auto") -> str:
 
 def check(
     paths: Iterable[str], form: str, json_field: str | None = None, language: str | None = None
-) -> None:
+) -> dict[str, str]:
     """Checks the beginning of every file before the work, and options that need a certain form.
 
     Args:
         json_field: The user's field, or None.
         language: The user's language, or None.
 
+    Returns:
+        The options that have no effect on these files, each with a sentence that says why.
+
     Raises:
-        ValueError: as `recognise`; an option would have no effect; the language is unknown.
+        ValueError: as `recognise`; the language is unknown.
     """
     if language is not None and language not in languages.CODES:
         raise ValueError(
@@ -103,17 +106,18 @@ def check(
         )
     if json_field == "":
         raise ValueError("json_field: got '', expected the name of a field.")
-    forms = {recognise(path, form) for path in paths}
+    forms, idle = {recognise(path, form) for path in paths}, {}
     if json_field is not None and "jsonl" not in forms:
-        raise ValueError(
-            f"json_field: {json_field!r} would have no effect, since no file holds JSON lines; "
-            f"leave it out, or give --input_format=jsonl."
+        idle["json_field"] = (
+            f"--json_field={json_field} has no effect: no file holds JSON lines. If one does, give "
+            "--input_format=jsonl."
         )
     if language is not None and forms == {"sentences"}:
-        raise ValueError(
-            f"language: {language!r} would have no effect, since the text is read as one sentence "
-            f"per line; leave it out, or give --input_format=paragraphs."
+        idle["language"] = (
+            f"--language={language} has no effect: the text is read as one sentence per line. If "
+            "its lines are paragraphs, give --input_format=paragraphs."
         )
+    return idle
 
 
 def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:

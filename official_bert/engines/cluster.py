@@ -94,7 +94,7 @@ def _check(cluster):
     if len(hosts) < 2:
         raise ValueError(
             f"multi_worker_mirrored needs at least two workers, but {source} gives only "
-            f"{hosts[0]}; on one host, use distribution_strategy=mirrored."
+            f"{hosts[0]}; to train on one host, leave distribution_strategy and these out."
         )
     if not 0 <= index < len(hosts):
         raise ValueError(

@@ -7,6 +7,7 @@ import signal
 import tensorflow as tf
 
 from official_bert.engines import cluster
+from official_bert.system import flag_definitions
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
@@ -74,15 +75,8 @@ def make_strategy(
         raise ValueError(
             f"all_reduce_alg is for several devices; got distribution_strategy={name!r}."
         )
-    if num_gpus is not None and name in ("off", "tpu"):
-        raise ValueError(
-            f"num_gpus={num_gpus} has no effect with distribution_strategy={name!r}, "
-            + (
-                "which takes the first GPU where there is one; pass one_device."
-                if name == "off"
-                else "which trains on the TPU's cores."
-            )
-        )
+    if num_gpus is not None and name == "off":
+        _require_first_gpu(num_gpus)
     if name == "one_device" and (num_gpus or 0) > 1:
         raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
     if name == "tpu":
@@ -114,11 +108,22 @@ def make_strategy(
         return tf.distribute.OneDeviceStrategy(devices[0])
     reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
     if reduction and len(devices) == 1:
-        raise ValueError(
-            f"all_reduce_alg={all_reduce_alg} is for several devices; this run has only "
-            f"{devices[0]}. Pass num_gpus, or leave all_reduce_alg out."
+        flag_definitions.warn(
+            f"--all_reduce_alg has no effect with one device, {devices[0]}; --num_gpus sets how "
+            "many are used."
         )
+        reduction = None
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
+
+
+def _require_first_gpu(num_gpus):
+    """Refuses a number of GPUs that is not what TensorFlow takes without a strategy."""
+    taken = min(1, len(tf.config.list_physical_devices("GPU")))
+    if num_gpus != taken:
+        raise ValueError(
+            f"num_gpus must be {taken} with distribution_strategy='off', which takes the first GPU "
+            f"where there is one; got {num_gpus}. Pass one_device or mirrored."
+        )
 
 
 def _tpu_strategy(tpu):

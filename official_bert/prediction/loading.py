@@ -109,11 +109,19 @@ def _check(source, folder):
         raise ValueError(
             f"{source.path} ({source.dialect}) holds {held}; expected an encoder with the "
             "masked-LM head, or with the head of a classifier of sentences or of a model that "
-            "answers questions. Fine-tune it first."
+            f"answers questions. {_way_on(source)}"
         )
     is_larger = any(name.startswith(("bert/", "bert.")) for name in source.left_over)
     sources.check(source, needed, ignore_left_over=not is_larger)
     _check_vocabulary(source, folder)
+
+
+def _way_on(source):
+    """What to do about a model without a head that can be used here."""
+    heads = [name for name in source.left_over if not name.startswith(("bert/", "bert."))]
+    if heads:
+        return f"It was trained for another task, whose head is not known here: {heads[0]}."
+    return "Fine-tune it first, with run_classifier or run_squad."
 
 
 def _check_vocabulary(source, folder):

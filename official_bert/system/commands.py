@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-REQUIRED = re.compile(r"flag --(\w+)=None: Flag --\1 must have a value other than None\.")
+_REQUIRED = re.compile(r"flag --(\w+)=None: Flag --\1 must have a value other than None\.")
+_OUT_OF_BOUNDS = re.compile(r"flag --(\w+)=.*?: (must be .*)", re.DOTALL)
 USAGE = 2
 STOPPED = (130, 143)
 
@@ -41,12 +42,18 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
     def parse(argv):
         try:
             return flags.FLAGS(argv)[1:]
-        except flags.Error as error:
-            sys.exit(report(command, REQUIRED.sub(r"--\1 is required.", str(error))))
+        except (flags.Error, ValueError) as error:  # a ValueError for --noflag=value
+            sys.exit(report(command, in_our_words(error)))
         except SystemExit:  # after --help, where absl's exit code is 1
             sys.exit(0)
 
     app.run(lambda given: exit_code(command, main, given, arguments), flags_parser=parse)
+
+
+def in_our_words(error: Exception) -> str:
+    """What absl says of a flag, in the form of all other errors."""
+    text = _REQUIRED.sub(r"--\1 is required.", str(error))
+    return _OUT_OF_BOUNDS.sub(r"--\1 \2", text)
 
 
 def _name(main):

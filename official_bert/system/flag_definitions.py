@@ -1,4 +1,9 @@
-"""How a command defines its flags, and refuses those of other scripts with a reason."""
+"""Flags of a command: their definitions, their bounds, and which have no effect in a call.
+
+A flag without effect is a `Rule` in a table beside the definitions. Where it is only idle, `apply`
+warns: official scripts share flags between phases, so it must not end a run. Where it contradicts
+another flag, or the user would get another result than the flag names, it is an error.
+"""
 
 import dataclasses
 import math
@@ -8,7 +13,98 @@ from collections.abc import Callable, Iterable, Mapping
 
 from absl import flags
 
+from official_bert.system.settings import Bounds
+
 _SAME = object()  # as the field's
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """When some flags have no effect, and why.
+
+    Args:
+        names: Of the flags.
+        when: Function of the flags' values: whether these have no effect.
+        reason: Completes "--a has no effect …", or of an error "--a: …"; `{b}` is the value of --b.
+        is_error: Whether they contradict another flag, or would change the result if they worked.
+    """
+
+    names: Iterable[str]
+    when: Callable[[flags.FlagValues], object]
+    reason: str
+    is_error: bool = False
+
+
+def idle(names: Iterable[str], when: Callable[[flags.FlagValues], object], reason: str) -> Rule:
+    """A `Rule` for a warning: the call does without these flags what it should."""
+    return Rule(tuple(names), when, reason)
+
+
+def contradiction(
+    names: Iterable[str], when: Callable[[flags.FlagValues], object], reason: str
+) -> Rule:
+    """A `Rule` for an error."""
+    return Rule(tuple(names), when, reason, is_error=True)
+
+
+def apply(values: flags.FlagValues, rules: Iterable[Rule]) -> None:
+    """Refuses contradictions; warns of idle flags, and sets them to their defaults.
+
+    So an idle flag changes neither the work nor what is recorded of it.
+
+    Args:
+        values: The flags.
+        rules: The command's; the first that fits gives a flag's reason.
+
+    Raises:
+        ValueError: naming the flags that were given, the reason, and what to do.
+    """
+    rules = list(rules)
+    for rule in sorted(rules, key=lambda rule: not rule.is_error):  # the errors first
+        given = [name for name in rule.names if values[name].present]
+        if not given or not rule.when(values):
+            continue
+        listed = ", ".join(f"--{name}" for name in given)
+        reason = rule.reason.format(**values.flag_values_dict())
+        if rule.is_error:
+            raise ValueError(f"{listed}: {reason}")
+        warn(f"{listed} {'has' if len(given) == 1 else 'have'} no effect {reason}")
+        for name in given:
+            values[name].unparse()
+
+
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+class _Number(flags.ArgumentParser):
+    """Parses a number within bounds; its errors complete `--name …`."""
+
+    def __init__(self, kind: type, bounds: Bounds):
+        self._kind, self._bounds = kind, bounds
+        self._wanted = "a whole number" if kind is int else "a number"
+        self.syntactic_help = f"{self._wanted} {bounds}".rstrip()
+
+    def parse(self, argument):
+        try:
+            value = self._kind(argument)
+        except ValueError:
+            raise ValueError(f"must be {self._wanted}; got {argument!r}.") from None
+        fault = self._bounds.fault(value)
+        if fault:
+            raise ValueError(fault)
+        return value
+
+    def flag_type(self):
+        return self._kind.__name__
+
+
+class _Refused(flags.Flag):
+    """A flag of another script: to give it is an error, whatever comes after it."""
+
+    def parse(self, argument):
+        raise flags.IllegalFlagValueError(self.help.removeprefix("Refused: "))
 
 
 class FlagDefinitions:
@@ -30,13 +126,22 @@ class FlagDefinitions:
         """A flag with a list of texts, separated by commas."""
         flags.DEFINE_list(name, list(default), words, **self._arguments)
 
-    def integer(self, name: str, default: int | None, words: str, **bounds: int) -> None:
-        """A whole number, within `lower_bound` and `upper_bound`."""
-        flags.DEFINE_integer(name, default, words, **bounds, **self._arguments)
+    def integer(
+        self, name: str, default: int | None, words: str, bounds: Bounds | None = None
+    ) -> None:
+        """A whole number."""
+        self._number(int, name, default, words, bounds)
 
-    def number(self, name: str, default: float | None, words: str, **bounds: float) -> None:
-        """A number, within `lower_bound` and `upper_bound`."""
-        flags.DEFINE_float(name, default, words, **bounds, **self._arguments)
+    def number(
+        self, name: str, default: float | None, words: str, bounds: Bounds | None = None
+    ) -> None:
+        """A number."""
+        self._number(float, name, default, words, bounds)
+
+    def _number(self, kind, name, default, words, bounds):
+        parser = _Number(kind, bounds or Bounds())
+        serializer = flags.ArgumentSerializer()
+        flags.DEFINE(parser, name, default, words, serializer=serializer, **self._arguments)
 
     def switch(self, name: str, default: bool | None, words: str) -> None:
         """A flag that is on or off."""
@@ -67,7 +172,7 @@ class FlagDefinitions:
         types = typing.get_args(field.type) or (field.type,)
         kind = kind or next((k for k in (bool, int, float) if k in types), str)
         words = [field.metadata["words"], more, "Required." * (default is dataclasses.MISSING)]
-        bounds = {"lower_bound": field.metadata["minimum"]} if kind in (int, float) else {}
+        bounds = {"bounds": field.metadata["bounds"]} if kind in (int, float) else {}
         definitions: dict[type, Callable[..., None]] = {
             str: self.text,
             list: self.texts,
@@ -80,9 +185,9 @@ class FlagDefinitions:
         definitions[kind](flag or name, default, " ".join(filter(None, words)), **bounds)
 
     def refused(self, reasons: Mapping[str, str]) -> None:
-        """Flags of other scripts, which `require_no_refused` refuses; not in what --help shows."""
+        """Flags of other scripts, which end the command with a reason; not in what --help shows."""
         for name, reason in reasons.items():
-            flag = flags.Flag(
+            flag = _Refused(
                 parser=flags.ArgumentParser(),
                 serializer=flags.ArgumentSerializer(),
                 name=name,
@@ -93,13 +198,6 @@ class FlagDefinitions:
             flags.DEFINE_flag(flag, self._values, "flags of other scripts")
 
 
-def require_no_refused(values: flags.FlagValues, reasons: Mapping[str, str]) -> None:
-    """Raises a ValueError with the reason if a flag of another script was given."""
-    for name, reason in reasons.items():
-        if values[name].present:
-            raise ValueError(f"--{name} {reason}")
-
-
 def require_finite(values: flags.FlagValues) -> None:
     """Refuses infinities and NaN, which comparisons with bounds let through."""
     for name in values:
@@ -108,8 +206,17 @@ def require_finite(values: flags.FlagValues) -> None:
             raise ValueError(f"--{name} must be a finite number; got {value}.")
 
 
-def refuse(values: flags.FlagValues, names: Iterable[str], condition: bool, reason: str) -> None:
-    """Raises a ValueError with those of `names` that were given, if there is cause."""
-    given = [f"--{name}" for name in names if values[name].present]
-    if condition and given:
-        raise ValueError(f"{', '.join(given)}: {reason}")
+def several(values: flags.FlagValues, name: str) -> tuple[str, ...]:
+    """The members of a flag that is a list with commas; none if it is not given.
+
+    Raises:
+        ValueError: one of them is empty.
+    """
+    text = values[name].value
+    members = tuple(member.strip() for member in text.split(",")) if text else ()
+    if not all(members):
+        raise ValueError(
+            f"--{name} must be one or more names with single commas between them; got {text!r}. "
+            "Is a variable of the shell empty?"
+        )
+    return members

@@ -34,12 +34,17 @@ class Pretraining:
         "Fraction of the tokens to mask, for records made with --dynamic_masking. The default of "
         "this and the next two settings is what the records were made with.",
         None,
+        minimum=0,
+        below=1,
+        hint="15 % is 0.15.",
     )
     do_whole_word_mask: bool | None = setting(
         "Mask whole words; for records made with --dynamic_masking.", None
     )
     max_ngram_size: int | None = setting(
-        "Maximum length of a masked run in words; for records made with --dynamic_masking.", None
+        "Maximum length of a masked run in words; for records made with --dynamic_masking.",
+        None,
+        minimum=1,
     )
 
     sums: ClassVar[tuple[str, ...]] = (
@@ -57,6 +62,9 @@ class Pretraining:
         "masked_lm_accuracy": "masked LM {:.1%}",
         "next_sentence_accuracy": "next sentence {:.1%}",
     }
+
+    def __post_init__(self):
+        settings.check(self)
 
     def describe(self) -> dict:
         """The entries of `run.json`: they stand beside the run's own, as in version 0.1.0."""

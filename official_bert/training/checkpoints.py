@@ -75,7 +75,8 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise ValueError(
-                f"model_dir must be a directory; {directory} is a file, or lies below one."
+                f"The folder of a run must be a directory; {directory} is a file, or lies below "
+                "one. Choose another folder."
             ) from None
 
     def save(self, tensors: Mapping[str, np.ndarray], step: int, state: dict) -> str:

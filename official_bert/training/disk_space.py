@@ -47,7 +47,7 @@ def require(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
             f"{_gigabytes(needed)} more: {count:,} checkpoints of {_gigabytes(one)} "
             f"(keep_checkpoint_max={keep}{kept}) and "
             f"{_gigabytes(exports * weights)} of {best}, minus existing files. Free some space, "
-            "lower keep_checkpoint_max, or choose a model_dir on another disk."
+            "lower keep_checkpoint_max, or choose a folder on another disk."
         )
 
 

@@ -115,7 +115,7 @@ def check(
     if refused:
         raise ValueError(
             f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Use its "
-            f"settings, {_hint(refused)}or choose another model_dir (with its checkpoint as "
+            f"settings, {_hint(refused)}or choose another folder (with its checkpoint as "
             "init_checkpoint, to start from its weights)."
         )
     last = claim.changes[-1] if claim.changes else {}
@@ -173,7 +173,7 @@ def _refusing(directory, owner):
 def _refuse(directory, who="", if_gone="") -> NoReturn:
     raise ValueError(
         f"Another process trains in {directory}{who}; wait until it ends, or choose another "
-        f"model_dir.{if_gone}"
+        f"folder.{if_gone}"
     ) from None
 
 
@@ -181,12 +181,12 @@ def _check_unclaimed(directory, config, resume_from):
     if any(directory.glob("*.index")):
         raise ValueError(
             f"{directory} holds checkpoints but no run.json, so another program wrote them; choose "
-            "another model_dir."
+            "another folder."
         )
     if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
         raise ValueError(
             f"{directory / CONFIG} describes another model and would be overwritten; choose "
-            "another model_dir."
+            "another folder."
         )
     if resume_from is not None:
         raise ValueError(f"resume_from={resume_from}: {directory} holds no run yet; leave it out.")
@@ -219,7 +219,7 @@ def describes(directory: Place) -> dict | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged, so the run of these checkpoints is unknown "
-            f"({type(error).__name__}: {error}). Restore it, or choose another model_dir."
+            f"({type(error).__name__}: {error}). Restore it, or choose another folder."
         ) from None
     return held
 

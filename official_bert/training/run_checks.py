@@ -11,6 +11,8 @@ from official_bert import stacking
 from official_bert.training import model_directory
 
 if TYPE_CHECKING:
+    import keras
+
     from official_bert.engines.engine import Engine
     from official_bert.stages import LoopOptions, Run
     from official_bert.system.places import Place
@@ -64,7 +66,7 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
                 f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches "
                 "(gradient_accumulation_steps)."
             )
-    if options.eval_batch_size % replicas:
+    if options.eval_files and options.eval_batch_size % replicas:
         raise ValueError(
             f"eval_batch_size {options.eval_batch_size} is not a multiple of the "
             f"{replicas} replicas."
@@ -77,8 +79,22 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
         )
 
 
-def warnings(run: "Run", options: "LoopOptions", replicas: int, step: int) -> Iterator[str]:
-    """Sentences on settings that have no effect in a run that starts after `step` updates."""
+def warnings(
+    run: "Run", options: "LoopOptions", replicas: int, step: int, model: "keras.Model"
+) -> Iterator[str]:
+    """Sentences on settings that have no effect in a run that starts after `step` updates.
+
+    These depend on devices, records and the model; `system.flag_definitions` on flags alone.
+    """
+    from official_bert.training import stage_model
+
+    decay, depth = run.optimizer.layer_decay, model.config.num_hidden_layers
+    rates = stage_model.layer_rates(model.trainable_variables, depth, decay) or ()
+    if rates and all(rate == 1 for _, rate in rates):
+        yield (
+            f"layer_decay={decay:g} has no effect: encoder layers and embeddings are frozen, and "
+            "what trains has the whole learning rate."
+        )
     for index, stage in enumerate(run.stages):
         if stage.warmup_steps >= stage.steps:
             yield (

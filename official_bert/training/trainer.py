@@ -123,7 +123,7 @@ class Trainer:
     def _train(self):
         self._restore()
         for warning in run_checks.warnings(
-            self.run, self.options, self.engine.num_replicas, self.step
+            self.run, self.options, self.engine.num_replicas, self.step, self.model
         ):
             self._reports.say(f"warning: {warning}")
         self._check_that_workers_agree()
