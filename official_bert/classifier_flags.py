@@ -29,7 +29,6 @@ RULES = (
         lambda v: not (v.do_train or v.do_eval),
         "without --do_train or --do_eval: no labels are read.",
     ),
-    idle(["train_file"], lambda v: not v.do_train, "without --do_train."),
     idle(["dev_file"], lambda v: not v.do_eval, "without --do_eval."),
     idle(["predict_file"], lambda v: not v.do_predict, "without --do_predict."),
     *fine_tuning_flags.RULES,

@@ -329,7 +329,7 @@ RULES = (
     idle(["all_reduce_alg"], _by_jax, "with --engine=jax, where the compiler chooses it."),
     contradiction(
         ["tpu"],
-        lambda v: _by_jax(v) and v.tpu,
+        _by_jax,
         "with --engine=jax, start the command on every host of the slice, with "
         "--distribution_strategy=tpu and without --tpu.",
     ),

@@ -182,10 +182,13 @@ def test_a_line_of_megabytes_is_cut_off_in_linear_time(small_text):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"max_seq_length": 4}, "max_seq_length: got 4"),
-        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq: got 0"),
-        ({"masked_lm_prob": 1.5}, "masked_lm_prob: got 1.5"),
-        ({"dupe_factor": 0}, "dupe_factor: got 0"),
+        ({"max_seq_length": 4}, "max_seq_length must be at least 8 and at most 65,536; got 4."),
+        ({"max_predictions_per_seq": 0}, "max_predictions_per_seq must be at least 1; got 0."),
+        ({"masked_lm_prob": 15}, "must be at least 0 and below 1; got 15. 15 % is 0.15."),
+        ({"short_seq_prob": -0.1}, "short_seq_prob must be at least 0 and below 1; got -0.1."),
+        ({"max_predictions_per_seq": 200}, "must be at most max_seq_length, 128; got 200."),
+        ({"max_ngram_size": 0}, "max_ngram_size must be at least 1; got 0."),
+        ({"dupe_factor": 0}, "dupe_factor must be at least 1; got 0."),
         ({"max_ngram_size": 3}, "needs --do_whole_word_mask"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_flag_can_have_another_name_and_default_than_its_field():
 
 
 def test_flag_and_field_refuse_what_is_below_the_minimum():
-    with pytest.raises(flags.IllegalFlagValueError):
+    with pytest.raises(flags.IllegalFlagValueError, match="must be at least 1; got 0"):
         defined("steps").parse("0")
     with pytest.raises(ValueError, match="steps must be at least 1; got 0"):
         Loop(files=(), steps=0)

@@ -61,7 +61,7 @@ def apply(values: flags.FlagValues, rules: Iterable[Rule]) -> None:
     """
     rules = list(rules)
     for rule in sorted(rules, key=lambda rule: not rule.is_error):  # the errors first
-        given = [name for name in rule.names if values[name].present]
+        given = [n for n in rule.names if values[n].present and values[n].value != ""]
         if not given or not rule.when(values):
             continue
         listed = ", ".join(f"--{name}" for name in given)
