@@ -54,7 +54,7 @@ def test_flags_come_before_tf_config_and_that_before_slurm(arguments, environmen
         ((None, -1), {}, "pass worker_hosts and task_index, set TF_CONFIG, or start it with srun"),
         (("a:1,b:2", -1), {}, "task_index must be in 0 … 1 .*; got -1"),
         (("a:1,b:2", 2), {}, "task_index must be in 0 … 1"),
-        (("a:1", 0), {}, "at least two workers.* distribution_strategy=mirrored"),
+        (("a:1", 0), {}, "at least two workers.* leave distribution_strategy and these out"),
         (("a:1,b", 0), {}, "host:port; .* has 'b'"),
         (("a:1,a:1", 0), {}, "a:1 is given twice"),
         (("a:1,b:2", 0), tf_config(["a:1", "b:2"], 1), "TF_CONFIG says worker 1 of a:1,b:2, but"),

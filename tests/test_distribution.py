@@ -68,9 +68,7 @@ def test_each_name_gives_its_strategy():
         ({"name": "multi_worker_mirrored", "worker_hosts": "a:1,b:2"}, "task_index must be in 0"),
         ({"name": "mirrored", "num_gpus": 0, "all_reduce_alg": "ring"}, "nccl or hierarchical"),
         ({"name": "off", "all_reduce_alg": "nccl"}, "for several devices"),
-        ({"name": "mirrored", "all_reduce_alg": "nccl"}, "this run has only CPU:0"),
-        ({"name": "off", "num_gpus": 0}, "num_gpus=0 has no effect.*pass one_device"),
-        ({"name": "tpu", "num_gpus": 1}, "num_gpus=1 has no effect"),
+        ({"name": "off", "num_gpus": 2}, "num_gpus must be 0 .*; got 2. Pass one_device or mirr"),
         ({"name": "tpu"}, "needs --tpu"),
         ({"name": "tpu", "tpu": "local"}, "No TPU could be reached as --tpu='local': .* rehearse"),
         ({"name": "one_device", "num_gpus": 2}, "for num_gpus=2 pass mirrored"),
@@ -79,6 +77,14 @@ def test_each_name_gives_its_strategy():
 def test_what_does_not_fit_together_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         strategies.make_strategy(**arguments)
+
+
+def test_one_device_has_nothing_to_reduce_which_is_only_said(capsys):
+    strategy = strategies.make_strategy("mirrored", all_reduce_alg="nccl", num_gpus=0)
+    assert strategy.num_replicas_in_sync == 1
+    said = capsys.readouterr().err
+    assert said.startswith("warning: --all_reduce_alg has no effect with one device, CPU:0;")
+    assert strategies.make_strategy("off", num_gpus=0) is tf.distribute.get_strategy()
 
 
 def test_workers_in_tf_config_are_not_left_alone(monkeypatch):

@@ -186,7 +186,7 @@ def test_two_processes_do_not_train_in_one_directory(tmp_path):
 def test_a_file_is_no_model_directory(small_corpus, tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "model"):
-        with pytest.raises(ValueError, match="model_dir must be a directory"):
+        with pytest.raises(ValueError, match="The folder of a run must be a directory"):
             make(make_run(small_corpus, [SHORT]), path)
 
 

@@ -156,7 +156,7 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
     assert "step 6/6" in said.out
     assert said.err.splitlines() == [
         "warning: --loss_scale has no effect with --dtype=fp32, which needs none.",
-        "warning: --eval_batch_size, --eval_steps have no effect without --eval_files.",
+        "warning: --eval_steps, --eval_batch_size have no effect without --eval_files.",
     ]
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 6
     assert call(*as_flags(files | SMALL)) == 0

@@ -16,8 +16,8 @@ from small_sentences import STAGE, make_run
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import flops
-from official_bert.stages import Optimizer
-from official_bert.training import stage_model
+from official_bert.stages import LoopOptions, Optimizer
+from official_bert.training import run_checks, stage_model
 
 UPDATES = 10
 LOWER_HALF = ("embeddings/", "layer_0/")
@@ -133,6 +133,17 @@ def test_rates_fall_from_the_head_by_a_factor_a_layer(small_sentences):
 def test_without_decay_there_are_no_factors(small_sentences):
     _, optimizer = made(two_layers(small_sentences))
     assert optimizer.get_config()["learning_rate_multipliers"] is None
+
+
+@pytest.mark.parametrize(
+    ("frozen", "idle"), [("bert/", True), ("encoder/", False), ("embeddings/", False)]
+)
+def test_a_decay_without_a_layer_that_trains_is_warned_of(small_sentences, frozen, idle):
+    run = two_layers(small_sentences, layer_decay=0.5, freeze=(frozen,))
+    model, _ = made(run)
+    said = [w for w in run_checks.warnings(run, LoopOptions(), 1, 0, model) if "layer_decay" in w]
+    assert len(said) == idle
+    assert all(text.startswith("layer_decay=0.5 has no effect: ") for text in said)
 
 
 @pytest.mark.parametrize("layer_decay", [0.0, -0.5, 1.5, float("nan")])

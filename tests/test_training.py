@@ -209,7 +209,7 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
     said = refused(0.98 * needed, new)
     assert "4 checkpoints of 0.00" in said
     assert "keep_checkpoint_max=2, the one being written and the one known to be good" in said
-    assert "Free some space, lower keep_checkpoint_max, or choose a model_dir" in said
+    assert "Free some space, lower keep_checkpoint_max, or choose a folder on" in said
     assert not refused(1.02 * needed, new)
     held_out = dataclasses.replace(keep_two, eval_files=(small_corpus.held_out,))
     assert "best and final" in refused(1.02 * needed, new, held_out)

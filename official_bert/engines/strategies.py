@@ -40,7 +40,7 @@ def make_strategy(
     Args:
         name: One of `STRATEGIES`.
         num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with
-            `"multi_worker_mirrored"`, all there are.
+            `"multi_worker_mirrored"`, all there are. Not for `"tpu"`.
         tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
         worker_hosts: Comma-separated `host:port` list of all workers, for
             `"multi_worker_mirrored"`; without, the environment says who they are (`cluster.find`).
