@@ -94,7 +94,7 @@ def _of_gpus(values):
 def _one_host(values):
     from official_bert.compilers import gpu_compiler
 
-    return not _of_gpus(values) or gpu_compiler.hosts(values.topology) == 1
+    return not _of_gpus(values) or gpu_compiler.hosts(values.topology) <= 1
 
 
 RULES = (

@@ -434,7 +434,5 @@ def test_options_without_effect_on_the_text_are_warned_of_and_leave_no_trace(sma
         "warning: --json_field",
         "warning: --language",
     ]
-    manifest = (tmp_path / "out/a.manifest.json").read_bytes()
-    create(small_text, tmp_path, text, report=said.append)
-    assert said[-1].endswith("is up to date: nothing to do.")
-    assert (tmp_path / "out/a.manifest.json").read_bytes() == manifest
+    settings = json.loads((tmp_path / "out/a.manifest.json").read_text())["settings"]
+    assert (settings["language"], settings["json_field"]) == ("en", "text")
