@@ -101,7 +101,7 @@ RULES = (
     idle(
         (
             *("input_files", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size", "seed"),
-            *("init_checkpoint", "init_moments", "model_dir", "resume_from", "enable_xla"),
+            *("init_moments", "model_dir", "resume_from", "enable_xla"),
             *("steps_per_loop", "train_summary_interval", "profile_steps", "eval_files"),
             *pretraining_flags.LOOP_OPTIONS,
             *("distribution_strategy", "num_gpus", "all_reduce_alg", "tpu", "worker_hosts"),
