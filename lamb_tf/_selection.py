@@ -58,6 +58,7 @@ _predicates = weakref.WeakValueDictionary()  # of this process, by the key in th
 
 
 _BIAS = re.compile("(^|_)(bias(_|$)|beta$)")
+_SCALE = re.compile("(^|_)gamma$|^scale$")
 _NORM = re.compile("norm(?!al(?!i[sz]))|(^|_)(ln|bn)(_|[0-9]|$)")  # not of normal_conv
 _LAYER_SCALE = re.compile("layer_?scale")
 
@@ -72,10 +73,10 @@ def biases_and_norms(variable: keras.Variable) -> bool:
     `exclude_from_weight_decay` or `exclude_from_layer_adaptation`, alone or in a list. It is saved
     by name, and excludes nothing where a model has no such variables.
 
-    It goes by the path and the number of axes: a name with the word `bias`; `beta` or `gamma`; and
-    whatever has two of these three properties: the name is `scale`, there is one axis, the layer is
-    named as a normalization (`…norm…`, `ln_…`, `bn_…`) or as a LayerScale. It cannot recognize a
-    table of biases that is called `embeddings`, such as T5's in KerasHub.
+    It goes by the path and the number of axes: names with the word `bias`; `beta`; `gamma` and
+    `scale`, unless they are single numbers; and whatever has one axis in a layer that is named as a
+    normalization (`…norm…`, `ln_…`, `bn_…`) or as a LayerScale. It cannot recognize a table of
+    biases that is called `embeddings`, such as T5's in KerasHub.
 
     >>> optimizer = lamb_tf.LAMB(
     ...     weight_decay=0.01, exclude_from_weight_decay=lamb_tf.biases_and_norms
@@ -90,11 +91,9 @@ def _role(variable):
     layer = layers[-1] if layers else ""
     if _BIAS.search(name):
         return "bias"
-    is_layer_scale = bool(_LAYER_SCALE.search(layer))
-    is_in_norm = is_layer_scale or bool(_NORM.search(layer))
-    axes = len(variable.shape)
-    signs = (name == "scale") + (axes == 1) + is_in_norm
-    if axes and (name.split("_")[-1] == "gamma" or signs >= 2):
+    axes, is_layer_scale = len(variable.shape), bool(_LAYER_SCALE.search(layer))
+    is_named = axes > 0 and _SCALE.search(name)
+    if is_named or (axes == 1 and (is_layer_scale or _NORM.search(layer))):
         return "layer scale" if is_layer_scale else "norm"
     return None
 

@@ -388,6 +388,26 @@ def test_biases_and_norms_of_keras_applications_are_found(name):
     assert_that_biases_and_norms_are_found(model)
 
 
+def test_biases_and_norms_of_keras_layers_are_found_whatever_their_names():
+    inputs = keras.Input((4, 6))
+    layers = [
+        keras.layers.Bidirectional(keras.layers.LSTM(3)),
+        keras.layers.GRU(3),
+        keras.layers.SeparableConv1D(3, 2),
+        keras.layers.EinsumDense("abc,cd->abd", (None, 3), bias_axes="d"),
+        keras.layers.SpectralNormalization(keras.layers.Dense(3)),
+        keras.layers.PReLU(),
+        keras.layers.BatchNormalization(name="first"),
+        keras.layers.GroupNormalization(2, name="second"),
+        keras.layers.LayerNormalization(axis=[1, 2], name="third"),
+    ]
+    if hasattr(keras.layers, "RMSNormalization"):  # not in the oldest Keras
+        layers.append(keras.layers.RMSNormalization(axis=[1, 2], name="fourth"))
+    outputs = [layer(inputs) for layer in layers]
+    outputs.append(keras.layers.MultiHeadAttention(2, 3)(inputs, inputs))
+    assert_that_biases_and_norms_are_found(keras.Model(inputs, outputs))
+
+
 @pytest.mark.parametrize(
     ("path", "shape", "expected"),
     [
@@ -395,7 +415,7 @@ def test_biases_and_norms_of_keras_applications_are_found(name):
         ("cls/predictions/output_bias", (4,), True),
         ("attention/query/bias", (2, 4), True),
         ("gamma", (4,), True),
-        ("rms_normalization/scale", (2, 4), True),
+        ("of_any_name/scale", (2, 4), True),
         ("of_any_name/scale", (4,), True),
         ("ln_f/weight", (4,), True),
         ("bn2a_branch2a/offset", (4,), True),
