@@ -1,6 +1,6 @@
 r"""Converts a BERT checkpoint from any format into another one, bit for bit.
 
-    python -m official_bert.convert_checkpoint --input=uncased_L-12_H-768_A-12 \
+    lamb-bert convert --input=uncased_L-12_H-768_A-12 \
         --output=bert_base --output_format=huggingface
 
 The format of the input is recognised from its contents: a checkpoint of Google's TensorFlow 1

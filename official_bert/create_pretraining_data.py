@@ -1,6 +1,6 @@
 r"""Makes pre-training records from text.
 
-    python -m official_bert.create_pretraining_data --input_file='wiki/*.txt.gz' \
+    lamb-bert create-data --input_file='wiki/*.txt.gz' \
         --output_file=records/wiki.tfrecord --vocab_file=vocab.txt --num_shards=16
 
 Flags of the original script keep their meaning. A build that was interrupted resumes: the same

@@ -1,6 +1,6 @@
 """One command from text to a pre-trained BERT, in minutes, on a machine without a GPU.
 
-    python -m official_bert.demo --output_dir=demo_output
+    lamb-bert demo --output_dir=demo_output
 
 Text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
 held-out scores beside simple baselines, plots, filled blanks. Each step runs the command that a
@@ -251,7 +251,7 @@ def _fill_blanks(layout):
 
 def report(results: dict, layout: DemoFolder) -> str:
     """What the user reads at the end."""
-    python = _python()
+    lamb_bert = _program()
     return f"""
 On held-out text
 {demo_scores.table(results)}
@@ -263,18 +263,18 @@ blanks      {layout.blanks_table}
 plots       {layout.plots}
 
 What to try next
-  your own text        {python} -m official_bert.demo --corpus=FOLDER --output_dir=my_output
-  your own blanks      {python} -m official_bert.fill_blanks --model_dir={layout.model} \\
+  your own text        {lamb_bert} demo --corpus=FOLDER --output_dir=my_output
+  your own blanks      {lamb_bert} fill-blanks --model_dir={layout.model} \\
                            "Your sentence with a [MASK]."
-  the run as a page    {python} -m official_bert.report {layout.model}
-  a larger model       {python} -m official_bert.run_pretraining --help"""
+  the run as a page    {lamb_bert} report {layout.model}
+  a larger model       {lamb_bert} pretrain --help"""
 
 
-def _python():
-    """This interpreter as the user may type it: `make demo` runs one that is not on the PATH."""
-    if shutil.which("python") == sys.executable:
-        return "python"
-    path = pathlib.Path(sys.executable)
+def _program():
+    """`lamb-bert` as the user may type it: `make demo` installs one that is not on the PATH."""
+    path = pathlib.Path(sys.executable).parent / "lamb-bert"
+    if not path.exists() or shutil.which("lamb-bert") == str(path):
+        return "lamb-bert"
     here = pathlib.Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 

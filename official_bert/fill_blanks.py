@@ -1,6 +1,6 @@
 r"""Predicts the words at [MASK] with a pre-trained model: a quick check of what it has learned.
 
-    python -m official_bert.fill_blanks --model_dir=demo_output/model \
+    lamb-bert fill-blanks --model_dir=demo_output/model \
         "Return the [MASK] of the list."
 
 In Python, `official_bert.load(folder).predict(texts)` does the same.

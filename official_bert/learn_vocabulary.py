@@ -1,6 +1,6 @@
 r"""Learns a WordPiece vocabulary from text.
 
-    python -m official_bert.learn_vocabulary --input_file='wiki/*.txt.gz' \
+    lamb-bert learn-vocabulary --input_file='wiki/*.txt.gz' \
         --vocab_file=vocab.txt --vocab_size=30522
 """
 

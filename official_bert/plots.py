@@ -1,6 +1,6 @@
 """Plots of a run, from the JSON-lines log that the training loop writes.
 
-    python -m official_bert.plots --log_file=model/train_log.jsonl --output_dir=plots
+    lamb-bert plot --log_file=model/train_log.jsonl --output_dir=plots
 
 Needs matplotlib (`pip install "lamb_tf[plot]"`).
 """
@@ -82,7 +82,7 @@ def _read(log_file):
     if log.train and not train:
         raise ValueError(
             f"{log_file} is not a log of pre-training: its lines lack some of {sorted(_DRAWN)}. "
-            "`python -m official_bert.report MODEL_DIR` shows the log of any run."
+            "`lamb-bert report MODEL_DIR` shows the log of any run."
         )
     if not train:
         raise ValueError(f"{log_file} has no line of training yet.")

@@ -1,6 +1,6 @@
 """Recipes: functions that return the stages and the optimizer of a run, with their results.
 
-    python -m official_bert.run_pretraining --recipe=NAME \
+    lamb-bert pretrain --recipe=NAME \
         --bert_config_file=bert_config.json --model_dir=model \
         --input_files='records/train_{max_seq_length}-*' \
         --eval_files='records/held_out_{max_seq_length}-*'

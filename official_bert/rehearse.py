@@ -1,6 +1,6 @@
 r"""Rehearses a run for a slice of a Cloud TPU pod, or for GPUs, on a machine without either.
 
-    python -m official_bert.rehearse --topology=v3:32x32 --price_per_chip_hour=1.0 \
+    lamb-bert rehearse --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
 It takes the flags of `run_pretraining`, and lists those without effect on the update. The real TPU

@@ -1,6 +1,6 @@
 r"""Writes a report of a run: one HTML file with its curves, trust ratios, settings and scores.
 
-    python -m official_bert.report demo_output/model
+    lamb-bert report demo_output/model
 
 The file needs no other one and no network. A run that is not finished can be reported, too.
 """
@@ -50,8 +50,7 @@ def write_report(
 def main(folders: list[str]) -> None:
     if len(folders) != 1:
         raise ValueError(
-            f"expected the folder of one run, got {len(folders)}: "
-            "python -m official_bert.report MODEL_DIR"
+            f"expected the folder of one run, got {len(folders)}: lamb-bert report MODEL_DIR"
         )
     print(write_report(folders[0], FLAGS.output))
 

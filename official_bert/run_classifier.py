@@ -1,6 +1,6 @@
 r"""Fine-tunes BERT to classify sentences, or to say a number of them: GLUE, or tables of your own.
 
-    python -m official_bert.run_classifier --task_name=MRPC --data_dir=glue_data/MRPC \
+    lamb-bert classify --task_name=MRPC --data_dir=glue_data/MRPC \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \
         --init_checkpoint=bert_model.ckpt --output_dir=mrpc --do_train --do_eval --num_seeds=5
 

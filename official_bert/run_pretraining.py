@@ -1,6 +1,6 @@
 r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official TensorFlow script.
 
-    python -m official_bert.run_pretraining --bert_config_file=bert_config.json \
+    lamb-bert pretrain --bert_config_file=bert_config.json \
         --input_files='records/train.tfrecord-*' --model_dir=model \
         --optimizer_type=lamb --train_batch_size=256 --learning_rate=2e-3 --warmup_steps=100
 

@@ -1,6 +1,6 @@
 r"""Fine-tunes BERT to answer questions about texts (SQuAD 1.1 and 2.0), answers and scores.
 
-    python -m official_bert.run_squad --train_file=train-v1.1.json --predict_file=dev-v1.1.json \
+    lamb-bert squad --train_file=train-v1.1.json --predict_file=dev-v1.1.json \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \
         --init_checkpoint=bert_model.ckpt --output_dir=squad \
         --do_train --do_predict --do_eval --train_batch_size=12 --learning_rate=3e-5
@@ -8,7 +8,7 @@ r"""Fine-tunes BERT to answer questions about texts (SQuAD 1.1 and 2.0), answers
 Run again with the same flags, it resumes from the last checkpoint in --output_dir. --evaluate
 scores a file of answers, without a model:
 
-    python -m official_bert.run_squad --evaluate --predict_file=dev-v1.1.json \
+    lamb-bert squad --evaluate --predict_file=dev-v1.1.json \
         --predictions_file=predictions.json
 """
 

@@ -1,6 +1,7 @@
 """Commands of fine-tuning with settings as flags, as processes that may be killed on the way."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,3 +55,10 @@ def eval_results(folder):
     """The metrics that a command has left as text."""
     lines = (Path(folder) / "eval_results.txt").read_text().splitlines()
     return {name: float(value) for name, value in (line.split(" = ") for line in lines)}
+
+
+def of_page(command):
+    """The words of a page's `lamb-bert …`, run by the program next to this Python."""
+    program, *words = shlex.split(command.replace("\\\n", ""))
+    assert program == "lamb-bert"
+    return [Path(sys.executable).parent / program, *words]

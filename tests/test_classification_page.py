@@ -4,13 +4,12 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from bert_checkpoints import CONFIG, make_source
+from command_processes import of_page
 
 from official_bert.tasks import glue
 
@@ -35,10 +34,8 @@ def make_files():
 
 
 def run(command):
-    python, *words = shlex.split(command.replace("\\\n", ""))
-    assert python == "python"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    done = subprocess.run(of_page(command), capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

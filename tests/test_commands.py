@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from official_bert import command_line
+from official_bert.system import command_help
+
 PACKAGE = Path(__file__).parents[1] / "official_bert"
 COMMANDS = sorted(
     path.stem for path in PACKAGE.glob("*.py") if "\n    commands.run(main" in path.read_text()
@@ -16,15 +19,12 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_a_command_line_that_can_be_pasted(command):
-    module = f"official_bert.{command}"
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=PACKAGE.parent, capture_output=True, text=True
-    )
+def test_help_shows_a_command_line_that_can_be_pasted_and_every_flag_once(command):
+    done = helped(command, "--help")
     shown = re.search(r"\n\n((?:    .*\n)+)", done.stdout)[1]
-    begin, *given = shlex.split(shown.replace("\\\n", ""))[1:]
-    assert [begin, given.pop(0)] == ["-m", module]
-    flags = re.findall(r"^  --(?:\[no\])?(\w+): (?:<.*>: )?\S", done.stdout, re.M)
+    program, name, *given = shlex.split(shown.replace("\\\n", ""))
+    assert (program, command_line.COMMANDS[name]) == ("lamb-bert", command)
+    flags = re.findall(r"^  --(?:\[no\])?(\w+)\s+\S", done.stdout, re.M)
     assert len(flags) == len(set(flags))
     assert len(flags) == len(re.findall("^  --", done.stdout, re.M))  # each has a description
     for argument in given:
@@ -32,6 +32,29 @@ def test_help_shows_a_command_line_that_can_be_pasted(command):
             assert argument[2:].partition("=")[0] in flags
     assert done.returncode == 0
     assert not done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", ["run_pretraining", "run_classifier"])
+def test_the_short_help_has_what_everyone_needs(command):
+    done = helped(command, "--helpshort")
+    flags = re.findall(r"^  --(?:\[no\])?(\w+)", done.stdout, re.M)
+    assert len(flags) <= 20
+    assert {"train_batch_size", "learning_rate", "init_checkpoint"} <= set(flags)
+    assert "Rarely needed" not in done.stdout
+
+
+def test_no_flag_has_two_topics():
+    placed = [name for names in command_help.TOPICS.values() for name in names]
+    assert len(placed) == len(set(placed))
+    assert set(placed) >= command_help.ESSENTIAL
+
+
+def helped(command, flag):
+    module = f"official_bert.{command}"
+    return subprocess.run(
+        [sys.executable, "-m", module, flag], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

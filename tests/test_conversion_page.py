@@ -2,10 +2,8 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from bert_checkpoints import (
     weights_of,
     write_objects,
 )
+from command_processes import of_page
 
 from official_bert.training.checkpoints import CheckpointStore
 
@@ -57,11 +56,9 @@ def make_folders():
 
 
 def run(line):
-    """A command of the page, with this Python."""
-    python, *words = shlex.split(line)
-    assert python == "python"
-    command, environment = [sys.executable, *words], {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    """A command of the page."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(of_page(line), capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("read      ")
     assert not done.stderr

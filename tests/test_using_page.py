@@ -2,13 +2,12 @@
 
 import os
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from bert_checkpoints import CONFIG, make_source, random_tensors
+from command_processes import of_page
 
 from official_bert import convert_checkpoint
 from official_bert.training import checkpoints
@@ -41,9 +40,8 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch):
         if language == "python":
             exec(compile(block, "docs/using.md", "exec"), names)
             continue
-        python, *words = shlex.split(block)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, *words], capture_output=True, env=environment)
-        assert (python, done.returncode, done.stderr) == ("python", 0, b"")
+        done = subprocess.run(of_page(block), capture_output=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
     assert {answer.label for answer in names["answers"]} <= {"LABEL_0", "LABEL_1"}
     assert Path("model.keras").exists()

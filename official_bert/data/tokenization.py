@@ -39,7 +39,7 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
     except FileNotFoundError:
         raise ValueError(
             f"vocab_file: {vocab_file!r} does not exist; give a vocab.txt or tokenizer.json, or "
-            f"make one with `python -m official_bert.learn_vocabulary --input_file=… "
+            f"make one with `lamb-bert learn-vocabulary --input_file=… "
             f"--vocab_file=…`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:

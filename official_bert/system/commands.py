@@ -11,10 +11,14 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from official_bert.system import command_help
+
 _REQUIRED = re.compile(r"flag --(\w+)=None: Flag --\1 must have a value other than None\.")
 _OUT_OF_BOUNDS = re.compile(r"flag --(\w+)=.*?: (must be .*)", re.DOTALL)
 USAGE = 2
 STOPPED = (130, 143)
+HELP = {"--help": False, "-help": False, "-h": False, "--helpshort": True, "-helpshort": True}
+"""Arguments that ask for help, and whether for the short one."""
 
 program: str | None = None
 """What the user typed to start the command, where that is not its module: `lamb-bert pretrain`."""
@@ -40,11 +44,17 @@ def run(main: Callable[..., int | None], arguments: bool = False) -> None:
     command = _name(main)
 
     def parse(argv):
+        asked = [HELP[word] for word in argv[1:] if word in HELP]
+        if asked:
+            defined = flags.FLAGS.flags_by_module_dict().get(sys.argv[0], ())
+            manual = sys.modules[main.__module__].__doc__
+            print(command_help.text(manual, {f.name: f for f in defined}, short=asked[0]))
+            sys.exit(0)
         try:
             return flags.FLAGS(argv)[1:]
         except (flags.Error, ValueError) as error:  # a ValueError for --noflag=value
             sys.exit(report(command, in_our_words(error)))
-        except SystemExit:  # after --help, where absl's exit code is 1
+        except SystemExit:  # after --helpfull, where absl's exit code is 1
             sys.exit(0)
 
     app.run(lambda given: exit_code(command, main, given, arguments), flags_parser=parse)
