@@ -83,6 +83,7 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
     [
         ({"vocab_file": "nowhere.txt"}, "vocab_file: 'nowhere.txt' does not exist"),
         ({"input_file": "nowhere/*.txt"}, "input_file: nothing matches 'nowhere/*.txt'"),
+        ({"input_file": "BUILD,"}, "input_file must be one or more names with single commas"),
         ({"max_ngram_size": 3}, "max_ngram_size=3 masks runs of whole words"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 8 and at most 65,536; got 2."),
         ({"num_workers": -1}, "num_workers: got -1"),

@@ -263,6 +263,12 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
     write(tmp_path / "in/bert_model.ckpt", {n: a for n, a in whole.items() if n[:4] != "cls/"})
     with pytest.raises(ValueError, match="holds encoder, pooler; expected an encoder with the mas"):
         official_bert.load(tmp_path / "in")
+    encoder = {n: a for n, a in whole.items() if n[:4] != "cls/"}
+    for head, what in ({}, "Fine-tune it first"), ({"tags/w": np.zeros(3, "f4")}, "tags/w"):
+        write(tmp_path / "in/bert_model.ckpt", encoder | head)
+        with pytest.raises(ValueError, match=rf"answers questions\. .*{what}") as caught:
+            official_bert.load(tmp_path / "in")
+        assert ("trained for another task" in str(caught.value)) == bool(head)
     write(tmp_path / "in/bert_model.ckpt", whole | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
     with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
         official_bert.load(tmp_path / "in")

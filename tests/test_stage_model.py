@@ -146,6 +146,13 @@ def test_a_decay_without_a_layer_that_trains_is_warned_of(small_sentences, froze
     assert all(text.startswith("layer_decay=0.5 has no effect: ") for text in said)
 
 
+def test_a_batch_of_evaluation_need_not_fit_where_nothing_is_evaluated(small_sentences):
+    run = two_layers(small_sentences)
+    run_checks.check(run, LoopOptions(eval_batch_size=7), replicas=2)
+    with pytest.raises(ValueError, match="eval_batch_size 7 is not a multiple of the 2 replicas"):
+        run_checks.check(run, LoopOptions(eval_batch_size=7, eval_files=("a",)), replicas=2)
+
+
 @pytest.mark.parametrize("layer_decay", [0.0, -0.5, 1.5, float("nan")])
 def test_a_decay_that_is_none_is_refused(layer_decay):
     with pytest.raises(ValueError, match="layer_decay must be"):

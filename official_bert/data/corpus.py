@@ -128,7 +128,7 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     Raises:
         ValueError: a member matches nothing or is an address (`gs://…`), or a file cannot be read.
     """
-    patterns = _patterns(patterns)
+    patterns = _patterns(patterns, flag)
     local_paths.require_local(**{flag: patterns})
     found = []
     for pattern in patterns:
@@ -171,7 +171,7 @@ def require_outside(
     Raises:
         ValueError: naming the output and the pattern.
     """
-    given = [(f, pattern) for f, patterns in inputs.items() for pattern in _patterns(patterns)]
+    given = [(f, pattern) for f, patterns in inputs.items() for pattern in _patterns(patterns, f)]
     for other, pattern in given:
         searched = _searched(pattern)
         for flag, paths in outputs.items():
@@ -215,9 +215,14 @@ def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
         yield inner, names
 
 
-def _patterns(given: str | Iterable[str]) -> list[str]:
-    names = given.split(",") if isinstance(given, str) else map(str, given)
-    return [name for name in map(str.strip, names) if name]
+def _patterns(given: str | Iterable[str], flag: str) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else list(map(str, given))
+    if not all(map(str.strip, names)):
+        raise ValueError(
+            f"{flag} must be one or more names with single commas between them; got "
+            f"{','.join(names)!r}. Is a variable of the shell empty?"
+        )
+    return list(map(str.strip, names))
 
 
 def documents(
