@@ -1,5 +1,7 @@
 """BERT with large batches, from raw text to a model in use: `load` loads one that was trained."""
 
+import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -17,6 +19,13 @@ NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that 
     "sentencex": "bert",
     "tokenizers": "bert",
     "tensorflow": "cpu",
+}
+
+_MODELS = {  # the Keras models, and where each is defined
+    "BertEncoder": "official_bert.model.encoder",
+    "BertPretrainer": "official_bert.model.pretrainer",
+    "BertClassifier": "official_bert.model.classifier",
+    "BertQuestionAnswering": "official_bert.model.question_answering",
 }
 
 
@@ -85,4 +94,44 @@ def load(
     return loading.load(folder, vocab_file, do_lower_case, dtype)
 
 
+# `keras.models.load_model` finds the models by name, but this package is imported without Keras.
+
+
+def _register_models(keras):
+    """Registers for each model a stand-in, which imports the model when a file holds one."""
+
+    def stand_in(name, module):
+        def from_config(config):
+            return getattr(importlib.import_module(module), name).from_config(config)
+
+        members = {"from_config": staticmethod(from_config), "get_config": None}
+        keras.saving.register_keras_serializable("official_bert", name)(type(name, (), members))
+
+    for name, module in _MODELS.items():
+        stand_in(name, module)
+
+
+class _WhenKerasIsImported:
+    """A finder of modules that registers the models after the import of Keras, then goes."""
+
+    def find_spec(self, name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "keras" else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _register_models(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
 _check_installed()
+if "keras" in sys.modules:
+    _register_models(sys.modules["keras"])
+else:
+    sys.meta_path.insert(0, _WhenKerasIsImported())

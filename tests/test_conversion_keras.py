@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 import zipfile
 
 import h5py
@@ -15,6 +18,7 @@ from bert_checkpoints import (
     assert_same_bytes,
     make_hugging_face,
     make_source,
+    random_batch,
     random_tensors,
     weights_of,
     write_hugging_face,
@@ -98,6 +102,32 @@ def test_a_model_for_answers_without_a_pooler_has_one_that_is_0(tmp_path):
     loaded = keras.models.load_model(tmp_path / "keras/model.keras")
     zeros = {n: np.zeros_like(a) for n, a in arrays.items() if "pooler" in n}
     assert_same_bytes({v.path: v.numpy() for v in loaded.weights}, arrays | zeros)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["official_bert", "keras", "lamb_tf, official_bert"])
+def test_keras_loads_our_files_after_an_import_of_the_package_alone(tmp_path, first):
+    MODELS["classifier"]().save(tmp_path / "model.keras")
+    code = f"import {first}, official_bert, importlib.util; importlib.util.find_spec('keras');"
+    code += f"import keras; print(keras.models.load_model({str(tmp_path / 'model.keras')!r}).name)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert done.stdout == b"bert_classifier\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "pretrained"])
+def test_keras_exports_a_model_that_was_never_called(tmp_path, kind):
+    model = MODELS[kind]() if kind in MODELS else BertPretrainer(CONFIG, seed=None)
+    make_fine_tuned(tmp_path / "in", model)
+    model.export(tmp_path / "out", verbose=False)
+    served = tf.saved_model.load(tmp_path / "out")
+    batch = {name: random_batch(CONFIG)[name] for name in model.input_names}
+    for length in 20, 7:  # any
+        batch |= {n: a[:, :length] for n, a in batch.items() if a.shape[1] == 20}
+        found, wanted = served.serve(batch), model(batch)
+        assert tf.nest.map_structure(np.shape, found) == tf.nest.map_structure(np.shape, wanted)
+        for ours, theirs in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", ["pooler", "seq_relationship"])

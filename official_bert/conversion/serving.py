@@ -61,10 +61,9 @@ def save(folder: Path, source: Source) -> None:
             return {**of_ids(inputs), **shown}  # the same graph of the model
 
         signatures["text"] = of_text
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with fused.as_plain_operations():
         try:
-            tf.saved_model.save(module, str(folder), signatures, options)
+            tf.saved_model.save(module, str(folder), signatures)
         except tf.errors.OpError as error:
             raise OSError(f"Cannot write {folder}: {bundles.reason(error)}") from None
     _fill(folder, model, source)

@@ -1,18 +1,17 @@
 """BERT with a head that says a class, or a number, of one sentence or two."""
 
-from typing import Self
-
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
+from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Parts, matmul_transposed
 from official_bert.model.tensor_types import Tensor, Tensors
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
-class BertClassifier(keras.Model):
+class BertClassifier(ConfiguredModel):
     """BERT with a dense layer on the pooled vector, for fine-tuning (arXiv 1810.04805, section 4).
 
     Outputs = dropout(pooled) · output_weightsᵀ + output_bias. The head's two variables are called
@@ -46,8 +45,8 @@ class BertClassifier(keras.Model):
         dtype: str | keras.DTypePolicy | None = None,
         name: str = "bert_classifier",
     ):
-        super().__init__(name=name, dtype=dtype)
-        self.config, self.num_outputs, self.seed = config, num_outputs, seed
+        super().__init__(config, seed, dtype, name)
+        self.num_outputs = num_outputs
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         self.head = ClassifierHead(Parts(config, self.dtype_policy, seed), num_outputs)
         self.built = True
@@ -63,13 +62,7 @@ class BertClassifier(keras.Model):
 
     def get_config(self) -> dict[str, object]:
         """The arguments, from which Keras makes the model again when it loads a file."""
-        own = {"name": self.name, "num_outputs": self.num_outputs}
-        return self.encoder.get_config() | own
-
-    @classmethod
-    def from_config(cls, config: dict) -> Self:
-        """The model that `get_config` described."""
-        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
+        return super().get_config() | {"num_outputs": self.num_outputs}
 
 
 class ClassifierHead(keras.Layer):

@@ -5,14 +5,12 @@ dense layer is one plain matrix product. Shape comments: T = B·S rows, H hidden
 R positions that are read, V word pieces.
 """
 
-import dataclasses
-from typing import Self
-
 import keras
 from keras import ops
 
 from official_bert.model import fused
 from official_bert.model.config import BertConfig
+from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.dropout import Dropout
 from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm, product
 from official_bert.model.tensor_types import Tensor, Tensors
@@ -21,7 +19,7 @@ MASK_BIAS = -10000.0  # added to the attention scores of padding
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
-class BertEncoder(keras.Model):
+class BertEncoder(ConfiguredModel):
     """BERT without its pre-training heads: token vectors, and the pooled one (arXiv 1810.04805).
 
     Post-LayerNorm, ε 1e-12, truncated normal weights, zero biases.
@@ -59,8 +57,7 @@ class BertEncoder(keras.Model):
         dtype: str | keras.DTypePolicy | None = None,
         name: str = "bert",
     ):
-        super().__init__(name=name, dtype=dtype)
-        self.config, self.seed = config, seed
+        super().__init__(config, seed, dtype, name)
         parts = Parts(config, self.dtype_policy, seed)
         self.embeddings = Embeddings(parts)
         self.encoder_layers = [EncoderLayer(parts, i) for i in range(config.num_hidden_layers)]
@@ -104,20 +101,6 @@ class BertEncoder(keras.Model):
     def pool(self, first: Tensor) -> Tensor:
         """The pooled vector (B, H) from that of the first token, [CLS]."""
         return activated(first, self.pooler, "tanh")
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments, from which Keras makes the model again when it loads a file."""
-        return {
-            "config": dataclasses.asdict(self.config),
-            "seed": self.seed,
-            "dtype": self.dtype_policy.name,
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict) -> Self:
-        """The model that `get_config` described."""
-        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
 
 class Embeddings(keras.Layer):

@@ -28,7 +28,7 @@ _plain = []  # not empty within `as_plain_operations`
 
 @contextlib.contextmanager
 def as_plain_operations() -> Iterator[None]:
-    """What is traced here calls no kernel of XLA: for graphs that go elsewhere, to be served."""
+    """What is traced here has no kernels of XLA and no gradients of its own: to be served."""
     _plain.append(True)
     try:
         yield
@@ -136,7 +136,7 @@ def attention_weights(
         weights = ops.softmax(scale * scores + mask_bias)
         return weights, dropout(weights, seed, rate=rate) if rate else weights
 
-    if keras.backend.backend() != "tensorflow":
+    if _plain or keras.backend.backend() != "tensorflow":
         return forward(scores)[1]
 
     @tf.custom_gradient
@@ -159,7 +159,7 @@ def look_up(table: Tensor, ids: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
 
     For a table that is read twice: its gradient is formed in float32, in one place.
     """
-    if keras.backend.backend() != "tensorflow":
+    if _plain or keras.backend.backend() != "tensorflow":
         return ops.cast(ops.take(table, ids, axis=0), dtype), ops.cast(table, dtype)
 
     @tf.custom_gradient
@@ -180,7 +180,7 @@ def _normalized(x, gamma, beta, epsilon):
         scale = ops.rsqrt(_row_means(ops.square(centered)) + epsilon)
         return centered * scale, scale
 
-    if keras.backend.backend() != "tensorflow":
+    if _plain or keras.backend.backend() != "tensorflow":
         return forward(x)[0] * gamma + beta
 
     @tf.custom_gradient  # in fewer passes than the one that TensorFlow finds

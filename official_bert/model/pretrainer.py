@@ -1,11 +1,10 @@
 """BERT with its two pre-training heads, and the sums that their losses come from."""
 
-from typing import Self
-
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
+from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm
 from official_bert.model.tensor_types import Tensor, Tensors
@@ -15,7 +14,7 @@ if keras.backend.backend() == "tensorflow":
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
-class BertPretrainer(keras.Model):
+class BertPretrainer(ConfiguredModel):
     """BERT with its masked-LM and next-sentence heads (arXiv 1810.04805).
 
     The masked-LM head reads the masked positions only and is tied to the word embeddings.
@@ -41,6 +40,8 @@ class BertPretrainer(keras.Model):
     'bert/embeddings/word_embeddings'
     """
 
+    input_names = (*ConfiguredModel.input_names, "masked_lm_positions")  # the last: (B, P)
+
     def __init__(
         self,
         config: BertConfig,
@@ -48,8 +49,7 @@ class BertPretrainer(keras.Model):
         dtype: str | keras.DTypePolicy | None = None,
         name: str = "bert_pretrainer",
     ):
-        super().__init__(name=name, dtype=dtype)
-        self.config, self.seed = config, seed
+        super().__init__(config, seed, dtype, name)
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         parts = Parts(config, self.dtype_policy, seed)
         self.masked_lm_head = MaskedLMHead(parts)
@@ -67,15 +67,6 @@ class BertPretrainer(keras.Model):
             "masked_lm_logits": self.masked_lm_head(sequence[:, 1:], word_embeddings),
             "next_sentence_logits": self.next_sentence_head(self.encoder.pool(sequence[:, 0])),
         }
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments, from which Keras makes the model again when it loads a file."""
-        return self.encoder.get_config() | {"name": self.name}
-
-    @classmethod
-    def from_config(cls, config: dict) -> Self:
-        """The model that `get_config` described."""
-        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
 
 class MaskedLMHead(keras.Layer):

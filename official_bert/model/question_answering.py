@@ -1,18 +1,17 @@
 """BERT with a head that says where in a text the answer to a question begins and ends."""
 
-from typing import Self
-
 import keras
 from keras import ops
 
 from official_bert.model.config import BertConfig
+from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Parts, matmul_transposed
 from official_bert.model.tensor_types import Tensor, Tensors
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
-class BertQuestionAnswering(keras.Model):
+class BertQuestionAnswering(ConfiguredModel):
     """BERT with a dense layer on every token's vector (arXiv 1810.04805, section 4.2).
 
     Outputs = sequence · output_weightsᵀ + output_bias, for each token the logit of being the
@@ -47,8 +46,7 @@ class BertQuestionAnswering(keras.Model):
         dtype: str | keras.DTypePolicy | None = None,
         name: str = "bert_question_answering",
     ):
-        super().__init__(name=name, dtype=dtype)
-        self.config, self.seed = config, seed
+        super().__init__(config, seed, dtype, name)
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         self.head = SpanHead(Parts(config, "float32", seed))
         self.built = True
@@ -58,15 +56,6 @@ class BertQuestionAnswering(keras.Model):
     ) -> Tensor:
         sequence, _ = self.encoder.encode(inputs, self.encoder.dropout(training, dropout_seed))
         return self.head(sequence)
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments, from which Keras makes the model again when it loads a file."""
-        return self.encoder.get_config() | {"name": self.name}
-
-    @classmethod
-    def from_config(cls, config: dict) -> Self:
-        """The model that `get_config` described."""
-        return cls(**{**config, "config": BertConfig.from_values(config["config"])})
 
 
 class SpanHead(keras.Layer):

@@ -41,7 +41,7 @@ class BlankFiller:
 
     def __init__(self, model: BertPretrainer, tokenizer: Tokenizer, origin: str):
         self.model, self.tokenizer, self._origin = model, tokenizer, origin
-        self._graph = forward.as_graph(model, (*forward.INPUTS, "masked_lm_positions"))
+        self._graph = forward.as_graph(model)
         self._longest = model.config.max_position_embeddings
         tokens = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
         self._are_words = np.array([token is not None and token.isalpha() for token in tokens])

@@ -7,18 +7,19 @@ import numpy as np
 import tensorflow as tf
 
 from official_bert.model import fused
+from official_bert.model.configured_model import ConfiguredModel
 
-INPUTS = ("input_ids", "input_mask", "segment_ids")
+INPUTS = ConfiguredModel.input_names
 
 
-def as_graph(model: keras.Model, names: tuple[str, ...] = INPUTS) -> Callable:
+def as_graph(model: ConfiguredModel) -> Callable:
     """A function of a batch of any shape, {name: (B, S) int32}, that returns the model's outputs.
 
     On TensorFlow it is one graph without kernels that would be compiled anew for each new shape.
     """
     if keras.backend.backend() != "tensorflow":
         return model
-    specs = {name: tf.TensorSpec((None, None), tf.int32, name=name) for name in names}
+    specs = {name: tf.TensorSpec((None, None), tf.int32, name=name) for name in model.input_names}
 
     @tf.function(input_signature=[specs], autograph=False)
     def outputs(batch):
