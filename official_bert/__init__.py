@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from official_bert.prediction.blank_filler import BlankFiller
     from official_bert.prediction.question_answerer import QuestionAnswerer
     from official_bert.prediction.sentence_classifier import SentenceClassifier
+    from official_bert.prediction.text_encoder import TextEncoder
 
 NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that brings it
     "absl": "bert",
@@ -53,7 +54,7 @@ def load(
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: bool | None = None,
     dtype: str = "fp32",
-) -> "BlankFiller | SentenceClassifier | QuestionAnswerer":
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | TextEncoder":
     """Loads a trained model for use, of the kind that the folder holds.
 
     | the folder | the result, whose `predict` takes |
@@ -61,6 +62,7 @@ def load(
     | of `run_pretraining`, or any pre-trained BERT | `BlankFiller`: texts with `[MASK]` |
     | of `run_classifier`, or any fine-tuned classifier | `SentenceClassifier`: texts or pairs |
     | of `run_squad`, or any such model | `QuestionAnswerer`: pairs (question, context) |
+    | of an encoder without a head | `TextEncoder`: texts or pairs, which become vectors |
 
     Each has the Keras model as `.model` and the tokenizer as `.tokenizer`. Any checkpoint that
     `convert_checkpoint` reads will do: TensorFlow 1's, Hugging Face's, one of a run here.
@@ -75,7 +77,8 @@ def load(
         dtype: Data type of the arithmetic, `"fp32"`, `"bf16"` or `"fp16"`.
 
     Returns:
-        A `BlankFiller`, `SentenceClassifier` or `QuestionAnswerer` of `official_bert.prediction`.
+        A `BlankFiller`, `SentenceClassifier`, `QuestionAnswerer` or `TextEncoder` of
+        `official_bert.prediction`.
 
     Raises:
         ValueError: if there is no such model, or it is damaged, or its vocabulary is missing or

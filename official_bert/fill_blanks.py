@@ -38,7 +38,7 @@ def main(texts: list[str]) -> None:
     from official_bert.prediction.blank_filler import BlankFiller
 
     if not isinstance(filler, BlankFiller):
-        raise ValueError(f"--model_dir={FLAGS.model_dir} holds a fine-tuned model, {filler!r}.")
+        raise ValueError(f"--model_dir must have a masked-LM head; got {filler!r}.")
     for text, guesses in zip(texts, filler.predict(texts)):
         print(describe(text, guesses))
 

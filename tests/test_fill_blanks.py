@@ -34,7 +34,7 @@ def test_a_fine_tuned_model_is_named(tmp_path):
     checkpoints.write_bundle(tmp_path / "model/bert_model.ckpt", encoder | head)
     done = fill_blanks(f"--model_dir={tmp_path / 'model'}", "A [MASK].")
     assert done.returncode == 2
-    assert "holds a fine-tuned model, <SentenceClassifier: one of 2 classes" in done.stderr
+    assert "must have a masked-LM head; got <SentenceClassifier: one of 2 classes" in done.stderr
 
 
 def test_without_a_sentence_it_shows_one():

@@ -152,7 +152,7 @@ def test_a_pretrained_model_fills_blanks_alike_in_every_form(tmp_path, through):
     assert official_bert.load(tmp_path / "out").predict(TEXTS) == wanted
 
 
-@pytest.mark.parametrize("through", ["tf1", "huggingface"])
+@pytest.mark.parametrize("through", ["tf1", "huggingface", "keras"])
 def test_a_classifier_keeps_the_names_of_its_classes_in_every_form(tmp_path, through):
     make_classifier(tmp_path / "in", contents={"classes": ["нет", "maybe", "yes"]})
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "there", through)
@@ -226,7 +226,7 @@ def test_heads_of_the_same_shape_for_other_tasks_are_no_classifiers(
     tmp_path, architectures, values
 ):
     with_head(tmp_path / "in", architectures, THREE, **values)
-    with pytest.raises(ValueError, match=r"holds classifier.bias, classifier.weight, encoder, p"):
+    with pytest.raises(ValueError, match=r"got classifier.bias, classifier.weight, encoder, pool"):
         official_bert.load(tmp_path / "in")
 
 
@@ -260,8 +260,14 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
     make_source(tmp_path / "in")
     write = checkpoints.write_bundle
     whole = random_tensors(CONFIG)
-    write(tmp_path / "in/bert_model.ckpt", {n: a for n, a in whole.items() if n[:4] != "cls/"})
-    with pytest.raises(ValueError, match="holds encoder, pooler; expected an encoder with the mas"):
+    bare = {n: a for n, a in whole.items() if n[:4] != "cls/"}
+    write(tmp_path / "in/bert_model.ckpt", bare | {"tags/kernel": np.zeros((16, 5), "f4")})
+    with pytest.raises(
+        ValueError, match="got encoder, pooler, tags/kernel .* --allow_missing_head"
+    ):
+        official_bert.load(tmp_path / "in")
+    write(tmp_path / "in/bert_model.ckpt", bare | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
+    with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
         official_bert.load(tmp_path / "in")
     encoder = {n: a for n, a in whole.items() if n[:4] != "cls/"}
     for head, what in ({}, "Fine-tune it first"), ({"tags/w": np.zeros(3, "f4")}, "tags/w"):

@@ -17,12 +17,13 @@ from official_bert.tasks.sentence_examples import Columns
 from official_bert.training import fine_tuned
 
 
-def save(folder, name, **settings):
+def save(folder, name, *, add_pooling_layer=None, **settings):
     """A random model of transformers with a vocabulary, saved; the model and its tokenizer."""
     torch, transformers = peers.load("torch"), peers.load("transformers")
     torch.manual_seed(0)
     shape = json.loads(CONFIG.to_json()) | {"hidden_act": "gelu"} | settings
-    model = getattr(transformers, name)(transformers.BertConfig(**shape))
+    options = {} if add_pooling_layer is None else {"add_pooling_layer": add_pooling_layer}
+    model = getattr(transformers, name)(transformers.BertConfig(**shape), **options)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.4)
     model.save_pretrained(folder)
@@ -68,6 +69,27 @@ def test_a_classifier_gives_the_same_probabilities_by_name(classifier):
         theirs = softmax(logits_of(model, tokenizer, *([text] if type(text) is str else text)))
         assert list(found.probabilities) == ["entails", "contradicts", "neither"]
         np.testing.assert_allclose(list(found.probabilities.values()), theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_bare_encoder_gives_the_same_vectors_and_says_what_it_has_no_head_for(tmp_path, pools):
+    torch = peers.load("torch")
+    model, tokenizer = save(tmp_path, "BertModel", add_pooling_layer=pools)
+    loaded = official_bert.load(tmp_path)
+    texts = ["The cat sat on a mat!", ("un able", "a mat"), "中"]
+    for text, found in zip(texts, loaded.predict(texts, batch_size=2), strict=True):
+        ids = tokenizer(*([text] if type(text) is str else text), return_tensors="pt")
+        with torch.no_grad():
+            theirs = model(**ids)
+        assert found.tokens == tokenizer.convert_ids_to_tokens(ids["input_ids"][0])
+        np.testing.assert_allclose(found.vectors, theirs.last_hidden_state[0].numpy(), atol=1e-4)
+        assert (found.pooled is not None) == pools
+        if pools:
+            np.testing.assert_allclose(found.pooled, theirs.pooler_output[0].numpy(), atol=1e-4)
+    assert loaded.predict([]) == []
+    with pytest.raises(ValueError, match=r"text 1 must have no \[MASK\]; .* no masked-LM head"):
+        loaded.predict(["a cat", "the [MASK]"])
+    assert "without a head" in repr(loaded)
 
 
 def test_a_number_is_the_one_that_transformers_says(tmp_path):

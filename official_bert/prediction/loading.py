@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from official_bert.prediction.blank_filler import BlankFiller
     from official_bert.prediction.question_answerer import QuestionAnswerer
     from official_bert.prediction.sentence_classifier import SentenceClassifier
+    from official_bert.prediction.text_encoder import TextEncoder
 
 _MOST_PADDING = 63  # embeddings beyond the vocabulary: tables are padded to multiples of 8 or 64
 
@@ -22,15 +23,23 @@ def load(
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: bool | None = None,
     dtype: str = "fp32",
-) -> "BlankFiller | SentenceClassifier | QuestionAnswerer":
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | TextEncoder":
     """The function that `official_bert.load` calls; see there."""
     source, run, policy = _open(folder, vocab_file, do_lower_case, dtype)
     _check(source, folder)
     make = {
         "classifier": _sentence_classifier,
         "question_answering": _question_answerer,
-    }.get(source.head.part if source.head else "", _blank_filler)
+        "masked_lm": _blank_filler,
+    }.get(_head(source), _text_encoder)
     return make(source, run, policy)
+
+
+def _head(source):
+    """The part that predicts; None for a bare encoder."""
+    if source.head:
+        return source.head.part
+    return "masked_lm" if "masked_lm" in source.parts else None
 
 
 def load_untrained(
@@ -103,25 +112,24 @@ def _newest(path, run):
 def _check(source, folder):
     from official_bert.conversion import names, sources
 
-    needed = source.head.reads if source.head else ("encoder", "masked_lm")
-    if not set(needed) <= set(source.parts):
+    has_unknown_head = not _head(source) and source.left_over and not sources.is_larger(source)
+    if "encoder" not in source.parts or has_unknown_head:
         held = names.listed([*source.parts, *source.left_over]) or "nothing"
         raise ValueError(
-            f"{source.path} ({source.dialect}) holds {held}; expected an encoder with the "
-            "masked-LM head, or with the head of a classifier of sentences or of a model that "
-            f"answers questions. {_way_on(source)}"
+            f"{folder} must hold an encoder, bare or with a head for masked words, for classes of "
+            f"sentences or for answers; got {held} ({source.path}, {source.dialect}). "
+            + (
+                "It was trained for another task, whose head is not known here; to use its encoder "
+                "alone, convert it with --allow_missing_heads."
+                if "encoder" in source.parts
+                else "Give the folder of another model."
+            )
         )
-    is_larger = any(name.startswith(("bert/", "bert.")) for name in source.left_over)
-    sources.check(source, needed, ignore_left_over=not is_larger)
+    bare = [part for part in source.parts if part in ("encoder", "pooler")]
+    needed = {"masked_lm": ("encoder", "masked_lm"), None: bare}.get(_head(source))
+    needed = needed or source.head.reads
+    sources.check(source, needed, ignore_left_over=not sources.is_larger(source))
     _check_vocabulary(source, folder)
-
-
-def _way_on(source):
-    """What to do about a model without a head that can be used here."""
-    heads = [name for name in source.left_over if not name.startswith(("bert/", "bert."))]
-    if heads:
-        return f"It was trained for another task, whose head is not known here: {heads[0]}."
-    return "Fine-tune it first, with run_classifier or run_squad."
 
 
 def _check_vocabulary(source, folder):
@@ -151,6 +159,19 @@ def _with_vocabulary(source, model, origin):
     from official_bert.prediction.blank_filler import BlankFiller
 
     return BlankFiller(model, _tokenizer(source), origin)
+
+
+def _text_encoder(source, run, policy):
+    from official_bert.model.encoder import BertEncoder
+    from official_bert.prediction.text_encoder import TextEncoder
+
+    return TextEncoder(
+        _filled(BertEncoder(source.config, seed=None, dtype=policy), source),
+        _tokenizer(source),
+        max_seq_length=_max_seq_length(source, run),
+        has_pooler="pooler" in source.parts,
+        origin=_origin(source),
+    )
 
 
 def _sentence_classifier(source, run, policy):
