@@ -7,7 +7,7 @@ r"""Learns a WordPiece vocabulary from text.
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from absl import flags
@@ -26,6 +26,7 @@ def learn_vocabulary(
     max_text_mb: float = 1000.0,
     input_format: str = "auto",
     json_field: str | None = None,
+    report: Callable[[str], object] | None = None,
 ) -> int:
     """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
 
@@ -37,6 +38,7 @@ def learn_vocabulary(
             changes the vocabulary little. Words of more than 40 letters are the sentences of a
             script without spaces. Of these, 15 million letters are read, because each is held in
             memory.
+        report: A function that takes lines about the result; None for silence.
 
     Raises:
         ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
@@ -57,7 +59,7 @@ def learn_vocabulary(
     for reason in text_forms.check(paths, input_format, json_field).values():
         flag_definitions.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6)
-    return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency)
+    return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
 
 
 # Some 65 bytes of memory per letter. Ideographs are words of their own.
@@ -94,10 +96,11 @@ def main() -> None:
         "input_format",
         "json_field",
     )
-    size = learn_vocabulary(
-        flags.FLAGS.input_file, **{name: flags.FLAGS[name].value for name in names}
+    learn_vocabulary(
+        flags.FLAGS.input_file,
+        **{name: flags.FLAGS[name].value for name in names},
+        report=lambda text: print(text, file=sys.stderr),
     )
-    print(f"{flags.FLAGS.vocab_file}: {size:,} word pieces", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The command that learns a vocabulary: what it reads, where it stops, what it refuses."""
 
+import random
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,57 @@ def test_cased_and_uncased_and_no_more_text_than_asked_for(small_text, tmp_path)
     assert any(t.lower() != t for t in cased if t not in tokenization.SPECIAL_TOKENS)
     assert learn("again") == uncased
     assert learn("of_less", max_text_mb=0.01) != uncased
+
+
+def written_in(characters: list[str], blanks: bool) -> list[str]:
+    """Lines whose characters are as unequally frequent as those of a language (Zipf's law)."""
+    rng = random.Random(1)
+    rng.shuffle(characters)
+    weights = [1 / (rank + 3) for rank in range(len(characters))]
+    drawn = iter(rng.choices(characters, weights, k=100_000))
+    words = ["".join(islice(drawn, rng.randint(1, 4))) for _ in range(40_000)]
+    return [(" " if blanks else "").join(words[at : at + 12]) for at in range(0, len(words), 12)]
+
+
+def span(first: str, last: str, step: int = 1) -> list[str]:
+    return list(map(chr, range(ord(first), ord(last) + 1, step)))
+
+
+SCRIPTS = {
+    "chinese": (span("一", "龥", 3), False),  # 6,967 ideographs
+    "japanese": (span("ぁ", "ゖ") + span("ァ", "ヺ") + span("一", "龥", 7), False),
+    "korean": (span("가", "힣", 4), True),  # 2,793 syllables
+    "thai": ([f"{c}{v}" for c in span("ก", "ฮ") for v in ["", *"ะัาิีืุู่้"]], True),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_vocabulary_of_any_script_knows_the_text_it_was_learned_from(script, tmp_path):
+    lines, file, said = written_in(*SCRIPTS[script]), str(tmp_path / "vocab.txt"), []
+    size = tokenization.learn(lines, file, 21_128, do_lower_case=False, report=said.append)
+    pieces = tokenization.load(file, do_lower_case=False).encode_batch_fast(lines)
+    unknown = sum(encoding.tokens.count("[UNK]") for encoding in pieces)
+    assert unknown < 0.002 * sum(len(encoding.tokens) for encoding in pieces)
+    known = set(tokenization.read_vocabulary(file))
+    text = "".join(lines).replace(" ", "")
+    assert sum(map(known.__contains__, text)) >= 0.9995 * len(text)
+    assert "different characters, which are " in said[0]
+    if script == "chinese":  # an ideograph is a word by itself
+        assert size < 21_128
+        assert said[1].startswith("These are fewer than the 21,128 asked for: no other piece of a ")
+    assert len(said) == 1 + (size < 21_128)
+
+
+@pytest.mark.parametrize("script", ["chinese", "korean"])
+def test_a_vocabulary_too_small_for_the_characters_says_how_large_it_must_be(script, tmp_path):
+    lines, file, said = written_in(*SCRIPTS[script]), str(tmp_path / "vocab.txt"), []
+    assert tokenization.learn(lines, file, 600, do_lower_case=False, report=said.append) <= 600
+    assert said[-1].startswith("warning: vocab_size must be ")
+    needed = int(said[-1].split()[4].replace(",", ""))
+    for size, is_enough in (needed, True), (needed - 1, False):
+        said.clear()
+        tokenization.learn(lines, file, size, do_lower_case=False, report=said.append)
+        assert is_enough != any(line.startswith("warning") for line in said)
 
 
 def test_all_the_text_can_be_asked_for(small_text, tmp_path):

@@ -7,8 +7,8 @@ import functools
 import hashlib
 import string
 from collections import Counter
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
@@ -18,6 +18,10 @@ from official_bert.system.places import AnyPath, place
 from official_bert.system.whole_files import write_whole
 
 _LETTERS = frozenset(string.ascii_lowercase)
+
+# The characters that a learned vocabulary holds: enough of them to write this share of the text,
+# and the rarer ones that Google's English vocabulary holds too.
+COVERAGE, RARE_CHARACTERS = 0.9995, 1000
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -185,14 +189,17 @@ def learn(
     vocab_size: int = 30522,
     do_lower_case: bool = True,
     min_frequency: int = 2,
+    report: Callable[[str], object] | None = None,
 ) -> int:
     """Learns a WordPiece vocabulary, writes it to `vocab_file` and returns its size.
 
-    The special tokens come first ([PAD] is 0). The vocabulary is smaller than `vocab_size` if the
-    text has too few pieces. The same texts give the same vocabulary.
+    The special tokens come first ([PAD] is 0), then the characters: the most frequent ones that are
+    99.95 % of the text's, or more of them where there is room. The vocabulary is smaller than
+    `vocab_size` if the text has too few pieces. The same texts give the same vocabulary.
 
     Args:
         texts: Lines of text; read twice, so an iterator is first converted to a list.
+        report: A function that takes lines about the result; None for silence.
 
     Raises:
         ValueError: there is no text, or `vocab_size` is too small.
@@ -202,13 +209,13 @@ def learn(
     if iter(texts) is texts:
         texts = list(texts)
     tokenizer = _tokenizer({UNK: 0}, do_lower_case)
-    alphabet = _alphabet(texts, tokenizer, limit=min(1000, vocab_size // 4))
-    if not alphabet:
+    counts = _characters(texts, tokenizer)
+    if not counts:
         raise ValueError("learn a vocabulary: the input holds no text.")
+    alphabet, continuing, needed = _alphabet(counts, tokenizer, vocab_size)
     # The library numbers new characters in the order of a randomly seeded hash table, and breaks
     # ties between merges by these numbers. If it gets all single characters beforehand, nothing is
     # random.
-    continuing = [f"##{c}" for c in alphabet if _joins_words(c, tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -221,6 +228,23 @@ def learn(
     vocabulary = tokenizer.get_vocab()
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     write_whole(vocab_file, (f"{token}\n".encode() for token in ordered))
+    if report:
+        share = sum(map(counts.__getitem__, alphabet)) / counts.total()
+        report(
+            f"{vocab_file}: {len(vocabulary):,} word pieces, among them {len(alphabet):,} of the "
+            f"{len(counts):,} different characters, which are {share:.2%} of the text"
+        )
+        if len(vocabulary) < vocab_size:
+            report(
+                f"These are fewer than the {vocab_size:,} asked for: no other piece of a word "
+                f"occurs {min_frequency} times or more (an ideograph is a word by itself)."
+            )
+        if needed > vocab_size:
+            report(
+                f"warning: vocab_size must be {needed:,} or more to hold the characters that are "
+                f"{COVERAGE:.2%} of the text; got {vocab_size:,}. Words with other characters "
+                f"become {UNK}."
+            )
     return len(vocabulary)
 
 
@@ -287,8 +311,8 @@ class SentenceEncoder:
                 size += len(text)
 
 
-def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[str]:
-    """The `limit` most frequent characters of the normalized text, sorted."""
+def _characters(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
+    """How often each character of the normalized text occurs."""
     raw = Counter()
     for text in texts:
         raw.update(text)
@@ -296,8 +320,24 @@ def _alphabet(texts: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[st
     for character, count in raw.items():
         for normal in tokenizer.normalizer.normalize_str(character).split():
             counts.update(dict.fromkeys(normal, count))
+    return counts
+
+
+def _alphabet(
+    counts: Counter[str], tokenizer: Tokenizer, vocab_size: int
+) -> tuple[list[str], list[str], int]:
+    """The characters of a vocabulary, sorted, and those of them that can continue a word, with ##.
+
+    The third value is the size of a vocabulary that holds the characters of `COVERAGE`.
+    """
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
-    return sorted(frequent[:limit])
+    covered, most = accumulate(map(counts.__getitem__, frequent)), COVERAGE * counts.total()
+    enough = 1 + sum(part < most for part in covered)
+    wanted = frequent[: max(enough, min(RARE_CHARACTERS, vocab_size // 4))]
+    joins = {character: _joins_words(character, tokenizer) for character in wanted}
+    sizes = list(accumulate((1 + joins[c] for c in wanted), initial=len(SPECIAL_TOKENS)))
+    alphabet = sorted(c for c, size in zip(wanted, sizes[1:], strict=True) if size <= vocab_size)
+    return alphabet, [f"##{c}" for c in alphabet if joins[c]], sizes[enough]
 
 
 def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
