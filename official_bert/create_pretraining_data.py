@@ -77,6 +77,7 @@ def create_pretraining_data(
     use_v2_feature_names: bool = False,
     one_random_stream: bool = False,
     allow_dropped_text: bool = False,
+    skip_bad_lines: bool = False,
     report: Callable[[str], object] | None = None,
 ) -> dict:
     """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
@@ -103,6 +104,7 @@ def create_pretraining_data(
             one core and with the corpus in memory. Sentences longer than a sequence are then not
             cut.
         allow_dropped_text: Continue even if more than half of the text would be in no record.
+        skip_bad_lines: Leave out lines that are not UTF-8 or not JSON objects with text.
         report: A function that takes lines of progress; None for silence.
 
     Raises:
@@ -151,7 +153,12 @@ def create_pretraining_data(
             report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
         return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(
-        paths, input_format, json_field, drop_duplicate_documents, whole=one_random_stream
+        paths,
+        input_format,
+        json_field,
+        drop_duplicate_documents,
+        whole=one_random_stream,
+        skip_bad_lines=skip_bad_lines,
     )
     build_checks.check_memory(paths, plan)
     build_checks.check_sample(source, plan, len(shards))
@@ -173,7 +180,8 @@ def create_pretraining_data(
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = build_progress.describe(summary, settings.max_seq_length)
-        report("\nwarning: ".join([said, *dropped_text.warnings(summary, plan)]))
+        warned = source.bad_lines.warnings() + dropped_text.warnings(summary, plan)
+        report("\nwarning: ".join([said, *warned]))
     return summary
 
 
@@ -308,6 +316,7 @@ def _define_flags() -> None:
         False,
         "Continue even if more than half of the text would be in no record.",
     )
+    flags.DEFINE_bool("skip_bad_lines", False, "Leave out lines that cannot be read; count them.")
     flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
 
 

@@ -26,6 +26,7 @@ def learn_vocabulary(
     max_text_mb: float = 1000.0,
     input_format: str = "auto",
     json_field: str | None = None,
+    skip_bad_lines: bool = False,
     report: Callable[[str], object] | None = None,
 ) -> int:
     """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
@@ -38,6 +39,7 @@ def learn_vocabulary(
             changes the vocabulary little. Words of more than 40 letters are the sentences of a
             script without spaces. Of these, 15 million letters are read, because each is held in
             memory.
+        skip_bad_lines: Leave out lines that are not UTF-8 or not JSON objects with text.
         report: A function that takes lines about the result; None for silence.
 
     Raises:
@@ -58,8 +60,11 @@ def learn_vocabulary(
         raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
     for reason in text_forms.check(paths, input_format, json_field).values():
         flag_definitions.warn(reason)
-    text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6)
-    return tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
+    text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
+    size = tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
+    for warning in text.bad_lines.warnings() if report else ():
+        report(f"warning: {warning}")
+    return size
 
 
 # Some 65 bytes of memory per letter. Ideographs are words of their own.
@@ -67,7 +72,7 @@ MAX_LETTERS = 15_000_000
 _LONG_WORD = re.compile(r"[^\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{41,}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Text:
     """The lines of the corpus up to a limit; can be gone through again."""
 
@@ -75,10 +80,13 @@ class _Text:
     form: str
     json_field: str
     limit: float
+    skip_bad_lines: bool = False
 
     def __iter__(self) -> Iterator[str]:
         size = letters = 0
-        for document in corpus.documents(self.paths, self.form, self.json_field):
+        self.bad_lines = corpus.BadLines(self.skip_bad_lines)
+        reading = self.paths, self.form, self.json_field
+        for document in corpus.documents(*reading, bad_line=self.bad_lines):
             yield from document.lines
             size += sum(map(len, document.lines))
             letters += sum(len(w) for line in document.lines for w in _LONG_WORD.findall(line))
@@ -95,6 +103,7 @@ def main() -> None:
         "max_text_mb",
         "input_format",
         "json_field",
+        "skip_bad_lines",
     )
     learn_vocabulary(
         flags.FLAGS.input_file,
@@ -122,5 +131,6 @@ if __name__ == "__main__":
     flags.DEFINE_string(
         "json_field", None, "Name of the field with the text, for JSON lines. Default: text."
     )
+    flags.DEFINE_bool("skip_bad_lines", False, "Leave out lines that cannot be read; count them.")
     flags.mark_flags_as_required(["input_file", "vocab_file"])
     commands.run(main)

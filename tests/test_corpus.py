@@ -5,14 +5,20 @@ import gzip
 import json
 import lzma
 import os
+import random
+import re
+import shutil
 import sys
+import tempfile
 import tracemalloc
+from pathlib import Path
 
 import peers
 import pytest
 import sentencex
 
 from official_bert.data import corpus, text_files
+from official_bert.data.record_files import RecordFiles
 
 DOCUMENTS = [["First sentence.", "Second one – with a dash."], ["Another document."]]
 
@@ -129,8 +135,9 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
         ),
         ("cut.txt.xz", lzma.compress(bytes(range(256)) * 99)[:-40], r"cut\.txt\.xz"),
         ("no.txt.bz2", b"plain text", r"no\.txt\.bz2, after line 0: cannot be read"),
-        ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"a\.jsonl, line 2: .*json_field"),
-        ("a.jsonl", b"no json\n", r"a\.jsonl, line 1: expected a JSON object"),
+        ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"line 2: .*'txt'.*json_field"),
+        ("a.jsonl", b"no json\n", r"line 1: .*not JSON \(Expecting value at character 1\). Mend"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a\.jsonl, line 2: expected .*, got list"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl, line 1: 'text' holds int"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
         ("a.jsonl", b'{"text": "a", "n": %b}\n' % (b"9" * 5000), r"a\.jsonl, line 1: expected a"),
@@ -140,8 +147,120 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
 def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         list(corpus.documents([str(path)]))
+    assert ("--json_field" in str(error.value)) == bool(re.search("txt'|holds int", message))
+
+
+PACKED = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda text: (  # with the checksum that its command writes
+        peers.load("zstandard").ZstdCompressor(write_checksum=True).compress(text)
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_all_streams_of_an_archive_are_read(tmp_path, ending):
+    streams = [PACKED[ending](f"Text {n}.\n\n".encode()) for n in range(3)]
+    path = tmp_path / f"a.txt{ending}"
+    for between in b"", bytes(8):  # padding, which the format of xz names
+        path.write_bytes(between.join(streams) + between)
+        assert lines_of([path]) == [["Text 0."], ["Text 1."], ["Text 2."]]
+
+
+@pytest.mark.parametrize("ending", PACKED)
+@pytest.mark.parametrize("form", ["sentences", "jsonl"])
+@pytest.mark.parametrize("stream", [0, 1])
+def test_an_archive_damaged_anywhere_is_refused_as_damaged(tmp_path, ending, form, stream):
+    rng = random.Random(stream)
+    words = (f"word {rng.random()}" for _ in range(1_000))
+    line = '{{"text": "{}"}}\n' if form == "jsonl" else "{}\n"
+    text = "".join(map(line.format, words)).encode()
+    streams = [PACKED[ending](text), PACKED[ending](text)]
+    begins, ends = stream * len(streams[0]), (1 + stream) * len(streams[0])
+    whole = b"".join(streams)
+    path = tmp_path / f"a.txt{ending}"
+    damaged = [whole[:at] for at in range(begins + 1, ends, len(streams[0]) // 6)]
+    for at in [*range(begins, begins + 4), *range(begins + 16, ends, len(streams[0]) // 6)]:
+        damaged.append(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+    damaged += [whole + b"rubbish", b""]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"cannot be read .* damaged or cut|this is (text|not|a|an) .*"
+        ):
+            list(corpus.documents([str(path)], form))
+
+
+def test_zeros_of_a_damaged_archive_are_not_taken_for_another_kind_of_file(tmp_path):
+    packed = bytearray(gzip.compress(bytes(1_000) + b"text\n", 0))
+    packed[-8:-4] = b"\0\0\0\0"  # the checksum
+    (tmp_path / "a.txt.gz").write_bytes(packed)
+    with pytest.raises(ValueError, match="the archive is damaged or cut off"):
+        list(corpus.documents([str(tmp_path / "a.txt.gz")]))
+
+
+def test_a_link_that_leads_nowhere_is_named_as_such(tmp_path):
+    (tmp_path / "a.txt").write_text("Text.")
+    (tmp_path / "link.txt").symlink_to("gone.txt")
+    for pattern in tmp_path, tmp_path / "*.txt", tmp_path / "link.txt":
+        with pytest.raises(ValueError, match=r"link\.txt is a link to 'gone\.txt', which leads to"):
+            corpus.find_files(str(pattern))
+    (tmp_path / "link.txt").unlink()
+    (tmp_path / "link.txt").symlink_to("link.txt")
+    with pytest.raises(ValueError, match=r"link\.txt is a link to 'link\.txt', which leads to no"):
+        corpus.find_files(str(tmp_path))
+
+
+@pytest.fixture
+def guarded(request):
+    """A folder with a text and a sub-folder of another, which nobody may read."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    (folder / "sub/inner").mkdir(parents=True)
+    (folder / "a.txt").write_text("Text.")
+    (folder / "sub/b.txt").write_text("More text.")
+    (folder / "sub/inner/c.txt").write_text("The rest.")
+    folder.chmod(0o755)
+    yield folder
+    (folder / "sub").chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize(
+    "pattern", ["", "*", "**", "**/*.txt", "*/*.txt", "*/b.txt", "sub/*.txt", "*/inner", "sub"]
+)
+def test_a_folder_that_cannot_be_read_is_not_left_out_in_silence(guarded, mode, pattern):
+    whole = corpus.find_files(str(guarded / pattern))
+    (guarded / "sub").chmod(mode)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:  # who may read everything
+            os.seteuid(65534)
+        try:
+            assert corpus.find_files(str(guarded / pattern)) == whole
+            assert mode == 0o111  # whoever knows the names may read the files
+        except ValueError as error:
+            assert re.search("/sub.* cannot be (read|listed)", str(error))  # noqa: PT017
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+def test_records_in_a_folder_that_cannot_be_listed_are_not_left_out_in_silence(guarded):
+    (guarded / "sub").chmod(0)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.seteuid(65534)
+        with pytest.raises(ValueError, match="/sub is a folder that cannot be listed"):
+            RecordFiles(str(guarded / "*/*.txt"))
+    finally:
+        if is_root:
+            os.seteuid(0)
 
 
 def test_blocks_hold_whole_documents_of_bounded_size_and_no_small_rest():

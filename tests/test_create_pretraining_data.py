@@ -167,6 +167,28 @@ def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path,
     assert sum(again.get(name) == time for name, time in parts.items()) >= len(parts) - 1
 
 
+def test_lines_that_cannot_be_read_are_left_out_on_request_counted_and_named(small_text, tmp_path):
+    good = b'{"text": "The value of a name."}\n{"text": "Another name, another value."}\n' * 20
+    bad = [b'{"text": "half \\ud800 of a pair"}', b'{"text": "cut', b'{"body": "x"}', b"caf\xe9"]
+    bad += [b"[]", b'{"text": null}']
+    text = good + b"\n".join(bad) + b"\n" + good
+    options = {"num_workers": 1, "input_format": "jsonl"}
+    for line in bad:
+        with pytest.raises(ValueError, match="line 1: .* give --skip_bad_lines"):
+            create(small_text, tmp_path, line + b"\n" + good, **options)
+    lines = []
+    made = create(small_text, tmp_path, text, report=lines.append, skip_bad_lines=True, **options)
+    assert made["documents"] == 80
+    assert "warning: 6 lines were left out, which could not be read. The first: " in lines[-1]
+    assert "text.txt, line 41: 'text' holds half of a surrogate pair" in lines[-1]
+    said = []
+    file = str(tmp_path / "new/vocab.txt")
+    (tmp_path / "new").mkdir()
+    reading = {"input_format": "jsonl", "skip_bad_lines": True, "vocab_size": 100}
+    learn_vocabulary(str(tmp_path / "text.txt"), file, report=said.append, **reading)
+    assert said[-1].startswith("warning: 6 lines were left out")
+
+
 def test_duplicate_documents_are_counted_and_dropped_on_request(small_text, tmp_path):
     text = b"The same words again.\nAnd some more.\n\n" * 3 + b"Other words.\n"
     counted = create(small_text, tmp_path, text)
@@ -226,10 +248,41 @@ def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tm
     assert "look like three sentences" not in "\n".join(lines)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_text_of_one_document_is_warned_of_however_small(small_text, tmp_path, dynamic):
+    sentences = [f"The value {n} is given to a name." for n in range(400)]
+    options = {"dynamic_masking": dynamic, "num_workers": 1}
+    for separator, warned in ("\n", True), ("\n\n", False):
+        lines = []
+        text = separator.join(sentences).encode()
+        create(small_text, tmp_path, text, report=lines.append, **options)
+        assert ("warning: all of the text is one document" in lines[-1]) == warned
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_documents_that_fill_a_block_alone_are_warned_of(
+    small_text, tmp_path, monkeypatch, dynamic
+):
+    monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
+    books = ["The value of a name is given to a name.\n" * 1_000, "Another book.\n" * 3_000]
+    lines = []
+    options = {"dynamic_masking": dynamic, "report": lines.append}
+    create(small_text, tmp_path, "\n".join(books).encode(), **options)
+    warned = "% of the text is in documents that fill a block of text alone" in lines[-1]
+    assert warned != dynamic
+
+
+def test_tokens_that_the_vocabulary_lacks_are_warned_of(small_text, tmp_path):
+    lines = []
+    text = "The value 漢 is given to a name.\n\n" * 200
+    create(small_text, tmp_path, text.encode(), report=lines.append)
+    assert re.search(r"warning: .*% of the text's tokens are \[UNK\]: the vocabulary", lines[-1])
+
+
 def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_path):
     lines = []
-    text = "".join("One word and another. " * 10 + "\n" for _ in range(300)).encode()
-    made = create(small_text, tmp_path, text, report=lines.append)
+    text = ("One word and another. " * 10 + "\n") * 150 + "\n"
+    made = create(small_text, tmp_path, (text * 2).encode(), report=lines.append)
     assert 0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5
     (warning,) = [line for line in lines[-1].split("\n") if line.startswith("warning")]
     assert "tokens are in no record: sentences have 80 tokens on average" in warning

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import corpus
+from official_bert.data import build_worker, corpus, record_builder
 from official_bert.data.instances import Settings
 
 SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
@@ -151,8 +152,6 @@ def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypat
 
 
 def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, monkeypatch):
-    from official_bert.data import record_builder
-
     with monkeypatch.context() as patch:
         patch.setattr(record_builder, "remove_parts", lambda shards: None)
         build(small_text, tmp_path)
@@ -166,8 +165,6 @@ def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, mo
 
 
 def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
-    from official_bert.data import record_builder
-
     def fail(*_):
         raise OSError(28, "No space left on device")
 
@@ -184,6 +181,96 @@ def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
     again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*.json")}
     assert again.items() <= parts.items()
     assert not list((tmp_path / "a.building").glob("*.records"))  # freed as the shards were made
+
+
+def in_this_process(patch: pytest.MonkeyPatch) -> None:
+    """Lets builders work without starting processes, on small blocks."""
+    patch.setattr(corpus, "BLOCK_BYTES", 8_000)
+    start = lambda workers: build_worker.Worker(workers._plan)  # noqa: E731
+    patch.setattr(record_builder.Workers, "_idle_or_new", start)
+    patch.setattr(record_builder, "_ask", answer)
+
+
+def answer(worker: build_worker.Worker, task) -> dict:
+    return worker.part(task) if isinstance(task, build_worker.Part) else worker.shard(task)
+
+
+@pytest.fixture(scope="module")
+def little_text(small_text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("little_text") / "text.txt"
+    path.write_text(Path(small_text.path).read_text()[:40_000])
+    return small_text._replace(path=str(path))
+
+
+@pytest.fixture(scope="module")
+def leftovers(little_text, tmp_path_factory) -> dict[int | None, Path]:
+    """The folders of builds that were interrupted after so many shards; None: of a whole one."""
+    folders = {}
+    for shards in (0, 1, None):
+        folders[shards] = folder = tmp_path_factory.mktemp("leftovers")
+
+        def answer_until(worker, task, folder=folder, shards=shards):
+            is_shard = isinstance(task, build_worker.Shard)
+            if is_shard and len(list(folder.glob("a.building/shard-*.json"))) == shards:
+                raise KeyboardInterrupt
+            return answer(worker, task)
+
+        with pytest.MonkeyPatch.context() as patch:
+            in_this_process(patch)
+            patch.setattr(record_builder, "_ask", answer_until)
+            with contextlib.suppress(KeyboardInterrupt):
+                build(little_text, folder, num_workers=1)
+    return folders
+
+
+DAMAGES = {
+    "missing": lambda path, data: path.unlink(),
+    "empty": lambda path, data: path.write_bytes(b""),
+    "cut": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "flipped": lambda path, data: path.write_bytes(
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("after_shards", "leftover"),
+    [
+        (0, "a.building/part-000001.records"),
+        (0, "a.building/part-000001.lengths.npy"),
+        (0, "a.building/part-000001.json"),
+        (0, "a.building/build.json"),
+        (1, "a.building/part-000001.lengths.npy"),
+        (1, "a.building/part-000003.records"),
+        (1, "a.building/parts.json"),
+        (1, "a.building/build.json"),
+        (1, "a.building/shard-00000.json"),
+        (1, "a.tfrecord-00000-of-00003"),
+    ],
+)
+def test_a_damaged_leftover_is_made_again(
+    leftovers, little_text, tmp_path, monkeypatch, after_shards, leftover, damage
+):
+    in_this_process(monkeypatch)
+    folder = tmp_path / "again"
+    shutil.copytree(leftovers[after_shards], folder)
+    path = folder / leftover
+    DAMAGES[damage](path, path.read_bytes())
+    build(little_text, folder)
+    assert contents(folder) == contents(leftovers[None])
+
+
+def test_only_the_damaged_part_is_made_again(leftovers, little_text, tmp_path, monkeypatch):
+    folder = tmp_path / "again"
+    shutil.copytree(leftovers[0], folder)
+    path = folder / "a.building/part-000001.records"
+    DAMAGES["flipped"](path, path.read_bytes())
+    in_this_process(monkeypatch)
+    asked = []
+    monkeypatch.setattr(record_builder, "_ask", lambda *_: asked.append(_[1]) or answer(*_))
+    build(little_text, folder)
+    assert [task.index for task in asked if isinstance(task, build_worker.Part)] == [1]
 
 
 def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
@@ -207,8 +294,6 @@ def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch)
 def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
     small_text, tmp_path, monkeypatch, before_a_shard
 ):
-    from official_bert.data import build_worker, record_builder
-
     send = record_builder._send
 
     def kill_one(process, task):
@@ -235,8 +320,6 @@ def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_tex
 
 
 def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
-    from official_bert.data import build_worker, record_builder
-
     text = tmp_path / "text.txt"
     original = Path(small_text.path).read_text()
     text.write_text(original)
@@ -265,7 +348,7 @@ def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path,
 def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkeypatch):
     build(small_text, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("official_bert.data.record_builder._overlaps", lambda *_: 1 / 0)
+        patch.setattr(record_builder, "Shard", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(small_text, tmp_path, random_seed=1)
     assert not list(tmp_path.glob("a.tfrecord*"))

@@ -74,7 +74,9 @@ def check_sample(
         sample_bytes: How much text is looked at.
     """
     sample, size = [], 0
-    for document in corpus.documents(source.paths, source.form, source.json_field):
+    skip = corpus.BadLines(source.skip_bad_lines)
+    reading = source.paths, source.form, source.json_field
+    for document in corpus.documents(*reading, bad_line=skip):
         sample += corpus.sentences(document, plan.language)
         size += sum(map(len, document.lines))
         if size > sample_bytes:

@@ -5,7 +5,8 @@ writes pickled answers to standard output. The end of the input ends the process
 would import the caller's main module, and with it TensorFlow, into every worker.)
 """
 
-import json
+import functools
+import io
 import os
 import pickle
 import signal
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from official_bert.data import corpus, records, tokenization
+from official_bert.data import build_notes, corpus, records, tokenization
 from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.instances import (
     InstanceMaker,
@@ -89,13 +90,15 @@ class Worker:
             )
 
     def part(self, task: Part) -> dict:
-        """Writes the records of one block; a `.json`, written last, marks them as complete."""
+        """Writes the records of one block, and last a note that vouches for them."""
         self._paragraph_tokens = 0
         documents = [
             (task.first_document + i, self._tokens(d)) for i, d in enumerate(task.documents)
         ]
         documents = [(number, sentences) for number, sentences in documents if sentences]
         counts = self._count(documents)
+        alone = not self._plan.dynamic and _number_of_documents(task.documents) == 1
+        counts["single_document_tokens"] = counts["text_tokens"] * alone
         seed = self._plan.random_seed
         rng = Random(seed if self._plan.one_stream else f"{seed}/{task.index}")
         framed, used = [], 0
@@ -106,12 +109,17 @@ class Worker:
         rng.shuffle(framed)
         unused = 0 if self._plan.dynamic else self._make.unused
         counts |= {"sequences": len(framed), "tokens": used, "dropped_tokens": unused}
-        lengths = np.fromiter(map(len, framed), np.uint32, len(framed))
+        lengths = io.BytesIO()
+        np.save(lengths, np.fromiter(map(len, framed), np.uint32, len(framed)))
+        made = {
+            "digest": task.digest,
+            "counts": counts,
+            "records": functools.reduce(lambda crc, data: zlib.crc32(data, crc), framed, 0),
+            "lengths": zlib.crc32(lengths.getbuffer()),
+        }
         write_whole(f"{task.path}.records", framed)
-        with open(f"{task.path}.lengths.npy", "wb") as file:
-            np.save(file, lengths)
-        made = {"digest": task.digest, "counts": counts, "bytes": int(lengths.sum(dtype=np.int64))}
-        write_whole(f"{task.path}.json", [json.dumps(made).encode()])
+        write_whole(f"{task.path}.lengths.npy", [lengths.getbuffer()])
+        build_notes.write(f"{task.path}.json", made)
         return made
 
     def _tokens(self, document: corpus.Document) -> Sentences:
@@ -173,13 +181,27 @@ class Worker:
         if self._plan.gzip:
             sizes, offsets = np.diff([*offsets, starts[-1]]), []
             data = _gzipped(data, sizes, offsets)
-        write_whole(task.path, data, task.temporary)
+        crc = 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal crc
+            for chunk in data:
+                crc = zlib.crc32(chunk, crc)
+                yield chunk
+
+        write_whole(task.path, counted(), task.temporary)
         return {
             "file": os.path.basename(task.path),
             "records": len(lengths),
             "bytes": os.path.getsize(task.path),
+            "crc32": crc,
             "block_offsets": offsets,
         }
+
+
+def _number_of_documents(found: list[corpus.Document]) -> int:
+    """Of how many documents these are, or are pieces."""
+    return found[0].continues + sum(not document.continues for document in found)
 
 
 def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterator[bytes]:
@@ -192,8 +214,7 @@ def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterato
                 data = file.read(min(left, chunk))
                 if not data:
                     raise ValueError(
-                        f"{path}.records was truncated; delete its folder and run the command "
-                        "again."
+                        f"{path}.records was truncated meanwhile; run the same command again."
                     )
                 left -= len(data)
                 yield data

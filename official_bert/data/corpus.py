@@ -13,9 +13,10 @@ import json
 import math
 import os
 import re
+import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import sentencex
@@ -35,13 +36,39 @@ _SENTENCE_ENDS = re.compile("[.!?…‼⁇-⁉。．！？｡।॥؟۔։።၊�
 _BLANKS = str.maketrans(dict.fromkeys(_WIDE_SPACES, " "))
 
 
+class BadLines:
+    """What to do with lines that cannot be read: refuse them, or leave them out and count them.
+
+    Args:
+        skip: Leave them out.
+    """
+
+    def __init__(self, skip: bool):
+        self._skip, self._count, self._first = skip, 0, ""
+
+    def __call__(self, path: str, message: str) -> None:
+        if not self._skip:
+            text_files.refuse(path, f"{message} To leave such lines out, give --skip_bad_lines.")
+        self._count += 1
+        self._first = self._first or f"{path}, {message}"
+
+    def warnings(self) -> list[str]:
+        """How many were left out and why, in a line; nothing if all could be read."""
+        if not self._count:
+            return []
+        lines = "1 line was" if self._count == 1 else f"{self._count:,} lines were"
+        return [f"{lines} left out, which could not be read. The first: {self._first}"]
+
+
 class Corpus:
     """The documents of some files, and counts of what was read.
 
     Args:
         whole: Do not cut long documents and lines; see `documents`.
+        skip_bad_lines: Leave out lines that cannot be read.
 
     Attributes:
+        bad_lines: Those left out so far.
         count: Documents handed out so far.
         duplicates: Documents whose text came before, recognised by 8 bytes of their digest. Only
             the first `_Fingerprints.MOST` documents are remembered.
@@ -57,8 +84,10 @@ class Corpus:
         json_field: str = "text",
         drop_duplicates: bool = False,
         whole: bool = False,
+        skip_bad_lines: bool = False,
     ):
         self.paths, self.form, self.json_field = paths, form, json_field
+        self.skip_bad_lines, self.bad_lines = skip_bad_lines, BadLines(skip_bad_lines)
         self._drop_duplicates, self._whole = drop_duplicates, whole
         self._bytes = max(1, sum(map(os.path.getsize, paths)))
         self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
@@ -67,9 +96,10 @@ class Corpus:
     def documents(self) -> Iterator["Document"]:
         """Iterates over the documents, with the counts starting again from 0."""
         self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
-        self.share_read = 0.0
+        self.share_read, self.bad_lines = 0.0, BadLines(self.skip_bad_lines)
         seen = _Fingerprints()
-        found = documents(self.paths, self.form, self.json_field, self._advance, whole=self._whole)
+        reading = self.paths, self.form, self.json_field, self._advance, self._whole
+        found = documents(*reading, self.bad_lines)
         for document in found:
             if not seen.add(int.from_bytes(digest(document)[:8])):
                 self.duplicates += not document.continues
@@ -132,31 +162,42 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     local_paths.require_local(**{flag: patterns})
     found = []
     for pattern in patterns:
-        matches = sorted(glob.glob(pattern, recursive=True)) or [pattern]
-        for match in matches:
-            if os.path.isdir(match):
-                found.extend(sorted(_inside(match)))
-            elif os.path.exists(match):
-                found.append(match)
-            else:
-                raise ValueError(
-                    f"{flag}: nothing matches {pattern!r} (looked in {os.getcwd()}); give "
-                    f"files, globs or folders."
-                )
+        for match in sorted(local_paths.matches(pattern, recursive=True)) or [pattern]:
+            found.extend(sorted(_inside(match)) if os.path.isdir(match) else [match])
     if not found:
         raise ValueError(f"{flag}: {','.join(patterns)!r} names no file.")
     for path in found:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError(
-                f"{flag}: {path} is a pipe or a device, which cannot be read twice; write the "
-                f"text to a file."
-            )
-        if not os.access(path, os.R_OK):
-            raise ValueError(f"{flag}: {path} cannot be read; check its permissions.")
+        _require_readable(path, flag)
     unique = {}  # the same file under two names would count twice
     for path in found:
         unique.setdefault(os.path.realpath(path), path)
     return list(unique.values())
+
+
+def _require_readable(path: str, flag: str) -> None:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(
+                f"{flag}: {path} is a pipe or a device, which cannot be read twice; write the "
+                f"text to a file."
+            )
+        open(path, "rb").close()
+    except OSError as error:
+        if os.path.islink(path) and not isinstance(error, PermissionError):
+            raise ValueError(
+                f"{flag}: {path} is a link to {os.readlink(path)!r}, which leads to no file; "
+                f"remove the link, or make it lead to the text."
+            ) from None
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise ValueError(
+                f"{flag}: nothing matches {path!r} (looked in {os.getcwd()}); give files, globs or "
+                f"folders."
+            ) from None
+        cure = "check its permissions, and those of its folders"
+        raise ValueError(
+            f"{flag}: {path} cannot be read ({error.strerror})"
+            f"{f'; {cure}' * isinstance(error, PermissionError)}."
+        ) from None
 
 
 def require_outside(
@@ -207,7 +248,9 @@ def _inside(folder: str) -> Iterator[str]:
 def _walk(folder: str) -> Iterator[tuple[str, list[str]]]:
     """All folders below a folder, through links to folders too, with their files."""
     seen = set()
-    for inner, folders, names in os.walk(folder, followlinks=True):
+    for inner, folders, names in os.walk(
+        folder, followlinks=True, onerror=local_paths.refuse_folder
+    ):
         if os.path.realpath(inner) in seen:
             folders.clear()  # the links form a circle
             continue
@@ -231,6 +274,7 @@ def documents(
     json_field: str = "text",
     advance: Callable[[int], None] = lambda _: None,
     whole: bool = False,
+    bad_line: Callable[[str, str], object] = text_files.refuse,
 ) -> Iterator[Document]:
     """The documents of the files in `paths`, in order, without empty ones.
 
@@ -250,6 +294,8 @@ def documents(
         advance: Called during reading with the number of bytes read from the files since the last
             call (before decompression).
         whole: Do not cut long documents and lines.
+        bad_line: Called with the path and a message for a line that is not UTF-8 or not a JSON
+            object with text. If it returns, the line is left out.
 
     Raises:
         ValueError: a file that is not text or not in such a form, bytes that are not UTF-8, a
@@ -257,11 +303,13 @@ def documents(
     """
     for path in paths:
         chosen = text_forms.recognise(path, form)
-        lines = text_files.lines(path, advance, whole=whole, objects=chosen == "jsonl")
+        lines = text_files.lines(
+            path, advance, whole=whole, objects=chosen == "jsonl", bad_line=bad_line
+        )
         if chosen == "wikiextractor":
             found = _wikiextractor(lines)
         elif chosen == "jsonl":
-            found = _json_lines(path, lines, json_field, whole)
+            found = _json_lines(path, lines, json_field, whole, bad_line)
         else:
             found = _blank_separated(lines)
         yield from _gathered(found, chosen != "sentences", math.inf if whole else BLOCK_BYTES)
@@ -381,25 +429,60 @@ def _wikiextractor(lines: Iterator[str]) -> Iterator[str | None]:
             yield line
 
 
-def _json_lines(path: str, lines: Iterator[str], field: str, whole: bool) -> Iterator[str | None]:
+def _json_lines(
+    path: str,
+    lines: Iterator[str],
+    field: str,
+    whole: bool,
+    bad_line: Callable[[str, str], object],
+) -> Iterator[str | None]:
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
-            text = json.loads(line)[field]
-            if isinstance(text, str):
-                text.encode()  # JSON can hold halves of surrogate pairs, which are not text
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # UnicodeError is one
-            raise ValueError(
-                f"{path}, line {number}: expected a JSON object with the text in {field!r} "
-                f"({error!r}); give --json_field for another field."
-            ) from None
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{path}, line {number}: {field!r} holds {type(text).__name__}, expected a string."
-            )
+            text = _text_of(line, field)
+        except ValueError as error:
+            bad_line(path, f"line {number}: {error}.")
+            continue
         parts: Iterable[str] = text.split("\n")
         if not whole:
             parts = chain.from_iterable(map(text_files.cut, parts))
         yield from filter(None, map(str.strip, parts))
         yield None
+
+
+def _text_of(line: str, field: str) -> str:
+    """The text in a JSON object.
+
+    Raises:
+        ValueError: there is none; the message says what was expected, what was found and the cure.
+    """
+    expected = f"expected a JSON object with the text in {field!r}"
+    try:
+        made = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{expected}; this is not JSON ({error.msg} at character {error.pos + 1}). Mend or "
+            f"remove the line"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{expected}; this cannot be parsed ({error}). Remove the line") from None
+    if not isinstance(made, dict):
+        raise ValueError(f"{expected}, got {type(made).__name__}. Mend or remove the line")
+    if field not in made:
+        names = ", ".join(map(repr, islice(made, 5))) or "none"
+        raise ValueError(f"{expected}; its fields are {names[:200]}. Name one with --json_field")
+    text = made[field]
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{field!r} holds {type(text).__name__}, expected a string. Mend or remove the line, "
+            f"or name another field with --json_field"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{field!r} holds half of a surrogate pair ({text[error.start]!a} at character "
+            f"{error.start + 1}), which is not text. Mend or remove the line"
+        ) from None
+    return text

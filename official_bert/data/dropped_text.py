@@ -1,5 +1,9 @@
-"""How much of the text is in no record and why; when to warn of it and when to refuse."""
+"""How much of the text is in no record and why; when to warn of it and when to refuse.
 
+Also warns of records that teach little.
+"""
+
+from official_bert.data import tokenization
 from official_bert.data.build_worker import BuildPlan
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
@@ -26,8 +30,15 @@ def describe(summary: dict) -> str:
 
 
 def warnings(summary: dict, plan: BuildPlan) -> list[str]:
-    """Warnings about the form of the text, with the likely cause."""
+    """Warnings about the text and its form, with the likely cause."""
     found = []
+    unknown = _of_text(summary, "unknown_tokens")
+    if unknown > WORTH_A_WARNING:
+        found.append(
+            f"{unknown:.1%} of the text's tokens are {tokenization.UNK}: the vocabulary lacks some "
+            f"of their characters. Learn one from this text with official_bert.learn_vocabulary, "
+            f"or check --do_lower_case."
+        )
     if _share(summary) > WORTH_A_WARNING:
         found.append(
             f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no "
@@ -38,10 +49,17 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
             f"{_in_paragraphs(summary):.0%} of the text is in lines that look like three sentences "
             f"or more, but each line was read as one sentence; {PARAGRAPHS}."
         )
-    if summary["documents"] == 1 and summary["text_bytes"] > 1_000_000:
+    same = _of_text(summary, "single_document_tokens")
+    if summary["documents"] == 1:
         found.append(
-            "all of the text is one document, so random second segments come from it, too; "
-            "separate documents with a blank line."
+            "all of the text is one document, so second segments that are labelled random come "
+            "from it, too; separate documents with a blank line."
+        )
+    elif same > WORTH_A_WARNING:
+        found.append(
+            f"{same:.0%} of the text is in documents that fill a block of text alone, so second "
+            f"segments that are labelled random come from the same document; give "
+            f"--dynamic_masking, or separate shorter documents with a blank line."
         )
     return found
 
@@ -60,16 +78,21 @@ def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
         )
 
 
+def _of_text(counts: dict, name: str) -> float:
+    """The share of some of the text's tokens."""
+    return counts[name] / max(counts["text_tokens"], 1)
+
+
 def _share(counts: dict) -> float:
-    return counts["dropped_tokens"] / max(counts["text_tokens"], 1)
+    return _of_text(counts, "dropped_tokens")
 
 
 def _in_long_sentences(counts: dict) -> float:
-    return counts["long_sentence_tokens"] / max(counts["text_tokens"], 1)
+    return _of_text(counts, "long_sentence_tokens")
 
 
 def _in_paragraphs(counts: dict) -> float:
-    return counts["paragraph_tokens"] / max(counts["text_tokens"], 1)
+    return _of_text(counts, "paragraph_tokens")
 
 
 def _likely_cause(counts: dict, plan: BuildPlan) -> str:

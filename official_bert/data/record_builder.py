@@ -4,8 +4,8 @@
 
 A part holds the records of one block. It depends only on the block, the settings and the block's
 number, so the number of workers changes nothing. Parts are kept in a folder `NAME.building` beside
-the output until the manifest is written. A run that was killed finds them there and makes only the
-missing ones.
+the output until the manifest is written. A run that was killed finds them there, compares them with
+their checksums, and makes only what is missing or damaged.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 import pickle
 import shutil
 import subprocess
@@ -22,19 +21,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 import official_bert
-from official_bert.data import corpus, manifest, shard_sets
+from official_bert.data import build_notes, corpus, manifest, shard_sets
 from official_bert.data.build_worker import BuildPlan, Part, Shard
 from official_bert.system import file_locks
 from official_bert.system.places import place
-from official_bert.system.whole_files import write_whole
 
 # Parts of another version cannot be used if it cut or counted differently.
-PART_FORMAT = b"parts 3"
+PART_FORMAT = b"parts 4"
 
 
 class Builder:
@@ -96,23 +94,30 @@ class Builder:
             sort_keys=True,
         )
         build += hashlib.sha256(place(self._plan.vocab_file).read_bytes()).hexdigest()
-        same = os.path.exists(path) and pathlib.Path(path).read_text() == build
-        shards = [(shard, _read(self._made(n))) for n, shard in enumerate(self._shards)]
-        if not (same and all(_is_whole(shard, made) for shard, made in shards)):
+        are_whole = all(map(_is_whole, self._shards, self._finished_shards()))
+        if build_notes.read(path) != build or not are_whole:
             self._clear()
-        write_whole(path, [build.encode()])
+        build_notes.write(path, build)
 
     def _fit_the_shards(self, parts: list[dict]) -> bool:
-        """Whether the shards of an earlier run, if any, were made of the same parts.
+        """Whether the parts fit the shards of an earlier run, if any: they were made of the same.
 
-        (Parts in complete shards were removed. So after a change of the text the build starts
-        anew.)
+        Parts in complete shards were removed. So after a change of the text, or if a part is
+        missing of a shard that was damaged, the build starts anew.
         """
         path = os.path.join(self._folder, "parts.json")
         digests = [part["digest"] for part in parts]
-        earlier = _read(path)
-        write_whole(path, [json.dumps(digests).encode()])
-        return earlier in (None, digests)
+        earlier = build_notes.read(path)
+        build_notes.write(path, digests)
+        shards = self._finished_shards()
+        if not any(shards):
+            return True
+        needed = {part for pieces in self._pieces(parts, shards).values() for part, _, _ in pieces}
+        return earlier == digests and all(os.path.exists(f"{part}.records") for part in needed)
+
+    def _finished_shards(self) -> list[dict | None]:
+        """The manifest's entries of the shards that an earlier run has made; else None."""
+        return [build_notes.read(self._made(number)) for number in range(len(self._shards))]
 
     def _remove_last_build(self, whole: set[str]) -> None:
         """Removes the last build's shards: those of two builds must never be side by side.
@@ -151,9 +156,11 @@ class Builder:
                 yield Part(index, first, block, digest, path)
                 first += len(block)
 
+        begun = any(self._finished_shards())
+
         def make(ask: Callable, task: Part) -> None:
-            part = _read(f"{task.path}.json")
-            if not part or part["digest"] != task.digest:
+            part = build_notes.read(f"{task.path}.json")
+            if not part or part["digest"] != task.digest or not _is_intact(task.path, part, begun):
                 part = ask(task)
             parts.append((task.index, {"path": task.path, **part}))
             self._progress(sum(map(corpus.text_bytes, task.documents)), part["counts"]["sequences"])
@@ -163,21 +170,25 @@ class Builder:
             raise ValueError("input_file: the files hold no text.")
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
-    def _make_shards(self, workers: "Workers", parts: list[dict]) -> list[dict]:
+    def _pieces(self, parts: list[dict], shards: list[dict | None]) -> dict[int, list]:
+        """The parts of each shard that is not finished: path, first record and end record."""
         ends = np.cumsum([0, *(part["counts"]["sequences"] for part in parts)])
-        if ends[-1] < len(self._shards):
+        total, count = int(ends[-1]), len(shards)
+        if total < count:
             raise ValueError(
-                f"num_shards: got {len(self._shards)}, but there are only {ends[-1]} records; give "
-                "fewer shards."
+                f"num_shards: got {count}, but there are only {total} records; give fewer shards."
             )
-        cuts = [int(ends[-1]) * n // len(self._shards) for n in range(len(self._shards) + 1)]
-        made = [_read(self._made(n)) for n in range(len(self._shards))]
-        self._remove_last_build({s for s, whole in zip(self._shards, made, strict=True) if whole})
-        pieces = {
+        cuts = [total * number // count for number in range(count + 1)]
+        return {
             number: _overlaps(parts, ends, *cuts[number : number + 2])
-            for number, whole in enumerate(made)
-            if not whole
+            for number, finished in enumerate(shards)
+            if not finished
         }
+
+    def _make_shards(self, workers: "Workers", parts: list[dict]) -> list[dict]:
+        made = self._finished_shards()
+        pieces = self._pieces(parts, made)
+        self._remove_last_build({s for s, whole in zip(self._shards, made, strict=True) if whole})
         waiting = Counter(path for needed in pieces.values() for path, _, _ in needed)
         counting = threading.Lock()
 
@@ -190,7 +201,7 @@ class Builder:
         def make(ask: Callable, task: tuple[int, Shard]) -> None:
             number, shard = task
             made[number] = ask(shard)
-            write_whole(self._made(number), [json.dumps(made[number]).encode()])
+            build_notes.write(self._made(number), made[number])
             # A part whose records are in finished shards is removed, so the disk holds the records
             # hardly more than once.
             with counting:
@@ -324,17 +335,21 @@ def _send(process: subprocess.Popen, task) -> None:
         process.stdin.flush()
 
 
-def _read(path: str) -> Any:
-    """The JSON value in a file; None if there is none."""
-    try:
-        with open(path) as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
+def _is_intact(path: str, part: dict, begun: bool) -> bool:
+    """Whether the files of a part are those that its note vouches for.
+
+    Args:
+        begun: Some shards are finished, so that the records of their parts were removed.
+    """
+    records = build_notes.checksum(f"{path}.records")
+    if build_notes.checksum(f"{path}.lengths.npy") != part["lengths"]:
+        return False
+    return records == part["records"] or (records is None and begun)
 
 
-def _is_whole(shard: str, made: dict | None) -> bool:
-    return not made or (os.path.exists(shard) and os.path.getsize(shard) == made["bytes"])
+def _is_whole(shard: str, finished: dict | None) -> bool:
+    """Whether a shard of an earlier run, if it was finished, is as it was made."""
+    return not finished or build_notes.checksum(shard) == finished["crc32"]
 
 
 def _overlaps(

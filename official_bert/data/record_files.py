@@ -31,6 +31,7 @@ from official_bert.data.records import (
     masked_crc,
     payload_length,
 )
+from official_bert.system import local_paths
 from official_bert.system.places import is_remote, place, remote_files
 
 RECORDS_IN_FINGERPRINT = 16
@@ -384,7 +385,7 @@ def _temporary_copy(source):
 
 def _glob(pattern: str) -> list[str]:
     if not is_remote(pattern):
-        return glob.glob(pattern)
+        return local_paths.matches(pattern)
     with remote_files(pattern) as gfile:
         return gfile.glob(str(place(pattern)))
 

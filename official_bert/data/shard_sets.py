@@ -8,12 +8,11 @@ refuses files that are not the set that their manifest lists.
 
 import fnmatch
 import glob
-import json
 import os
 import re
 from collections.abc import Iterable
 
-from official_bert.data import manifest
+from official_bert.data import build_notes, manifest
 
 _NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
 
@@ -61,9 +60,9 @@ def of_unfinished_build(shards: list[str]) -> set[str]:
     """The shards that an interrupted build of the same name had finished."""
     made = {}
     for path in glob.glob(f"{glob.escape(manifest.building_folder(shards))}/shard-*.json"):
-        with open(path) as file:
-            entry = json.load(file)
-        made[entry["file"]] = entry["bytes"]
+        entry = build_notes.read(path)
+        if entry:
+            made[entry["file"]] = entry["bytes"]
     return _as_made(shards, made)
 
 

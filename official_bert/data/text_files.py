@@ -7,13 +7,17 @@ import gzip
 import io
 import lzma
 import os
+import zlib
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 # In bytes. A longer line is cut, because some "lines" are whole files.
 LONGEST_LINE = 1 << 20
 # In bytes. A longer line of JSON, which cannot be cut, is refused: the parsed object takes many
 # times its size.
 LONGEST_OBJECT = 32_000_000
+# Bytes of text of an archive that are looked through for damage if what they hold makes no sense.
+_CHECKED_BYTES = 1 << 30
 
 
 def head(path: str, size: int) -> bytes:
@@ -24,6 +28,31 @@ def head(path: str, size: int) -> bytes:
     """
     with _opened(path) as (_, file, _):
         return file.read(size)
+
+
+def require_intact(path: str) -> None:
+    """Refuses a damaged archive, out of which anything may come long before a checksum shows it.
+
+    Only the first GB of text is looked through.
+
+    Raises:
+        ValueError: the file is an archive and damaged.
+    """
+    if path.endswith(_COMPRESSED):
+        with _opened(path) as (_, file, place):
+            for _ in range(_CHECKED_BYTES >> 20):
+                chunk = file.read(1 << 20)
+                place.line += chunk.count(b"\n")
+
+
+def refuse(path: str, message: str) -> NoReturn:
+    """Refuses what a file holds; if it is a damaged archive, that is reported as the cause.
+
+    Raises:
+        ValueError: always.
+    """
+    require_intact(path)
+    raise ValueError(f"{path}, {message}")
 
 
 def stamp(path: str) -> tuple[int, int] | None:
@@ -38,6 +67,7 @@ def lines(
     *,
     whole: bool = False,
     objects: bool = False,
+    bad_line: Callable[[str, str], object] = refuse,
 ) -> Iterator[str]:
     """The lines of a file, decompressed, decoded and stripped.
 
@@ -49,6 +79,8 @@ def lines(
             decompression).
         whole: Do not cut long lines.
         objects: A line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
+        bad_line: Called with the path and a message for a line that is not UTF-8. If it returns,
+            the line is left out; of objects an empty line stays, for the numbers of the others.
 
     Raises:
         ValueError: bytes that are not UTF-8, a broken archive, an object that is too long; the
@@ -58,7 +90,11 @@ def lines(
     cut_at = None if whole or objects else LONGEST_LINE
     with _opened(path) as (raw, file, place):
         for line, is_piece in _pieces(file, place, cut_at, LONGEST_OBJECT if objects else None):
-            text = line.strip().decode("utf-8").strip()  # in this order: a long line is not copied
+            try:  # in this order: a long line is not copied
+                text = line.strip().decode("utf-8").strip()
+            except UnicodeDecodeError as error:
+                bad_line(path, _not_utf8(place, error))
+                text, is_piece = "", not objects
             if place.line == 1:
                 text = text.removeprefix("\ufeff").lstrip()
             if text or not is_piece:  # a blank piece is not a blank line
@@ -119,19 +155,31 @@ def _opened(path: str):
             f"the maximum, since it is read as a whole; split long documents into several objects."
         ) from None
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {place.line}: not UTF-8 "
-            f"({error.object[error.start : error.start + 4]!r} at byte {error.start} of the line); "
-            f"convert the file first, for example with {_conversion(error.object)}."
-        ) from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
-    except (
-        Exception
-    ) as error:  # zstandard is imported only if needed, so its error has no name here
+        refuse(path, _not_utf8(place, error))
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(_cannot_be_read(path, place, error)) from None
+    except Exception as error:  # zstandard is imported only if needed: its error has no name here
         if type(error).__name__ != "ZstdError":
             raise
-        raise ValueError(f"{path}, after line {place.line}: cannot be read ({error!r}).") from None
+        raise ValueError(_cannot_be_read(path, place, error)) from None
+
+
+def _cannot_be_read(path: str, place: _Place, error: Exception) -> str:
+    """The disk or the network fails with a number; all else is damage."""
+    if getattr(error, "errno", None):
+        return f"{path}, after line {place.line}: cannot be read ({error!r})."
+    return (
+        f"{path}, after line {place.line}: cannot be read ({error!r}); the archive is damaged or "
+        f"cut off, or its name has a wrong ending. Fetch or make it again."
+    )
+
+
+def _not_utf8(place: _Place, error: UnicodeDecodeError) -> str:
+    return (
+        f"line {place.line}: not UTF-8 ({error.object[error.start : error.start + 4]!r} at byte "
+        f"{error.start} of the line); convert the file first, for example with "
+        f"{_conversion(error.object)}."
+    )
 
 
 def _pieces(
@@ -193,48 +241,88 @@ def _where_to_cut(line: bytes) -> int:
     return at
 
 
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
 def _decompressed(path: str, file):
+    if not path.endswith(_COMPRESSED):
+        return file
+    if not os.fstat(file.fileno()).st_size:
+        raise EOFError("the file is empty")  # gzip would read it as an empty text
     if path.endswith(".gz"):
         return gzip.open(file, "rb")
     if path.endswith(".bz2"):
-        return bz2.open(file, "rb")
+        return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor), _CHUNK)
     if path.endswith(".xz"):
-        return lzma.open(file, "rb")
-    if path.endswith(".zst"):
-        return _zstandard_reader(path, file)
-    return file
-
-
-def _zstandard_reader(path: str, file):
+        return io.BufferedReader(_Streams(file, lzma.LZMADecompressor), _CHUNK)
     try:
         import zstandard  # an extra: Python itself reads all the others
     except ImportError:
         raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
-    return io.BufferedReader(_ZstandardFile(file, zstandard.ZstdDecompressor().decompressobj))
+
+    def new_frame():
+        return _ZstandardFrame(zstandard.ZstdDecompressor().decompressobj())
+
+    return io.BufferedReader(_Streams(file, new_frame), _CHUNK)
 
 
-class _ZstandardFile(io.RawIOBase):
-    """Reads Zstandard frames; the library's own reader accepts a truncated file as complete."""
+_CHUNK = 1 << 16
 
-    def __init__(self, file, new_frame: Callable):
-        self._file, self._new_frame = file, new_frame
-        self._frame, self._left = new_frame(), b""
+
+class _Streams(io.RawIOBase):
+    """The text of all streams of a file, which parallel compressors and `cat` put in a row.
+
+    Python's own readers take a damaged stream for the end of the file, and that of zstandard takes
+    a truncated file for a complete one. Here only zeros may stand between and after the streams.
+    """
+
+    def __init__(self, file, new_stream: Callable):
+        self._file, self._new_stream = file, new_stream
+        self._stream = new_stream()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
-        while not self._left:
-            if self._frame.eof:
-                packed = self._frame.unused_data or self._file.read(1 << 16)
+        text = b""
+        while not text:
+            packed = b""
+            if self._stream.eof:
+                packed = self._stream.unused_data.lstrip(b"\0")
+                while not packed:
+                    read = self._file.read(_CHUNK)
+                    if not read:
+                        return 0
+                    packed = read.lstrip(b"\0")
+                self._stream = self._new_stream()
+            elif self._stream.needs_input:
+                packed = self._file.read(_CHUNK)
                 if not packed:
-                    return 0
-                self._frame = self._new_frame()
-            else:
-                packed = self._file.read(1 << 16)
-                if not packed:
-                    raise EOFError("the last frame is cut off")
-            self._left = self._frame.decompress(packed)
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
+                    raise EOFError("the last stream is cut off")
+            text = self._stream.decompress(packed, len(buffer))
+        buffer[: len(text)] = text
+        return len(text)
+
+
+class _ZstandardFrame:
+    """A frame as `bz2` and `lzma` have their streams."""
+
+    def __init__(self, frame):
+        self._frame, self._left = frame, memoryview(b"")
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof and not self._left
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._left
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, packed: bytes, limit: int) -> memoryview:
+        left = self._left or memoryview(self._frame.decompress(packed))
+        self._left = left[limit:]
+        return left[:limit]

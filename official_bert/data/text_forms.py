@@ -137,6 +137,7 @@ def _refuse_binary(path: str, start: bytes) -> None:
         _refuse(path, "a TFRecord file", "give the text that it was made from", may_be_text=False)
     if b"\0" in start:
         mend = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
+        text_files.require_intact(path)
         _refuse(path, "not text: it holds bytes of value 0", mend, may_be_text=False)
 
 

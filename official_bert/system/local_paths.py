@@ -1,8 +1,10 @@
-"""Checks of a command's paths: they are on this machine, and outputs differ from inputs."""
+"""Checks of a command's paths: on this machine, found by their pattern, outputs not inputs."""
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from official_bert.system.places import is_remote, place
 
@@ -112,6 +114,41 @@ def require_file_name(**paths: str | os.PathLike) -> None:
             raise ValueError(
                 f"{flag}: {os.fspath(path)!r} names no file; expected the path of a file to write."
             )
+
+
+def matches(pattern: str, recursive: bool = False) -> list[str]:
+    """What a glob matches, as `glob.glob`, which leaves out what is in a folder it cannot list.
+
+    Raises:
+        ValueError: names such a folder.
+    """
+    parts = pattern.split(os.sep)
+    for number, part in enumerate(parts):
+        folder = os.sep.join(parts[:number]) or (os.sep if number else os.curdir)
+        if not glob.has_magic(os.path.join(folder, part)):
+            continue
+        for found in glob.glob(os.path.join(folder, ""), recursive=recursive):
+            inside = os.path.join(found, os.curdir)
+            try:
+                if glob.has_magic(part):
+                    os.scandir(inside).close()
+                else:
+                    os.stat(inside)
+            except OSError as error:
+                refuse_folder(error)
+    return glob.glob(pattern, recursive=recursive)
+
+
+def refuse_folder(error: OSError) -> NoReturn:
+    """Refuses a folder whose files cannot be listed; `os.walk` would leave it out.
+
+    Raises:
+        ValueError: names the folder.
+    """
+    raise ValueError(
+        f"{os.path.normpath(error.filename)} is a folder that cannot be listed "
+        f"({error.strerror}); make it readable, or name the files to read one by one."
+    ) from error
 
 
 def _several(given: str | os.PathLike | Iterable | None) -> list[str]:
