@@ -62,8 +62,9 @@ def learn_vocabulary(
         flag_definitions.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
     size = tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
-    for warning in text.bad_lines.warnings() if report else ():
-        report(f"warning: {warning}")
+    if report:
+        for warning in text.bad_lines.warnings():
+            report(f"warning: {warning}")
     return size
 
 

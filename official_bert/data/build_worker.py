@@ -115,10 +115,10 @@ class Worker:
             "digest": task.digest,
             "counts": counts,
             "records": functools.reduce(lambda crc, data: zlib.crc32(data, crc), framed, 0),
-            "lengths": zlib.crc32(lengths.getbuffer()),
+            "lengths": zlib.crc32(lengths.getvalue()),
         }
         write_whole(f"{task.path}.records", framed)
-        write_whole(f"{task.path}.lengths.npy", [lengths.getbuffer()])
+        write_whole(f"{task.path}.lengths.npy", [lengths.getvalue()])
         build_notes.write(f"{task.path}.json", made)
         return made
 

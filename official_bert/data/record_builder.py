@@ -211,7 +211,7 @@ class Builder:
                 os.remove(f"{path}.records")
 
         workers.work(tasks(), make)
-        return made
+        return list(filter(None, made))
 
 
 def remove_parts(shards: list[str]) -> None:
