@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import tensorflow as tf
 
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
+from official_bert.training.checkpoint_names import step_and_count
 from official_bert.training.trainer import Trainer
 
 SHORT = Stage(
@@ -39,6 +41,13 @@ def train(run, model_dir, options=QUIET, strategy=None):
     trainer = Trainer(run, options, engine, model_dir)
     trainer.train()
     return trainer
+
+
+def forget_after(model_dir, step):
+    """The directory as a run left it that was killed after its checkpoint of `step`."""
+    for path in model_dir.glob("ctl_step_*"):
+        if step_and_count(re.match(r"ctl_step_\d+\.ckpt-\d+", path.name)[0])[0] > step:
+            path.unlink()
 
 
 def final_tensors(model_dir):

@@ -241,8 +241,10 @@ def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
         ValueError, match="made with a vocabulary of 800, but the model's vocab_size is"
     ):
         batches(made, vocab_size=700)
-    with pytest.raises(ValueError, match="made for max_seq_length=32, which does not fit 16"):
-        Batches([f"{made}/dynamic.tfrecord-*"], 2, 16, PREDICTIONS)
+    for length, padding in ((16, r"16\."), (512, r"512: 94% would be padding\.")):
+        message = f"max_seq_length must be 32, for which .* was made; got {padding}"
+        with pytest.raises(ValueError, match=message):
+            Batches([f"{made}/dynamic.tfrecord-*"], 2, length, PREDICTIONS)
     with pytest.raises(
         ValueError, match="pairs and masks of these records are fixed; masked_lm_prob is"
     ):

@@ -13,13 +13,12 @@ import peers
 import pytest
 import tensorflow as tf
 from jax_training import job
-from small_runs import final_tensors, log_lines
+from small_runs import final_tensors, forget_after, log_lines
 
 from official_bert.engines import jax_processes
 from official_bert.engines.jax_input import Feed
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.training import checkpoints
-from official_bert.training.checkpoint_names import step_and_count
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GROWING = [
@@ -69,13 +68,6 @@ def trained(small_corpus, tmp_path_factory):
         assert not result["tensorflow"], "TensorFlow was imported"
         found["jax", name] = (folder / "jax" / name, result["ended"])
     return found
-
-
-def forget_after(model_dir, step):
-    """The directory as a run left it that was killed after `step`."""
-    for path in model_dir.glob("ctl_step_*"):
-        if step_and_count(re.match(r"ctl_step_\d+\.ckpt-\d+", path.name)[0])[0] > step:
-            path.unlink()
 
 
 def losses(model_dir):

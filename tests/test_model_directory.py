@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import shutil
+import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from bert_shapes import tiny
-from small_runs import QUIET, SHORT, final_tensors, log_lines, make_run, train
+from small_runs import QUIET, SHORT, final_tensors, forget_after, log_lines, make_run, train
 
+from official_bert.data import records
 from official_bert.data.record_files import RecordFiles
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
@@ -64,7 +66,7 @@ def test_a_run_is_lengthened_by_more_steps_which_log_and_run_json_tell(
     assert lines[2]["differences"] == [difference]
     assert f"{difference}; next learning rate 0.00222" in capsys.readouterr().out
     expected = final_tensors(folder)
-    (folder / "ctl_step_12.ckpt-3.json").unlink()  # as if killed before
+    forget_after(folder, 8)
     train(longer, folder)
     assert_same(final_tensors(folder), expected)
     assert len(changes(folder)) == 1
@@ -153,6 +155,220 @@ def test_records_replaced_under_the_same_names_are_noticed_and_taken_if_told_to(
     assert model_directory.check(whole, small_corpus.config, others, resume_from=4).differences
 
 
+def spelled(small_corpus, folder, monkeypatch):
+    """The records of `small_corpus` under three spellings: relative, moved, without a manifest."""
+    monkeypatch.chdir(small_corpus.folder)
+    moved, bare = folder / "moved", folder / "bare"
+    shutil.copytree(small_corpus.folder, moved)
+    shutil.copytree(small_corpus.folder, bare, ignore=shutil.ignore_patterns("*.manifest.json"))
+    return ["./train_32.tfrecord-*", str(moved / "train_32.*-*"), str(bare / "train_32.*-*")]
+
+
+def test_the_same_records_are_the_same_run_however_they_are_spelled(
+    small_corpus, whole, folder, tmp_path, monkeypatch
+):
+    for pattern in spelled(small_corpus, tmp_path, monkeypatch):
+        run = dataclasses.replace(make_run(small_corpus, [SHORT]), input_files=(pattern,))
+        assert not make(run, whole)._claim.differences
+        of_stage = dataclasses.replace(SHORT, input_files=(pattern,))
+        assert not make(make_run(small_corpus, [of_stage]), whole)._claim.differences
+    train(run, folder)  # to its end, which it has reached
+    assert json.loads((folder / "run.json").read_text())["input_files"] == [pattern]
+    assert "changes" not in json.loads((folder / "run.json").read_text())
+
+
+def test_other_records_are_another_run_whatever_their_name_and_size(small_corpus, whole, tmp_path):
+    """One record is changed in the middle of a file: not a byte more, its checksums correct."""
+    for path in small_corpus.folder.glob("train_32.*"):
+        shutil.copy(path, tmp_path)
+    shard = sorted(tmp_path.glob("train_32.tfrecord-*"))[0]
+    payloads = list(tf.data.TFRecordDataset(str(shard)).as_numpy_iterator())
+    middle = len(payloads) // 2 + 1
+    payloads[middle] = payloads[middle - 1][: len(payloads[middle])]
+    ids = tf.train.Example.FromString(payloads[middle - 1])
+    ids.features.feature["input_ids"].int64_list.value[2] ^= 1
+    payloads[middle - 1] = ids.SerializeToString()
+    payloads[middle] = list(tf.data.TFRecordDataset(str(shard)).as_numpy_iterator())[middle]
+    shard.write_bytes(b"".join(map(records.frame, payloads)))
+    pattern = str(tmp_path / "train_32.tfrecord-*")
+    run = dataclasses.replace(make_run(small_corpus, [SHORT]), input_files=(pattern,))
+    with pytest.raises(ValueError, match="the records of stage 1 have changed"):
+        make(run, whole)
+
+
+def test_a_run_from_before_the_digest_of_the_content_resumes_with_its_own_records_only(
+    small_corpus, folder, tmp_path, monkeypatch
+):
+    """`run.json` had the first part of the digest, and no digest of the initial weights."""
+    described = json.loads((folder / "run.json").read_text())
+    described["records"] = [digest.partition("-")[0] for digest in described["records"]]
+    assert [len(digest) for digest in described["records"]] == [64]
+    (folder / "run.json").write_text(json.dumps(described))
+    relative, moved, _ = spelled(small_corpus, tmp_path, monkeypatch)
+    for pattern in (relative, moved):
+        run = dataclasses.replace(make_run(small_corpus, [SHORT]), input_files=(pattern,))
+        assert not make(run, folder)._claim.differences
+    other = dataclasses.replace(run, input_files=(small_corpus.held_out,))
+    with pytest.raises(ValueError, match="the records of stage 1 have changed"):
+        make(other, folder)
+
+
+def test_initial_weights_are_known_by_their_content(small_corpus, whole, tmp_path, monkeypatch):
+    prefix = checkpoints.write_bundle(tmp_path / "a" / "bert.ckpt-1", final_tensors(whole))
+    prefix = tmp_path / "a" / "bert.ckpt-1"
+    run = make_run(small_corpus, [SHORT], init_checkpoint=str(prefix))
+    train(run, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tmp_path / "a", tmp_path / "moved")
+    for path in ("a/bert.ckpt-1", "./a/bert.ckpt-1", "moved", str(tmp_path / "moved")):
+        again = dataclasses.replace(run, init_checkpoint=path)
+        assert not make(again, tmp_path / "model")._claim.differences
+    other = final_tensors(whole) | {"bert/pooler/dense/bias": np.ones(32, np.float32)}
+    checkpoints.write_bundle(prefix, other)
+    with pytest.raises(ValueError, match=r"init_checkpoint holds other weights.*--resume_from"):
+        make(run, tmp_path / "model")
+    shutil.rmtree(tmp_path / "a")  # no longer needed
+    assert not make(run, tmp_path / "model")._claim.differences
+    with pytest.raises(ValueError, match="init_checkpoint was .* and is"):
+        make(dataclasses.replace(run, init_checkpoint="gone/b"), tmp_path / "model")
+    described = json.loads((tmp_path / "model" / "run.json").read_text())
+    assert len(described["init_weights"]) == 64
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.keras", "model-00002-of-2.safetensors"]
+)
+def test_initial_weights_of_every_format_have_a_digest_of_their_content(tmp_path, name):
+    def digest(folder, content):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model-00001-of-2.safetensors").write_bytes(b"first")
+        (tmp_path / folder / "model.safetensors.index.json").write_text("{}")
+        (tmp_path / folder / name).write_bytes(content)
+        file = "model.safetensors.index.json" if "-of-" in name else name
+        return model_state.digest(tmp_path / folder / file)
+
+    found = [digest(*each) for each in (("a", b"one"), ("b", b"one"), ("c", b"two"))]
+    assert found[0] == found[1] != found[2]
+    assert model_state.digest(tmp_path / "none") is None
+
+
+def test_workers_may_name_the_same_files_by_other_paths():
+    mine = {"stages": [{"input_files": ["/a/x"], "steps": 8}], "input_files": ["/a/y"], "seed": 1}
+    theirs = {"stages": [{"input_files": ["b"], "steps": 8}], "init_checkpoint": "c", "seed": 1}
+    assert model_directory.deciding(mine) == model_directory.deciding(theirs)
+    assert model_directory.deciding(mine) != model_directory.deciding(mine | {"seed": 2})
+
+
+def evaluated_on(*files):
+    return dataclasses.replace(QUIET, eval_steps=4, eval_files=files)
+
+
+def test_the_best_weights_are_not_chosen_by_losses_on_other_held_out_records(
+    small_corpus, folder, tmp_path, capsys
+):
+    best = folder / "best" / "best.json"
+    run = make_run(small_corpus, [SHORT])
+    forget_after(folder, 4)
+    train(run, folder, evaluated_on(small_corpus.held_out))
+    first = json.loads(best.read_text())
+    best.write_text(json.dumps(first | {"loss": 0.5}))  # as of very easy records
+    shutil.copytree(small_corpus.folder, tmp_path / "moved")
+    same = str(tmp_path / "moved" / "held_out_32.tfrecord")
+    forget_after(folder, 4)
+    train(run, folder, evaluated_on(same))
+    assert json.loads(best.read_text())["loss"] == 0.5
+    capsys.readouterr()
+    forget_after(folder, 4)
+    train(run, folder, evaluated_on(small_corpus.train))
+    assert "the held-out records have changed" in capsys.readouterr().out
+    assert json.loads(best.read_text())["loss"] > 0.5
+    assert (folder / "best" / "bert_model.ckpt-8.index").exists()
+
+
+def test_a_best_loss_of_an_earlier_version_counts_as_of_the_same_records(tmp_path):
+    for loss in (2.0, 3.0):
+        record = {"loss": loss, "step": int(loss), "max_seq_length": 32, "records": "a"}
+        checkpoints.save_best(tmp_path, lambda: {"x": np.ones(1)}, record)
+        earlier = {k: v for k, v in record.items() if k != "records"} | {"loss": 2.0, "step": 2}
+        (tmp_path / "best.json").write_text(json.dumps(earlier))
+    assert (tmp_path / "bert_model.ckpt-2.index").exists()
+
+
+def names_of_tensorflow(path, names):
+    """What of a folder is left behind if it is copied by the names that TensorFlow gives."""
+    return [n for n in names if n.startswith("ctl_step_") and n.endswith(".json")]
+
+
+def everything(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("resume_from", [None, 4])
+@pytest.mark.parametrize("left", ["all without", "newest without", "only data", "no checkpoints"])
+def test_a_directory_that_cannot_be_judged_is_refused_and_keeps_every_byte(
+    small_corpus, whole, tmp_path, left, resume_from
+):
+    folder = shutil.copytree(whole, tmp_path / "model", ignore=names_of_tensorflow)
+    if left == "newest without":
+        shutil.copy(whole / "ctl_step_4.ckpt-1.json", folder)
+    elif left == "only data":
+        for path in folder.glob("*.index"):
+            path.unlink()
+    elif left == "no checkpoints":
+        forget_after(folder, 0)
+    before = everything(folder)
+    if resume_from is None:
+        expected = (
+            "none of its checkpoints" if left == "no checkpoints" else "holds ctl_step_8.ckpt-2"
+        )
+        expected += "" if left == "no checkpoints" else r" without ctl_step_8\.ckpt-2\.json"
+    else:
+        expected = "no complete checkpoint of that step|holds ctl_step_8.ckpt-2 without"
+    with pytest.raises(ValueError, match=expected):
+        make(make_run(small_corpus, [SHORT]), folder, resume_from).train()
+    assert everything(folder) == before
+
+
+@pytest.mark.parametrize("file", ["train_log.jsonl", "best/bert_model.ckpt-8.index"])
+def test_what_a_run_left_is_not_written_over_if_its_run_json_is_gone(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("the user's")
+    with pytest.raises(ValueError, match="but no run.json"):
+        model_directory.check(tmp_path, CONFIG, DESCRIPTION)
+
+
+def test_the_checkpoint_that_is_resumed_stays_until_another_is_whole(tmp_path):
+    """Those after it may be damaged, and fewer are kept than before."""
+    tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
+    for step in (2, 4):
+        checkpoints.CheckpointStore(tmp_path, keep=2).save(tensors, step, state)
+    (tmp_path / "ctl_step_4.ckpt-2.index").write_text("damaged")
+    store = checkpoints.CheckpointStore(tmp_path, keep=1)
+    resumed = store.latest(lambda said: None).name
+    store.settle(resumed)
+    assert resumed == store.latest(lambda said: None).name == "ctl_step_2.ckpt-1"
+
+
+def test_a_write_that_fails_leaves_nothing_that_cannot_be_judged(tmp_path, monkeypatch):
+    tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
+    store = checkpoints.CheckpointStore(tmp_path)
+    store.save(tensors, 2, state)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_text", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            store.save(tensors, 4, state)
+    assert (tmp_path / "ctl_step_4.ckpt-2.index").exists()
+    assert store.latest().step == 2
+    store.settle()
+    assert not list(tmp_path.glob("ctl_step_4.*"))
+    assert store.save(tensors, 4, state).endswith("ctl_step_4.ckpt-2")
+    assert not list(tmp_path.glob(".writing-*"))
+
+
 def test_xla_decides_the_weights_so_it_is_kept(small_corpus, whole):
     with pytest.raises(ValueError, match="enable_xla was false and is true"):
         make(make_run(small_corpus, [SHORT], enable_xla=True), whole)
@@ -199,7 +415,7 @@ def test_a_run_that_is_resumed_needs_its_init_checkpoint_no_more(
     train(run, tmp_path / "model")
     for path in tmp_path.glob("start.*"):
         path.unlink()
-    (tmp_path / "model" / "ctl_step_8.ckpt-2.json").unlink()
+    forget_after(tmp_path / "model", 4)
     monkeypatch.setattr(model_state, "load_weights", None)
     resumed = make(run, tmp_path / "model")
     resumed._restore()

@@ -139,6 +139,10 @@ def test_the_manifest_decides_whether_a_checkpoint_counts(folder):
     assert store.latest(said.append).prefix == first
     assert "does not match its digest" in said[0]
     place(f"{second}.json").unlink()
+    with pytest.raises(ValueError, match="without ctl_step_8.ckpt-2.json"):
+        store.latest()
+    for end in (".index", ".data-00000-of-00001"):
+        place(f"{second}{end}").unlink()
     assert store.latest().prefix == first
     third = store.save(TENSORS, 8, STATE)  # in the place of the one that does not count
     assert third == second

@@ -14,6 +14,7 @@ from small_runs import (
     QUIET,
     SHORT,
     final_tensors,
+    forget_after,
     log_lines,
     make_run,
     train,
@@ -102,9 +103,7 @@ def test_checkpoints_have_the_names_of_the_official_ones(small_corpus, whole):
 def test_a_run_gone_on_with_equals_one_that_was_never_interrupted(
     small_corpus, whole, copy_of_whole, last_step
 ):
-    for path in copy_of_whole.glob("ctl_step_*.json"):  # as if killed after `last_step`
-        if json.loads(path.read_text())["step"] > last_step:
-            path.unlink()
+    forget_after(copy_of_whole, last_step)
     train(make_run(small_corpus), copy_of_whole)
     assert_same(final_tensors(whole), final_tensors(copy_of_whole))
     assert log_lines(whole) == log_lines(copy_of_whole)

@@ -366,10 +366,13 @@ def _dynamic_masking(
 ) -> DynamicMasking:
     assert files.manifest is not None  # without one, nothing masks here
     settings, vocabulary = files.manifest["settings"], files.manifest["vocabulary"]
-    if settings["max_seq_length"] > max_seq_length:
+    made_for = settings["max_seq_length"]
+    if made_for != max_seq_length:
+        padding = f": {1 - made_for / max_seq_length:.0%} would be padding"
         raise ValueError(
-            f"{files.paths[0]}: made for max_seq_length={settings['max_seq_length']}, which does "
-            f"not fit {max_seq_length}."
+            f"max_seq_length must be {made_for}, for which {files.paths[0]} was made; got "
+            f"{max_seq_length}{padding if made_for < max_seq_length else ''}. Make records for "
+            "each length, and let {max_seq_length} stand for it in the names of the files."
         )
     chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:

@@ -34,7 +34,8 @@ from official_bert.data.records import (
 from official_bert.system import local_paths
 from official_bert.system.places import is_remote, place, remote_files
 
-RECORDS_IN_FINGERPRINT = 16
+RECORDS_IN_FIRST_DIGEST = 16
+BLOCKS_IN_FINGERPRINT = 64  # of 256 records; fewer are all read
 _BYTES_AHEAD = 1 << 23
 MOST_BLOCK_BYTES = 1 << 26  # of a block that is unpacked in memory: 256 kB per record
 
@@ -155,23 +156,33 @@ class RecordFiles:
         return None
 
     def fingerprint(self) -> str:
-        """A digest that detects other records under the same names.
+        """A digest of the content, wherever the files are: `first digest-content digest`.
 
-        It covers the offset and size of every block, the manifest's entries on masks and
-        vocabulary, and some records. Few bytes are read, even of large files.
+        The content digest covers the size of every block, all records of 64 blocks spread evenly
+        over the files (up to 16,384 records are all read), and how dynamic records are masked. So
+        it costs the same for files of any size, and other records are noticed if a block has
+        another size or is among those that are read. The first digest is the only one that earlier
+        versions wrote to `run.json`; see `run_records.same`.
 
         Raises:
             ValueError: one of these records is damaged.
         """
-        digest = hashlib.sha256(self.blocks.astype("<i8").tobytes())
+        first = hashlib.sha256(self.blocks.astype("<i8").tobytes())
+        content = first.copy()
         made = self.manifest or {}
         known = {key: made.get(key) for key in ("masking", "settings", "vocabulary")}
-        digest.update(json.dumps(known, sort_keys=True).encode())
-        for block in np.unique(
-            np.linspace(0, len(self.blocks) - 1, RECORDS_IN_FINGERPRINT, dtype=int)
-        ):
-            digest.update(self.read(int(block), 0, 1)[0])
-        return digest.hexdigest()
+        first.update(json.dumps(known, sort_keys=True).encode())
+        for block in self._spread(RECORDS_IN_FIRST_DIGEST):
+            first.update(self.read(block, 0, 1)[0])
+        if known["masking"] == "dynamic":
+            content.update(json.dumps(_masked_by(made), sort_keys=True).encode())
+        for block in self._spread(BLOCKS_IN_FINGERPRINT):
+            content.update(b"".join(self.read(block)))
+        return f"{first.hexdigest()}-{content.hexdigest()}"
+
+    def _spread(self, count: int) -> list[int]:
+        """The numbers of at most so many blocks, evenly spread, the first and the last included."""
+        return np.unique(np.linspace(0, len(self.blocks) - 1, count, dtype=int)).tolist()
 
     def name(self, record: int) -> str:
         """The file of a record and its number in that file, for messages."""
@@ -305,6 +316,15 @@ def _matches(patterns: Iterable[str]) -> list[str]:
     if not found:
         raise ValueError("no input files were named.")
     return list(dict.fromkeys(found))
+
+
+def _masked_by(made: dict) -> dict:
+    """The entries of a manifest that decide the masks of dynamic records."""
+    settings = ("max_seq_length", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size")
+    vocabulary = ("size", "special_tokens", "continues_a_word")
+    return {key: made["settings"][key] for key in settings} | {
+        key: made["vocabulary"][key] for key in vocabulary
+    }
 
 
 def _check_same_make(paths: list[str], made: list[dict | None]) -> None:

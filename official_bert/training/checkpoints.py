@@ -4,7 +4,9 @@ A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlo
 `tf.train.load_checkpoint` and every converter read it: the weights, their moments `…/adam_m` and
 `…/adam_v` (LARS: `…/momentum`), and `global_step`. Beside the bundle lies `<prefix>.json` with the
 digests of its files and the loop's own state. It is written last: without it, or if a digest
-differs, the checkpoint does not count.
+differs, the checkpoint does not count. While a checkpoint is written, `.writing-NAME` is there. So
+what a kill has left half written is known, and files of a checkpoint without its `.json` that
+nothing explains are refused and never removed.
 
 `known_good.json` names the newest checkpoint whose weights the following updates have proved good
 (see `known_good.py`). Rotation never removes that one.
@@ -23,7 +25,8 @@ import numpy as np
 
 from official_bert.system import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, place
-from official_bert.system.whole_files import put_in_place, sync, write_text
+from official_bert.system.whole_files import put_in_place, sync, write_text, write_whole
+from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
@@ -90,38 +93,51 @@ class CheckpointStore:
             [*counts, *(abandoned.up_to_count for abandoned in self.abandoned)], default=0
         )
         prefix = self.directory / f"ctl_step_{step}.ckpt-{count}"
-        write_bundle(prefix, tensors)
-        manifest = {
-            "step": step,
-            "state": state,
-            "sha256": {
-                **{part: _digest(f"{prefix}{part}") for part in _PARTS},
-                "state": _state_digest(state),
-            },
-        }
-        write_text(f"{prefix}.json", json.dumps(manifest, indent=1))
+
+        def write_manifest():
+            manifest = {
+                "step": step,
+                "state": state,
+                "sha256": {
+                    **{part: _digest(f"{prefix}{part}") for part in _PARTS},
+                    "state": _state_digest(state),
+                },
+            }
+            write_text(f"{prefix}.json", json.dumps(manifest, indent=1))
+
+        write_bundle(prefix, tensors, write_manifest)
         self.settle()
         return str(prefix)
 
-    def settle(self) -> None:
-        """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have."""
+    def settle(self, resumed: str | None = None) -> None:
+        """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have.
+
+        Args:
+            resumed: Name of a checkpoint that stays until a newer one is saved: those after it may
+                be damaged.
+        """
         if newest := self.newest_name():
             write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{newest}"\n')
-        self._forget_old()
+        self._forget_old({resumed, self.known_good()})
 
     def latest(self, say: Callable[[str], object] = print) -> Checkpoint | None:
         """The newest whole checkpoint, or `None`; what is damaged is said and passed over.
 
         Raises:
-            ValueError: if there are checkpoints and none of them is whole.
+            ValueError: if there are checkpoints and none of them is whole, or if the newest has no
+                `.json`, or if they are gone.
         """
+        unexplained = self._unexplained()
         names = self._names()
         found = self._newest_whole(names, say)
+        _require_explained(self.directory, unexplained, found and found.name, found)
         if names and found is None:
             raise ValueError(
-                f"No checkpoint in {self.directory} is complete. Restore one, or move them to "
-                "another folder to start from the beginning."
+                f"No checkpoint in {self.directory} is complete. Restore one, or choose another "
+                "model_dir to start from the beginning."
             )
+        if found is None:
+            self._require_new()
         return found
 
     def at(self, step: int, say: Callable[[str], object] = print) -> Checkpoint:
@@ -130,6 +146,7 @@ class CheckpointStore:
         Raises:
             ValueError: if there is none; it lists the steps that have one.
         """
+        unexplained = self._unexplained()
         steps = {name: step_and_count(name)[0] for name in self._names()}
         found = self._newest_whole([name for name in steps if steps[name] == step], say)
         if found is None:
@@ -138,6 +155,7 @@ class CheckpointStore:
                 f"resume_from={step}: {self.directory} has no complete checkpoint of that step. "
                 f"It has those of the steps {', '.join(map(str, others)) or '(none)'}."
             )
+        _require_explained(self.directory, unexplained, self.newest_name(), found)
         return found
 
     def newest_name(self) -> str | None:
@@ -162,6 +180,27 @@ class CheckpointStore:
         names = (path.stem for path in self.directory.glob("ctl_step_*.json"))
         return [name for name in names if is_name(name)]
 
+    def _unexplained(self):
+        """Bundles without a `.json`, but for what a kill left half written or was to be removed."""
+        begun = {path.name for path in self.directory.glob(".writing-*")}  # before they are listed
+        names = {path.stem for path in self.directory.glob("ctl_step_*.index")}
+        names |= {path.stem for path in self.directory.glob("ctl_step_*.data-*")}
+        return [
+            name
+            for name in names.difference(self._all_names())
+            if is_name(name) and f".writing-{name}" not in begun and not self._is_abandoned(name)
+        ]
+
+    def _require_new(self):
+        """Refuses to begin where a run has saved checkpoints, all of which are gone."""
+        for left in "checkpoint", "pretrained/bert_model.ckpt-1.index":
+            if (self.directory / left).exists():
+                raise ValueError(
+                    f"{self.directory} holds the run of {self.directory / left}, but none of its "
+                    "checkpoints (ctl_step_*). Bring them back to resume it, or choose another "
+                    "model_dir to start from the beginning."
+                )
+
     def _is_abandoned(self, name):
         return any(abandoned.includes(name) for abandoned in self.abandoned)
 
@@ -174,16 +213,29 @@ class CheckpointStore:
                 say(f"Checkpoint {prefix} is damaged ({problem}); trying the previous one.")
         return None
 
-    def _forget_old(self):
+    def _forget_old(self, but):
         if self.keep:
-            good = self.known_good()
             in_order = sorted(
                 self._all_names(), key=lambda name: (not self._is_abandoned(name), _count(name))
             )
             for name in in_order[: -self.keep]:
-                if name != good:  # first the manifest: then the checkpoint does not count
+                if name not in but:  # first the manifest: then the checkpoint does not count
                     (self.directory / f"{name}.json").unlink()
         _forget_bundles(self.directory, "ctl_step_", set(self._all_names()))
+
+
+def _require_explained(directory, unexplained, newest, found):
+    """Refuses bundles without a `.json` that no checkpoint has followed: `newest`, by name."""
+    count = _count(newest) if newest else 0
+    lost = max((name for name in unexplained if _count(name) > count), key=_count, default=None)
+    if lost:
+        raise ValueError(
+            f"{directory} holds {lost} without {lost}.json, which has its digests and the state of "
+            "the run; without it the run cannot be resumed. Copy the ctl_step_*.json too; or move "
+            f"the files of {lost} to another folder, "
+            + (f"to resume from step {found.step}; " if found else "")
+            + "or start from its weights: another model_dir, with it as init_checkpoint."
+        )
 
 
 def _count(name):
@@ -194,30 +246,44 @@ def save_best(
     directory: AnyPath,
     weights: Callable[[], Mapping[str, np.ndarray]],
     record: dict,
-) -> None:
+) -> str | None:
     """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
 
-    A loss that is not finite is never the best. Losses at different sequence lengths do not
-    compare: a new length begins anew.
+    A loss that is not finite is never the best. Losses at different sequence lengths or on other
+    held-out examples do not compare: a new length or other examples begin again.
 
     Args:
         directory: Where; created if need be.
         weights: Function that returns the tensors, called only if they are the best.
-        record: What to say of them in `best.json`: `loss`, `step`, `max_seq_length`, …
+        record: What to say of them in `best.json`: `loss`, `step`, `max_seq_length`, `records` (the
+            fingerprint of the held-out examples), …
+
+    Returns:
+        A sentence, if these are the best only because the held-out examples are others than before.
     """
     if not math.isfinite(record["loss"]):
-        return
+        return None
     directory = place(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "best.json"
     best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
-    if best["max_seq_length"] == record["max_seq_length"] and best["loss"] <= record["loss"]:
+    same_length = best["max_seq_length"] == record["max_seq_length"]
+    # Earlier versions did not write which examples they were: taken for the same.
+    was, now = best.get("records"), record.get("records")
+    same_records = not was or not now or run_records.same(str(was), now)
+    if same_length and same_records and best["loss"] <= record["loss"]:
         _forget_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
-        return
+        return None
     name = f"bert_model.ckpt-{record['step']}"
     write_bundle(directory / name, weights())
     write_text(path, json.dumps(record, indent=1) + "\n")
     _forget_bundles(directory, "bert_model", {name})
+    if same_length and not same_records:
+        return (
+            "the held-out records have changed: the best weights are those of this evaluation, "
+            f"since the loss of step {best['step']} was of other records"
+        )
+    return None
 
 
 def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
@@ -242,31 +308,52 @@ def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
         ) from None
 
 
-def write_bundle(prefix: AnyPath, tensors: Mapping[str, np.ndarray]) -> None:
+def write_bundle(
+    prefix: AnyPath,
+    tensors: Mapping[str, np.ndarray],
+    finish: Callable[[], object] = lambda: None,
+) -> None:
     """Writes a tensor bundle whose files appear under their names only when whole.
 
-    In an object store each appears so by itself.
+    In an object store each appears so by itself. As long as it is not finished `.writing-NAME` is
+    there: on this machine a folder, in an object store a file.
+
+    Args:
+        prefix: Of the bundle.
+        tensors: Arrays by name.
+        finish: Called when the files are there, to write what belongs to them.
 
     Raises:
         OSError: if it cannot be written.
     """
     prefix = place(prefix)
-    if isinstance(prefix, RemotePath):
-        tensor_bundles.write(prefix, tensors)
-        return
     aside = prefix.parent / f".writing-{prefix.name}"
+    if isinstance(prefix, RemotePath):
+        for left_by_a_kill in prefix.parent.glob(".writing-*"):
+            left_by_a_kill.unlink()
+        write_whole(aside, [b""])
+        tensor_bundles.write(prefix, tensors)
+        finish()
+        aside.unlink()
+        return
     for left_by_a_kill in prefix.parent.glob(".writing-*"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    is_finished = False
     try:
         aside.mkdir(parents=True)
         tensor_bundles.write(aside / "bundle", tensors)
         for part in _PARTS:
             put_in_place(aside / f"bundle{part}", f"{prefix}{part}")
         sync(prefix.parent)
+        finish()
+        is_finished = True
     except OSError as error:
         raise OSError(f"Cannot write {prefix}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        for left in aside.glob("*"):
+            left.unlink()  # on a full disk there is room again
+        if is_finished:
+            aside.rmdir()
 
 
 def _read_record(path):

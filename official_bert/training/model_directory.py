@@ -1,5 +1,8 @@
 """Whose a model directory is: `run.json` says which run's, and another run's is refused.
 
+Files are known by digests of their content: the same records and initial weights may be spelled
+in another way, or be moved. Their paths are only shown.
+
 Two changes of a run are possible on purpose. It can be lengthened: its last stage gets more steps.
 And it can return to an earlier checkpoint and train on from there, with a lower learning rate for
 instance (`resume_from`). `run.json` lists both under `changes`.
@@ -16,18 +19,24 @@ from official_bert.model.config import BertConfig
 from official_bert.system import file_locks, owner_files
 from official_bert.system.places import Place, RemotePath
 from official_bert.system.whole_files import write_text
+from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
 CONFIG = "bert_config.json"
+# Left by a run beside its checkpoints.
+_OF_A_RUN = (
+    "train_log.jsonl",
+    *(f"{name}/bert_model.ckpt-*.index" for name in ("best", "pretrained")),
+)
 # What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved
 # state depends on it.
 _CHANGED_ON_RETURN = re.compile(
     r"stages\[\d+\]\.(learning_rate|warmup_steps|end_learning_rate|decay_power|decay_from)"
     r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm|layer_decay)"
-    r"|seed|records\[\d+\]"
+    r"|seed|records\[\d+\]|init_weights"
 )
-# Which version 0.1.0 did not write: unknown, so not compared.
-_NEW_KEYS = ("enable_xla", "init_moments", "minutes", "records")
+# Which earlier versions did not write: unknown, so not compared.
+_NEW_KEYS = ("enable_xla", "init_moments", "minutes", "records", "init_weights")
 # What runs of earlier versions did, which did not write it.
 _EARLIER_OPTIMIZER = {"layer_decay": 1.0, "freeze": []}
 
@@ -104,7 +113,10 @@ def check(
         _check_unclaimed(directory, config, resume_from)
         return Claim(description)
     claim = Claim(description, tuple(theirs.pop("changes", ())))
-    theirs = {key: description.get(key) for key in _NEW_KEYS} | theirs
+    theirs = {key: description.get(key) for key in _NEW_KEYS} | _by_content(theirs, description)
+    if theirs["init_weights"] and not description.get("init_weights"):  # no longer there
+        description = description | {"init_weights": theirs["init_weights"]}
+    claim = dataclasses.replace(claim, description=description)
     if isinstance(theirs.get("optimizer"), dict):
         theirs["optimizer"] = _EARLIER_OPTIMIZER | theirs["optimizer"]
     differences, refused = [], []
@@ -183,6 +195,12 @@ def _check_unclaimed(directory, config, resume_from):
             f"{directory} holds checkpoints but no run.json, so another program wrote them; choose "
             "another folder."
         )
+    for name in _OF_A_RUN:
+        if any(directory.glob(name)):
+            raise ValueError(
+                f"{directory} holds {name} but no run.json: whose run that is cannot be known, and "
+                "it would be overwritten. Restore run.json, or choose another model_dir."
+            )
     if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
         raise ValueError(
             f"{directory / CONFIG} describes another model and would be overwritten; choose "
@@ -224,7 +242,36 @@ def describes(directory: Place) -> dict | None:
     return held
 
 
+def deciding(description: dict) -> dict:
+    """What of a run's description decides its weights: all but the paths of its files."""
+    stages = [_without(stage, "input_files") for stage in description["stages"]]
+    return _without(description, "input_files", "init_checkpoint") | {"stages": stages}
+
+
+def _without(values, *names):
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _by_content(theirs, mine):
+    """Their description with my spelling of what has the same content."""
+    theirs = dict(theirs)
+    if isinstance(theirs.get("records"), list) and len(theirs["records"]) == len(mine["records"]):
+        pairs = list(zip(theirs["records"], mine["records"], strict=True))
+        theirs["records"] = [now if run_records.same(str(was), now) else was for was, now in pairs]
+        theirs["input_files"] = mine.get("input_files")
+        if len(theirs["stages"]) == len(mine["stages"]):
+            theirs["stages"] = [
+                stage | {"input_files": my_stage.get("input_files")}
+                for stage, my_stage in zip(theirs["stages"], mine["stages"], strict=True)
+            ]
+    if theirs.get("init_weights") and mine.get("init_weights"):
+        theirs["init_checkpoint"] = mine["init_checkpoint"]
+    return theirs
+
+
 def _said(name, was, now):
+    if name == "init_weights":
+        return "init_checkpoint holds other weights than those that the run began with"
     if name.startswith("records["):
         number = int(name.removeprefix("records[").removesuffix("]")) + 1
         return f"the records of stage {number} have changed"

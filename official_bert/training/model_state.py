@@ -1,15 +1,19 @@
 """The state of a model and its optimizer as arrays under the official checkpoint names."""
 
 import dataclasses
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
 
-from official_bert.conversion import names
+from official_bert.conversion import finding, names
+from official_bert.system.places import AnyPath, is_remote, place
 
+_BYTES_AT_ONCE = 1 << 24  # when a digest is computed
 _COUNTERS = ("iterations", "skipped_updates")
 _SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are saved under that
 
@@ -164,6 +168,35 @@ def load_weights(
         return loaded
     optimizer.iterations.assign(step)
     return dataclasses.replace(loaded, moments=len(slots), step=step)
+
+
+def digest(path: AnyPath) -> str | None:
+    """A digest of the content of a checkpoint, wherever it is; `None` if there is none.
+
+    The index of a TensorFlow checkpoint has the checksum of each of its tensors, so the index is
+    enough. Files of other formats are read whole, as they are when their weights are loaded.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    try:
+        kind, file = ("bundle", place(path)) if is_remote(path) else finding.find(Path(path))
+    except ValueError:
+        return None
+    if kind == "bundle":
+        files = [place(f"{file}.index")]
+    elif file.name.endswith(".index.json"):  # of a model in several files
+        files = sorted(file.parent.glob(f"{file.name.partition('.')[0]}-*.safetensors"))
+    else:
+        files = [file]
+    found = hashlib.sha256()
+    for part in files:
+        if not part.exists():
+            return None
+        with part.open("rb") as opened:
+            while some := opened.read(_BYTES_AT_ONCE):
+                found.update(some)
+    return found.hexdigest()
 
 
 def _head_alone(model, source):

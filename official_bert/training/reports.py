@@ -54,6 +54,11 @@ class Reports:
         if self._speaks:
             print(text, flush=True)
 
+    def rewind(self, step: int) -> None:
+        """Drops what log and summaries hold of later steps: a resumed run writes it again."""
+        self.log.rewind(step)
+        self._summaries.rewind(step)
+
     def saved(self, prefix: str, suspect: str | None, exploded: float | None, advice: str) -> None:
         """Reports a checkpoint, with a warning if its run has gone astray.
 

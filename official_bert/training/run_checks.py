@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from official_bert import stacking
-from official_bert.training import model_directory
+from official_bert.training import model_directory, model_state
 
 if TYPE_CHECKING:
     import keras
@@ -43,6 +43,8 @@ def claim(
     """
     check(run, options, engine.num_replicas)
     description = run.describe() | {"records": records.check(engine.accept)}
+    if run.init_checkpoint:
+        description["init_weights"] = model_state.digest(run.init_checkpoint)
     return model_directory.check(model_dir, run.config, description, resume_from)
 
 

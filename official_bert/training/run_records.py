@@ -9,6 +9,14 @@ if TYPE_CHECKING:
     from official_bert.tasks import Batches
 
 
+def same(was: str, now: str) -> bool:
+    """Whether two fingerprints are of the same examples.
+
+    Earlier versions of this project wrote the first part of a record file's fingerprint only.
+    """
+    return was.rpartition("-")[2] in now.split("-")
+
+
 class RunRecords:
     """Opens the records of a run.
 
@@ -21,6 +29,7 @@ class RunRecords:
     def __init__(self, run: "Run", options: "LoopOptions", shard: tuple[int, int]):
         self._run, self._options, self._shard = run, options, shard
         self._held_out = {}
+        self._fingerprints: dict[tuple[int, int], str] = {}  # of held-out examples, by lengths
 
     def check(self, accept: "Callable[[Batches], object]") -> list[str]:
         """Reads some of every stage's, so that what is wrong shows before the work.
@@ -65,6 +74,13 @@ class RunRecords:
             files, size = self._options.eval_files, self._options.eval_batch_size
             opened[shard] = self._open(files, stage, size, shard, held_out=True)
         return opened[shard]
+
+    def held_out_fingerprint(self, stage: "Stage") -> str:
+        """The fingerprint of a stage's held-out examples, which is computed once."""
+        lengths = stage.max_seq_length, stage.max_predictions_per_seq
+        if lengths not in self._fingerprints:
+            self._fingerprints[lengths] = self.held_out(stage, *self._shard).fingerprint()
+        return self._fingerprints[lengths]
 
     def _open(self, files, stage, batch_size, shard, held_out=False):
         return self._run.task.batches(

@@ -150,7 +150,8 @@ class Trainer:
         if behind:
             raise InputFailed(
                 f"{behind} The run ended after update {self.step}; the last checkpoint in "
-                f"{self.model_dir} is intact. Repair the records and run the same command again."
+                f"{self.model_dir} is intact. Repair the records and run the same command again. "
+                "If their content is another then, add --resume_from with the step of a checkpoint."
             ) from error
 
     def _train_stage(self, index, stop):
@@ -252,8 +253,15 @@ class Trainer:
         metrics = self._evaluator(lambda *shard: self._records.held_out(stage, *shard))
         self._reports.evaluation(self.step, index, metrics)
         if self.engine.is_chief:
-            record = {"step": self.step, "max_seq_length": stage.max_seq_length, **metrics}
-            checkpoints.save_best(self.model_dir / "best", self._weights, record)
+            record = {
+                "step": self.step,
+                "max_seq_length": stage.max_seq_length,
+                "records": self._records.held_out_fingerprint(stage),
+                **metrics,
+            }
+            said = checkpoints.save_best(self.model_dir / "best", self._weights, record)
+            if said:
+                self._reports.say(said)
 
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
@@ -334,15 +342,16 @@ class Trainer:
             self._reports.log.keep_copy(change["instead_of"])
         if self.engine.is_chief:
             self._claim.write(self.model_dir, self.run.config)
-            self._store.settle()
-        self._reports.log.rewind(self.step)
+            self._store.settle(self._checkpoint and self._checkpoint.name)
+        self._reports.rewind(self.step)
         if change:
             self._reports.change(self.step, change)
         if self._claim.has_returned:
             self._reports.say("resume_from is ignored: an earlier start has returned there.")
 
     def _check_that_workers_agree(self):
-        description = json.dumps(self._claim.description, sort_keys=True).encode()
+        deciding = model_directory.deciding(self._claim.description)
+        description = json.dumps(deciding, sort_keys=True).encode()
         mine = [self.step, zlib.crc32(description)]
         steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
