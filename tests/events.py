@@ -3,6 +3,16 @@
 import peers
 
 
+def steps(folder, name):
+    """The steps of a curve in the order in which TensorBoard shows them, repeated ones too."""
+    module = "tensorboard.backend.event_processing.plugin_event_accumulator"
+    keep_all = dict.fromkeys(("scalars", "histograms"), 0)
+    make = peers.load(module).EventAccumulator
+    accumulator = make(str(folder), tensor_size_guidance=keep_all)
+    accumulator.Reload()
+    return [event.step for event in accumulator.Tensors(name)]
+
+
 def read(folder):
     """What the event files of a folder hold.
 

@@ -1,4 +1,4 @@
-"""`run_pretraining` that notes which records it reads, and shuffles in windows of 2,048 of them.
+"""`run_pretraining` that notes which records it trains on, in windows of 2,048 of them.
 
 The notes are lines of "first stop", numbers of records over all files, in `$NOTES/<process id>`.
 """
@@ -11,7 +11,7 @@ from official_bert.data import input_pipeline, record_files
 from official_bert.system import commands
 
 input_pipeline.WINDOW_RECORDS = 2048
-read = record_files.RecordFiles.read
+read, fingerprint = record_files.RecordFiles.read, record_files.RecordFiles.fingerprint
 
 
 def noted_read(files, block, start=0, stop=None):
@@ -22,6 +22,15 @@ def noted_read(files, block, start=0, stop=None):
     return records
 
 
+def fingerprint_without_notes(files):
+    record_files.RecordFiles.read = read
+    try:
+        return fingerprint(files)
+    finally:
+        record_files.RecordFiles.read = noted_read
+
+
 record_files.RecordFiles.read = noted_read
+record_files.RecordFiles.fingerprint = fingerprint_without_notes
 pretraining_flags.define_flags()
 commands.run(run_pretraining.main)

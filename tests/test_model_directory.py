@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 
@@ -321,13 +322,11 @@ def test_a_directory_that_cannot_be_judged_is_refused_and_keeps_every_byte(
     elif left == "no checkpoints":
         forget_after(folder, 0)
     before = everything(folder)
-    if resume_from is None:
+    expected = r"holds ctl_step_8\.ckpt-2 without ctl_step_8\.ckpt-2\.json"
+    if left == "no checkpoints":
         expected = (
-            "none of its checkpoints" if left == "no checkpoints" else "holds ctl_step_8.ckpt-2"
+            "no complete checkpoint of that step" if resume_from else "none of its checkpoints"
         )
-        expected += "" if left == "no checkpoints" else r" without ctl_step_8\.ckpt-2\.json"
-    else:
-        expected = "no complete checkpoint of that step|holds ctl_step_8.ckpt-2 without"
     with pytest.raises(ValueError, match=expected):
         make(make_run(small_corpus, [SHORT]), folder, resume_from).train()
     assert everything(folder) == before
@@ -351,6 +350,39 @@ def test_the_checkpoint_that_is_resumed_stays_until_another_is_whole(tmp_path):
     resumed = store.latest(lambda said: None).name
     store.settle(resumed)
     assert resumed == store.latest(lambda said: None).name == "ctl_step_2.ckpt-1"
+
+
+def test_what_is_kept_without_a_json_stays_where_all_are_kept(tmp_path):
+    tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
+    for keep in (0, 2):
+        store = checkpoints.CheckpointStore(tmp_path, keep)
+        for step in (2, 4):
+            store.save(tensors, step, state)
+        (tmp_path / "ctl_step_2.ckpt-1.json").unlink(missing_ok=True)
+        store.settle()
+        assert (tmp_path / "ctl_step_2.ckpt-1.index").exists() == (keep == 0)
+
+
+@pytest.mark.parametrize("saved", [0, 1])
+def test_a_kill_between_a_checkpoint_and_its_json_is_known_for_one(tmp_path, saved):
+    """Also of the first, which leaves nothing to resume."""
+    tensors, state = {"kernel": np.ones(1, np.float32)}, {"loop": {}, "seconds": 0.0}
+    store = checkpoints.CheckpointStore(tmp_path)
+    for step in range(1, saved + 1):
+        store.save(tensors, step, state)
+    child = os.fork()
+    if child == 0:
+        try:
+            checkpoints.write_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            store.save(tensors, 8, state)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    name = f"ctl_step_8.ckpt-{saved + 1}"
+    assert (tmp_path / f"{name}.index").exists()
+    assert (store.latest() or checkpoints.Checkpoint("", 0, {})).step == saved
+    store.settle()
+    assert not list(tmp_path.glob(f"{name}.*"))
 
 
 def test_a_write_that_fails_leaves_nothing_that_cannot_be_judged(tmp_path, monkeypatch):

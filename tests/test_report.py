@@ -55,11 +55,19 @@ def rendered(folder):
     return page.render(contents.read(folder), datetime.datetime(2026, 1, 2))
 
 
+def drawn(text, title):
+    (figure,) = re.findall(rf"<h3>{re.escape(title)}</h3>.*?</figure>", text, re.DOTALL)
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', figure)[1])
+
+
+def all_curves(text, title, name):
+    """The points of each line that is drawn under a name."""
+    return [curve["points"] for curve in drawn(text, title)["curves"] if curve["name"] == name]
+
+
 def curves(text, title):
     """{name: [(step, written value)]} of the chart with a title, as the page's script reads it."""
-    (figure,) = re.findall(rf"<h3>{re.escape(title)}</h3>.*?</figure>", text, re.DOTALL)
-    data = json.loads(re.search(r'<script type="application/json">(.*?)</script>', figure)[1])
-    found = {}
+    data, found = drawn(text, title), {}
     for curve in data["curves"]:
         found.setdefault(curve["name"], []).extend(curve["points"])
     return {name: [(step, text) for step, _, text in points] for name, points in found.items()}
@@ -160,6 +168,47 @@ def test_a_run_in_progress_is_reported_with_its_share(tmp_path):
     text = rendered(folder)
     assert "Not finished: step 20 of 80 (25 %)." in text
     assert "1 line(s) of train_log.jsonl cannot be read" in text
+
+
+def write_summary(folder, steps, loss):
+    (folder / "summaries").mkdir(exist_ok=True)
+    summary = {"total_training_steps": steps, "train_loss": loss, "held_out": {}}
+    (folder / "summaries" / "training_summary.txt").write_text(json.dumps(summary))
+
+
+def test_a_run_has_finished_when_it_came_to_its_end_whatever_its_log_says(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert "all 100 steps are in the log, but the run has not ended" in rendered(folder)
+    write_summary(folder, 50, 7.0)  # of the shorter run that it was
+    assert "Finished" not in rendered(folder)
+    write_summary(folder, 100, 8 - 100 / 50)
+    assert "Finished after 100 steps." in rendered(folder)
+    write_log(folder / "train_log.jsonl", range(20, 101, 20))
+    assert "Finished after 100 steps." in rendered(folder)
+    write_summary(folder, 100, 5.9)  # of what a return has left behind
+    assert "Finished" not in rendered(folder)
+    (folder / "train_log.jsonl").unlink()
+    assert "Finished after 100 steps." in rendered(folder)
+
+
+def test_held_out_values_of_different_lengths_are_neither_joined_nor_best_together(tmp_path):
+    stages = [
+        {"steps": steps, "warmup_steps": 0, "batch_size": 8, "max_seq_length": length}
+        for steps, length in ((50, 32), (50, 64))
+    ]
+    folder = write_run(tmp_path / "run", stages=stages)
+    log = folder / "train_log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [line | {"stage": int(line["step"] > 50)} for line in lines]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "best").mkdir()
+    best = {"step": 50, "loss": 7.0, "max_seq_length": 32}
+    (folder / "best" / "best.json").write_text(json.dumps(best))
+    text = rendered(folder)
+    assert "best at step 50, of length 32" in text
+    assert [len(points) for points in all_curves(text, "Task loss (nats)", "held out")] == [1, 1]
+    (folder / "best" / "best.json").write_text(json.dumps(best | {"max_seq_length": 64}))
+    assert "best at step 50<" in rendered(folder)
 
 
 def test_what_a_return_has_left_behind_is_a_curve_of_its_own(tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import events
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +17,7 @@ from absl import flags
 
 from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import input_pipeline, records
+from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.system import commands
@@ -484,6 +485,7 @@ def test_a_bad_record_in_mid_run_ends_it_in_one_line(
     names, where = many_records(bad, 2048, 1024)
     settings = files | SMALL | names | {"train_batch_size": 64, "num_steps_per_epoch": 99}
     monkeypatch.setattr(input_pipeline, "WINDOW_RECORDS", 1024)
+    monkeypatch.setattr(record_files, "BLOCKS_IN_FINGERPRINT", 1)  # which would find it before
     code = call(*as_flags(settings | {"save_checkpoints_steps": 4}))
     assert_ended_at_a_record(code, capfd.readouterr().err, where, what, files["model_dir"])
 
@@ -532,7 +534,7 @@ def result(model_dir):
     """All that a run leaves, by file, without what is a matter of the machine or of the starts."""
     found = {}
     for path in pathlib.Path(model_dir).rglob("*"):
-        if path.is_file() and path.name != starts.FILE:
+        if path.is_file() and path.name != starts.FILE and "tfevents" not in path.name:
             name, content = str(path.relative_to(model_dir)), path.read_bytes()
             if name == "train_log.jsonl":
                 content = [json.loads(line) for line in content.splitlines()]
@@ -575,7 +577,6 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         "save_checkpoints_steps": 4,
         "keep_checkpoint_max": 2,
         "distribution_strategy": "off",
-        "train_summary_interval": -1,
     }
     whole = start(settings | {"model_dir": str(tmp_path / "whole")})
     seed = random.randrange(2**32)  # other moments every time; a failure prints it
@@ -610,6 +611,12 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     assert left.keys() == wanted.keys(), f"after kills at {moments}, seed {seed}"
     for name, content in wanted.items():
         assert left[name] == content, f"{name} differs after kills at {moments}"
+    for kind in ("train", "eval"):
+        shown, wanted_steps = (
+            events.steps(folder / "summaries" / kind, "masked_lm_loss")
+            for folder in (model_dir, tmp_path / "whole")
+        )
+        assert shown == wanted_steps, f"TensorBoard shows others after kills at {moments}"
 
 
 @pytest.mark.slow

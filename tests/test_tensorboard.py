@@ -1,7 +1,6 @@
 """What a run writes for TensorBoard, read back: the numbers of the log, and a curve per layer."""
 
 import events
-import peers
 import pytest
 import tensorflow as tf
 from small_runs import LONG, SHORT, log_lines, make_run, train
@@ -49,17 +48,6 @@ def test_every_adapted_variable_has_a_curve_of_trust_ratios_and_all_of_them_a_hi
     assert histograms["trust_ratios"] == in_all
 
 
-KEEP_ALL = dict.fromkeys(("scalars", "histograms"), 0)
-
-
-def steps_shown(folder, name):
-    """The steps of a curve in the order in which TensorBoard shows them, repeated ones too."""
-    module = "tensorboard.backend.event_processing.plugin_event_accumulator"
-    accumulator = peers.load(module).EventAccumulator(str(folder), tensor_size_guidance=KEEP_ALL)
-    accumulator.Reload()
-    return [event.step for event in accumulator.Tensors(name)]
-
-
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_tensorboard_drops_what_a_return_undoes(small_corpus, tmp_path, evaluates):
     held_out = {"eval_steps": 2, "eval_files": (small_corpus.train,)}
@@ -68,11 +56,11 @@ def test_tensorboard_drops_what_a_return_undoes(small_corpus, tmp_path, evaluate
     train(run, tmp_path, options)
     summaries = tmp_path / "summaries"
     for kind, name in (("train", "learning_rate"), ("eval", "loss")):
-        assert steps_shown(summaries / kind, name) == [2, 4, 6, 8]
+        assert events.steps(summaries / kind, name) == [2, 4, 6, 8]
     if not evaluates:  # then nothing new is written there
         options = LoopOptions(log_steps=2, save_checkpoints_steps=4, tensorboard=True)
     engine = TfDistribute(tf.distribute.get_strategy())
     Trainer(run, options, engine, tmp_path, resume_from=4).train()
     for name in ("learning_rate", "loss", "trust_ratios"):
-        assert steps_shown(summaries / "train", name) == [2, 4, 6, 8]
-    assert steps_shown(summaries / "eval", "loss") == ([2, 4, 6, 8] if evaluates else [2, 4])
+        assert events.steps(summaries / "train", name) == [2, 4, 6, 8]
+    assert events.steps(summaries / "eval", "loss") == ([2, 4, 6, 8] if evaluates else [2, 4])

@@ -29,6 +29,7 @@ class Contents:
         abandoned: {checkpoint that was the newest then: the log before the return}.
         seeds: {folder: its log}, where each seed has a folder of its own.
         best: What `best/best.json` holds; empty if there is none.
+        summary: What a run writes at its end, `training_summary.txt`; empty if there is none.
         known_good: What `known_good.json` holds; empty if there is none.
         scores: What `results.json` of a fine-tuned model holds; empty if there is none.
         starts: Time, command and versions of each start of the run.
@@ -42,6 +43,7 @@ class Contents:
     abandoned: dict[str, Log]
     seeds: dict[str, Log]
     best: dict
+    summary: dict
     known_good: dict
     scores: dict
     starts: list[dict]
@@ -69,6 +71,7 @@ def read(folder: Path) -> Contents:
         abandoned={_word(path): read_log(path) for path in _by_number(folder, "train_log.*.jsonl")},
         seeds=seeds,
         best=_object(folder / "best/best.json", forms.BEST, notes),
+        summary=_object(folder / "summaries/training_summary.txt", forms.SUMMARY, notes),
         known_good=_object(folder / "known_good.json", forms.KNOWN_GOOD, notes),
         scores=_object(folder / "results.json", forms.SCORES, notes),
         starts=list(read_lines(folder / starts.FILE, forms.START)[0]),

@@ -99,8 +99,22 @@ def _both(contents, name):
         curves.append(Curve("before the return", _points(left, name), "abandoned"))
     for log in logs_of(contents).values():
         curves.append(Curve("training", _points(log.train, name)))
-        curves.append(Curve("held out", _points(log.held_out, name), "held-out", True))
+        curves += [
+            Curve("held out", _points(lines, name), "held-out", True)
+            for lines in _by_length(contents, log.held_out)
+        ]
     return [curve for curve in curves if curve.points]
+
+
+def _by_length(contents: Contents, held_out: Sequence[Mapping]) -> list[list[Mapping]]:
+    """The evaluations of each sequence length in a row: those of others do not compare."""
+    lengths = [stage.get("max_seq_length") for stage in contents.run.get("stages", ())]
+
+    def length(line):
+        stage = line.get("stage", 0)
+        return lengths[stage] if stage < len(lengths) else None
+
+    return [list(lines) for _, lines in itertools.groupby(held_out, length)]
 
 
 def _left_at(contents: Contents, newest: str) -> int:

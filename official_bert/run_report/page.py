@@ -71,12 +71,29 @@ def _steps(contents):
     return done, planned
 
 
+def _has_ended(contents, planned):
+    """Whether the run came to its end, where it writes its summary.
+
+    A run that has returned to a checkpoint since has another last loss in its log.
+    """
+    ended = contents.summary.get("total_training_steps", 0) >= planned
+    train = contents.log.train
+    return ended and (not train or train[-1].get("loss") == contents.summary.get("train_loss"))
+
+
 def _progress(contents):
     if contents.seeds:
         return ""
     done, planned = _steps(contents)
-    if planned is None or done >= planned:
-        return f'<p class="state">Finished after {done:,} steps.</p>' if planned else ""
+    if planned is None:
+        return ""
+    if _has_ended(contents, planned):
+        return f'<p class="state">Finished after {planned:,} steps.</p>'
+    if done >= planned:
+        return (
+            f'<p class="state">Not finished: all {planned:,} steps are in the log, but the run has '
+            "not ended and its last weights may not be saved. Run the same command again.</p>"
+        )
     share = f"{done / planned:.0%}".replace("%", " %")
     return (
         f'<p class="state">Not finished: step {done:,} of {planned:,} ({share}).</p>'
@@ -106,8 +123,17 @@ def _tiles(contents):
 
 
 def _best(contents):
-    best = contents.best
-    return f"best at step {best['step']:,}" if isinstance(best.get("step"), int) else ""
+    """Where the best weights are from; losses at another length do not compare with the last."""
+    best, step = contents.best, contents.best.get("step")
+    if not isinstance(step, int):
+        return ""
+    length = best.get("max_seq_length")
+    last = contents.log.held_out[-1].get("stage", 0) if contents.log.held_out else None
+    stages = contents.run.get("stages", ())
+    if length is None or last is None or last >= len(stages):
+        return f"best at step {step:,}"
+    same = stages[last].get("max_seq_length") == length
+    return f"best at step {step:,}" + ("" if same else f", of length {length:,}")
 
 
 def _number(line, *names):

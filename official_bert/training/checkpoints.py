@@ -149,13 +149,13 @@ class CheckpointStore:
         unexplained = self._unexplained()
         steps = {name: step_and_count(name)[0] for name in self._names()}
         found = self._newest_whole([name for name in steps if steps[name] == step], say)
+        _require_explained(self.directory, unexplained, self.newest_name(), found)
         if found is None:
             others = sorted({*steps.values()} - {step})
             raise ValueError(
                 f"resume_from={step}: {self.directory} has no complete checkpoint of that step. "
                 f"It has those of the steps {', '.join(map(str, others)) or '(none)'}."
             )
-        _require_explained(self.directory, unexplained, self.newest_name(), found)
         return found
 
     def newest_name(self) -> str | None:
@@ -221,7 +221,9 @@ class CheckpointStore:
             for name in in_order[: -self.keep]:
                 if name not in but:  # first the manifest: then the checkpoint does not count
                     (self.directory / f"{name}.json").unlink()
-        _forget_bundles(self.directory, "ctl_step_", set(self._all_names()))
+        # Where all are kept, a bundle without a `.json` was not to be removed either.
+        kept = [] if self.keep else self._unexplained()
+        _forget_bundles(self.directory, "ctl_step_", {*self._all_names(), *kept})
 
 
 def _require_explained(directory, unexplained, newest, found):
@@ -327,15 +329,16 @@ def write_bundle(
         OSError: if it cannot be written.
     """
     prefix = place(prefix)
-    aside = prefix.parent / f".writing-{prefix.name}"
     if isinstance(prefix, RemotePath):
-        for left_by_a_kill in prefix.parent.glob(".writing-*"):
-            left_by_a_kill.unlink()
-        write_whole(aside, [b""])
+        for mark in prefix.parent.glob(".writing-*"):  # left by a kill
+            mark.unlink()
+        mark = prefix.parent / f".writing-{prefix.name}"
+        write_whole(mark, [b""])
         tensor_bundles.write(prefix, tensors)
         finish()
-        aside.unlink()
+        mark.unlink()
         return
+    aside = prefix.parent / f".writing-{prefix.name}"
     for left_by_a_kill in prefix.parent.glob(".writing-*"):
         shutil.rmtree(left_by_a_kill, ignore_errors=True)
     is_finished = False

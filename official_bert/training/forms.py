@@ -93,7 +93,8 @@ RUN = {
         {"resumed_from": is_checkpoint, "instead_of": is_checkpoint, "differences": [is_scalar]}
     ],
 }
-BEST = {"step": is_count}
+BEST = {"step": is_count, "max_seq_length": is_number, "loss": is_number}
+SUMMARY = {"total_training_steps": is_count, "train_loss": is_number}
 KNOWN_GOOD = {"checkpoint": is_text}
 _SUMMARY = ("mean", "standard_deviation", "median", "best")
 SCORES = {

@@ -171,32 +171,31 @@ def load_weights(
 
 
 def digest(path: AnyPath) -> str | None:
-    """A digest of the content of a checkpoint, wherever it is; `None` if there is none.
+    """A digest of the content of a checkpoint, wherever it is; `None` if it cannot be read.
 
     The index of a TensorFlow checkpoint has the checksum of each of its tensors, so the index is
     enough. Files of other formats are read whole, as they are when their weights are loaded.
-
-    Raises:
-        OSError: a file cannot be read.
     """
-    try:
-        kind, file = ("bundle", place(path)) if is_remote(path) else finding.find(Path(path))
-    except ValueError:
-        return None
-    if kind == "bundle":
-        files = [place(f"{file}.index")]
-    elif file.name.endswith(".index.json"):  # of a model in several files
-        files = sorted(file.parent.glob(f"{file.name.partition('.')[0]}-*.safetensors"))
-    else:
-        files = [file]
     found = hashlib.sha256()
-    for part in files:
-        if not part.exists():
-            return None
-        with part.open("rb") as opened:
-            while some := opened.read(_BYTES_AT_ONCE):
-                found.update(some)
+    try:
+        for file in _files_of_content(path):
+            with file.open("rb") as opened:
+                while some := opened.read(_BYTES_AT_ONCE):
+                    found.update(some)
+    except (ValueError, OSError):  # a run that is resumed does not need it
+        return None
     return found.hexdigest()
+
+
+def _files_of_content(path):
+    if is_remote(path):
+        return [place(f"{path}.index")]
+    kind, file = finding.find(Path(path))
+    if kind == "bundle":
+        return [Path(f"{file}.index")]
+    if file.name.endswith(".index.json"):  # of a model in several files
+        return [file, *sorted(file.parent.glob("*.safetensors"))]
+    return [file]
 
 
 def _head_alone(model, source):
