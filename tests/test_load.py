@@ -262,19 +262,14 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
     whole = random_tensors(CONFIG)
     bare = {n: a for n, a in whole.items() if n[:4] != "cls/"}
     write(tmp_path / "in/bert_model.ckpt", bare | {"tags/kernel": np.zeros((16, 5), "f4")})
-    with pytest.raises(
-        ValueError, match="got encoder, pooler, tags/kernel .* --allow_missing_head"
-    ):
+    message = (
+        "got encoder, pooler, tags/kernel .* trained for another task, .* --allow_missing_head"
+    )
+    with pytest.raises(ValueError, match=message):
         official_bert.load(tmp_path / "in")
     write(tmp_path / "in/bert_model.ckpt", bare | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
     with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
         official_bert.load(tmp_path / "in")
-    encoder = {n: a for n, a in whole.items() if n[:4] != "cls/"}
-    for head, what in ({}, "Fine-tune it first"), ({"tags/w": np.zeros(3, "f4")}, "tags/w"):
-        write(tmp_path / "in/bert_model.ckpt", encoder | head)
-        with pytest.raises(ValueError, match=rf"answers questions\. .*{what}") as caught:
-            official_bert.load(tmp_path / "in")
-        assert ("trained for another task" in str(caught.value)) == bool(head)
     write(tmp_path / "in/bert_model.ckpt", whole | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
     with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
         official_bert.load(tmp_path / "in")
