@@ -14,6 +14,7 @@ from absl import flags
 
 from official_bert import optimizer_flags
 from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
+from official_bert.system.flag_definitions import warn
 
 if TYPE_CHECKING:
     import keras
@@ -165,9 +166,9 @@ def _run(values, make_work):
     strategy = make_strategy(values.distribution_strategy.lower(), num_gpus=values.num_gpus)
     engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
     if values.do_train and not values.init_checkpoint and _begins(values):
-        print(
-            "warning: there is no --init_checkpoint, so training starts from random weights. Give "
-            "the folder of a pre-trained model, unless this is meant."
+        warn(
+            "there is no --init_checkpoint, so training starts from random weights. Give the folder "
+            "of a pre-trained model, unless this is meant."
         )
     for seed, folder in seeds_and_folders(values):
         code, results = _run_seed(values, work, engine, seed, folder)

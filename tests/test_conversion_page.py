@@ -49,7 +49,8 @@ def make_folders():
     """What the page's commands read."""
     arrays = make_source(Path("google_bert"))
     CheckpointStore("model").save(arrays | {"global_step": np.int64(5)}, step=5, state={})
-    shutil.copy("google_bert/bert_config.json", "model")
+    for part in "bert_config.json", "vocab.txt":
+        shutil.copy(f"google_bert/{part}", "model")
     Path("tf_models").mkdir()
     write_objects("tf_models/pretrainer-1", arrays)
     return arrays

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
+from command_processes import without
 
+import official_bert
 from official_bert import pretraining_flags, run_pretraining
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
@@ -164,6 +166,28 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
     said = capsys.readouterr().out
     assert "resumes " in said
     assert "step 6/6" not in said
+
+
+def test_a_run_has_the_vocabulary_of_its_records_and_other_records_are_refused(
+    files, small_corpus, tmp_path, capsys
+):
+    assert call(*as_flags(files | SMALL | {"num_steps_per_epoch": 1, "warmup_steps": 1})) == 0
+    model, pieces = (
+        pathlib.Path(files["model_dir"]),
+        pathlib.Path(small_corpus.vocab_file).read_text(),
+    )
+    assert (model / "vocab.txt").read_text() == pieces
+    assert official_bert.load(model).tokenizer.encode("The", add_special_tokens=False).ids
+    words = pieces.splitlines()
+    (model / "vocab.txt").write_text("\n".join([*words[:-2], *words[:-3:-1]]) + "\n")
+    start = {"init_checkpoint": str(model), "model_dir": str(tmp_path / "another")}
+    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    assert "input_files must be made with the vocabulary of" in capsys.readouterr().err
+    (model / "vocab.txt").write_text(pieces)
+    (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    assert "input_files must be made with do_lower_case=False" in capsys.readouterr().err
+    assert not (tmp_path / "another").exists()
 
 
 def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(files, capsys):
