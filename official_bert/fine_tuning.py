@@ -167,8 +167,8 @@ def _run(values, make_work):
     engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
     if values.do_train and not values.init_checkpoint and _begins(values):
         warn(
-            "there is no --init_checkpoint, so training starts from random weights. Give the folder "
-            "of a pre-trained model, unless this is meant."
+            "there is no --init_checkpoint, so training starts from random weights. Give the "
+            "folder of a pre-trained model, unless this is meant."
         )
     for seed, folder in seeds_and_folders(values):
         code, results = _run_seed(values, work, engine, seed, folder)
