@@ -147,7 +147,7 @@ def create_pretraining_data(
         plan, vocabulary, paths, input_format, json_field, drop_duplicate_documents
     )
     finished = _finished(shards, described)
-    if finished:
+    if finished and (skip_bad_lines or not finished["counts"].get("bad_lines")):
         record_builder.remove_parts(shards)
         if report:
             report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
@@ -173,6 +173,7 @@ def create_pretraining_data(
         "duplicate_documents": source.duplicates,
         "text_bytes": source.text_bytes,
         "dropped_bytes": source.dropped_bytes,
+        "bad_lines": source.bad_lines.count,
     }
     tokens = "\n".join(vocabulary)  # a run takes them to its model
     manifest.write(shards, described | {"counts": counts, "shards": made, "tokens": tokens})

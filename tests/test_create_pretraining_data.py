@@ -178,7 +178,9 @@ def test_lines_that_cannot_be_read_are_left_out_on_request_counted_and_named(sma
             create(small_text, tmp_path, line + b"\n" + good, **options)
     lines = []
     made = create(small_text, tmp_path, text, report=lines.append, skip_bad_lines=True, **options)
-    assert made["documents"] == 80
+    assert (made["documents"], made["bad_lines"]) == (80, 6)
+    with pytest.raises(ValueError, match="line 41: .* give --skip_bad_lines"):  # not up to date
+        create(small_text, tmp_path, text, **options)
     assert "warning: 6 lines were left out, which could not be read. The first: " in lines[-1]
     assert "text.txt, line 41: 'text' holds half of a surrogate pair" in lines[-1]
     said = []

@@ -41,22 +41,26 @@ class BadLines:
 
     Args:
         skip: Leave them out.
+
+    Attributes:
+        count: Lines left out so far.
     """
 
     def __init__(self, skip: bool):
-        self._skip, self._count, self._first = skip, 0, ""
+        self._skip, self._first = skip, ""
+        self.count = 0
 
     def __call__(self, path: str, message: str) -> None:
         if not self._skip:
             text_files.refuse(path, f"{message} To leave such lines out, give --skip_bad_lines.")
-        self._count += 1
+        self.count += 1
         self._first = self._first or f"{path}, {message}"
 
     def warnings(self) -> list[str]:
         """How many were left out and why, in a line; nothing if all could be read."""
-        if not self._count:
+        if not self.count:
             return []
-        lines = "1 line was" if self._count == 1 else f"{self._count:,} lines were"
+        lines = "1 line was" if self.count == 1 else f"{self.count:,} lines were"
         return [f"{lines} left out, which could not be read. The first: {self._first}"]
 
 
@@ -130,7 +134,7 @@ class _Fingerprints:
             return False
         if self._count < self.MOST:
             bucket.append(number)
-            self._count += 1
+            self.count += 1
         return True
 
 

@@ -36,8 +36,8 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     if unknown > WORTH_A_WARNING:
         found.append(
             f"{unknown:.1%} of the text's tokens are {tokenization.UNK}: the vocabulary lacks some "
-            f"of their characters. Learn one from this text with official_bert.learn_vocabulary, "
-            f"or check --do_lower_case."
+            f"of their characters. Learn one from this text with `lamb-bert learn-vocabulary`, or "
+            f"check --do_lower_case."
         )
     if _share(summary) > WORTH_A_WARNING:
         found.append(

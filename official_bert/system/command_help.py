@@ -45,6 +45,7 @@ TOPICS = {
         "max_ngram_size",
         "short_seq_prob",
         "drop_duplicate_documents",
+        "skip_bad_lines",
         "num_shards",
         "gzip_compress",
         "use_next_sentence_label",
