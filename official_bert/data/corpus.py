@@ -134,7 +134,7 @@ class _Fingerprints:
             return False
         if self._count < self.MOST:
             bucket.append(number)
-            self.count += 1
+            self._count += 1
         return True
 
 
