@@ -235,12 +235,14 @@ def logs(folder: Path):
         "run.json": [run],
         "train_log.jsonl": [line, held_out, later],
         "train_log.ctl_step_8.ckpt-2.jsonl": [line, later],
-        "best/best.json": [{"step": 15, "loss": 8.0}],
+        "best/best.json": [{"step": 15, "loss": 8.0, "max_seq_length": 128}],
+        "summaries/training_summary.txt": [{"total_training_steps": 40, "train_loss": 8.0}],
         "known_good.json": [{"checkpoint": "ctl_step_4.ckpt-1"}],
         "results.json": [{"task": "CoLA", "summary": summary, "runs": runs}],
         "starts.jsonl": [start],
     }
-    (folder / "best").mkdir()
+    for name in "best", "summaries":
+        (folder / name).mkdir()
 
     def case(rng, damage=True):
         name = rng.choice(["train_log.jsonl", *files])

@@ -192,6 +192,24 @@ def test_another_vocabulary_is_refused_in_the_directory_of_a_run(small_sentences
         train(dataclasses.replace(run, task=task), tmp_path / "model", OPTIONS)
 
 
+def test_examples_are_known_by_their_content_wherever_they_are(
+    small_sentences, tmp_path, monkeypatch
+):
+    run = make_run(small_sentences, stages=(dataclasses.replace(STAGE, steps=1, warmup_steps=0),))
+    train(run, tmp_path / "model", OPTIONS)
+    moved = Path(shutil.copy(small_sentences.train, tmp_path / "moved.tsv"))
+    monkeypatch.chdir(tmp_path)
+    for path in ("moved.tsv", str(moved)):
+        train(dataclasses.replace(run, input_files=(path,)), tmp_path / "model", OPTIONS)
+    described = json.loads((tmp_path / "model" / "run.json").read_text())
+    assert described["input_files"] == [str(moved)]
+    assert "changes" not in described
+    table = moved.read_text()
+    moved.write_text(table[::-1].replace("nialp", "nugeb", 1)[::-1])  # one label, of equal length
+    with pytest.raises(ValueError, match="the records of stage 1 have changed"):
+        train(dataclasses.replace(run, input_files=(str(moved),)), tmp_path / "model", OPTIONS)
+
+
 def test_a_vocabulary_beyond_the_models_is_refused(small_sentences, tmp_path):
     config = dataclasses.replace(small_sentences.config, vocab_size=300)
     with pytest.raises(ValueError, match="but the model has embeddings for 300"):

@@ -254,9 +254,9 @@ def _without(values, *names):
 
 def _by_content(theirs, mine):
     """Their description with my spelling of what has the same content."""
-    theirs = dict(theirs)
-    if isinstance(theirs.get("records"), list) and len(theirs["records"]) == len(mine["records"]):
-        pairs = list(zip(theirs["records"], mine["records"], strict=True))
+    theirs, records = dict(theirs), mine.get("records", ())
+    if isinstance(theirs.get("records"), list) and len(theirs["records"]) == len(records):
+        pairs = list(zip(theirs["records"], records, strict=True))
         theirs["records"] = [now if run_records.same(str(was), now) else was for was, now in pairs]
         theirs["input_files"] = mine.get("input_files")
         if len(theirs["stages"]) == len(mine["stages"]):
