@@ -19,7 +19,7 @@ from bert_checkpoints import (
 
 import official_bert
 from official_bert import convert_checkpoint
-from official_bert.conversion import sources
+from official_bert.conversion import safetensors_files, sources
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints, model_state
 
@@ -153,7 +153,20 @@ def test_another_scope_of_pytorch_is_named_with_the_command_that_renames_it(
     with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
     run_python(str(error.value).partition("run: ")[2], monkeypatch)
-    assert_same_bytes(weights_of(tmp_path / "in/model-renamed.safetensors"), arrays)
+    assert_same_bytes(weights_of(tmp_path / "in/renamed.safetensors"), arrays)
+    (tmp_path / "in/renamed.safetensors").unlink()
+    whole = safetensors_files.read(tmp_path / "in/model.safetensors")
+    places = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(whole)}
+    for shard in set(places.values()):
+        part = [(name, whole[name]) for name in whole if places[name] == shard]
+        safetensors_files.write(tmp_path / "in" / shard, part)
+    (tmp_path / "in/model.safetensors").unlink()
+    index = tmp_path / "in/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
+        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+    run_python(str(error.value).partition("run: ")[2], monkeypatch)
+    assert_same_bytes(weights_of(tmp_path / "in/renamed.safetensors"), arrays)
 
 
 def run_python(command, monkeypatch):

@@ -63,14 +63,16 @@ def require_no_other_scope(kind: str, file: str | pathlib.Path, found: Iterable[
         return
     outer, _, last = scope.rpartition(separator)
     old, new = (outer, "") if outer and last == "bert" else (scope, f"bert{separator}")
-    suffix = ".ckpt" if kind == "bundle" else ".safetensors"
-    renamed = (
-        pathlib.Path(file)
-        .with_suffix("")
-        .with_name(f"{pathlib.Path(file).name.removesuffix(suffix)}-renamed{suffix}")
-    )
-    command = _RENAME[0] if kind == "bundle" else _RENAME[1]
-    arguments = shlex.join([f"{old}{separator}", new, str(file), str(renamed)])
+    file = pathlib.Path(file)
+    if kind == "bundle":
+        renamed = file.with_name(f"{file.name.removesuffix('.ckpt')}-renamed.ckpt")
+        command, files = _RENAME[0], [file]
+    else:
+        renamed = file.with_name("renamed.safetensors")
+        command, files = _RENAME[1], [file]
+        if file.suffix == ".json":
+            files = sorted(set(file.parent.glob("*.safetensors")) - {renamed})
+    arguments = shlex.join([f"{old}{separator}", new, *map(str, [renamed, *files])])
     raise ValueError(
         f"{file} must have its encoder under 'bert'; got {scope!r}. Rename its variables and give "
         f"{renamed} instead; run: {command} {arguments}"
@@ -119,15 +121,15 @@ _WORDS = (  # of another model than a BERT only its configuration knows, which T
     re.compile(r"(.+)\.embeddings\.word_embeddings\.weight"),
 )
 _RENAME = (
-    """python -c 'import sys, tensorflow as tf; old, new, here, there = sys.argv[1:]; """
+    """python -c 'import sys, tensorflow as tf; old, new, there, here = sys.argv[1:]; """
     """r = tf.train.load_checkpoint(here); names = sorted(r.get_variable_to_shape_map()); """
     """tf.raw_ops.SaveV2(prefix=there, tensors=[r.get_tensor(n) for n in names], """
     """shape_and_slices=[""] * len(names), """
     """tensor_names=[new + n[len(old):] if n.startswith(old) else n for n in names])'""",
     """python -c 'import sys; from safetensors.torch import load_file, save_file; """
-    """old, new, here, there = sys.argv[1:]; """
+    """old, new, there, *here = sys.argv[1:]; """
     """save_file({new + n[len(old):] if n.startswith(old) else n: t """
-    """for n, t in load_file(here).items()}, there, {"format": "pt"})'""",
+    """for f in here for n, t in load_file(f).items()}, there, {"format": "pt"})'""",
 )
 _UNPICKLE = (
     """python -c 'import os, sys, torch; from safetensors.torch import save_file; """
