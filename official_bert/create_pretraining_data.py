@@ -21,6 +21,7 @@ from absl import flags
 
 from official_bert.data import (
     build_checks,
+    build_notes,
     build_progress,
     corpus,
     dropped_text,
@@ -232,7 +233,9 @@ def _finished(shards: list[str], described: dict) -> dict | None:
     whole = [os.path.basename(s) for s in shards] == [
         entry["file"] for entry in made["shards"]
     ] and all(
-        os.path.exists(shard) and os.path.getsize(shard) == entry["bytes"]
+        os.path.exists(shard)
+        and os.path.getsize(shard) == entry["bytes"]
+        and entry.get("crc32") in (None, build_notes.checksum(shard))  # None: of older versions
         for shard, entry in zip(shards, made["shards"], strict=True)
     )
     return (

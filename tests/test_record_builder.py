@@ -247,6 +247,7 @@ DAMAGES = {
         (1, "a.building/build.json"),
         (1, "a.building/shard-00000.json"),
         (1, "a.tfrecord-00000-of-00003"),
+        (None, "a.tfrecord-00001-of-00003"),
     ],
 )
 def test_a_damaged_leftover_is_made_again(
