@@ -148,6 +148,19 @@ def kept(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     return new if finite is None else ops.where(finite, new, old)
 
 
+def square_root(x: Tensor) -> Tensor:
+    """√x, with a derivative of 0 at 0: that of √ is ∞ there, and times 0 not a number."""
+    if BACKEND == "torch" and not torch.is_grad_enabled():
+        return ops.sqrt(x)
+    is_0 = ops.equal(x, 0)
+    return ops.where(is_0, 0.0, ops.sqrt(ops.where(is_0, 1.0, x)))
+
+
+def quotient(numerator: Tensor, denominator: Tensor, known: Tensor, otherwise: float) -> Tensor:
+    """The quotient where it is known; elsewhere another value, with a derivative of 0."""
+    return ops.where(known, numerator / ops.where(known, denominator, 1.0), otherwise)
+
+
 def bitcast(x: Tensor, dtype: str) -> Tensor:
     """The bits of x taken for numbers of another type of the same width."""
     if BACKEND == "tensorflow":

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from lamb_tf import _float8, _kernels, _master_weights, _multipliers, _replicas
-from lamb_tf._kernels import kept
+from lamb_tf._kernels import kept, quotient, square_root
 from lamb_tf._state import OptimizerState
 from lamb_tf._types import Slots, Tensor, Variables
 
@@ -155,14 +155,14 @@ class LayerwiseOptimizer(OptimizerState):
         """
         loss_scale = 1.0 if self.loss_scale_factor is None else self.loss_scale_factor
         factor = 1.0 / (loss_scale * (self.gradient_accumulation_steps or 1))
-        gradient_norm = ops.sqrt(ops.sum(squares)) * factor
+        gradient_norm = square_root(ops.sum(squares)) * factor
         scales = ops.ones_like(squares) * factor
         if self.global_clipnorm:
             limit = self.global_clipnorm
-            scales *= ops.where(gradient_norm > limit, limit / gradient_norm, 1.0)
+            scales *= quotient(limit, gradient_norm, gradient_norm > limit, 1.0)
         elif self.clipnorm:
-            limit, norms = self.clipnorm, ops.sqrt(squares) * factor
-            scales *= ops.where(norms > limit, limit / norms, 1.0)
+            limit, norms = self.clipnorm, square_root(squares) * factor
+            scales *= quotient(limit, norms, norms > limit, 1.0)
         elif isinstance(factor, float) and factor == 1.0:
             return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
@@ -198,8 +198,8 @@ class LayerwiseOptimizer(OptimizerState):
                     self._find_direction(x, grads[i], states[i], scales[i], decay_of[i], scalars)
                     for i, x in zip(group, xs)
                 ]
-            weight_norms = ops.sqrt(_kernels.sums_of_squares(xs, self._precision))
-            update_norms = ops.sqrt(_kernels.sums_of_squares(us, self._precision))
+            weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision))
+            update_norms = square_root(_kernels.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
             step_sizes = _multipliers.step_sizes(
@@ -357,8 +357,9 @@ class LayerwiseOptimizer(OptimizerState):
         if self.weight_norm_bounds:
             weight_norm = self._clip(weight_norm, self.weight_norm_bounds)
         neither_is_0 = ops.minimum(weight_norm, denominator) > 0
-        ratio = weight_norm / denominator
-        ratio = ops.where(neither_is_0, ratio if factor == 1.0 else factor * ratio, 1.0)
+        ratio = quotient(weight_norm, denominator, neither_is_0, 1.0)
+        if factor != 1.0:
+            ratio = ops.where(neither_is_0, factor * ratio, 1.0)
         if self.trust_ratio_bounds:
             ratio = self._clip(ratio, self.trust_ratio_bounds)
         return ratio

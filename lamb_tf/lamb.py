@@ -189,11 +189,11 @@ class LAMB(LayerwiseOptimizer):
             m_hat = beta_1 * m / corrections.next_m + (1 - beta_1) * g / corrections.m
         if self.nesterov == "both":
             v_hat = beta_2 * v / corrections.next_v + (1 - beta_2) * g * g / corrections.v
-        root = ops.sqrt(v_hat) + self.epsilon
-        r = m_hat / root
-        if self.epsilon <= _kernels.TINY:
-            r = ops.where(root > 0, r, 0.0)  # of 0 / 0, where no gradient came yet
-        return r + decay * x
+        root = _kernels.square_root(v_hat) + self.epsilon
+        if self.epsilon > _kernels.TINY:
+            return m_hat / root + decay * x
+        # It is 0 / 0 where no gradient came yet.
+        return _kernels.quotient(m_hat, root, root > 0, 0.0) + decay * x
 
 
 def rounded(betas: Iterable[float], precision: str) -> tuple[float, ...]:

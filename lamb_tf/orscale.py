@@ -10,11 +10,13 @@ from keras import ops
 
 from lamb_tf import _selection
 from lamb_tf._hyperparameters import fraction, not_negative, truth
+from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
 from lamb_tf.lamb import one_minus_power, rounded
 
 _OF_ADAMS_SIZE = 0.2  # root mean square of an entry of s Q, as an update of Adam has it
+_IS_THERE = 0.25  # ‖Q‖ / √min(m, n) from which on Q sets c; it is near 1 if M has full rank
 
 
 class NewtonSchulz(NamedTuple):
@@ -68,9 +70,11 @@ class OrScale(LayerwiseOptimizer):
         r = ‖W‖ / (c ‖D‖ + ε), clipped to the bounds
         W ← W − η r D
 
-    OrScale-LM, for language models, is the default: s = 0.2 √max(m, n), and c is set by the first
-    step, for each matrix, such that its r is 1 there; c = s if W or D is 0. A rate η that suits
-    AdamW is then of the right size. `calibrated=False` is OrScale, for other models: s = c = 1.
+    OrScale-LM, for language models, is the default: s = 0.2 √max(m, n), and c is set for each
+    matrix such that its r is 1 in the first step in which Q is there, ‖Q‖ ≥ √min(m, n) / 4; c = s
+    if W or D is 0. Before that step, after gradients of 0, tiny ones or a few rows, r is 1 too. A
+    rate η that suits AdamW is then of the right size. `calibrated=False` is OrScale, for other
+    models: s = c = 1.
 
     Everything else is moved by AdamW, with the same rate and decay: what is no matrix, and what
     `adam_paths` names. Name the last layer of a classifier there, too.
@@ -239,8 +243,11 @@ class OrScale(LayerwiseOptimizer):
             norms = _norm(x), _norm(moved["D"])
             smallest = ops.minimum(*norms)
             known = (smallest > 0) & (smallest >= self.epsilon)
-            anchor = ops.where(known, norms[0] / ops.where(known, norms[1], 1.0), scale)
-            moved["calibration"] = ops.where(slots["calibration"] > 0, slots["calibration"], anchor)
+            c = quotient(*norms, known, scale)
+            # Of a gradient of 0, or of few rows, c would say nothing of the steps to come. It is
+            # negative as long as it is of one step alone.
+            c = ops.where(_norm(q) >= _IS_THERE * math.sqrt(min(rows, columns)), c, -c)
+            moved["calibration"] = ops.where(slots["calibration"] > 0, slots["calibration"], c)
         return moved
 
     def direction(
@@ -249,15 +256,14 @@ class OrScale(LayerwiseOptimizer):
         """m̂ / (√v̂ + ε) + λ x; or D, times c."""
         if "v" in slots:
             m_hat, v_hat = (s / c for s, c in zip((slots["momentum"], slots["v"]), corrections))
-            root = ops.sqrt(v_hat) + self.adam_epsilon
-            return ops.where(root > 0, m_hat / root, 0.0) + decay * x
-        return slots["D"] * slots["calibration"] if self.calibrated else slots["D"]
+            root = square_root(v_hat) + self.adam_epsilon
+            return quotient(m_hat, root, root > 0, 0.0) + decay * x
+        return slots["D"] * ops.abs(slots["calibration"]) if self.calibrated else slots["D"]
 
     def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
         """r, within the bounds whatever the norms; of a D of 0 with an ε of 0 it is 1."""
         denominator = update_norm + self.epsilon
-        known = denominator > 0
-        ratio = ops.where(known, weight_norm / ops.where(known, denominator, 1.0), 1.0)
+        ratio = quotient(weight_norm, denominator, denominator > 0, 1.0)
         return self._clip(ratio, self.trust_ratio_bounds)
 
     def move(
@@ -265,7 +271,7 @@ class OrScale(LayerwiseOptimizer):
     ) -> tuple[Tensor, Slots]:
         """x − step_size D, which is u / c; of AdamW u itself."""
         if "calibration" in slots:
-            u = u / slots["calibration"]
+            u = u / ops.abs(slots["calibration"])
         return x - step_size * u, {}
 
 
@@ -288,7 +294,7 @@ def orthogonal_factor(x: Tensor, iteration: NewtonSchulz = POLAR_EXPRESS) -> Ten
 
 
 def _norm(x):
-    return ops.sqrt(ops.sum(ops.square(x)))
+    return square_root(ops.sum(ops.square(x)))
 
 
 def _rows_and_columns(shape):

@@ -148,21 +148,28 @@ def orscale(
     trust_ratio_bounds=None,
     multiplier=1.0,
 ):
-    """A matrix after an OrScale or OrScale-LM update for each gradient (arXiv 2605.07815)."""
+    """A matrix after an OrScale or OrScale-LM update for each gradient (arXiv 2605.07815).
+
+    c is of the first step whose Q has a quarter of the norm that it has at full rank.
+    """
     x = np.asarray(x, np.float64)
     m, c = np.zeros_like(x), None
     scale = 0.2 * np.sqrt(max(x.shape)) if calibrated else 1.0
     bounds = trust_ratio_bounds or ((0.1, 5.0) if calibrated else (0.5, 1.5))
     for step, g in enumerate(gradients):
         m = momentum * m + np.asarray(g, np.float64)
-        d = _at(weight_decay, step) * x + scale * polar_express(momentum * m + g)
+        q = polar_express(momentum * m + g)
+        d = _at(weight_decay, step) * x + scale * q
         norm_x, norm_d = np.linalg.norm(x), np.linalg.norm(d)
+        c_now = c
         if c is None:
-            c = 1.0
+            c_now = 1.0
             if calibrated:
                 known = min(norm_x, norm_d) >= epsilon and min(norm_x, norm_d) > 0
-                c = norm_x / norm_d if known else scale
-        divisor = c * norm_d + epsilon
+                c_now = norm_x / norm_d if known else scale
+            if np.linalg.norm(q) >= np.sqrt(min(x.shape)) / 4:
+                c = c_now
+        divisor = c_now * norm_d + epsilon
         ratio = np.clip(norm_x / divisor if divisor else 1.0, *bounds) if adapt else 1.0
         x = x - multiplier * _at(learning_rate, step) * ratio * d
     return x
