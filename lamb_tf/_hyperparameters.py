@@ -22,6 +22,7 @@ OTHER_NAMES = {  # of arguments, in other libraries or older ones
     "eps": "epsilon",
     "max_grad_norm": "global_clipnorm",
 }
+CLIPS = "clipnorm", "clipvalue", "global_clipnorm"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
 
 
@@ -152,6 +153,29 @@ def _is_finite_and_not_negative(value):
         return False
 
 
+class Dependent:
+    """An argument of which None stands for a value that other arguments decide, until it is built.
+
+    Args:
+        value: The value by the optimizer.
+    """
+
+    def __init__(self, value: Callable[[Any], Any]):
+        self.value = value
+
+    def __set_name__(self, owner: type, name: str):
+        self.name = name
+
+    def __get__(self, optimizer: object, owner: type | None = None) -> Any:
+        if optimizer is None:
+            return self
+        given = vars(optimizer).get(self.name)
+        return self.value(optimizer) if given is None else given
+
+    def __set__(self, optimizer: object, value: object):
+        vars(optimizer)[self.name] = value
+
+
 class Configured(keras.optimizers.Optimizer):
     """A Keras optimizer whose arguments are checked, fixed when it is built, and saved.
 
@@ -208,6 +232,22 @@ class Configured(keras.optimizers.Optimizer):
         is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
         return callable(rate) and not is_schedule and not _selection.is_variable(rate)
 
+    def _check_together(self):
+        """What Keras' constructor checks of arguments together: they may have changed since."""
+        clips = [name for name in CLIPS if getattr(self, name) is not None]
+        if len(clips) > 1:
+            raise ValueError(
+                f"Only one of {', '.join(CLIPS)} can be set; got {', '.join(clips)}. Set the "
+                "others to None."
+            )
+        if self.use_ema:
+            if not 0 <= number(self.ema_momentum, "ema_momentum") <= 1:
+                raise ValueError(
+                    f"`ema_momentum` must be in [0, 1]; got {self.ema_momentum!r}. 0.99 is usual."
+                )
+            if self.ema_overwrite_frequency is not None:
+                count(self.ema_overwrite_frequency, "ema_overwrite_frequency")
+
     def _set_exclusions(self, *exclusions):
         # As lists: what can be read only once is read here.
         exclusions = [None if each is None else _selection.as_list(each) for each in exclusions]
@@ -236,7 +276,7 @@ class Configured(keras.optimizers.Optimizer):
         """The arguments, in terms that can be saved: see `_selection` for the exclusions."""
         config = super().get_config()
         for name in self.hyperparameters:
-            value = getattr(self, name)
+            value = vars(self)[name]  # as given: see `Dependent`
             config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
         variables = self.trainable_variables if self.built else None
         for argument, exclusions in self._exclusions.items():

@@ -5,6 +5,7 @@ fuse by themselves; torch runs one operation after the other.
 """
 
 import contextlib
+import itertools
 import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager
 
 from keras import ops
 
-from lamb_tf._replicas import BACKEND, are_distributed, device_of, first_replica, on, read
+from lamb_tf._replicas import BACKEND, are_distributed, first_replica, on
 from lamb_tf._types import Slots, Tensor, Variables
 from lamb_tf.compile_target import compiles_for_cpu, in_xla
 
@@ -67,19 +68,12 @@ class AdamDirection:
         v ← β₂ v + (1 − β₂) g²
         u = λ x + (√c₂ / c₁) m / (√v + √c₂ ε)
 
-    u is formed in scratch tensors; variables of one shape share one. They belong to no checkpoint.
-    `tests/test_kernels.py` shows that this is `LAMB.direction`.
+    u is formed in a resource that lives as long as the call, so that a SavedModel of a step holds
+    all that the step needs. Its name is unique in the process: `tf.saved_model.load` would give all
+    anonymous resources one name. `tests/test_kernels.py` shows that this is `LAMB.direction`.
     """
 
-    def __init__(self, variables: Variables, dtype: str):
-        shared, self.scratch = {}, []  # for each variable one, on its device
-        for variable in variables:
-            key = tuple(variable.shape), device_of(variable)
-            if key not in shared:
-                with on(key[1]):
-                    zeros = tf.zeros(key[0], dtype)
-                    shared[key] = tf.Variable(zeros, trainable=False, name="scratch")
-            self.scratch.append(shared[key])
+    _names = itertools.count()
 
     @staticmethod
     def computes(betas: Sequence[float], epsilon: float) -> bool:
@@ -107,13 +101,17 @@ class AdamDirection:
     def __call__(
         self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor, scalars: AdamScalars
     ) -> Tensor:
-        """u, with new m and v in `slots`, where the scratch tensor of x stands too."""
-        scratch, m, v = slots["scratch"], slots["m"], slots["v"]
-        scratch.assign(decay * ops.cast(x, scratch.dtype))
-        tf.raw_ops.ResourceApplyAdam(
-            var=scratch.handle, m=m.handle, v=v.handle, grad=g, **scalars._asdict()
-        )
-        return read(scratch)
+        """u, with new m and v in `slots`."""
+        m, v = slots["m"], slots["v"]
+        decayed = decay * ops.cast(x, m.dtype)
+        name = f"lamb_tf_direction_{next(self._names)}"
+        u = tf.raw_ops.VarHandleOp(dtype=m.dtype, shape=m.shape, shared_name=name)
+        tf.raw_ops.AssignVariableOp(resource=u, value=decayed)
+        tf.raw_ops.ResourceApplyAdam(var=u, m=m.handle, v=v.handle, grad=g, **scalars._asdict())
+        value = tf.raw_ops.ReadVariableOp(resource=u, dtype=m.dtype)
+        with after([value]):
+            tf.raw_ops.DestroyResourceOp(resource=u)
+        return value
 
 
 def subtract(x: Tensor, step_size: Tensor, u: Tensor) -> None:

@@ -221,7 +221,7 @@ class LayerwiseOptimizer(OptimizerState):
 
     def _find_direction(self, x, g, state, scale, decay, scalars):
         """u of one tensor, by the kernel where there is one; moves its slots."""
-        if "scratch" not in state:
+        if not self._kernel or _kernels.fuses():
             return self._fused_equations(x, g, state, scale, decay, scalars)
         return self._kernel(x, self._scaled(g, scale), state, decay, scalars.coefficients.kernel)
 

@@ -48,6 +48,20 @@ class Record:
         return [i in positions for i in range(len(variables))]
 
 
+def check_types(variables: Variables) -> None:
+    """Raises TypeError for a variable that no step can move: one of integers, or complex."""
+    for variable in variables:
+        # "float32", tf.float32 or torch.float32
+        dtype = getattr(variable.dtype, "name", str(variable.dtype)).split(".")[-1]
+        if "float" not in dtype:
+            raise TypeError(
+                "A variable that is trained must be of real floating point; got "
+                f"{path_of(variable)!r} of {dtype}. Leave it out of the variables (`trainable = "
+                "False`)"
+                + (", or train its real and imaginary part." if "complex" in dtype else ".")
+            )
+
+
 def is_same(path: str, other: str) -> bool:
     """Whether these are paths of one variable: Keras may drop the model's name when it loads."""
     short, long = sorted((path, other), key=len)

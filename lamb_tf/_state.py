@@ -19,7 +19,6 @@ from keras import ops
 from lamb_tf import (
     _float8,
     _hyperparameters,
-    _kernels,
     _layouts,
     _master_weights,
     _replicas,
@@ -36,6 +35,7 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_trainable_variables": "the variables that the optimizer was built with",
     "_delete_tracking": "on TensorFlow, so that checkpoints go by the names of the state, and not",
     "_variables": "by the numbers in this list, which other options shift",
+    "_trackable_children": "what of it TensorFlow saves, by name",
     "_get_variable_index": "the position of a variable among them, the same on each replica",
     "_check_variables_are_known": "its error for a variable that the optimizer was not built with",
     "_filter_empty_gradients": "its warning and error for variables without gradient",
@@ -110,6 +110,8 @@ class OptimizerState(_hyperparameters.Configured):
             self._is_settled = True
 
     def _build(self, variables):
+        self._check_together()
+        _selection.check_types(variables)
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
         # What may refuse comes before Keras calls the optimizer built, so that a second try is as
@@ -255,6 +257,13 @@ class OptimizerState(_hyperparameters.Configured):
         if self.built and self._telemetry is None:
             self._telemetry = Metrics(self)
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        """Telemetry too, which checkpoints leave out, in a SavedModel: its steps write there."""
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "savedmodel" or self._telemetry is None:
+            return children
+        return {**children, **vars(self._telemetry)}
+
     @property
     def iterations(self) -> keras.Variable:
         """Updates made so far; skipped ones and the micro-steps of accumulation do not count."""
@@ -280,14 +289,12 @@ class OptimizerState(_hyperparameters.Configured):
         return slots
 
     def _state(self, variable):
-        """What a step of one variable works on: its slots, its average, its scratch, its master.
+        """What a step of one variable works on: its slots, its average, its master.
 
         Without a master, a variable of 16 bits has a seed: no other step or variable has the same.
         """
         index = self._get_variable_index(variable)
         state = {n: slots[index] for n, slots in self._slots.items() if slots[index] is not None}
-        if self._kernel and not _kernels.fuses():
-            state["scratch"] = self._kernel.scratch[index]
         if str(index) in self._masters:
             state["master"] = self._masters[str(index)]
         elif _master_weights.are_for(variable):

@@ -158,7 +158,7 @@ class LAMB(LayerwiseOptimizer):
         # Where TensorFlow runs a plain graph, the kernel stands for `moments` and `direction`.
         plain = self.has_kernels and not self.nesterov
         if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
-            self._kernel = _kernels.AdamDirection(self.trainable_variables, self._precision)
+            self._kernel = _kernels.AdamDirection()
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> Corrections:
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""

@@ -1,11 +1,18 @@
 """LARS, layerwise adaptive rate scaling, in both of its published forms and a third in use."""
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import keras
 
-from lamb_tf._hyperparameters import fraction, not_negative, one_of, positive, truth
+from lamb_tf._hyperparameters import (
+    Dependent,
+    fraction,
+    not_negative,
+    one_of,
+    positive_or_none,
+    truth,
+)
 from lamb_tf._layerwise import LayerwiseOptimizer
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
 
@@ -76,11 +83,12 @@ class LARS(LayerwiseOptimizer):
     """
 
     slot_names = ("momentum",)
+    trust_coefficient: Any = Dependent(lambda self: 1.0 if self.moves_along_u else 0.001)
     hyperparameters: ClassVar[dict[str, Callable]] = {
         **LayerwiseOptimizer.hyperparameters,
         "momentum": fraction,
         "ratio": one_of("before_momentum", "decayed_before_momentum", "after_momentum"),
-        "trust_coefficient": positive,
+        "trust_coefficient": positive_or_none,
         "epsilon": not_negative,
         "nesterov": truth,
     }
@@ -116,8 +124,6 @@ class LARS(LayerwiseOptimizer):
             learning_rate_multipliers,
             **kwargs,
         )
-        if trust_coefficient is None:
-            trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001
         self.momentum = momentum
         self.ratio = ratio
         self.trust_coefficient = trust_coefficient

@@ -149,6 +149,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         return optimizer
 
     def _create_slots(self, var_list):
+        _selection.check_types(var_list)
         if not self._exclusions_were_checked:
             undecayed, _ = (
                 _selection.excluded(var_list, getattr(self, argument), argument, self._is_restored)
@@ -399,13 +400,21 @@ class LARS(_Layerwise):
         ratios = ("before_momentum", "decayed_before_momentum", "after_momentum")
         if ratio not in ratios:
             raise ValueError(f"`ratio` must be one of {ratios}, got {ratio!r}.")
-        if trust_coefficient is None:
-            trust_coefficient = 1.0 if ratio == "after_momentum" else 0.001
         self.momentum = _checked("momentum", momentum, below=1)
         self.ratio = ratio
-        self.trust_coefficient = _checked("trust_coefficient", trust_coefficient)
+        self.trust_coefficient = trust_coefficient
         self.epsilon = _checked("epsilon", epsilon)
         self.nesterov = bool(nesterov)
+
+    @property
+    def trust_coefficient(self):
+        """η; where none was given, that of the form."""
+        by_form = 1.0 if self.ratio == "after_momentum" else 0.001
+        return by_form if self._trust_coefficient is None else self._trust_coefficient
+
+    @trust_coefficient.setter
+    def trust_coefficient(self, value):
+        self._trust_coefficient = value if value is None else _checked("trust_coefficient", value)
 
     def _step(self, x, g, slots, c, weight_decay, adapted):
         mu, slot = self.momentum, slots["momentum"]
@@ -427,8 +436,9 @@ class LARS(_Layerwise):
         return _trust_ratio(tf.norm(x), update_norm + self.epsilon, self.trust_coefficient)
 
     def get_config(self) -> dict[str, object]:
-        names = ("momentum", "ratio", "trust_coefficient", "epsilon", "nesterov")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        names = ("momentum", "ratio", "epsilon", "nesterov")
+        settings = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **settings, "trust_coefficient": self._trust_coefficient}
 
 
 def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> tf_keras.Model:

@@ -92,11 +92,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"an update. Received a {type(inner_optimizer).__name__}: use "
                 "keras.optimizers.LossScaleOptimizer for it."
             )
-        if inner_optimizer.loss_scale_factor is not None:
-            raise ValueError(
-                "The gradients would be unscaled twice: leave out "
-                f"`loss_scale_factor={inner_optimizer.loss_scale_factor}` of `inner_optimizer`."
-            )
+        _check_unscaled(inner_optimizer)
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
 
     if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
@@ -124,6 +120,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def build(self, var_list: Variables | None) -> None:
         """Creates the scale and the state of the inner optimizer."""
         if not self.built:
+            _check_unscaled(self.inner_optimizer)  # it may have been assigned since
             with _replicas.strategy_of(var_list or []):
                 # First, because it may refuse: Keras would have added the scale by then.
                 self.inner_optimizer.build(var_list)
@@ -184,6 +181,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         scale, good_steps = next_scale(scale, good_steps, skipped, self.dynamic_growth_steps)
         counter.assign(good_steps)
         self.dynamic_scale.assign(scale)
+
+
+def _check_unscaled(inner):
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "The gradients would be unscaled twice: leave out "
+            f"`loss_scale_factor={inner.loss_scale_factor}` of `inner_optimizer`."
+        )
 
 
 def _scale(value, argument):

@@ -3,13 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
 from lamb_tf import _selection
-from lamb_tf._hyperparameters import fraction, not_negative, truth
+from lamb_tf._hyperparameters import Dependent, fraction, not_negative, truth
 from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
@@ -128,6 +128,7 @@ class OrScale(LayerwiseOptimizer):
     slot_names = ("momentum", "v", "calibration")
     scalar_slots = ("calibration",)
     iteration = POLAR_EXPRESS
+    trust_ratio_bounds: Any = Dependent(lambda self: (0.1, 5.0) if self.calibrated else (0.5, 1.5))
     hyperparameters: ClassVar[dict[str, Callable]] = {
         **LayerwiseOptimizer.hyperparameters,
         "momentum": fraction,
@@ -160,8 +161,6 @@ class OrScale(LayerwiseOptimizer):
         **kwargs: object,
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
-        if trust_ratio_bounds is None:
-            trust_ratio_bounds = (0.1, 5.0) if calibrated else (0.5, 1.5)
         super().__init__(
             learning_rate,
             weight_decay,

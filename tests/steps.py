@@ -41,10 +41,10 @@ def train(optimizer, weights, gradients, dtype="float32"):
     return values(variables)
 
 
-def take_steps(optimizer, variables, gradients):
-    """Applies each of `gradients`, compiled as the backend compiles."""
+def take_steps(optimizer, variables, gradients, xla=False):
+    """Applies each of `gradients`, compiled as the backend compiles; on TensorFlow or by XLA."""
     optimizer.build(variables)
-    step = _compiled(optimizer, variables)
+    step = _compiled(optimizer, variables, xla)
     for grads in gradients:
         step([keras.ops.convert_to_tensor(g) for g in grads])
 
@@ -54,11 +54,13 @@ def values(variables):
     return [np.array(_replicas.to_numpy(v), np.float64) for v in variables]
 
 
-def _compiled(optimizer, variables):
+def _compiled(optimizer, variables, xla):
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(lambda grads: optimizer.apply(grads, variables), autograph=False)
+        return tf.function(
+            lambda grads: optimizer.apply(grads, variables), autograph=False, jit_compile=xla
+        )
     if BACKEND == "torch":
         return lambda grads: optimizer.apply(grads, variables)
 

@@ -87,13 +87,42 @@ def test_what_the_kernel_does_not_compute_is_left_to_the_equations(arguments):
         assert isinstance(optimizer._kernel, _kernels.AdamDirection) == has_kernel
 
 
-def test_variables_of_one_shape_share_their_scratch():
-    variables = [keras.Variable(np.ones(shape)) for shape in ((3, 2), (3,), (3, 2))]
-    optimizer = lamb_tf.LAMB()
+@pytest.mark.parametrize("records", [False, True], ids=["plain", "telemetry"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lamb_tf.LAMB(0.1, weight_decay=0.1),
+        lambda: lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.1, gradient_accumulation_steps=2)),
+        lambda: lamb_tf.LARS(0.1, use_ema=True),
+        lambda: lamb_tf.OrScale(0.1, weight_decay=0.1),
+    ],
+    ids=["LAMB", "LossScaleOptimizer", "LARS", "OrScale"],
+)
+def test_a_step_in_a_saved_model_goes_on_where_it_was_saved(tmp_path, make, records):
+    rng = np.random.default_rng(0)
+    variables = [keras.Variable(rng.normal(size=s)) for s in ((4, 3), (4, 3), (3,))]
+    gradients = [tf.constant(rng.normal(size=v.shape), "float32") for v in variables]
+    optimizer = make()
+    if records:
+        lamb_tf.telemetry.record(optimizer)
     optimizer.build(variables)
-    first, other, again = optimizer._kernel.scratch
-    assert first is again
-    assert first is not other
+    module = tf.Module()
+    module.optimizer, module.variables_ = optimizer, [v.value for v in variables]
+
+    @tf.function(input_signature=[[tf.TensorSpec(g.shape) for g in gradients]])
+    def step(grads):
+        optimizer.apply(grads, variables)
+
+    module.step = step
+    step(gradients)
+    tf.saved_model.save(module, tmp_path)
+    loaded, other = (tf.saved_model.load(tmp_path) for _ in range(2))
+    for _ in range(3):
+        step(gradients)
+        loaded.step(gradients)
+    for here, there, saved in zip(variables, loaded.variables_, other.variables_):
+        np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
+        assert (saved.numpy() != here.numpy()).any()
 
 
 def test_groups_are_of_24_mb_or_of_one_larger_tensor():

@@ -295,6 +295,137 @@ def test_building_twice_changes_nothing():
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
+def test_a_variable_that_is_not_of_real_floating_point_is_refused(make, dtype):
+    variables = [keras.Variable(np.ones((2, 2)), name="kernel")]
+    variables += [keras.Variable(np.ones((2, 2), dtype), dtype=dtype, name="odd", trainable=False)]
+    for optimizer in (make(), lamb_tf.LossScaleOptimizer(make())):
+        with pytest.raises(
+            TypeError, match=f"must be of real floating point; got 'odd' of {dtype}"
+        ):
+            optimizer.build(variables)
+        optimizer.build(variables[:1])
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "depends", "values"),
+    [
+        (lamb_tf.OrScale, {"calibrated": False}, "trust_ratio_bounds", [(0.1, 5.0), (0.5, 1.5)]),
+        (lamb_tf.LARS, {"ratio": "after_momentum"}, "trust_coefficient", [0.001, 1.0]),
+    ],
+)
+def test_what_depends_on_an_argument_is_settled_when_the_optimizer_is_built(
+    make, change, depends, values
+):
+    ((argument, value),) = change.items()
+    copies = []
+    for optimizer in (make(), make.from_config(make().get_config())):
+        assert getattr(optimizer, depends) == values[0]
+        setattr(optimizer, argument, value)
+        copies += [optimizer, make.from_config(optimizer.get_config())]
+    for optimizer in (make(**change), *copies):
+        assert getattr(optimizer, depends) == values[1]
+        optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
+        assert getattr(optimizer, depends) == values[1]
+        with pytest.raises(AttributeError, match=f"`{depends}` is fixed"):
+            setattr(optimizer, depends, values[0])
+    given = make(**{depends: values[0]})
+    setattr(given, argument, value)
+    assert getattr(given, depends) == values[0]
+
+
+@pytest.mark.parametrize(
+    ("assigned", "message"),
+    [
+        ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "Only one of .* got clipnorm, global_clipnorm"),
+        ({"use_ema": True, "ema_momentum": 99}, r"`ema_momentum` must be in \[0, 1\]; got 99"),
+        ({"use_ema": True, "ema_overwrite_frequency": -1}, "ema_overwrite_frequency"),
+    ],
+    ids=str,
+)
+def test_arguments_that_contradict_are_refused_when_assigned_one_by_one(assigned, message):
+    optimizer = lamb_tf.LAMB()
+    for name, value in assigned.items():
+        setattr(optimizer, name, value)
+    with pytest.raises(ValueError, match=message):
+        optimizer.build([keras.Variable(np.ones(3))])
+
+
+OF_DERIVATIVES = {
+    "LAMB": lambda: lamb_tf.LAMB(0.1, weight_decay=0.1, global_clipnorm=1.0),
+    "LAMB, no epsilon": lambda: lamb_tf.LAMB(0.1, epsilon=0.0, nesterov="both", clipnorm=1.0),
+    "LARS": lambda: lamb_tf.LARS(0.1),
+    "LARS, after": lambda: lamb_tf.LARS(0.1, ratio="after_momentum", weight_decay=0.1),
+    "OrScale": lambda: lamb_tf.OrScale(0.1),
+    "OrScale, no epsilon": lambda: lamb_tf.OrScale(
+        0.1, calibrated=False, epsilon=0.0, adam_epsilon=0.0
+    ),
+}
+ZEROS = [(0, 0), (0, 1), (1, 0), (1, 1)]  # of weights and gradients: whether they are 0
+of_derivatives = pytest.mark.parametrize("make", OF_DERIVATIVES.values(), ids=OF_DERIVATIVES)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="a step assigns, which only JAX can differentiate")
+@of_derivatives
+def test_two_steps_have_finite_derivatives_at_zeros(make):
+    import jax
+
+    arrays = [np.arange(12, dtype="float32").reshape(4, 3), np.ones(3, "float32")]
+    variables, optimizer = [keras.Variable(array) for array in arrays], make()
+    optimizer.build(variables)
+
+    def loss(values, gradients):
+        state = [v.value for v in optimizer.variables]
+        for _ in range(2):
+            values, state = optimizer.stateless_apply(state, gradients, values)
+        return sum(keras.ops.sum(value) for value in values)
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)))
+    for x, g in ZEROS:
+        found = gradient([x * a for a in arrays], [g * a for a in arrays])
+        assert all(np.isfinite(each).all() for each in jax.tree.leaves(found)), (x, g)
+
+
+@of_derivatives
+def test_direction_and_ratio_have_finite_derivatives_at_zeros(make):
+    variable, optimizer = keras.Variable(np.ones((4, 3), "float32")), make()
+    optimizer.build([variable])
+    one = keras.ops.ones(())
+    slots = {n: v + 0.0 for n, v in optimizer.slots(variable).items() if v is not None}
+
+    def movement(x, g):
+        moved = {**slots, **optimizer.moments(x, g, slots, 0.1 * one)}
+        u = optimizer.direction(x, g, moved, 0.1 * one, optimizer.coefficients(one, None))
+        norms = [_kernels.square_root(keras.ops.sum(t * t)) for t in (x, u)]
+        return keras.ops.sum(optimizer.trust_ratio(*norms, 0.1 * one) * u)
+
+    for zeros in ZEROS:
+        for found in derivatives(movement, [np.full((4, 3), c, "float32") for c in zeros]):
+            assert np.isfinite(found).all(), zeros
+
+
+def derivatives(function, arrays):
+    """Those of a scalar, by the backend that is set."""
+    tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
+    if BACKEND == "jax":
+        import jax
+
+        return jax.grad(function, (0, 1))(*tensors)
+    if BACKEND == "torch":
+        import torch
+
+        tensors = [t.requires_grad_() for t in tensors]
+        found = torch.autograd.grad(function(*tensors), tensors, allow_unused=True)
+        return [keras.ops.convert_to_numpy(t) for t in found if t is not None]
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        value = function(*tensors)
+    return [t.numpy() for t in tape.gradient(value, tensors) if t is not None]
+
+
 # The order of a step.
 
 

@@ -464,6 +464,24 @@ def test_lars_follows_its_papers_formulas(ratio, nesterov):
         assert_same([ours[k]], [expected])
 
 
+def test_the_trust_coefficient_follows_a_ratio_that_is_assigned():
+    optimizer = legacy.LARS()
+    assert optimizer.trust_coefficient == 0.001
+    again = legacy.LARS.from_config(optimizer.get_config())
+    for each in (optimizer, again):
+        each.ratio = "after_momentum"
+        assert each.trust_coefficient == 1.0
+    assert legacy.LARS(trust_coefficient=0.5, ratio="after_momentum").trust_coefficient == 0.5
+
+
+@pytest.mark.parametrize("make", [legacy.LAMB, legacy.LARS])
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "bool"])
+def test_a_variable_that_is_not_of_real_floating_point_is_refused(make, dtype):
+    odd = tf.Variable(tf.cast(tf.ones(3), dtype), name="odd")
+    with pytest.raises(TypeError, match=f"must be of real floating point; got 'odd' of {dtype}"):
+        make().apply_gradients([(tf.cast(tf.ones(3), dtype), odd)])
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("ratio", ["decayed_before_momentum", "after_momentum"])
 def test_lars_is_that_of_tf_models_and_reads_its_checkpoint(tmp_path, ratio, nesterov):

@@ -204,6 +204,30 @@ def test_a_skipped_first_update_leaves_the_calibration_to_the_next():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("xla", [False, True])
+def test_c_waits_for_each_matrix_until_q_is_there(xla):
+    if xla and steps.BACKEND != "tensorflow":
+        pytest.skip("JAX compiles in any case, torch in none")
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(0, 0.1, (32, 32)).astype("float32")] * 4
+    gradients = [[rng.normal(size=(32, 32)).astype("float32")] * 4 for _ in range(6)]
+    one_row = gradients[1][0] * (np.arange(32) == 3)[:, None]
+    gradients[0] = [gradients[0][0], 0 * one_row, np.float32(1e-20) * gradients[0][0], one_row]
+    gradients[1] = [gradients[1][0], 0 * one_row, np.float32(1e-12) * gradients[1][0], one_row]
+    optimizer = lamb_tf.OrScale(0.01, weight_decay=0.01, adam_paths=None)
+    telemetry.record(optimizer)
+    variables = [keras.Variable(x, name=f"kernel_{i}") for i, x in enumerate(weights)]
+    steps.take_steps(optimizer, variables, gradients[:1], xla)
+    ratios = [row["trust_ratio"] for row in telemetry.read(optimizer).values()]
+    np.testing.assert_allclose(ratios, 1, rtol=1e-4)
+    steps.take_steps(optimizer, variables, gradients[1:], xla)
+    ratios = [row["trust_ratio"] for row in telemetry.read(optimizer).values()]
+    np.testing.assert_allclose(ratios, 1, atol=0.3)
+    for i, found in enumerate(steps.values(variables)):
+        expected = reference.orscale(weights[i], [g[i] for g in gradients], 0.01, weight_decay=0.01)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=5e-5)
+
+
 def test_a_keras_file_keeps_arguments_and_state(tmp_path):
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(3, name="last")]

@@ -673,3 +673,28 @@ def test_a_checkpoint_is_the_same_whether_telemetry_is_recorded_or_not(tmp_path,
         np.testing.assert_array_equal(one, two)
     again = restored.save(str(tmp_path / "again"))
     assert [name for name, _ in tf.train.list_variables(again)] == names
+
+
+def test_c_of_orscale_waits_for_sparse_gradients_of_many_rows_on_two_replicas():
+    rng = np.random.default_rng(0)
+    x, *gradients = rng.normal(size=(6, 32, 32)).astype("float32")
+    with STRATEGY.scope():
+        table = keras.Variable(0.1 * x, name="table")
+        optimizer = lamb_tf.OrScale(0.01, weight_decay=0.01, adam_paths=None)
+        optimizer.build([table])
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(values, rows):
+        gradient = tf.IndexedSlices(values, rows)
+        STRATEGY.run(lambda: optimizer.apply([gradient], [table]))
+
+    rows = [[3, 3], [3], *[np.arange(32)] * 3]
+    dense = []
+    for g, index in zip(gradients, rows):
+        values = g[: len(index)]
+        step(tf.constant(values), tf.constant(index, "int32"))
+        dense.append(np.zeros_like(g))
+        np.add.at(dense[-1], index, 2 * values)  # of both replicas
+    expected = reference.orscale(0.1 * x, dense, 0.01, weight_decay=0.01)
+    for local in STRATEGY.experimental_local_results(table.value):
+        np.testing.assert_allclose(local.numpy(), expected, rtol=1e-3, atol=5e-5)
