@@ -7,8 +7,8 @@ import dataclasses
 import gc
 import os
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -34,6 +34,8 @@ class Work:
         task: A task of `official_bert.tasks`.
         use: Function of (engine, model, folder) that evaluates and predicts what the flags ask for,
             and returns the metrics, {name: number}.
+        arrange: Function of (model, names of a checkpoint's classes, path of the checkpoint) that
+            puts its outputs into the task's order.
         train_file: The examples to learn from; None if it is not trained.
         examples: Their number, by which epochs are counted.
         eval_files: What is evaluated on during training.
@@ -44,6 +46,7 @@ class Work:
 
     task: "Task"
     use: "Callable[[TfDistribute, keras.Model, str], dict[str, float]]"
+    arrange: "Callable[[Any, Sequence[str], str], None]" = lambda model, classes, path: None
     train_file: str | None = None
     examples: int = 0
     eval_files: tuple[str, ...] = ()
@@ -200,7 +203,7 @@ def _run_seed(values, work, engine, seed, folder):
         model, step = trainer.model, trainer.step
     elif values.init_checkpoint:
         start = work.task, config(values), values.init_checkpoint
-        model, step = fine_tuned.load_checkpoint(*start, engine, values.dtype), None
+        model, step = fine_tuned.load_checkpoint(*start, engine, values.dtype, work.arrange), None
     else:
         model, step = fine_tuned.load(work.task, folder, engine, values.dtype)
     os.makedirs(folder, exist_ok=True)

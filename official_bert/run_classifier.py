@@ -37,6 +37,7 @@ def _work(values):
         examples = len(arrays["labels"])
     return fine_tuning.Work(
         task=sets.task,
+        arrange=sets.task.arrange,
         use=functools.partial(_use, values, sets),
         train_file=sets.train_file,
         examples=examples,
@@ -70,6 +71,7 @@ def _sets(values):
         columns,
         _known_labels(values),
         *vocabulary,
+        numbers_are_classes=values["label_type"].present,
         train_file=values.train_file,
         dev_file=values.dev_file,
         predict_file=values.predict_file,

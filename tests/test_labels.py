@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from official_bert.tasks import labels
+from official_bert.tasks import glue, labels
 from official_bert.tasks.labels import Classes, Numbers
 from official_bert.tasks.sentence_examples import Examples
 
@@ -19,6 +19,95 @@ def test_classes_are_found_in_an_order_that_does_not_depend_on_the_rows():
     assert labels.find_classes(examples(["10", "9", "-1"])).names == ("-1", "9", "10")
     assert labels.find_classes(examples(["10", "9", "x"])).names == ("10", "9", "x")
     assert labels.find_classes(examples(["猫", "犬"])).names == ("犬", "猫")
+
+
+def test_numbers_of_one_value_are_one_class_and_what_is_merged_is_said(capsys):
+    found = labels.find_classes(examples(["0", "1.0", "0.0", "1.0", "+0"]))
+    assert found.names == ("0", "1.0")  # one spelling stays as it is
+    assert found.encode(examples(["1", "0.00", "1.0", "-0"])).tolist() == [1, 0, 1, 0]
+    said = "warning: dev.tsv: the labels '0', '0.0', '+0' are one number, and one class: '0'.\n"
+    assert capsys.readouterr().out == said
+    assert labels.find_classes(examples(["007", "7", "7"])).names == ("007", "7")  # codes
+
+
+def test_names_that_differ_in_case_or_hyphens_alone_are_pointed_out(capsys):
+    found = labels.find_classes(examples(["Not-Spam", "spam", "not spam", "spam"]))
+    assert found.names == ("Not-Spam", "not spam", "spam")
+    said = capsys.readouterr().out
+    assert "the labels 'Not-Spam', 'not spam' are different classes; if they are one" in said
+    assert found.encode(examples(["SPAM", "not spam"])).tolist() == [2, 1]
+    with pytest.raises(ValueError, match="unknown labels in this file: 'NOT SPAM'"):
+        found.encode(examples(["NOT SPAM"]))  # either one
+
+
+def test_labels_that_hardly_repeat_are_pointed_out(capsys):
+    labels.find_classes(examples([f"row {n}" for n in range(30)]))
+    assert "30 of 30 rows have a label of their own; is it the right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [n / 10 for n in range(44)],
+        ["0.5", "1.5", "0.5"],
+        ["1e-3", "2"],
+        range(1950, 2020),
+        [3 * n for n in range(30)],
+    ],
+)
+def test_columns_of_measurements_are_asked_about(numbers, capsys):
+    given = examples([str(number) for number in numbers])
+    count = len({*given.labels})
+    with pytest.raises(ValueError) as error:
+        labels.find_classes(given)
+    assert str(error.value).startswith(
+        f"label_type must be given for dev.tsv: its labels are {count} different numbers, from "
+    )
+    assert "--label_type=number to predict" in str(error.value)
+    assert "--label_type=class if" in str(error.value)
+    assert len(labels.find_classes(given, numbers_are_classes=True).names) == count
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        range(77),
+        range(1, 78),
+        ["1", "2", "3", "4", "5"],
+        ["0.0", "1.0"],
+        ["-1", "1"],
+        ["7", "x1.5"],
+    ],
+)
+def test_numbers_that_are_counted_through_are_classes(numbers):
+    given = examples([str(number) for number in numbers])
+    assert len(labels.find_classes(given).names) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "synonyms", "order"),
+    [
+        (("a", "b", "c"), ["C", "a", "B"], (), [1, 2, 0]),
+        (("not_entailment", "entailment"), ["Entailment", "Not-Entailment"], (), [1, 0]),
+        (("0", "1"), ["LABEL_0", "LABEL_1"], (), [0, 1]),
+        (("0", "1"), ["positive", "Negative"], (("negative",), ("positive",)), [1, 0]),
+        (("a", "b", "c"), ["LABEL_0", "LABEL_1", "LABEL_2"], (), None),
+        (("a", "b"), ["a", "x"], (), None),
+        (("a", "b"), ["b", "B"], (), None),
+        (("0", "1"), ["0", "negative"], (("negative",), ()), None),
+    ],
+)
+def test_the_order_of_classes_from_elsewhere_is_told_by_their_names(ours, theirs, synonyms, order):
+    assert labels.order_by_name(ours, theirs, synonyms) == order
+
+
+def test_every_synonym_of_a_task_means_one_of_its_classes():
+    for task in glue.TASKS:
+        if isinstance(task.labels, Classes):
+            also = [name for others in task.synonyms for name in others]
+            named = {*map(labels.comparable, (*also, *task.labels.names))}
+            assert len(task.synonyms) == len(task.labels.names)
+            assert len(named) == len(also) + len(task.labels.names), task.name
 
 
 def test_classes_become_their_numbers_and_back():

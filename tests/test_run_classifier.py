@@ -140,6 +140,7 @@ def test_every_flag_is_explained():
         ({"label_column": "stars"}, "this table has no column 'stars'; its first line names"),
         ({"label_column": "sentence"}, "label both name the column 'sentence'"),
         ({"label_type": "number"}, "the label is 'plain', expected a number."),
+        ({"train_file": "scores.tsv"}, "Give --label_type=number to predict numbers"),
         ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
         ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
         ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
@@ -261,14 +262,18 @@ def test_numbers_are_written_with_their_digits(files, small_sentences):
     assert results["eval_mean_label_squared_error"] == pytest.approx(np.var(numbers))
 
 
-def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(files, tmp_path):
+def write_mrpc(tmp_path):
     rows = [f"{n % 2}\t{n}\t{n}\t{'return ' * (n % 2)}a\tb{n}" for n in range(20)]
     names = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
     for split in "train", "dev":
         (tmp_path / f"{split}.tsv").write_text("\n".join([names, *rows]) + "\n")
     rows = ["index" + names[8:], *[f"{n + 7}\t1\t2\ta\tb" for n in range(5)]]
     (tmp_path / "test.tsv").write_text("\n".join(rows) + "\n")
-    settings = {"task_name": "mrpc", "data_dir": str(tmp_path), "do_predict": True}
+    return {"task_name": "mrpc", "data_dir": str(tmp_path), "do_predict": True}
+
+
+def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(files, tmp_path):
+    settings = write_mrpc(tmp_path)
     assert call(without(files, "train_file", "dev_file") | settings) == 0
     found = read_table(tmp_path / "output" / "MRPC.tsv")
     assert [row["index"] for row in found] == ["7", "8", "9", "10", "11"]
@@ -400,6 +405,33 @@ def test_an_export_for_transformers_brings_its_classes_along(files, tmp_path):
     assert call(alone) == 0
     trained = eval_results(files["output_dir"])
     assert eval_results(tmp_path / "other") == without(trained, "global_step")
+
+
+def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(files, tmp_path, capsys):
+    settings = without(files, "train_file", "dev_file") | write_mrpc(tmp_path)
+    assert call(settings) == 0
+    export = tmp_path / "export"
+    convert_checkpoint.convert(files["output_dir"], export, "huggingface")
+    described = json.loads((export / "config.json").read_text())
+    alone = without(settings, "do_train", *NOT_TRAINED) | {"init_checkpoint": str(export)}
+    probabilities = {}
+    for names in (["0", "1"], ["LABEL_0", "LABEL_1"], ["Equivalent", "not equivalent"], ["a", "b"]):
+        described["id2label"] = dict(enumerate(names))
+        (export / "config.json").write_text(json.dumps(described))
+        folder = tmp_path / names[0]
+        capsys.readouterr()
+        assert call(alone | {"output_dir": str(folder)}) == 0
+        probabilities[names[0]] = np.loadtxt(folder / "test_results.tsv", ndmin=2)
+        said = capsys.readouterr().out
+        assert ("taken by their names: Equivalent, not equivalent" in said) == (
+            names[0] == "Equivalent"
+        )
+        unclear = f"warning: {export} calls its outputs a, b, which does not tell their order; assumed: 0, 1."
+        assert (unclear in said) == (names[0] == "a")
+    trained = probabilities["0"]
+    np.testing.assert_array_equal(probabilities["LABEL_0"], trained)
+    np.testing.assert_array_equal(probabilities["a"], trained)
+    np.testing.assert_allclose(probabilities["Equivalent"], trained[:, ::-1], atol=1e-6)
 
 
 def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path, capsys):

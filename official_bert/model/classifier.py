@@ -1,5 +1,7 @@
 """BERT with a head that says a class, or a number, of one sentence or two."""
 
+from collections.abc import Sequence
+
 import keras
 from keras import ops
 
@@ -85,3 +87,8 @@ class ClassifierHead(keras.Layer):
     def call(self, pooled: Tensor) -> Tensor:
         scores = matmul_transposed(pooled, self.output_weights) + self.output_bias
         return ops.cast(scores, "float32")
+
+    def arrange(self, order: Sequence[int]) -> None:
+        """Makes output `order[i]` the i-th."""
+        for variable in (self.output_weights, self.output_bias):
+            variable.assign(ops.take(variable, order, axis=0))

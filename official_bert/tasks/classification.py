@@ -16,7 +16,7 @@ from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors
 from official_bert.tasks import classification_features, sentence_examples
-from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.labels import Classes, Numbers, order_by_name
 from official_bert.tasks.sentence_examples import Columns, Examples
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Classification:
         do_lower_case: Whether that is an uncased one.
         header: The names of all columns of files that have no line of names.
         skip_broken: Leave out rows with too few or too many columns.
+        synonyms: What else models from elsewhere call each of the classes.
     """
 
     labels: Classes | Numbers
@@ -45,6 +46,7 @@ class Classification:
     do_lower_case: Casing = True
     header: tuple[str, ...] | None = None
     skip_broken: bool = False
+    synonyms: tuple[tuple[str, ...], ...] = ()
 
     weights: ClassVar[tuple[str, ...]] = ("example_weights",)
 
@@ -92,6 +94,31 @@ class Classification:
         """A built `BertClassifier` with an output per class, or one for a number."""
         outputs = len(self.labels.names) if isinstance(self.labels, Classes) else 1
         return BertClassifier(config, outputs, seed=seed, dtype=dtype)
+
+    def arrange(self, model: BertClassifier, classes: Sequence[str], path: str) -> None:
+        """Puts the outputs of a model from elsewhere into the order of the task's classes.
+
+        Prints a line where they came in another order, and a warning where names do not tell it.
+
+        Args:
+            model: The model, which has its weights.
+            classes: What the checkpoint calls its outputs.
+            path: The checkpoint.
+        """
+        if not isinstance(self.labels, Classes):
+            return
+        ours, theirs = self.labels.names, ", ".join(classes)
+        order = order_by_name(ours, classes, self.synonyms)
+        if order is None:
+            print(
+                f"warning: {path} calls its outputs {theirs}, which does not tell their order; "
+                f"assumed: {', '.join(ours)}. If it is another, write these names in the right "
+                "order into id2label of its config.json.",
+                flush=True,
+            )
+        elif order != sorted(order):
+            model.head.arrange(order)
+            print(f"the outputs of {path} are taken by their names: {theirs}", flush=True)
 
     def trains(self, path: str) -> bool:
         """All variables are of use."""

@@ -88,6 +88,7 @@ def of_glue(
         do_lower_case=do_lower_case,
         header=one.header,
         skip_broken=one.has_broken_rows,
+        synonyms=one.synonyms,
     )
     if predict_file:
         unlabelled = _own_unlabelled(predict_file, task.columns)
@@ -116,6 +117,7 @@ def of_tables(
     vocab_file: str,
     do_lower_case: Casing,
     *,
+    numbers_are_classes: bool = False,
     train_file: str | None = None,
     dev_file: str | None = None,
     predict_file: str | None = None,
@@ -126,6 +128,7 @@ def of_tables(
         columns: The names of their columns.
         known_labels: What is predicted; `None`, the classes that are found in `train_file`.
         vocab_file, do_lower_case: As of `Classification`.
+        numbers_are_classes: As of `labels.find_classes`.
         train_file, dev_file, predict_file: The tables that are wanted.
 
     Raises:
@@ -133,7 +136,9 @@ def of_tables(
     """
     if known_labels is None:
         assert train_file  # the commands ask for one, where labels are to be found
-        known_labels = labels.find_classes(sentence_examples.read(train_file, columns))
+        known_labels = labels.find_classes(
+            sentence_examples.read(train_file, columns), numbers_are_classes
+        )
     return ClassificationSets(
         task=Classification(
             labels=known_labels,

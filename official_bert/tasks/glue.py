@@ -26,6 +26,7 @@ class GlueTask:
         columns: The names of its columns; `index` stands in the test sets only.
         labels: The classes in the order of the official script, or the bounds of a number.
         metrics: Names in `classification_metrics.METRICS`.
+        synonyms: What else models from elsewhere call each of the classes.
         dev_splits: The labelled sets to evaluate on, each `SPLIT.tsv`.
         test_splits: The sets without labels, each `SPLIT.tsv`.
         header: The columns of the labelled files, where these do not name them.
@@ -36,6 +37,7 @@ class GlueTask:
     columns: Columns
     labels: Classes | Numbers
     metrics: tuple[str, ...]
+    synonyms: tuple[tuple[str, ...], ...] = ()
     dev_splits: tuple[str, ...] = ("dev",)
     test_splits: tuple[str, ...] = ("test",)
     header: tuple[str, ...] | None = None
@@ -48,6 +50,7 @@ class GlueTask:
 
 _BINARY = Classes(("0", "1"))
 _ENTAILMENT = Classes(("entailment", "not_entailment"))
+_ENTAILS, _DOES_NOT = ("entails", "entailed"), ("no_entailment", "non_entailment")
 
 TASKS = (
     GlueTask(
@@ -55,14 +58,22 @@ TASKS = (
         Columns("sentence", None, "label", "index"),
         _BINARY,
         ("matthews_correlation",),
+        synonyms=(("unacceptable", "ungrammatical"), ("acceptable", "grammatical")),
         header=("source", "label", "original_label", "sentence"),
     ),
-    GlueTask("SST-2", Columns("sentence", None, "label", "index"), _BINARY, ("accuracy",)),
+    GlueTask(
+        "SST-2",
+        Columns("sentence", None, "label", "index"),
+        _BINARY,
+        ("accuracy",),
+        synonyms=(("negative", "neg"), ("positive", "pos")),
+    ),
     GlueTask(
         "MRPC",
         Columns("#1 String", "#2 String", "Quality", "index"),
         _BINARY,
         ("accuracy", "f1"),
+        synonyms=(("not_equivalent", "not_paraphrase"), ("equivalent", "paraphrase")),
     ),
     GlueTask(
         "STS-B",
@@ -75,6 +86,7 @@ TASKS = (
         Columns("question1", "question2", "is_duplicate", "id"),
         _BINARY,
         ("accuracy", "f1"),
+        synonyms=(("not_duplicate", "not_paraphrase"), ("duplicate", "paraphrase")),
         has_broken_rows=True,  # questions with a line break, which end in the middle
     ),
     GlueTask(
@@ -82,14 +94,31 @@ TASKS = (
         Columns("sentence1", "sentence2", "gold_label", "index"),
         Classes(("contradiction", "entailment", "neutral")),
         ("accuracy",),
+        synonyms=(("contradicts", "contradictory"), _ENTAILS, ("neither",)),
         dev_splits=("dev_matched", "dev_mismatched"),
         test_splits=("test_matched", "test_mismatched"),
     ),
-    GlueTask("QNLI", Columns("question", "sentence", "label", "index"), _ENTAILMENT, ("accuracy",)),
     GlueTask(
-        "RTE", Columns("sentence1", "sentence2", "label", "index"), _ENTAILMENT, ("accuracy",)
+        "QNLI",
+        Columns("question", "sentence", "label", "index"),
+        _ENTAILMENT,
+        ("accuracy",),
+        synonyms=(_ENTAILS, _DOES_NOT),
     ),
-    GlueTask("WNLI", Columns("sentence1", "sentence2", "label", "index"), _BINARY, ("accuracy",)),
+    GlueTask(
+        "RTE",
+        Columns("sentence1", "sentence2", "label", "index"),
+        _ENTAILMENT,
+        ("accuracy",),
+        synonyms=(_ENTAILS, _DOES_NOT),
+    ),
+    GlueTask(
+        "WNLI",
+        Columns("sentence1", "sentence2", "label", "index"),
+        _BINARY,
+        ("accuracy",),
+        synonyms=(("not_entailment", *_DOES_NOT), ("entailment", *_ENTAILS)),
+    ),
 )
 
 

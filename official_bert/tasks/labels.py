@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,6 +18,8 @@ from official_bert.system.whole_files import write_text
 from official_bert.tasks.sentence_examples import Examples
 
 _MAX_NAMED = 10  # in a message
+_MANY = 20  # different numbers are hardly classes, unless they are counted through
+_DECIMAL = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]*))?")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -37,14 +39,19 @@ class Classes:
         Raises:
             ValueError: there are no labels, or some name none of these classes.
         """
-        numbers = {name: number for number, name in enumerate(self.names)}
+        numbers = _by_any_spelling(self.names)
         names = [label.strip() for label in _require_labels(examples)]
+        for name in {*names} - {*numbers}:
+            if comparable(name) in numbers:
+                numbers[name] = numbers[comparable(name)]
         unknown = Counter(name for name in names if name not in numbers)
         if unknown:
             line = next(n for n, name in zip(examples.lines, names) if name in unknown)
+            placeholders = all(re.fullmatch(r"LABEL_[0-9]+", name) for name in self.names)
+            mend = " Write their names into id2label of its config.json." if placeholders else ""
             raise ValueError(
                 f"{examples.path}, line {line}: unknown labels in this file: "
-                f"{_named(unknown)}; expected {_named(self.names)}, the classes of training."
+                f"{_named(unknown)}; expected {_named(self.names)}, the classes of training.{mend}"
             )
         return np.fromiter(map(numbers.__getitem__, names), np.int32, len(names))
 
@@ -99,20 +106,142 @@ class Numbers:
         return [np.format_float_positional(value, trim="0") for value in clipped]
 
 
-def find_classes(examples: Examples) -> Classes:
+def comparable(name: str) -> str:
+    """A class's name as it is compared: a number by its value, a text as people write it.
+
+    That is without case, spaces, hyphens and underscores; `LABEL_3` is what Hugging Face calls
+    class 3 where nobody has named it.
+
+    Examples:
+        >>> comparable("1.0"), comparable("LABEL_1"), comparable("Not-Entailment")
+        ('1', '1', 'notentailment')
+    """
+    number = _decimal(name)
+    if number is not None:
+        return number
+    letters = re.sub(r"[\s_\u2010-\u2015-]+", "", name.casefold())
+    return re.sub(r"^label(?=[0-9]+$)", "", letters) or name
+
+
+def order_by_name(
+    ours: Sequence[str], theirs: Sequence[str], synonyms: Sequence[Sequence[str]] = ()
+) -> list[int] | None:
+    """At which of `theirs` each of our classes is; `None` where the names do not tell.
+
+    Args:
+        ours: Names of classes.
+        theirs: As many, of a model from elsewhere.
+        synonyms: What else each of ours is called.
+
+    Examples:
+        >>> order_by_name(["no", "yes"], ["Yes", "NO"])
+        [1, 0]
+    """
+    places = {comparable(name): place for place, name in enumerate(theirs)}
+    also = [*synonyms, *[()] * (len(ours) - len(synonyms))]
+    found = [
+        {places[key] for key in map(comparable, (name, *others)) if key in places}
+        for name, others in zip(ours, also, strict=True)
+    ]
+    order = [place for of_one in found for place in of_one]
+    each_once = all(len(of_one) == 1 for of_one in found) and len({*order}) == len(theirs)
+    return order if each_once else None
+
+
+def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Classes:
     """The classes of a training set: integers by value, other names by their code points.
 
+    Numbers of one value are one class, however they are written. Prints what is merged, and what is
+    hardly meant: names that differ in case or hyphens alone, and labels that hardly repeat.
+
+    Args:
+        examples: The labelled set.
+        numbers_are_classes: Whether numbers that look like measurements are classes all the same.
+
     Raises:
-        ValueError: there are no labels, or fewer than two different ones.
+        ValueError: there are no labels, fewer than two different ones, or numbers that look like
+            measurements: decimals, or many that are not counted through.
     """
-    found = {label.strip() for label in _require_labels(examples)}
+    spellings = _spellings(examples)
+    found = {names[0] if len(names) == 1 else value for value, names in spellings.items()}
     if len(found) < 2:
         raise ValueError(
             f"{examples.path}: all rows have the label {_named(found)}; expected two different "
             f"ones or more. Is the column of labels the right one?"
         )
-    are_integers = all(re.fullmatch(r"[+-]?[0-9]{1,18}", name) for name in found)
-    return Classes(tuple(sorted(found, key=lambda name: (int(name) if are_integers else 0, name))))
+    if not numbers_are_classes:
+        _require_no_measurements(examples.path, found)
+    for warning in _suspicious(examples, spellings):
+        print(f"warning: {examples.path}: {warning}", flush=True)
+    are_integers = all(re.fullmatch(r"[+-]?[0-9]{1,18}", _decimal(n) or n) for n in found)
+    return Classes(
+        tuple(sorted(found, key=lambda n: (int(_decimal(n) or n) if are_integers else 0, n)))
+    )
+
+
+def _spellings(examples):
+    """{a number's value or a name: how it is written, in the order of the rows}."""
+    spellings: dict[str, list[str]] = {}
+    for name in dict.fromkeys(label.strip() for label in _require_labels(examples)):
+        spellings.setdefault(_decimal(name) or name, []).append(name)
+    return spellings
+
+
+def _require_no_measurements(path, names):
+    values = [_to_number(name) for name in names]
+    if not all(map(math.isfinite, values)):
+        return
+    are_counted = {*values} in ({*range(len(values))}, {*range(1, len(values) + 1)})
+    if all(map(float.is_integer, values)) and (are_counted or len(values) <= _MANY):
+        return
+    raise ValueError(
+        f"label_type must be given for {path}: its labels are {len(values)} different numbers, "
+        f"from {min(values):g} to {max(values):g}. Give --label_type=number to predict numbers "
+        f"(regression), or --label_type=class if each of them is a class."
+    )
+
+
+def _suspicious(examples, spellings):
+    """Sentences on what was merged, and on what is hardly meant."""
+    for value, names in spellings.items():
+        if len(names) > 1:
+            yield f"the labels {_named(names)} are one number, and one class: {value!r}."
+    alike = defaultdict(list)
+    for value in spellings:
+        alike[comparable(value)].append(value)
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"the labels {_named(names)} are different classes; if they are one, write them "
+                "alike."
+            )
+    if len(spellings) > max(_MANY, len(examples) / 2):
+        yield (
+            f"{len(spellings):,} of {len(examples):,} rows have a label of their own; is it the "
+            "right column (--label_column)?"
+        )
+
+
+def _by_any_spelling(names):
+    """The numbers of classes by their names, and by what is `comparable` to one of them alone."""
+    keys = Counter(map(comparable, names))
+    numbers = {comparable(name): n for n, name in enumerate(names) if keys[comparable(name)] == 1}
+    return numbers | {name: number for number, name in enumerate(names)}
+
+
+def _decimal(name: str) -> str | None:
+    """A decimal number in its shortest form; `None` for what is none, as a code with zeros before.
+
+    Examples:
+        >>> _decimal("+1.50"), _decimal("-0.0"), _decimal("007")
+        ('1.5', '0', None)
+    """
+    found = _DECIMAL.fullmatch(name.strip())
+    if found is None:
+        return None
+    fraction = (found[3] or "").rstrip("0")
+    value = f"{found[2]}.{fraction}" if fraction else found[2]
+    return f"-{value}" if found[1] == "-" and value != "0" else value
 
 
 def save(labels: Classes | Numbers, path: str) -> None:

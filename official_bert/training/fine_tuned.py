@@ -2,8 +2,8 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -57,7 +57,12 @@ def load(
 
 
 def load_checkpoint(
-    task: "Task", config: BertConfig, path: str, engine: "TfDistribute", dtype: str = "fp32"
+    task: "Task",
+    config: BertConfig,
+    path: str,
+    engine: "TfDistribute",
+    dtype: str = "fp32",
+    arrange: Callable[[Any, Sequence[str], str], None] | None = None,
 ) -> keras.Model:
     """The model in a fine-tuned checkpoint of the official script, or of any run here.
 
@@ -66,10 +71,12 @@ def load_checkpoint(
         config: Its `BertConfig`.
         path: The checkpoint.
         engine, dtype: As of `load`.
+        arrange: Called with the model, the names of the checkpoint's classes if it has some, and
+            its path; it may put the model's outputs into another order.
 
     Raises:
         ValueError: if the checkpoint lacks a weight that the task trains, the head's included, or
-            has the task's classes in another order, or as `model_state.load_weights`.
+            as `model_state.load_weights`.
     """
     with engine.scope():
         model = task.make_model(config, None, DTYPE_POLICIES[dtype])
@@ -78,8 +85,10 @@ def load_checkpoint(
         raise ValueError(
             f"This is not a fine-tuned model of the task: {loaded}. Train it (--do_train)."
         )
-    _check_order(task.describe().get("labels"), (loaded.labels or {}).get("classes"), path)
     print(loaded)
+    classes = (loaded.labels or {}).get("classes")
+    if arrange and classes:
+        arrange(model, classes, path)
     return model
 
 
@@ -123,13 +132,4 @@ def _check_same_task(task, described, model_dir):
         raise ValueError(
             f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
             "Give the settings that it was trained with, or another output_dir."
-        )
-
-
-def _check_order(ours, theirs, path):
-    """Refuses the same classes in another order: each would be taken for another."""
-    if theirs and ours != theirs and set(ours) == set(theirs):
-        raise ValueError(
-            f"The outputs of {path} are the classes {', '.join(theirs)}, but the task has them in "
-            f"the order {', '.join(ours)}. `official_bert.load` predicts with its own order."
         )
