@@ -140,7 +140,7 @@ def test_every_flag_is_explained():
         ({"label_column": "stars"}, "this table has no column 'stars'; its first line names"),
         ({"label_column": "sentence"}, "label both name the column 'sentence'"),
         ({"label_type": "number"}, "the label is 'plain', expected a number."),
-        ({"train_file": "scores.tsv"}, "Give --label_type=number to predict numbers"),
+        ({"label_column": "score"}, "Give --label_type=number to predict numbers (regression), or"),
         ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
         ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
         ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
@@ -423,11 +423,10 @@ def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(files, t
         assert call(alone | {"output_dir": str(folder)}) == 0
         probabilities[names[0]] = np.loadtxt(folder / "test_results.tsv", ndmin=2)
         said = capsys.readouterr().out
-        assert ("taken by their names: Equivalent, not equivalent" in said) == (
-            names[0] == "Equivalent"
-        )
-        unclear = f"warning: {export} calls its outputs a, b, which does not tell their order; assumed: 0, 1."
-        assert (unclear in said) == (names[0] == "a")
+        by_name = f"the outputs of {export} are taken by their names: Equivalent, not equivalent"
+        assert (by_name in said) == (names[0] == "Equivalent")
+        unclear = f"warning: {export} calls its outputs a, b, which does not tell their order;"
+        assert (f"{unclear} assumed: 0, 1." in said) == (names[0] == "a")
     trained = probabilities["0"]
     np.testing.assert_array_equal(probabilities["LABEL_0"], trained)
     np.testing.assert_array_equal(probabilities["a"], trained)

@@ -117,6 +117,41 @@ def test_an_answer_is_found_where_it_stands(answer, expected):
     assert located == (expected and Answer(*expected))
 
 
+def units(text):
+    """How long JavaScript says that a text is."""
+    return len(text.encode("utf-16-le")) // 2
+
+
+def answered_twice(count):
+    """A text after which "mill" stands twice, and both places as `count` counts them."""
+    context = "🐈 and 𝄞: a mill, far from a mill 🐈."
+    places = [context.index("mill"), context.rindex("mill")]
+    return context, [("mill", count(context[:place])) for place in places]
+
+
+def test_offsets_in_utf16_units_are_told_by_the_answers_of_the_whole_file(tmp_path, capsys):
+    context, answers = answered_twice(units)
+    plain = (CONTEXT, [qa("1", MILL)])
+    right = answered_twice(len)[1]
+    questions = [qa(str(n + 2), answer) for n, answer in enumerate(answers)]
+    read = squad_data.read(write_squad(tmp_path / "js.json", plain, (context, questions)))
+    assert [q.answers[0] for q in read.questions] == [Answer(*MILL), *(Answer(*a) for a in right)]
+    said = capsys.readouterr().out
+    assert "js.json: the places of answers are counted in UTF-16 units" in said
+    assert "so 3 answers are where the file says, by characters 1\n" in said
+    kept, counts = squad_data.for_training(read.questions)
+    assert counts == Counts(kept=3, moved=0, left_out=0)
+
+
+def test_offsets_in_characters_stay_even_if_some_are_wrong(tmp_path, capsys):
+    context, right = answered_twice(len)
+    wrong = answered_twice(units)[1]
+    questions = [qa(str(n), answer) for n, answer in enumerate([*right, wrong[0]])]
+    read = squad_data.read(write_squad(tmp_path / "a.json", (context, questions)))
+    assert [q.answers[0] for q in read.questions] == [Answer(*a) for a in (*right, wrong[0])]
+    assert capsys.readouterr().out == ""
+
+
 def test_training_keeps_what_has_an_answer_in_the_context_and_counts_the_rest():
     right, moved = question(CONTEXT, MILL, ("mill", 27)), question(CONTEXT, ("mill", 99))
     absent = question(CONTEXT, ("weir", 3), ("dam", 3))

@@ -4,6 +4,8 @@ file → `read` → questions → (`for_training`) → `squad_features` → … 
                      └──────────────────────────────────────────→ `squad_evaluation`
 """
 
+import bisect
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -47,6 +49,9 @@ class Counts(NamedTuple):
 def read(path: str) -> Dataset:
     """Reads a file of questions; `.gz`, `.bz2`, `.xz` and `.zst` are unpacked.
 
+    Where more of the file's answers stand at their offsets if these count UTF-16 units than if they
+    count characters, they do: so count JavaScript and Java, for which an emoji is two.
+
     Args:
         path: JSON in the form of SQuAD 1.1 or 2.0, with or without a byte order mark.
 
@@ -67,7 +72,7 @@ def read(path: str) -> Dataset:
         version_2 = version_2 or "is_impossible" in record
     if not questions:
         raise ValueError(f"{path}: holds no question; expected SQuAD's JSON.")
-    return Dataset(questions, version_2)
+    return Dataset(_in_characters(path, questions), version_2)
 
 
 def read_json(path: str) -> Any:
@@ -98,6 +103,45 @@ def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]
         elif question.is_impossible:
             kept.append(question._replace(answers=()))
     return kept, Counts(len(kept), moved, len(questions) - len(kept))
+
+
+def _in_characters(path: str, questions: list[Question]) -> list[Question]:
+    """The questions with offsets that count characters, if those of the file count UTF-16 units."""
+    converted = [_from_utf16(question) for question in questions]
+    fits, fits_converted = map(_answers_in_place, (questions, converted))
+    if fits_converted <= fits:
+        return questions
+    print(
+        f"{path}: the places of answers are counted in UTF-16 units, as JavaScript counts: so "
+        f"{fits_converted:,} answers are where the file says, by characters {fits:,}",
+        flush=True,
+    )
+    return converted
+
+
+def _from_utf16(question: Question) -> Question:
+    """The same question, its offsets taken for numbers of UTF-16 units."""
+    context = question.context
+    if context.isascii() or max(context) <= "\uffff":
+        return question
+    units = [0, *itertools.accumulate(1 + (character > "\uffff") for character in context)]
+
+    def moved(answer):
+        if answer.start is None or not 0 <= answer.start <= units[-1]:
+            return answer
+        return answer._replace(start=bisect.bisect_left(units, answer.start))
+
+    return question._replace(answers=tuple(map(moved, question.answers)))
+
+
+def _answers_in_place(questions: Sequence[Question]) -> int:
+    """How many answers stand where their offsets say."""
+    return sum(
+        question.context.startswith(text, start)
+        for question in questions
+        for text, start in question.answers
+        if text and start is not None and start >= 0
+    )
 
 
 def locate(question: Question) -> Answer | None:
