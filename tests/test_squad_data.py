@@ -139,8 +139,17 @@ def test_offsets_in_utf16_units_are_told_by_the_answers_of_the_whole_file(tmp_pa
     said = capsys.readouterr().out
     assert "js.json: the places of answers are counted in UTF-16 units" in said
     assert "so 3 answers are where the file says, by characters 1\n" in said
-    kept, counts = squad_data.for_training(read.questions)
+    _, counts = squad_data.for_training(read.questions)
     assert counts == Counts(kept=3, moved=0, left_out=0)
+
+
+def test_an_answer_that_stands_at_its_character_alone_stays_there(tmp_path):
+    context, by_units = answered_twice(units)
+    far = "far", context.index("far")
+    questions = [qa(str(n), answer) for n, answer in enumerate([*by_units, far])]
+    read = squad_data.read(write_squad(tmp_path / "mixed.json", (context, questions)))
+    assert read.questions[2].answers == (Answer(*far),)
+    assert read.questions[0].answers == (Answer("mill", context.index("mill")),)
 
 
 def test_offsets_in_characters_stay_even_if_some_are_wrong(tmp_path, capsys):

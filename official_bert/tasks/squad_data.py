@@ -5,6 +5,7 @@ file → `read` → questions → (`for_training`) → `squad_features` → … 
 """
 
 import bisect
+import functools
 import itertools
 import json
 import re
@@ -108,15 +109,29 @@ def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]
 def _in_characters(path: str, questions: list[Question]) -> list[Question]:
     """The questions with offsets that count characters, if those of the file count UTF-16 units."""
     converted = [_from_utf16(question) for question in questions]
-    fits, fits_converted = map(_answers_in_place, (questions, converted))
-    if fits_converted <= fits:
+    fits = [
+        sum(_is_in_place(q, a) for q in some for a in q.answers) for some in (questions, converted)
+    ]
+    if fits[1] <= fits[0]:
         return questions
+    _report_utf16(path, *fits)
+    for number, (by_characters, by_units) in enumerate(zip(questions, converted, strict=True)):
+        pairs = zip(by_characters.answers, by_units.answers, strict=True)
+        answers = [
+            a if _is_in_place(by_characters, a) and not _is_in_place(by_units, b) else b
+            for a, b in pairs
+        ]
+        converted[number] = by_units._replace(answers=tuple(answers))
+    return converted
+
+
+@functools.cache  # once for a file that is read again
+def _report_utf16(path: str, by_characters: int, by_units: int) -> None:
     print(
         f"{path}: the places of answers are counted in UTF-16 units, as JavaScript counts: so "
-        f"{fits_converted:,} answers are where the file says, by characters {fits:,}",
+        f"{by_units:,} answers are where the file says, by characters {by_characters:,}",
         flush=True,
     )
-    return converted
 
 
 def _from_utf16(question: Question) -> Question:
@@ -134,14 +149,11 @@ def _from_utf16(question: Question) -> Question:
     return question._replace(answers=tuple(map(moved, question.answers)))
 
 
-def _answers_in_place(questions: Sequence[Question]) -> int:
-    """How many answers stand where their offsets say."""
-    return sum(
-        question.context.startswith(text, start)
-        for question in questions
-        for text, start in question.answers
-        if text and start is not None and start >= 0
-    )
+def _is_in_place(question: Question, answer: Answer) -> bool:
+    """Whether an answer stands where its offset says."""
+    text, start = answer
+    in_text = text.strip() and start is not None and start >= 0
+    return bool(in_text and question.context.startswith(text, start))
 
 
 def locate(question: Question) -> Answer | None:
@@ -153,14 +165,14 @@ def locate(question: Question) -> Answer | None:
     """
     if question.is_impossible:
         return None
-    found = (_found(answer, question.context) for answer in question.answers)
+    found = (_found(answer, question) for answer in question.answers)
     return next(filter(None, found), None)
 
 
-def _found(answer: Answer, context: str) -> Answer | None:
-    text, start = answer
-    if text.strip() and start is not None and start >= 0 and context.startswith(text, start):
+def _found(answer: Answer, question: Question) -> Answer | None:
+    if _is_in_place(question, answer):
         return answer
+    text, start, context = *answer, question.context
     words = map(re.escape, text.split())
     matches = re.finditer(r"\s+".join(words), context) if text.strip() else ()
     nearest = min(matches, key=lambda match: abs(match.start() - (start or 0)), default=None)
