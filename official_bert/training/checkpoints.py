@@ -25,7 +25,7 @@ import numpy as np
 
 from official_bert.system import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, place
-from official_bert.system.whole_files import put_in_place, sync, write_text, write_whole
+from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
@@ -333,7 +333,7 @@ def write_bundle(
         for mark in prefix.parent.glob(".writing-*"):  # left by a kill
             mark.unlink()
         mark = prefix.parent / f".writing-{prefix.name}"
-        write_whole(mark, [b""])
+        write_text(mark, "being written\n")
         tensor_bundles.write(prefix, tensors)
         finish()
         mark.unlink()
