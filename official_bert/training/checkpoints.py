@@ -134,7 +134,7 @@ class CheckpointStore:
         if names and found is None:
             raise ValueError(
                 f"No checkpoint in {self.directory} is complete. Restore one, or choose another "
-                "model_dir to start from the beginning."
+                "folder to start from the beginning."
             )
         if found is None:
             self._require_new()
@@ -198,7 +198,7 @@ class CheckpointStore:
                 raise ValueError(
                     f"{self.directory} holds the run of {self.directory / left}, but none of its "
                     "checkpoints (ctl_step_*). Bring them back to resume it, or choose another "
-                    "model_dir to start from the beginning."
+                    "folder to start from the beginning."
                 )
 
     def _is_abandoned(self, name):
@@ -236,7 +236,7 @@ def _require_explained(directory, unexplained, newest, found):
             "the run; without it the run cannot be resumed. Copy the ctl_step_*.json too; or move "
             f"the files of {lost} to another folder, "
             + (f"to resume from step {found.step}; " if found else "")
-            + "or start from its weights: another model_dir, with it as init_checkpoint."
+            + "or start from its weights: another folder, with it as init_checkpoint."
         )
 
 

@@ -199,7 +199,7 @@ def _check_unclaimed(directory, config, resume_from):
         if any(directory.glob(name)):
             raise ValueError(
                 f"{directory} holds {name} but no run.json: whose run that is cannot be known, and "
-                "it would be overwritten. Restore run.json, or choose another model_dir."
+                "it would be overwritten. Restore run.json, or choose another folder."
             )
     if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
         raise ValueError(
