@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from official_bert.model.config import BertConfig
     from official_bert.tasks import Task
 
+_INSTEAD = ", or --init_checkpoint, whose folder has one"
 RUN = "run.json"  # in the folder of each run
 
 
@@ -151,8 +152,8 @@ def _take_from_folder(values):
         values.vocab_file = named["vocab_file"] or model.vocab_file
     for name in named:
         if not values[name].value:
-            folder = model.folder if model else "--init_checkpoint's folder, where that is given"
-            raise ValueError(f"--{name} is required: there is none in {folder}.")
+            instead = f": there is none in {model.folder}" if model else _INSTEAD
+            raise ValueError(f"--{name} is required{instead}.")
         values[name].value = str(values[name].value)
     given = values.do_lower_case
     values.do_lower_case = (

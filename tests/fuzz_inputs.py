@@ -134,15 +134,25 @@ def configurations(folder: Path):
     """`bert_config.json` and Hugging Face's `config.json` and `tokenizer_config.json`."""
     from bert_checkpoints import CONFIG
 
+    from official_bert.data import tokenization
     from official_bert.data.tokenizer_settings import read as read_settings
     from official_bert.model.config import BertConfig
 
     values = json.loads(CONFIG.to_json())
     theirs = values | {"model_type": "bert", "architectures": ["BertForPreTraining"]}
     settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer", "strip_accents": None}
+    special = [f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")]
+    tokenizer = {
+        "added_tokens": [{"id": 0, "content": "[PAD]"}],
+        "normalizer": {"type": "BertNormalizer", "lowercase": True, "strip_accents": None},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "BertPreTokenizer"}]},
+        "model": {"type": "WordPiece", "vocab": {token: n for n, token in enumerate(special)}},
+    }
     readers = [
         ("bert_config.json", values, BertConfig.from_json_file),
         ("config.json", theirs, BertConfig.from_json_file),
+        ("tokenizer.json", tokenizer, lambda path: tokenization.casing(path, None)),
+        ("tokenizer.json", tokenizer, lambda path: tokenization.read_vocabulary(str(path))),
         ("tokenizer_config.json", settings, lambda path: read_settings(folder / "vocab.txt")),
     ]
 

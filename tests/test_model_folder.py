@@ -133,6 +133,7 @@ def test_accents_are_kept_where_the_tokenizer_keeps_them(tmp_path):
         ({"type": "WordPiece", "vocab": {"a": 1}}, "its ids are not 0 to"),
         ({"type": "WordPiece", "vocab": {"a": 0}}, r"lacks \[PAD\]"),
         ({"type": "WordPiece"}, "holds no vocabulary"),
+        ({"type": "WordPiece", "vocab": {"a": 0, " a": 1}}, "a word piece twice"),
         (None, "it has no model"),
     ],
 )
@@ -147,6 +148,7 @@ def test_other_tokenizers_are_refused_by_name(tmp_path, model, message):
     [
         ({"handle_chinese_chars": False}, {}, "handle_chinese_chars=False"),
         ({"type": "NFKC"}, {}, "normalizer='NFKC'"),
+        ({"type": ["NFKC"]}, {}, "normalizer="),
         ({}, {"do_lower_case": False}, r"lower_case=False \(tokenizer.json has True\)"),
         ({}, {"mask_token": "<mask>"}, "mask_token='<mask>'"),
     ],

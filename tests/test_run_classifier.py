@@ -121,7 +121,7 @@ def test_every_flag_is_explained():
     [
         ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
         ({"model_dir": "x"}, "--model_dir is called --output_dir here."),
-        ({"vocab_file": ""}, "--vocab_file is required: there is none in"),
+        ({"vocab_file": ""}, "--vocab_file is required, or --init_checkpoint, whose"),
         ({"do_train": False, "do_eval": False}, "nothing to do; give --do_train"),
         ({"do_predict": True}, "--do_predict needs --predict_file, or --task_name"),
         ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets what these"),

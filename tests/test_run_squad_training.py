@@ -135,7 +135,7 @@ def test_every_flag_is_explained():
     [
         ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
         ({"validation_file": "x"}, "--validation_file is called --predict_file here."),
-        ({"vocab_file": ""}, "--vocab_file is required: there is none in"),
+        ({"vocab_file": ""}, "--vocab_file is required, or --init_checkpoint, whose"),
         (
             {"do_train": False, "do_predict": False, "do_eval": False},
             "nothing to do; --evaluate scores",

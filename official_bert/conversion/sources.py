@@ -215,8 +215,8 @@ def _check_same_meaning(config, other, file):
         if ours != theirs:
             raise ValueError(
                 f"The weights beside {file} were trained with {name}={getattr(other, name)!r}, but "
-                f"the model has {getattr(config, name)!r}, which gives other results; set "
-                f"{theirs!r} in its bert_config.json."
+                f"the model has {getattr(config, name)!r}, which gives other results; "
+                f"leave --bert_config_file out, or set {theirs!r} in it."
             )
 
 

@@ -60,12 +60,12 @@ def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
         ordered = sorted(found, key=found.__getitem__)
         if [found[token] for token in ordered] != [*range(len(ordered))]:
             raise ValueError(f"its ids are not 0 to {len(ordered) - 1}, each once")
-        blank = [token for token in ordered if token != token.strip() or "\n" in token]
-        if blank:
-            raise ValueError(f"the word piece {blank[0]!r} has white space at an end")
-    except (KeyError, TypeError, ValueError) as error:
+        stripped = {token.strip(): number for number, token in enumerate(ordered)}
+        if len(stripped) < len(ordered) or any("\n" in token for token in stripped):
+            raise ValueError("it holds a word piece twice, or one with a line break")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{vocab_file} holds no vocabulary: {error}.") from None
-    return {token: found[token] for token in ordered}
+    return stripped  # as the lines of a vocab.txt are
 
 
 def read(vocab_file: AnyPath) -> Settings:
@@ -106,8 +106,8 @@ def max_length(vocab_file: AnyPath) -> int | None:
 
 def _own(tokenizer: dict, path: str) -> Settings:
     """The settings in a `tokenizer.json`."""
-    steps = {step.get("type"): step for step in _steps(tokenizer, "normalizer", "normalizers")}
-    cuts = {step.get("type") for step in _steps(tokenizer, "pre_tokenizer", "pretokenizers")}
+    steps = {str(step.get("type")): step for step in _steps(tokenizer, "normalizer", "normalizers")}
+    cuts = {str(step.get("type")) for step in _steps(tokenizer, "pre_tokenizer", "pretokenizers")}
     bert = steps.get("BertNormalizer")
     if bert:
         lower, strip = bert.get("lowercase"), bert.get("strip_accents")
