@@ -70,9 +70,9 @@ def load(
     Args:
         folder: The folder, or the path of one checkpoint in it. Of a run, the newest whole
             checkpoint is taken.
-        vocab_file: The model's vocabulary; default: the `vocab.txt` beside the checkpoint or in the
-            folder above. Pre-training does not copy it to its folder.
-        do_lower_case: Whether that is an uncased one; default: what the run or
+        vocab_file: The model's vocabulary; default: the `tokenizer.json` or `vocab.txt` in its
+            folder; of `best/` and `pretrained/` of a run, in the run's.
+        do_lower_case: Whether that is an uncased one; default: what the run, `tokenizer.json` or
             `tokenizer_config.json` says, or else whether it holds no upper-case letter.
         dtype: Data type of the arithmetic, `"fp32"`, `"bf16"` or `"fp16"`.
 

@@ -50,13 +50,13 @@ def _define_flags():
     flags.DEFINE_string(
         "vocab_file",
         None,
-        "Vocabulary: a vocab.txt; default: the one beside the checkpoint or in the folder above.",
+        "Vocabulary: a vocab.txt or tokenizer.json; default: the one in the model's folder.",
     )
     flags.DEFINE_bool(
         "do_lower_case",
         None,
-        "Whether the vocabulary is uncased; default: what tokenizer_config.json says, or "
-        "else whether it holds no upper-case letter.",
+        "Whether the vocabulary is uncased; default: what tokenizer.json or "
+        "tokenizer_config.json says, or else whether it holds no upper-case letter.",
     )
 
 
