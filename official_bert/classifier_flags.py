@@ -24,11 +24,6 @@ RULES = (
         lambda v: not v.task_name,
         "without --task_name, which says what its files hold.",
     ),
-    idle(
-        ["label_column"],
-        lambda v: not (v.do_train or v.do_eval),
-        "without --do_train or --do_eval: no labels are read.",
-    ),
     idle(["dev_file"], lambda v: not v.do_eval, "without --do_eval."),
     idle(["predict_file"], lambda v: not v.do_predict, "without --do_predict."),
     *fine_tuning_flags.RULES,

@@ -82,7 +82,6 @@ def test_rules_name_flags_of_their_command(parse, command):
         ("run_classifier", "--do_train --data_dir=a", "data_dir"),
         ("run_classifier", "--do_train --loss_scale=512", "loss_scale"),
         ("run_classifier", "--do_train --task_name=MRPC --predict_file=a.tsv", "predict_file"),
-        ("run_classifier", "--do_predict --label_column=stars", "label_column"),
         ("run_squad", "--do_train --predict_file=a.json", "predict_file"),
         ("run_squad", "--do_train --n_best_size=5", "n_best_size"),
         ("run_squad", "--do_predict --verbose_logging", "verbose_logging"),
