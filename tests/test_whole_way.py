@@ -47,7 +47,9 @@ def make_files():
     Path("squad").mkdir()
     for split in "train", "dev":
         questions = [qa(f"{split}{n}", ("the old list", 9)) for n in range(40)]
-        write_squad(Path(f"squad/{split}-v1.1.json"), ("It shows the old list of an object.", questions))
+        write_squad(
+            Path(f"squad/{split}-v1.1.json"), ("It shows the old list of an object.", questions)
+        )
 
 
 def run(language, block):
