@@ -15,7 +15,7 @@ LABELS = {
     "trainer": "`transformers.Trainer`, pre-trained",
 }
 COLORS = {"pretrained": "#4477aa", "fresh": "#999999", "trainer": "#cc3311"}
-TASKS = {"sst2": "SST-2", "squad": "Questions of 36 articles, asked about 12 others"}
+TASKS = {"sst2": "SST-2", "squad": "SQuAD, scored on 12 new articles"}
 METRICS = {"eval_accuracy": "accuracy", "exact_match": "exact match", "f1": "F1"}
 PERCENT = {"eval_accuracy": 100.0}  # what a score of 1 is in per cent; others are in per cent
 
@@ -88,17 +88,23 @@ def draw(studies, path):
 
 def text(studies, name):
     parts = [section(task, records) for task, records in studies.items()]
-    return f"""# Fine-tuning: what pre-training is worth, and an independent peer beside it
+    return f"""# Fine-tuning with and without pre-training
+
+Scores of a small BERT, seed by seed: pre-trained, not pre-trained, and pre-trained but fine-tuned
+by `transformers.Trainer`.
 
 ![Scores of every seed]({name}.png)
 
-A dot is a seed, a bar the mean; the tables count the seeds. All ways train on the same examples
-with the same settings:
-AdamW (weight decay 0.01, ε 10⁻⁶, gradients clipped to norm 1), a linear warm-up and a linear decay
-to 0. The model is the one that [`small`](../results/small_wiki.md) pre-trains on a single core in
-less than an hour. It is much smaller than BERT-Base: compare its scores with each other, and not
-with BERT's. `Trainer` begins with the same weights, which `convert_checkpoint` took to Hugging
-Face's form, and has its own model, order of the examples, dropout and loop.
+A dot is a seed, a bar the mean. All three train on the same examples with the same settings: AdamW
+(weight decay 0.01, ε 10⁻⁶, gradients clipped to norm 1), a linear warm-up and a linear decay to 0.
+
+`Trainer` starts from the same weights, exported by `lamb-bert convert`. It has its own model, order
+of the examples, dropout and loop.
+
+The questions are SQuAD's, of 36 articles for training and 12 others for the scores.
+
+Limits: the model is [`small`](../results/small_wiki.md), pre-trained on one core in less than an
+hour. It is much smaller than BERT-Base, so compare its scores only with each other.
 
 {chr(10).join(parts)}"""
 
@@ -114,7 +120,7 @@ def section(task, records):
     commands = {r["trial"]["way"]: r["command"] for r in records if r["trial"]["seed"] == 1}
     return f"""## {TASKS[task]}
 
-| metric, % | way | mean ± standard deviation | least … most | seeds |
+| metric, % | model | mean ± standard deviation | minimum … maximum | seeds |
 |---|---|---|---|---|
 {chr(10).join(rows)}
 
@@ -123,22 +129,22 @@ def section(task, records):
 {settings_table({k: v for k, v in records[-1]["settings"].items() if k != "pretrained"})}
 
 {made_on(records, ("tensorflow", "tensorflow-cpu", "torch", "transformers"))}. \
-Made by `benchmarks/fine_tuning_scores.py --task={task}`, which runs, for our side:
+Made by `benchmarks/fine_tuning_scores.py --task={task}`, which runs for `lamb_tf`:
 
     {commands.get("pretrained", "")}
 """
 
 
 def sentences(found):
-    """What the scores say, a line per comparison."""
+    """The differences of the scores, a line per comparison."""
     lines = []
     for metric, ways in found.items():
-        for way, words in (("fresh", "Pre-training adds"), ("trainer", "Ours − `Trainer` is")):
+        for way, words in (("fresh", "Pre-training adds"), ("trainer", "`lamb_tf` − `Trainer` is")):
             if min(len(ways.get(side, ())) for side in ("pretrained", way)) < 2:
                 continue
             gain, error = difference(ways["pretrained"], ways[way])
             lines.append(
                 f"- {words} {gain:+.2f} ± {error:.2f} points of {METRICS[metric]} (difference of "
-                f"the means ± its standard error): {abs(gain) / error:.1f} standard errors."
+                f"the means ± its standard error), {abs(gain) / error:.1f} standard errors."
             )
-    return lines or ["Too few seeds yet to compare."]
+    return lines or ["Too few seeds to compare yet."]

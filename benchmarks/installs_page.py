@@ -14,33 +14,41 @@ PAGE = ROOT / "docs/installing.md"
 
 HEAD = """# Installing
 
-Python 3.11 to 3.13; Keras 3.10 to 3.15 on TensorFlow 2.16.2 to 2.21, JAX 0.6 or newer, or PyTorch
-2.13. With which versions the wheel of `lamb_tf` was installed and tested, the table below says.
+In a clone of this repository, in an environment with Python 3.11 to 3.13:
 
 ```bash
-pip install ".[cpu]"        # the optimizers on TensorFlow, in a clone of this repository
-pip install ".[jax]"        # … or on JAX; .[torch] on PyTorch
-pip install ".[cpu,bert]"   # … and BERT: the program lamb-bert
-pip install ".[jax,bert]"   # BERT's pre-training without TensorFlow: run_pretraining --engine=jax
+pip install ".[cpu]"        # the optimizers on TensorFlow; .[gpu] or .[tpu] for these devices
+pip install ".[jax]"        # the optimizers on JAX
+pip install ".[torch]"      # the optimizers on PyTorch
+pip install ".[cpu,bert]"   # the optimizers and BERT: the program lamb-bert
+pip install ".[jax,bert]"   # pre-training without TensorFlow: lamb-bert pretrain --engine=jax
 ```
 
-Each line below is a clean environment with nothing but the wheel, what the line names, and pytest.
-The extras `[gpu]` and `[tpu]` (TensorFlow for these devices) have no line: no such device was at
-hand.
+This needs Keras 3.10 to 3.15 on TensorFlow 2.16.2 to 2.21, JAX 0.6 or newer, or PyTorch 2.13.
+
+[Tested versions](#tested-versions) · [the tests](#the-tests) ·
+[older versions of Keras](#older-versions-of-keras)
+
+## Tested versions
+
+Each row is a clean environment that contains only the wheel, the packages named and pytest.
 """
 
 KINDS = {
     "core": "all tests of the optimizers on TensorFlow",
-    "short": "the tests of LAMB and LARS, where all of them would take over three minutes",
-    "backend": "the tests of the optimizers that any backend of Keras runs",
-    "legacy": "`lamb_tf.legacy` beside TensorFlow Addons; a warning of older tf_keras is ignored",
-    "older": "one update with each version of Keras that is excluded",
-    "command": "`lamb-bert` from text to two updates and filled blanks",
+    "short": "the tests of LAMB and LARS",
+    "backend": "the tests of the optimizers that run on any backend of Keras",
+    "legacy": "`lamb_tf.legacy` and TensorFlow Addons; a warning of older tf_keras is ignored",
+    "older": "one step with each excluded version of Keras",
+    "command": "`lamb-bert` from text to two training steps and filled blanks",
 }
 
 FOOT = """
-`make test-installs` runs all of it again and writes this page; with `INSTALLS="--only=NAME"`, one
-line of it. TensorFlow Addons has wheels for Python up to 3.11.
+`make test-installs` repeats all of them and writes this page; `INSTALLS="--only=NAME"` repeats one
+row.
+
+Not tested: the extras `[gpu]` and `[tpu]`, for lack of such devices. TensorFlow Addons has wheels
+for Python up to 3.11.
 """
 
 
@@ -51,9 +59,10 @@ def page(entries: list[dict]) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows += [_row(entry) for entry in entries]
-    rows += _not_run(entries) + _older(entries)
+    rows += _not_run(entries)
     kinds = [f"- **{k}**: {t}" for k, t in KINDS.items() if any(e["tests"] == k for e in entries)]
-    return "\n".join([HEAD, *rows, "", "Tests:", "", *kinds, FOOT])
+    tests = ["", "## The tests", "", *kinds, FOOT]
+    return "\n".join([HEAD, *rows, *tests, *_older(entries)])
 
 
 def _not_run(entries):
@@ -64,11 +73,16 @@ def _not_run(entries):
 
 
 def _older(entries):
-    """What each excluded version of Keras says, as further lines."""
+    """The error of each excluded version of Keras, as a section."""
     older = [entry["older"] for entry in entries if "older" in entry]
     lines = [f"| {version} | `{said}` |" for found in older for version, said in found.items()]
-    head = ["", "Versions of Keras below the lower bound, and what one update says there:", ""]
-    return [*head, "| Keras | |", "|---|---|", *lines] if lines else []
+    head = [
+        "## Older versions of Keras",
+        "",
+        "One step with a Keras below 3.10 ends with this error:",
+        "",
+    ]
+    return [*head, "| Keras | error |", "|---|---|", *lines, ""] if lines else []
 
 
 def _row(entry):

@@ -86,7 +86,8 @@ def study(settings):
     work = studies.Study(pathlib.Path(FLAGS.results), settings, key, len(trials), alike)
 
     def write_page():
-        page.write(FLAGS.page, list(work.done().values()), settings, sys.argv, len(trials))
+        made_by = [word for word in sys.argv if word != "--page_only"]
+        page.write(FLAGS.page, list(work.done().values()), settings, made_by, len(trials))
 
     with studies.alone_in(folder):
         if FLAGS.page_only:

@@ -79,7 +79,7 @@ def draw(groups, path):
             for row, unit in enumerate(("step", "seconds")):
                 label = LABELS[side].replace("`", "")
                 draw_band(axes[row][column], curves, unit, COLORS[side], label)
-        axes[0][column].set(title=f"dropout {dropout:g}", xlabel="updates")
+        axes[0][column].set(title=f"dropout {dropout:g}", xlabel="steps")
         axes[1][column].set(xlabel="seconds of training (median)")
         for axis in axes[:, column]:
             axis.axhline(LEVEL, color="#777777", lw=0.8, ls="--")
@@ -99,35 +99,42 @@ def text(groups, records, settings, arguments, trials, name):
         for side, curves in sides.items()
     ]
     load = max(record["machine"]["load_before"] for record in records)
-    return f"""# Learning curves beside an independent implementation
+    return f"""# Learning curves compared with Hugging Face
+
+Whole pre-training runs of one small model, by this project and by Hugging Face's BERT in PyTorch:
+
+{chr(10).join(findings(groups))}
+
+![Held-out loss over steps and over seconds]({name}.png)
+
+Lines are medians over seeds, bands range from the minimum to the maximum.
+
+| dropout | side | trials | loss at the end | accuracy | plateau left at step | s to {LEVEL} \
+nats | ms per step |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+- Loss and accuracy are those of masked words on held-out documents: mean ± standard deviation \
+over seeds.
+- The plateau, where a model knows only the frequencies of words, ends at the first step with a \
+loss below {PLATEAU} nats. This column and the time to {LEVEL} nats: median (minimum … maximum).
+- Seconds are training time. Tracing and compiling are included, evaluations and start-up are not.
+
+## What is compared
+
+Both sides train one model on the same batches of the same text, with AdamW, one schedule and \
+clipping to norm 1. Initial values have the standard deviation {settings["initial_stddev"]}. This \
+project runs `lamb-bert pretrain`. The peer is `BertForPreTraining` with sdpa attention, PyTorch's \
+fused AdamW and batches read ahead by a thread. A seed decides initial values (drawn by each \
+side's own generator), batches, masks and dropout.
+
+## How it was measured
 
 {made_on(records, packages)}. {len(records)} of {trials} trials are done. The load average before \
 a trial was at most {load:.1f}.
 
-Made by `{shlex.join(["python", *arguments])}`, which writes this page; every trial with its \
-command, settings and curve is a line of its `--results`.
-
-Both sides train one model on the same batches of the same text, with AdamW, one schedule, \
-clipping to norm 1 and initial values of standard deviation {settings["initial_stddev"]}. Ours is \
-`run_pretraining`; the other is `BertForPreTraining` with sdpa attention, PyTorch's fused AdamW \
-and batches read ahead by a thread. Seeds decide initial values (drawn by each side's own \
-generator), batches, masks and dropout.
-
-{chr(10).join(findings(groups))}
-
-![Held-out loss over updates and over seconds]({name}.png)
-
-Lines are medians over seeds, bands reach from the least to the most.
-
-| dropout | side | trials | loss at the end | accuracy | plateau left at update | s to {LEVEL} \
-nats | ms an update |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-Loss and accuracy of masked words on held-out documents: mean ± standard deviation over seeds. \
-The plateau, where a model knows how frequent words are and nothing else, is left at the first \
-update with a loss below {PLATEAU} nats. This and the time to {LEVEL} nats: median (least … most). \
-Seconds are those of training, tracing and compiling included, evaluations and start-up not.
+Made by `{shlex.join(["python", *arguments])}`, which writes this page. Its `--results` has one \
+line per trial with command, settings and curve.
 
 {settings_table(settings)}
 """
@@ -150,7 +157,7 @@ def row(dropout, side, curves):
 
 
 def findings(groups):
-    """What comes out, as sentences, for each dropout rate."""
+    """The results, as sentences, for each dropout rate."""
     lines = []
     for dropout, sides in groups.items():
         if "ours" not in sides:
@@ -158,14 +165,14 @@ def findings(groups):
         for side, theirs in sides.items():
             if side != "ours":
                 lines.append(f"- Dropout {dropout:g}: {comparison(sides['ours'], theirs, side)}.")
-    return lines or ["There are no trials of both sides yet."]
+    return lines or ["No trials of both sides yet."]
 
 
 def comparison(ours, theirs, side):
     meets, common = overlap(ours, theirs)
     times = [[first_at(curve, LEVEL, "seconds") for curve in curves] for curves in (ours, theirs)]
     if None in times[0] + times[1]:
-        speed = f"not every trial comes to {LEVEL} nats"
+        speed = f"not every trial reaches {LEVEL} nats"
     else:
         mine, other = median(times[0]), median(times[1])
         speed = (

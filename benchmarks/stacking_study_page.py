@@ -125,7 +125,7 @@ def draw(groups, lines, path):
         for axis, unit in zip(axes, ("seconds", "step"), strict=True):
             draw_band(axis, curves, unit, COLORS[method], LABELS[method])
     axes[0].set(xlabel="seconds of training (median)", ylabel="held-out masked-LM loss, nats")
-    axes[1].set(xlabel="updates")
+    axes[1].set(xlabel="steps")
     for axis in axes:
         for level in lines.values():
             axis.axhline(level, color="#777777", lw=0.8, ls="--")
@@ -142,50 +142,49 @@ def text(groups, records, settings, arguments, trials, name):
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
     paces = {r["trial"]["method"]: r["pace"] for r in records if r["trial"]["kind"] == "pace"}
     sections = [level_section(groups, what, level, paces) for what, level in levels(groups).items()]
-    return f"""# Stacking: time to equal held-out loss
+    return f"""# Growing an encoder: time to equal loss
 
-{made_on(records, ("tensorflow", "tensorflow-cpu"))}. {len(records)} of {trials} trials are done.
-
-Made by `{shlex.join(["python", *arguments])}`, which writes this page; every trial with its \
-command, settings and curve is a line of its `--results`.
-
-A BERT of {settings["num_hidden_layers"]} layers of {settings["hidden_size"]}, on the English text \
-that comes with Python: by training from scratch, by MSLT in equal stages and with longer ones at \
-both ends, and by Gong's doubling ([what they are](../stacking.md)).
-
-Each run has {settings["seconds"]} s of training, tracing included, evaluations and start-up not. \
-How many updates these are is measured for each method beforehand; a method with cheaper updates \
-makes more of them. Text, batch, masks, seeds, optimizer (LAMB), evaluation and the share of \
-warm-up are the same; the rate falls linearly to zero in each stage. For each method it begins at \
-the better one of {rates}, by the loss at the end of whole runs with seed 1; the better run is one \
-of those compared.
+A BERT of {settings["num_hidden_layers"]} layers of {settings["hidden_size"]} in \
+{settings["seconds"]} s of training, from scratch and by [MSLT and doubling](../stacking.md):
 
 {chr(10).join(findings(groups))}
 
-![Held-out loss over seconds and over updates]({name}.png)
+![Held-out loss over seconds and over steps]({name}.png)
 
-Lines are medians over seeds, bands reach from the least to the most; broken lines are the levels \
-below. While a stacked model has fewer layers, the curve is that of the smaller model.
+Lines are medians over seeds, bands range from the minimum to the maximum; dashed lines are the \
+levels below. While a growing model has fewer layers, the curve is that of the smaller model.
 
-| method | rate | runs | updates | loss at the end | accuracy | model TFLOP |
+| method | rate | runs | steps | loss at the end | accuracy | model TFLOP |
 |---|---|---|---|---|---|---|
 {chr(10).join(end_row(method, found) for method, found in groups.items())}
 
 Mean ± standard deviation over seeds, on held-out documents, here and below.
 
 {chr(10).join(sections)}
-The time to a level is that of the first evaluation of the model with all its layers at which the \
-loss is not above it, between two evaluations by a line; means are over the runs that reached it. \
-Tracing is the first call of each stage begun by then, a matter of seconds however long a run is.
+The time to a level is interpolated linearly between evaluations of the model with all its layers; \
+means are over the runs that reach it. Tracing is the first call of each stage begun by then. It \
+takes seconds, however long a run is.
+
+## What is compared
+
+The text is the English text that comes with Python. MSLT runs in equal stages, and with a longer \
+first and last stage. Text, batch, masks, seeds, optimizer (LAMB), evaluation and share of warm-up \
+are the same for all methods.
+
+- **Time.** The {settings["seconds"]} s include tracing, but not evaluations and start-up. The \
+number of steps in this time is measured for each method beforehand; a method with cheaper steps \
+makes more of them.
+- **Rate.** In each stage the rate falls linearly to zero. Each method starts at the better one of \
+{rates}, by the loss at the end of whole runs with seed 1. These runs count among those compared.
 
 ## The stages
 
-| method | layers | trained | updates | ms an update | model GFLOP an update | GFLOP/s | first \
+| method | layers | trained | steps | ms per step | model GFLOP per step | GFLOP/s | first \
 call, s |
 |---|---|---|---|---|---|---|---|
 {chr(10).join(stage_rows(groups, paces))}
 
-Times are those of the short trial before the others; the first call of a stage traces its graph.
+Times come from a short trial before the others; the first call of a stage traces its graph.
 
 ## The rates
 
@@ -195,7 +194,12 @@ Times are those of the short trial before the others; the first call of a stage 
 
 Loss at the end with seed 1.
 
-## The settings
+## How it was measured
+
+{made_on(records, ("tensorflow", "tensorflow-cpu"))}. {len(records)} of {trials} trials are done.
+
+Made by `{shlex.join(["python", *arguments])}`, which writes this page. Its `--results` has one \
+line per trial with command, settings and curve.
 
 {settings_table(settings)}
 """
@@ -218,9 +222,9 @@ def findings(groups):
     if highest >= PLATEAU:
         lines.append(
             f"- {highest:.2f} nats are on the plateau of word frequencies (above {PLATEAU}): the "
-            "comparison says nothing of models that have learned."
+            "comparison at this level does not apply to models that have learned more."
         )
-    return lines or ["There are no runs to compare with those from scratch yet."]
+    return lines or ["No runs to compare with training from scratch yet."]
 
 
 def times(records, level, unit="seconds"):
@@ -230,10 +234,10 @@ def times(records, level, unit="seconds"):
 def ratio_text(level, scratch, method):
     if None in scratch + method:
         reached = sum(time is not None for time in method)
-        return f"comes to {level:.3f} nats in {reached} of {len(method)} runs"
+        return f"reaches {level:.3f} nats in {reached} of {len(method)} runs"
     mine, other = mean(method), mean(scratch)
     return (
-        f"comes to {level:.3f} nats after {mine:.0f} s, training from scratch after {other:.0f} s: "
+        f"reaches {level:.3f} nats after {mine:.0f} s, training from scratch after {other:.0f} s: "
         f"{other / mine:.2f} times as long"
     )
 
@@ -276,7 +280,7 @@ def level_section(groups, what, level, paces):
     ]
     return f"""## To {level:.3f} nats: {what}
 
-| method | reached it | seconds | of these, tracing | updates | model TFLOP \
+| method | reached it | seconds | of these, tracing | steps | model TFLOP \
 | from scratch ÷ this | without tracing |
 |---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}

@@ -36,10 +36,10 @@ class LAMB(LayerwiseOptimizer):
         u = r + λ x
         x ← x − η · φ(‖x‖) / ‖u‖ · u          (ratio 1 where φ(‖x‖) or ‖u‖ is 0)
 
-    This is version 5 of the paper (ICLR 2020); `docs/which_lamb.md` gives the arguments for the
-    other LAMBs that exist. State and arithmetic are float32 whatever the type of the variables, or
-    float64 where any of them is (Keras' own variable of a learning rate is float32 even so). A
-    step in which any gradient of any replica is not finite changes nothing but
+    This is version 5 of the paper (ICLR 2020). [Which LAMB is mine?](../which_lamb.md) has the
+    arguments that reproduce other LAMBs. State and arithmetic are float32 whatever the type of the
+    variables, or float64 where any of them is (Keras' own variable of a learning rate is float32
+    even so). A step in which any gradient of any replica is not finite changes nothing but
     `optimizer.skipped_updates`. (So does one whose global norm overflows.) The arguments are
     attributes, settled when the optimizer is built; a `learning_rate` that is a number can be
     assigned later.

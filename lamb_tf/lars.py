@@ -38,12 +38,12 @@ class LARS(LayerwiseOptimizer):
         u = m                                 (Nesterov: u = μ m + (1 − μ) (g + λ x))
         x ← x − γ η φ(‖x‖) / (‖u‖ + ε) · u
 
-    `docs/which_lars.md` gives the arguments for the LARS of other libraries. The norms are of one
-    variable: ‖x‖ before the step; ‖g‖ after clipping, in the first form without the decay, for
-    which λ ‖x‖ stands; ‖u‖ with the decay, which is in m. φ, where `weight_norm_bounds` gives
-    it, is of the numerator alone, ε of the denominator alone. Where either of the two is 0, the
-    ratio is 1, without η. `trust_ratio_bounds` clip what comes of all this, with η in it and
-    without γ. Variables excluded from adaptation have ratio 1, whatever the bounds.
+    [Which LARS is mine?](../which_lars.md) has the arguments that reproduce other libraries' LARS.
+    The norms are of one variable: ‖x‖ before the step; ‖g‖ after clipping, in the first form
+    without the decay, for which λ ‖x‖ stands; ‖u‖ with the decay, which is in m. φ, where
+    `weight_norm_bounds` gives it, applies only to the numerator, ε only to the denominator. Where
+    either of the two is 0, the ratio is 1, without η. `trust_ratio_bounds` clip the ratio including
+    η, before γ. Variables excluded from adaptation have ratio 1, whatever the bounds.
 
     Args:
         learning_rate: γ, a float, a `LearningRateSchedule` (of the updates made so far), a callable

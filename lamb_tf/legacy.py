@@ -2,8 +2,8 @@
 
 `LAMB` replaces `tfa.optimizers.LAMB`. It has the same arguments, slots and names of state. So
 checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training continues
-as with Addons. It needs TensorFlow and tf_keras, but not Keras 3. `docs/migration.md` shows how to
-move.
+as with Addons. It needs TensorFlow and tf_keras, but not Keras 3. [Migration](../migration.md)
+has the steps.
 
 These differences from Addons are intended: state and arithmetic are float32 (float64 for float64
 variables); a step in which any gradient is not finite changes nothing; `epsilon=0` means zero, and

@@ -142,9 +142,9 @@ def test_the_page_of_legw_says_which_best_rate_is_at_an_edge():
     settings = {"rates": {"momentum": [0.1, 0.3, 1.0], "lamb": [0.01, 0.02], "adam": [0.1, 0.2]}}
     runs = [tuned("momentum", r, a) for r, a in ((0.1, 97.0), (0.3, 98.0), (1.0, 96.0))]
     runs += [tuned("lamb", 0.01, 98.0), tuned("lamb", 0.02, 97.0), tuned("adam", 0.1, 98.0)]
-    assert page.edges(runs, settings) == " The best one of LAMB is the lowest tried."
+    assert page.edges(runs, settings) == " The best rate of LAMB is the lowest tried."
     runs.append(tuned("adam", 0.2, 99.0))
-    assert page.edges(runs, settings).endswith(" The best one of Adam is the highest tried.")
+    assert page.edges(runs, settings).endswith(" The best rate of Adam is the highest tried.")
 
 
 def test_the_page_of_legw_says_whether_three_seeds_decide():

@@ -60,7 +60,7 @@ def test_the_page_says_how_much_longer_the_peer_takes_and_where_the_bands_overla
     assert "overlap at 2 of 3 evaluations" in said
     assert "ours − theirs is +0.250 ± 0.112 nats" in said
     missed = page.comparison(ours, [curve([6.0, 5.5, 5.0])], "peer")
-    assert "not every trial comes to 4.5 nats" in missed
+    assert "not every trial reaches 4.5 nats" in missed
 
 
 def command(folder, *more):

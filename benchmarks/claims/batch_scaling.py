@@ -250,7 +250,7 @@ def stands(settings, record, records):
 
 CLAIM = study.Claim(
     name="batch_scaling",
-    title="Up to which batch each optimizer holds its loss",
+    title="Six optimizers over the batch",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,

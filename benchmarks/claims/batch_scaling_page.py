@@ -72,64 +72,76 @@ def text(records, settings, name):
     base = f"{settings['base_batch']:,}"
     return f"""{answer(records, settings)}
 
-![Held-out loss over the batch, tuned and untuned; updates to a loss]({name}.png)
+![Held-out loss over the batch, tuned and untuned; steps to a loss]({name}.png)
 
 Every run has {settings["sequences"]:,} sequences of {settings["max_seq_length"]} tokens: \
-{updates(settings, 0):,} updates at batch {base} and {updates(settings, -1):,} at the largest. \
+{updates(settings, 0):,} steps at batch {base} and {updates(settings, -1):,} at the largest. \
 {ABOUT}
 
 {versus(records, settings)}## Tuned at every batch
 
 {loss_table(records, settings, tuned_cell)}
 
-Held-out loss in nats, mean ± standard deviation over seeds; in brackets the trials that the best \
-was chosen from, and the runs of the best.{unfinished(records, settings)}
+Held-out loss in nats, mean ± standard deviation over seeds. In brackets: the number of trials \
+that the best was chosen from, and the number of runs of the best.{unfinished(records, settings)}
 
-Chosen is what has the lowest loss with the first seed on documents that the report does not use: \
-from {settings["trials"]} points of a quasi-random sequence in the ranges below, the same points \
-for all (rates × √k at k times the smallest batch); above the smallest batch also from what the \
-rule made of the base, and at {long_batches(settings)} from the same points with long warm-ups. \
-Where tuned and untuned agree, the rule's run was the best trial. The intervals do not contain \
-what another choice would have given. Ranges were set after earlier runs, mostly of LAMB and \
-AdamW, and {settings["trials"]} points of four hyperparameters are few: "worse" means worse after \
-this search.
+The best trial has the lowest loss with the first seed, on documents that the reported loss does \
+not use. The trials are:
+
+- {settings["trials"]} points of a quasi-random sequence in the ranges below, the same for all \
+optimizers (rates × √k at k times the smallest batch),
+- above the smallest batch, the settings scaled by the rule,
+- at {long_batches(settings)}, the same points with long warm-ups.
+
+Where tuned and untuned agree, the rule's run was the best trial.
+
+Limits: the deviations do not include the choice of the settings. The ranges were set after \
+earlier runs, mostly of LAMB and AdamW. {settings["trials"]} points of four hyperparameters are \
+few: "worse" means worse after this search.
 
 ## Untuned
 
 {loss_table(records, settings, untuned_cell)}
 
-The best settings at batch {base}, with the rate × √k (Nesterov SGD: × k) and as many updates of \
-warm-up, but at most {MOST_WARMUP} of the run; in brackets the runs. From another point of the \
-search a rule may do better or worse.{limited(records, settings)}
+The best settings at batch {base}, with the rate × √k (Nesterov SGD: × k) and the same number of \
+warm-up steps (at most {MOST_WARMUP} of the run). In brackets: the number of runs. From another \
+point of the search the rule may do better or worse.{limited(records, settings)}
 
-## Updates to {curves.PLATEAU} nats
+## Steps to {curves.PLATEAU} nats
 
 {loss_table(records, settings, updates_cell)}
 
-Of the tuned runs, between two evaluations by a line, which are a tenth of a run apart; mean over \
-those that came there. Above this loss a model knows the frequencies of words and little else: \
+Mean over the tuned runs that reach this loss, interpolated linearly between evaluations, which \
+are a tenth of a run apart. Above this loss a model knows little but the frequencies of words: \
 {stuck(records)} runs end there.
 
 ## The chosen settings
 
 {chosen_table(records, settings)}
 
-↑ and ↓: the highest and the lowest that was tried there. In the last column the trials that end \
-above {curves.PLATEAU} nats, or diverged: a search of which most do has compared little. 1 − β₁ is \
-1 − momentum for all but LAMB and AdamW; Adam within OrScale and Muon has β₁ 0.9.
+↑ and ↓ mark the highest and the lowest value tried at that batch. The last column counts the \
+trials that end above {curves.PLATEAU} nats or diverge; if most do, the search compared little. \
+1 − β₁ is 1 − momentum for all but LAMB and AdamW; Adam within OrScale and Muon has β₁ 0.9.
 
-AdamW is `lamb_tf.LAMB` with every trust ratio 1: with the same β₂, ε, clipping and exclusions \
-from decay. LARS is that of LAMB's paper, with the ratio after the momentum; LayerNorms and biases \
-move at the rate itself. Muon is that of Keras, with updates of RMS 0.2; like OrScale it moves \
-embeddings and vectors by Adam.
+- **AdamW** is `lamb_tf.LAMB` with every trust ratio 1: the same β₂, ε, clipping and exclusions \
+from decay.
+- **LARS** has the form of LAMB's paper, with the ratio after the momentum. LayerNorms and biases \
+move at the rate itself.
+- **Muon** is Keras' Muon, with updates of RMS 0.2. Like OrScale, it moves embeddings and vectors \
+by Adam.
 
-## What is published
+## Published results
 
-The paper (arXiv 1904.00962): BERT-Large by LAMB from batch 512 to 32,768 at equal epochs, SQuAD \
-F1 91.752 → 91.475; LARS 90.717 at 512, 89.589 at 16,384, diverges at 32,768; AdamW at 16,384 \
-diverges or has 85 to 88.5. Nado et al. (arXiv 2102.06356) tune Adam for 32,768 and have 91.58 \
-beside LAMB's 91.48 (both quoted from memory). OrScale's authors: CIFAR-10, 24 epochs, batch 512: \
-OrScale 94.05, Muon 93.70, AdamW 93.12, LAMB 92.40 %."""
+The LAMB paper (arXiv 1904.00962) trains BERT-Large from batch 512 to 32,768 at equal epochs. Its \
+SQuAD F1 scores:
+
+- LAMB: 91.752 at 512, 91.475 at 32,768.
+- LARS: 90.717 at 512, 89.589 at 16,384; it diverges at 32,768.
+- AdamW: at 16,384 it diverges or reaches 85 to 88.5.
+
+Nado et al. (arXiv 2102.06356) tune Adam for batch 32,768 and report 91.58, compared with LAMB's \
+91.48 (both quoted from memory). OrScale's results on CIFAR-10 are on [its \
+page](../orscale.md#results)."""
 
 
 def unfinished(records, settings):
@@ -138,8 +150,8 @@ def unfinished(records, settings):
     if all(complete(records, settings, *each) for each in at):
         return ""
     return (
-        f' Where it says "1 of {settings["trials"]} trials", the search has not ended, the loss '
-        "may be too high, and the picture leaves it out."
+        f' "1 of {settings["trials"]} trials" marks a search that has not ended: the loss may be '
+        "too high, and the picture omits it."
     )
 
 
@@ -180,20 +192,25 @@ def answer(records, settings):
         rows.append(row)
     if not rows:
         return (
-            "**No answer yet**: for no optimizer is the search complete at two batches. What "
-            "follows is a beginning, and compares nothing."
+            "**No answer yet**: no optimizer has a complete search at two batches. The tables "
+            "below are preliminary."
         )
     base, largest = (f"{settings['base_batch'] * settings['multiples'][i]:,}" for i in (0, -1))
     how = [f"{how}: {what}" for how in ("tuned", "untuned") for what in ("holds up to", "change")]
     table = findings.table(("optimizer", f"loss at {base}", *how), rows)
-    return f"""How far does the batch grow before the loss does? Each optimizer is searched at \
-every batch (tuned), or takes what it had at batch {base} and a rule (untuned).
+    return f"""Find the batch size up to which each optimizer holds its loss. *Tuned*: the \
+settings are searched at every batch. *Untuned*: the settings of batch {base} are scaled by a rule.
 
 {table}
 
-Up to a batch a loss is held if it is at most {HELD} nats above that at batch {base}; where three \
-seeds do not decide it, two batches are named. The change is from batch {base} to {largest}, in \
-nats. An optimizer that ends above {curves.PLATEAU} nats at batch {base} has nothing to hold."""
+*Holds up to*: the largest batch at which the loss is at most {HELD} nats above that of batch \
+{base}; two batches mean that three seeds cannot tell. *Change*: the difference of the loss \
+between batch {base} and {largest}, in nats. An optimizer above {curves.PLATEAU} nats at batch \
+{base} has no entry.
+
+[Compared with LAMB](#compared-with-lamb) · [tuned](#tuned-at-every-batch) · \
+[untuned](#untuned) · [the chosen settings](#the-chosen-settings) · \
+[published results](#published-results)"""
 
 
 def complete(records, settings, method, multiple):
@@ -254,7 +271,7 @@ def rule_table(records, settings):
             cells.append(f"{share:.2f}" if share <= MOST_WARMUP else limited)
         rows.append((LABELS[method], f"{values['rate']:.2g}", *cells))
     batches = (f"share at {base * k:,}" for k in settings["multiples"])
-    head = ("optimizer", f"rate at {base:,}", "warm-up, updates", *batches)
+    head = ("optimizer", f"rate at {base:,}", "warm-up, steps", *batches)
     return findings.table(head, rows)
 
 
@@ -263,7 +280,7 @@ def limited(records, settings):
     table = rule_table(records, settings)
     if " instead of " not in table:
         return ""
-    return f" Where that limit is met, the warm-up is shorter than the rule's:\n\n{table}"
+    return f" At that limit the warm-up is shorter than the rule's:\n\n{table}"
 
 
 def versus(records, settings):
@@ -274,8 +291,8 @@ def versus(records, settings):
 
 {versus_table(records, settings)}
 
-Differences of the held-out loss from LAMB's, in nats; a positive one is worse. Seeds that \
-diverged are left out. Of so many intervals some miss by chance.
+Difference of the held-out loss from LAMB's, in nats; positive is worse. Seeds that diverged are \
+omitted. With this many intervals, some miss the true difference by chance.
 
 """
 

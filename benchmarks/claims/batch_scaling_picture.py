@@ -56,7 +56,7 @@ def _draw(axes, records, settings):
     titles = (
         "tuned at every batch",
         "untuned, by the rule",
-        f"updates to {curves.PLATEAU} nats",
+        f"steps to {curves.PLATEAU} nats",
     )
     for axis, title in zip(axes, titles):
         axis.set(xscale="log", xlabel="batch, sequences")
@@ -78,7 +78,7 @@ def _draw(axes, records, settings):
     for axis, of in zip(axes, (page.complete, _untuned)):
         _note_those_above(axis, records, settings, of)
     axes[0].set_ylabel("held-out loss, nats")
-    axes[2].set(ylabel="updates", yscale="log")
+    axes[2].set(ylabel="steps", yscale="log")
     if axes[0].containers:
         axes[2].legend(*axes[0].get_legend_handles_labels(), fontsize=8)
     axes[0].sharey(axes[1])

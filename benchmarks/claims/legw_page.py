@@ -15,14 +15,15 @@ RULES = {
 }
 COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
 MARGIN = 0.5  # points of accuracy that LEGW may lose
-PUBLISHED = """## What is published
+PUBLISHED = """## Published results
 
-- The paper (arXiv 1901.08256): MNIST by an LSTM of 128 units, batch 128 → 8,192, 25 epochs, a \
-constant rate after the warm-up, about 98.7 % at all of them (quoted from memory).
-- The failure: at rate 0.001 for every batch, a bidirectional LSTM with LAMB falls from 98.94 % at \
-batch 64 to 80.36 % at 16,384, Adam from 99.04 to 97.74 % (`ymcui/LAMB_Optimizer_TF`).
-- MNIST in 10 epochs, 5 of them warm-up, batch 32 → 4,096: LARS 99.52 → 99.32 %, SGD 99.45 → \
-98.48 %, Adam 99.36 → 99.15 % (another model)."""
+- **The paper** (arXiv 1901.08256): an LSTM of 128 units on MNIST in 25 epochs, with a constant \
+rate after the warm-up, reaches about 98.7 % at batches 128 to 8,192 (quoted from memory).
+- **The failure** (`ymcui/LAMB_Optimizer_TF`): at rate 0.001 for every batch, the accuracy of a \
+bidirectional LSTM with LAMB falls from 98.94 % at batch 64 to 80.36 % at 16,384; with Adam it \
+falls from 99.04 to 97.74 %.
+- **Another model**, MNIST in 10 epochs with 5 of warm-up, batch 32 → 4,096: LARS 99.52 → 99.32 %, \
+SGD 99.45 → 98.48 %, Adam 99.36 → 99.15 %."""
 
 
 def base_runs(records, method):
@@ -50,35 +51,35 @@ def text(records, settings, name):
 
 ![Error on the test images over the batch, by rule]({name}.png)
 
-Every batch has {settings["epochs"]} epochs, without weight decay; the rate is constant after the \
-warm-up, as in the paper. "As at the base" is a warm-up of {settings["base_warmup_epochs"]} \
-epochs, which at {max(settings["multiples"]) * base:,} is less than one update. The linear rule \
-has {settings["linear_warmup_epochs"]} epochs of warm-up.
+Every run has {settings["epochs"]} epochs, without weight decay; the rate is constant after the \
+warm-up, as in the paper. *As at the base* is a warm-up of {settings["base_warmup_epochs"]} \
+epochs, which at {max(settings["multiples"]) * base:,} is less than one step. The linear rule has \
+{settings["linear_warmup_epochs"]} epochs of warm-up.
 
 ## Every group of runs
 
 {results(records, settings)}
 
-Mean ± standard deviation over seeds, or all values where a run diverged; the bars in the picture \
+Mean ± standard deviation over seeds, or all values if a run diverged. The bars in the picture \
 are ranges.
 
 ## The published failure
 
 {failure_table(records, settings)}
 
-A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, tuned for no batch.
+A bidirectional LSTM with LAMB at rate {settings["failure"]["rate"]:g}, not tuned for any batch.
 
 {PUBLISHED}
 
-Ours have {settings["size"]} rows of {settings["size"]}, {settings["hidden"]} units and \
-{settings["epochs"]} epochs; momentum SGD has momentum 0.9.
+The model here reads {settings["size"]} rows of {settings["size"]} pixels with \
+{settings["hidden"]} units; momentum SGD has momentum 0.9.
 
 ## The rates at the base
 
 {tuning_table(records, settings)}
 
-Accuracy on {settings["select_examples"]:,} training images that are not trained with, by which \
-the rate is chosen, at batch {base} alone; seed 1. {chance(settings)}{edges(records, settings)}"""
+Accuracy on {settings["select_examples"]:,} training images held out to choose the rate, only at \
+batch {base}; seed 1. {chance(settings)}{edges(records, settings)}"""
 
 
 def chance(settings):
@@ -92,17 +93,16 @@ def answer(records, settings):
     failure = failure_answer(records, settings)
     rows = lost_rows(records, settings)
     if not rows:
-        return failure or "There are no runs to compare yet."
+        return failure or "No runs to compare yet."
     multiples, base = sorted(settings["multiples"]), settings["base_batch"]
     head = (f"lost at {k * base:,}" for k in multiples)
     table = findings.table(("optimizer", "rule", *head), rows)
-    text = f"""Does LEGW, untuned, hold the accuracy that batch {base} has?
+    text = f"""Accuracy lost by LEGW and other rules, untuned, when the batch grows from {base}:
 
 {table}
 
-Points of accuracy on the test images that are lost from batch {base}, seed by seed, with the 95 % \
-interval of their mean by Student's t: **held** where it lies below {MARGIN}, *undecided* where it \
-contains that."""
+Points of accuracy on the test images, paired by seed; ± is the 95 % interval of their mean \
+(Student's t). **Held**: the interval is below {MARGIN}. *Undecided*: it contains {MARGIN}."""
     return f"{text}\n\n{failure}" if failure else text
 
 
@@ -163,15 +163,15 @@ def failure_answer(records, settings):
     if not base or not others:
         return ""
     names = {
-        "constant": "with LAMB's rate left as it was",
-        "legw": "by LEGW",
-        "sqrt": "by √k alone",
+        "constant": "with LAMB's rate unchanged",
+        "legw": "with LEGW",
+        "sqrt": "with only √k",
     }
     said = ", ".join(f"{accuracy(found)} {names[rule]}" for rule, found in others.items())
     large = next(iter(others.values()))[0]["trial"]["batch"]
     return (
         f"**The published failure**: {accuracy(base)} at batch {base[0]['trial']['batch']}; at "
-        f"{large:,} {said}."
+        f"{large:,}: {said}."
     )
 
 
@@ -195,7 +195,7 @@ def results(records, settings):
                 found = runs(records, "scaling", method, rule, multiple * base)
                 if found:
                     rows.append(row(label, rule, multiple * base, found))
-    head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
+    head = ("optimizer", "rule", "batch", "steps", "rate", "warm-up, steps", "runs", "accuracy")
     return findings.table((*head, "diverged"), rows)
 
 
@@ -216,7 +216,7 @@ def row(label, rule, batch, found):
 
 def failure_table(records, settings):
     groups = runs_of_failure(records, settings)
-    head = ("optimizer", "rule", "batch", "updates", "rate", "warm-up, updates", "runs", "accuracy")
+    head = ("optimizer", "rule", "batch", "steps", "rate", "warm-up, steps", "runs", "accuracy")
     rows = [row("LAMB", rule, f[0]["trial"]["batch"], f) for rule, f in groups.items() if f]
     return findings.table((*head, "diverged"), rows) if rows else "Not run yet."
 
@@ -241,7 +241,7 @@ def edges(records, settings):
         if len(tuned) == len(rates) > 1:
             rate = findings.chosen(tuned, "select")["base_rate"]
             end = {min(rates): "lowest", max(rates): "highest"}.get(rate)
-            found += [f" The best one of {METHODS[method]} is the {end} tried."] * bool(end)
+            found += [f" The best rate of {METHODS[method]} is the {end} tried."] * bool(end)
     return "".join(found)
 
 

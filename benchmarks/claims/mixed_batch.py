@@ -179,7 +179,7 @@ def needs(trial, other):
 
 CLAIM = study.Claim(
     name="mixed_batch",
-    title="What the second warm-up of a mixed batch is worth",
+    title="The mixed batch: value of the second warm-up",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,

@@ -41,7 +41,7 @@ def reference(found, rate):
 
 def text(records, settings, name):
     found, (first, second) = groups(records), (settings["first"], settings["second"])
-    head = ("top rate", "schedule", "moments", "runs", "loss before", "loss at the end, nats")
+    head = ("peak rate", "schedule", "moments", "runs", "loss before", "loss at the end, nats")
     rows = [row(arm, runs, found, settings) for arm, runs in found.items()]
     head = (*head, "accuracy", "difference", "diverged")
     return f"""{chr(10).join([*answers(found, settings), *new_positions(found, settings)])}
@@ -50,23 +50,29 @@ def text(records, settings, name):
 
 {findings.table(head, rows)}
 
-At {second["max_seq_length"]} tokens; mean ± standard deviation over seeds. Differences are from \
-the paper's way at the same rate; a negative one is better. The loss before is that of the first \
-phase's model on the longer sequences; where it differs between rates, the first phase was trained \
-again, on another processor. {ABOUT}
+Evaluated at {second["max_seq_length"]} tokens; mean ± standard deviation over seeds. Differences \
+are from the paper's schedule at the same rate; negative is better. *Loss before* is the loss of \
+the first phase's model on the longer sequences; where it differs between rates, the first phase \
+was trained again, on another processor. {ABOUT}
 
-The first phase: {first["updates"]:,} updates of {first["batch_size"]} × \
-{first["max_seq_length"]} tokens; the second: {second["updates"]:,} of {second["batch_size"]} × \
-{second["max_seq_length"]}. LAMB, rate {settings["rate"]:g} at the top of the first phase, linear \
-decay to 0; {settings["first_warmup"]} updates of warm-up and, where the rate rises again, \
-{settings["second_warmup"]}. Two first phases are trained per seed: one whose rate falls to 0, and \
-one whose rate goes on falling in the second phase. All ways of a seed begin with one of these.
+## The two phases
 
-## What is published
+| phase | steps | batch × tokens |
+| --- | --- | --- |
+| first | {first["updates"]:,} | {first["batch_size"]} × {first["max_seq_length"]} |
+| second | {second["updates"]:,} | {second["batch_size"]} × {second["max_seq_length"]} |
 
-The paper (arXiv 1904.00962): stage 1 is 9/10 of the epochs at length 128 and batch 65,536, stage \
-2 length 512 and batch 32,768, with a rate that ramps up from zero again: SQuAD F1 90.584 in 8,599 \
-updates. It gives no figure without the second warm-up. NVIDIA's recipe restarts step and rate and \
+LAMB, with a rate that peaks at {settings["rate"]:g} in the first phase and decays linearly to 0. \
+The warm-up takes {settings["first_warmup"]} steps in the first phase and, where the rate rises \
+again, {settings["second_warmup"]} in the second. Two first phases are trained per seed: in one \
+the rate falls to 0, in the other it continues to fall in the second phase. Every second phase of \
+a seed starts from one of these.
+
+## Published results
+
+The paper (arXiv 1904.00962) trains 9/10 of the epochs at length 128 and batch 65,536, then at \
+length 512 and batch 32,768 with a rate that rises from zero again: SQuAD F1 90.584 in 8,599 \
+steps. It reports no result without the second warm-up. NVIDIA's recipe restarts step and rate and \
 keeps m and v. Nado et al. (arXiv 2102.06356) reach 91.04 there with tuned Adam (quoted from \
 memory)."""
 
@@ -88,7 +94,7 @@ def row(arm, runs, found, settings):
 
 
 def answers(found, settings):
-    """What each way loses or gains compared with the paper's, as sentences."""
+    """What each schedule loses or gains compared with the paper's, as sentences."""
     lines = []
     for (schedule, moments, rate), runs in found.items():
         gaps = findings.paired(runs, reference(found, rate))
@@ -102,10 +108,10 @@ def answers(found, settings):
         at = f"rate {rate or settings['rate']:g}, {LABELS[schedule]}, moments {moments}"
         lines.append(f"- {at}: {', '.join(said)}")
     if not lines:
-        return ["There are not two seeds of any way yet.", *plateau(found)]
+        return ["No schedule has two seeds yet.", *plateau(found)]
     head = (
-        "The second phase compared with the paper's way, a rate that rises from 0 again, and the "
-        "moments kept:"
+        "Held-out loss of the second phase, compared with the paper's schedule (the rate "
+        "rises from 0 again, the moments are kept); negative is better:"
     )
     return [head, "", *lines, *plateau(found)]
 
@@ -120,9 +126,9 @@ def new_positions(found, settings):
     start, end = (mean(run[key] for run in runs) for key in ("start", "report"))
     return [
         f"- {new} of the {length} positions are new in the second phase, as 384 of 512 are in the "
-        f"paper's. One schedule begins it at rate {continued_rate(settings):.2g} instead of "
-        f"{settings['rate']:g}, and the loss goes from {start:.2f} to {end:.2f} nats. Where no "
-        "position is new, this says little."
+        f"paper. One schedule begins this phase at rate {continued_rate(settings):.2g} instead of "
+        f"{settings['rate']:g}, and its loss falls only from {start:.2f} to {end:.2f} nats. "
+        "Without new positions the result may differ."
     ]
 
 
@@ -140,8 +146,8 @@ def plateau(found):
         return []
     return [
         f"- **{above} of {len(losses)} runs end above {curves.PLATEAU} nats**, where a model knows "
-        "how frequent words are and little else: the positions that are new in the second phase "
-        "have not left that plateau. Of models that have learned more, this says little."
+        "little but the frequencies of words: the positions that are new in the second phase have "
+        "not left that plateau. For models that have learned more, the result may differ."
     ]
 
 
@@ -159,7 +165,7 @@ def _draw(axes, found, settings):
             start = mean(run["start"] for run in known)
             axes[0].plot(steps, [start, *losses], **_style(schedule, moments))
     axes[0].set(
-        xlabel="updates of the second phase",
+        xlabel="steps of the second phase",
         ylabel="held-out loss, nats",
         title=f"rate {settings['rate']:g}, means",
     )

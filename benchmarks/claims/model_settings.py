@@ -15,6 +15,6 @@ LOST = f"the training loss was not finite or above {DIVERGED:g} nats"
 EVAL_BATCH = 256
 EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
 ABOUT = (
-    "Model, data and what a seed decides: [the studies of BERT](README.md#the-studies-of-bert). "
-    "Differences are taken seed by seed, with the 95 % interval of their mean by Student's t."
+    "Model, data and seeds: [the studies of BERT](README.md#the-studies-of-bert). Differences are "
+    "paired by seed; ± is the 95 % interval of their mean (Student's t)."
 )

@@ -27,13 +27,13 @@ def write(claim, options, settings, work, trials):
         return
     page.parent.mkdir(parents=True, exist_ok=True)
     claim.draw(records, settings, page.with_suffix(".png"))
-    small = "*This is the small form, `--quick`: it shows how the study works and answers nothing.*"
+    small = "*This is the small form, `--quick`: it shows how the study works and has no results.*"
     text = "\n\n".join(
         [
             f"# {claim.title}",
             *([small] if options.quick else []),
             claim.text(records, settings, page.stem).strip(),
-            "## How it was made",
+            "## How it was measured",
             made(records, trials, options.results, claim.lost),
             *other_form(claim, settings),
             findings.curves.settings_table(dict(claim.model) | settings),
@@ -59,18 +59,21 @@ def made(records: Sequence[dict], trials: int, results: os.PathLike, lost_if: st
     packages = ("tensorflow", "tensorflow-cpu", "jax", "keras")
     load = max(record["machine"]["load_before"] for record in records)
     jobs = max(record.get("jobs", 1) for record in records)
-    side_by_side = f", up to {jobs} at a time, each on its share of the cores" if jobs > 1 else ""
+    side_by_side = (
+        f", up to {jobs} at a time, each on an equal share of the cores" if jobs > 1 else ""
+    )
     where = findings.curves.made_on(records, packages, jobs)
     trained = [record for record in records if "twin" not in record]
     copies = len(records) - len(trained)
-    same = f" ({copies} of them are another part's run)" if copies else ""
+    same = f" ({copies} of them reuse a run of another part)" if copies else ""
     return f"""{where}. **{len(records)} of {trials} trials are done**{same}, in {spent:.0f} \
-minutes of trials ({cpu:.0f} of the processor's; a trial {mean(map(_wall, trained)):.0f} s on \
-average{side_by_side}). The load average before a trial was at most {load:.1f}: times are those of \
-a shared machine.
+minutes of trials ({cpu:.0f} minutes of CPU time; {mean(map(_wall, trained)):.0f} s per trial on \
+average{side_by_side}). The machine was shared: the load average before a trial was at most \
+{load:.1f}.
 
-Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`: a line a trial, with its \
-command, settings, seed and seconds. A study that was killed goes on with the next trial.
+Made by {commands} on {of_commits}, from `{pathlib.Path(results).name}`, which has one line \
+per trial with its command, settings, seed and seconds. A killed study resumes with the next \
+trial.
 
 {len(lost)} of {len(records)} trials diverged ({lost_if})."""
 
@@ -81,9 +84,7 @@ def other_form(claim, settings: dict) -> list[str]:
     if not changed:
         return []
     values = ", ".join(f"`{name}` {claim.settings[name]}" for name in changed)
-    return [
-        f"The command's own settings differ: {values}; {len(claim.trials(claim.settings))} trials."
-    ]
+    return [f"The command's defaults differ: {values}; {len(claim.trials(claim.settings))} trials."]
 
 
 def _wall(record):

@@ -132,7 +132,7 @@ def problem(settings):
 
 CLAIM = study.Claim(
     name="variants",
-    title="Which differences between LAMBs matter",
+    title="Variants of LAMB compared",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,

@@ -64,22 +64,26 @@ def text(records, settings, name):
 
 {bound(found)}Loss and accuracy: mean ± standard deviation over seeds. {ABOUT}
 
-All train for {settings["updates"]:,} updates of {settings["batch_size"]} × \
-{settings["max_seq_length"]} tokens, the rate rising for {settings["warmup_steps"]} and then \
-falling linearly to 0. Each has the rate at which it had the lowest loss on the documents to \
-choose by, with the first seed; between two rates it may be better than at either, and which of \
-two forms is better can change with the rate. These losses are not the ones reported above:
+Every run has {settings["updates"]:,} steps of {settings["batch_size"]} × \
+{settings["max_seq_length"]} tokens. The rate rises for {settings["warmup_steps"]} steps and then \
+falls linearly to 0.
+
+## The rates
+
+Each variant has the rate with the lowest loss of the first seed on the selection documents. A \
+rate in between may be better, and the order of two variants can change with the rate. The losses \
+on the selection documents:
 
 {findings.table(head_of_rates, losses)}{at_the_edge(found, rates)}
 
-The variants as arguments: [Which LAMB is yours?](../which_lamb.md). The paper's code excludes \
+The variants as arguments: [Which LAMB is mine?](../which_lamb.md). The paper's code excludes \
 LayerNorms and biases from decay and trust ratio.
 
-## What is published
+## Published results
 
-The paper says that the bias correction can be left out (it acts as a warm-up), and that the norm \
-changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB are its appendix's (quoted from memory). \
-We know of no published table of these forms."""
+The paper states that the bias correction can be omitted, because it acts as a warm-up, and that \
+the choice of norm changes accuracy by less than 0.1 %. N-LAMB and NN-LAMB come from its appendix \
+(quoted from memory). We know of no published comparison of these variants."""
 
 
 def bound(found):
@@ -87,15 +91,17 @@ def bound(found):
     gaps = paired(found.get("lambc", []), found)
     if not gaps or max(map(abs, gaps)) > SAME:
         return ""
-    return f"LAMBC's losses are the paper form's within {SAME} nats: at this rate hardly any ratio \
-meets the bound.\n\n"
+    return (
+        f"LAMBC's losses equal those of the paper's form within {SAME} nats: at this rate hardly "
+        "any ratio reaches the bound.\n\n"
+    )
 
 
 def at_the_edge(found, rates):
     """Whose best rate is the lowest or the highest of several, as a sentence."""
     edges = (rates[0], rates[-1]) if len(rates) > 1 else ()
     names = [SHORT[variant] for variant, runs in found.items() if runs[0]["used_rate"] in edges]
-    said = "Best at the edge of the rates, and so perhaps better beyond it: "
+    said = "Best at the lowest or highest rate, so perhaps better beyond it: "
     return f"\n\n{said}{', '.join(names)}." if names else ""
 
 
@@ -137,15 +143,15 @@ def answers(found):
         (different if abs(mean(gaps)) > findings.half_width(gaps) else alike).append(said)
     compared = len(different + alike)
     if not compared:
-        return ["There are not two seeds of any variant yet."]
+        return ["No variant has two seeds yet."]
     chance = min(100, 5 * compared)
     return [
         *([f"- **Differ from the paper's form**: {', '.join(different)}."] if different else []),
         *([f"- **No difference shown**: {', '.join(alike)}."] if alike else []),
         "",
-        "Differences of the held-out loss, in nats, with 95 % intervals; a negative one is better. "
-        "Each interval misses the true difference in 5 % of cases; the probability that at least "
-        f"one of the {compared} does is at most {chance} %.",
+        "Differences of the held-out loss from the paper's form, in nats, with 95 % intervals; "
+        "negative is better. Each interval misses the true difference in 5 % of cases; the "
+        f"probability that at least one of the {compared} does is at most {chance} %.",
     ]
 
 
