@@ -31,6 +31,7 @@ elif BACKEND == "jax":
     import jax
 
 
+ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow makes a new resource each time
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
@@ -69,8 +70,9 @@ class AdamDirection:
         u = λ x + (√c₂ / c₁) m / (√v + √c₂ ε)
 
     u is formed in a resource that lives as long as the call, so that a SavedModel of a step holds
-    all that the step needs. Its name is unique in the process: `tf.saved_model.load` would give all
-    anonymous resources one name. `tests/test_kernels.py` shows that this is `LAMB.direction`.
+    all that the step needs. In a graph its name is unique in the process: `tf.saved_model.load`
+    would give all anonymous resources one name. Eagerly it is anonymous: TensorFlow keeps a kernel
+    for each name. `tests/test_kernels.py` shows that this is `LAMB.direction`.
     """
 
     _names = itertools.count()
@@ -104,7 +106,8 @@ class AdamDirection:
         """u, with new m and v in `slots`."""
         m, v = slots["m"], slots["v"]
         decayed = decay * ops.cast(x, m.dtype)
-        name = f"lamb_tf_direction_{next(self._names)}"
+        eager = tf.executing_eagerly()
+        name = ANONYMOUS if eager else f"lamb_tf_direction_{next(self._names)}"
         u = tf.raw_ops.VarHandleOp(dtype=m.dtype, shape=m.shape, shared_name=name)
         tf.raw_ops.AssignVariableOp(resource=u, value=decayed)
         tf.raw_ops.ResourceApplyAdam(var=u, m=m.handle, v=v.handle, grad=g, **scalars._asdict())

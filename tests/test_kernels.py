@@ -1,5 +1,7 @@
 """The kernel that TensorFlow's default step runs gives what `LAMB.direction` says."""
 
+import resource
+
 import keras
 import numpy as np
 import pytest
@@ -123,6 +125,25 @@ def test_a_step_in_a_saved_model_goes_on_where_it_was_saved(tmp_path, make, reco
     for here, there, saved in zip(variables, loaded.variables_, other.variables_):
         np.testing.assert_allclose(there.numpy(), here.numpy(), rtol=1e-6)
         assert (saved.numpy() != here.numpy()).any()
+
+
+def test_eager_steps_keep_no_memory():
+    variable = keras.Variable(np.ones(4, "float32"))
+    optimizer = lamb_tf.LAMB(1e-3)
+
+    def grown(steps):
+        before = memory_in_use()
+        for _ in range(steps):
+            optimizer.apply([tf.ones(4)], [variable])
+        return memory_in_use() - before
+
+    grown(20)
+    assert grown(150) < 2e6  # 5e6 with a kernel for each step
+
+
+def memory_in_use():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def test_groups_are_of_24_mb_or_of_one_larger_tensor():
