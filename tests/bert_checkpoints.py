@@ -37,7 +37,7 @@ CONFIG = SHAPES["small"]
 
 
 def write_vocabulary(folder, cased=False):
-    words = [*tokenization.SPECIAL_TOKENS, *WORDS.split(), *(["The", "Cat"] if cased else [])]
+    words = [*tokenization.SPECIAL_TOKENS, *WORDS.split(), *(["The", "Cat", "T"] if cased else [])]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
 
 

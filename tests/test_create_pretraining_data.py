@@ -148,8 +148,8 @@ def test_text_that_cannot_be_used_is_refused_before_the_work(small_text, tmp_pat
 
 def test_a_cased_vocabulary_is_refused_unless_case_is_kept(small_text, tmp_path):
     cased = tmp_path / "cased.txt"
-    cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\n")
-    with pytest.raises(ValueError, match=r"is a cased vocabulary .it holds 'The'"):
+    cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\nT\n")
+    with pytest.raises(ValueError, match=r"is a cased vocabulary .it holds 'T'"):
         create(small_text, tmp_path, b"The.\n", vocab_file=str(cased), do_lower_case=True)
     assert not (tmp_path / "out").exists()
 

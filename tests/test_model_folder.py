@@ -76,6 +76,50 @@ def test_another_models_vocabulary_above_is_not_read(tmp_path):
         sources.open_checkpoint(tmp_path / "above/hf")
 
 
+def test_a_vocabulary_above_is_named_for_whoever_knows_it(tmp_path):
+    """Runs of earlier versions have theirs there."""
+    make_source(tmp_path / "run")
+    (tmp_path / "run/vocab.txt").rename(tmp_path / "vocab.txt")
+    with pytest.raises(ValueError, match=f"if that is {tmp_path}/vocab.txt, copy it into the"):
+        official_bert.load(tmp_path / "run")
+    shutil.copy(tmp_path / "vocab.txt", tmp_path / "run")
+    official_bert.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("below", ["checkpoint-500", "snapshots/abc"])
+def test_a_folder_of_models_names_them(tmp_path, below):
+    make_theirs(tmp_path / "all" / below)
+    with pytest.raises(ValueError, match=f"Give one of the folders in it: {tmp_path}/all/{below}."):
+        model_folder.of(tmp_path / "all")
+
+
+def test_a_name_of_the_hub_says_how_to_get_the_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`hf download org/a-bert --local-dir=a-bert`"):
+        model_folder.of("org/a-bert")
+
+
+def test_one_of_several_files_leads_to_all(tmp_path):
+    shard, index = "model-00002-of-00003.safetensors", "model.safetensors.index.json"
+    for name in shard, index:
+        (tmp_path / name).write_text("{}")
+    assert model_folder.of(tmp_path / shard)[0] == tmp_path / index
+
+
+def test_words_with_capitals_are_added_to_uncased_models(tmp_path):
+    make_theirs(tmp_path / "in")
+    file = tmp_path / "in/tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"].popitem()  # its number is free
+    number = len(content["model"]["vocab"])
+    content["added_tokens"].append({"id": number, "content": "<URL>"})
+    file.write_text(json.dumps(content))
+    assert sources.open_checkpoint(tmp_path / "in").do_lower_case is True
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "tf1", "tf1")
+    (tmp_path / "tf1/tokenizer_config.json").unlink()
+    assert sources.open_checkpoint(tmp_path / "tf1").do_lower_case is True
+
+
 @pytest.mark.parametrize("name", ["best", "pretrained"])
 def test_what_a_run_exports_has_the_parts_of_the_run(tmp_path, name):
     make_source(tmp_path / "run")

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from official_bert.conversion import names
 
 SAFETENSORS = "model.safetensors"
+_SHARD = re.compile(r"-\d+-of-\d+$")
+_BELOW = ("*", "snapshots/*")  # a run's checkpoints; a model in the cache of Hugging Face's hub
 
 
 def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
@@ -24,7 +26,8 @@ def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
     if path.suffix == ".keras" and path.is_file():
         return "keras", path
     if path.suffix == ".safetensors" and path.is_file():
-        return "hugging_face", path
+        index = path.with_name(f"{SAFETENSORS}.index.json")
+        return "hugging_face", index if _SHARD.search(path.stem) and index.is_file() else path
     if path.name.endswith(".safetensors.index.json") and path.is_file():
         return "hugging_face", path
     if path.suffix in (".bin", ".pt", ".pth") and path.is_file():
@@ -35,6 +38,7 @@ def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
         raise ValueError(
             f"There is no checkpoint {path}: expected a folder, a file model.safetensors or "
             "model.keras, or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt."
+            + _download(path)
         )
     for name in SAFETENSORS, f"{SAFETENSORS}.index.json":
         if (path / name).is_file():
@@ -91,8 +95,27 @@ def _one_in(folder):
         return "keras", keras_files[0]
     if bundles:
         return "bundle", bundles[0].with_suffix("")
+    below = [place for depth in _BELOW for place in folder.glob(depth) if _is_model(place)]
     raise ValueError(
         f"{folder} holds no checkpoint: expected model.safetensors, *.ckpt.index, or *.keras."
+        + (
+            f" Give one of the folders in it: {names.listed(sorted(map(str, below)))}."
+            * bool(below)
+        )
+    )
+
+
+def _is_model(folder):
+    return any(any(folder.glob(name)) for name in ("*.safetensors", "*.index", "*.keras"))
+
+
+def _download(path):
+    """What to do if the path is no path but the name of a model on Hugging Face's hub."""
+    is_name = not path.suffix and not path.is_absolute() and len(path.parts) == 2
+    if not is_name or path.parent.exists():
+        return ""
+    return (
+        f" Download a model of the Hugging Face hub: `hf download {path} --local-dir={path.name}`."
     )
 
 

@@ -121,9 +121,13 @@ class ModelFolder:
 
     def no_vocabulary(self) -> ValueError:
         """The error for whoever needs a vocabulary that is not there."""
+        folder = self.run_folder or self.folder
+        above = (folder.absolute().parent / name for name in VOCABULARIES)
+        near = next((file for file in above if file.is_file()), None)
         return ValueError(
-            f"{self.run_folder or self.folder} must hold a {' or '.join(VOCABULARIES)}; got "
-            "neither. Name the vocabulary that the model was trained with (vocab_file)."
+            f"{folder} must hold a {' or '.join(VOCABULARIES)}; got neither. Name the vocabulary "
+            "that the model was trained with (vocab_file)"
+            + (f"; if that is {near}, copy it into the folder." if near else ".")
         )
 
     def check_run_vocabulary(self) -> None:

@@ -104,8 +104,12 @@ def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
 
 
 def upper_case_token(vocabulary: dict[str, int]) -> str | None:
-    """A token with an upper-case letter, which no uncased vocabulary has; None if there is none."""
-    return next((t for t in vocabulary if t != t.lower() and not t.startswith("[")), None)
+    """A capital letter, which a cased vocabulary holds by itself; None of an uncased vocabulary.
+
+    Whole words with capitals, such as `<URL>`, are added to uncased vocabularies too.
+    """
+    letters = (token for token in vocabulary if len(token.removeprefix("##")) == 1)
+    return next((letter for letter in letters if letter != letter.lower()), None)
 
 
 def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
