@@ -194,7 +194,7 @@ def _begins(values):
 
 def _run_seed(values, work, engine, seed, folder):
     """Trains or loads a model and puts it to use; the exit code, and what was measured."""
-    from official_bert.training import exits, fine_tuned
+    from official_bert.training import exits, fine_tuned, model_directory
 
     if values.do_train:
         trainer = _trainer(values, work, engine, seed, folder)
@@ -205,8 +205,10 @@ def _run_seed(values, work, engine, seed, folder):
     elif values.init_checkpoint:
         start = work.task, config(values), values.init_checkpoint
         model, step = fine_tuned.load_checkpoint(*start, engine, values.dtype, work.arrange), None
+        seed = None  # of its training, which is unknown
     else:
         model, step = fine_tuned.load(work.task, folder, engine, values.dtype)
+        seed = (model_directory.describes(pathlib.Path(folder)) or {}).get("seed")
     os.makedirs(folder, exist_ok=True)
     metrics = work.use(engine, model, folder)
     return 0, _results(values, seed, folder, step, metrics)

@@ -276,6 +276,11 @@ RULES = (
     *optimizer_flags.RULES,
     idle(("eval_steps", "eval_batch_size"), lambda v: not v.eval_files, "without --eval_files."),
     contradiction(
+        ["init_moments"],
+        lambda v: v.init_moments and not v.init_checkpoint,
+        "the moments are those of --init_checkpoint; give that too, or leave it out.",
+    ),
+    contradiction(
         (*STAGE, "num_steps_per_epoch", "num_train_epochs"),
         lambda v: v.recipe is not None,
         "--recipe={recipe} already sets this; leave these flags out, or the recipe.",

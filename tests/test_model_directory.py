@@ -286,6 +286,20 @@ def test_the_best_weights_are_not_chosen_by_losses_on_other_held_out_records(
     assert (folder / "best" / "bert_model.ckpt-8.index").exists()
 
 
+def test_a_return_leaves_the_best_weights_behind_that_are_of_what_it_undoes(small_corpus, folder):
+    best, options = folder / "best", evaluated_on(small_corpus.held_out)
+    forget_after(folder, 4)
+    train(make_run(small_corpus, [SHORT]), folder, options)
+    left = json.loads((best / "best.json").read_text()) | {"loss": 0.5}
+    (best / "best.json").write_text(json.dumps(left))
+    engine = TfDistribute(tf.distribute.get_strategy())
+    Trainer(make_run(small_corpus, [SLOWER]), options, engine, folder, 4).train()
+    found = json.loads((best / "best.json").read_text())
+    assert (found["step"], found["loss"] > 0.5) == (8, True)
+    aside = json.loads((best / "best.ctl_step_8.ckpt-2.json").read_text())
+    assert aside == left
+
+
 def test_a_best_loss_of_an_earlier_version_counts_as_of_the_same_records(tmp_path):
     for loss in (2.0, 3.0):
         record = {"loss": loss, "step": int(loss), "max_seq_length": 32, "records": "a"}
@@ -383,6 +397,22 @@ def test_a_kill_between_a_checkpoint_and_its_json_is_known_for_one(tmp_path, sav
     assert (store.latest() or checkpoints.Checkpoint("", 0, {})).step == saved
     store.settle()
     assert not list(tmp_path.glob(f"{name}.*"))
+
+
+@pytest.mark.parametrize("resume_from", [None, 4])
+def test_a_save_cut_short_is_passed_over_where_no_mark_of_it_was_left(
+    small_corpus, whole, tmp_path, capsys, resume_from
+):
+    """Earlier versions left none, and a copy made meanwhile may lack it."""
+    folder = shutil.copytree(whole, tmp_path / "model")
+    (folder / "ctl_step_8.ckpt-2.json").unlink()
+    (folder / "checkpoint").write_text('model_checkpoint_path: "ctl_step_4.ckpt-1"\n')
+    trainer = make(make_run(small_corpus, [SHORT]), folder, resume_from)
+    assert "Passed over: ctl_step_8.ckpt-2, without its .json" in capsys.readouterr().out
+    trainer._write_claim()
+    assert (folder / "ctl_step_8.ckpt-2.index").exists()  # until a newer one is there
+    trainer.train()
+    assert_same(final_tensors(folder), final_tensors(whole))
 
 
 def test_a_write_that_fails_leaves_nothing_that_cannot_be_judged(tmp_path, monkeypatch):
@@ -508,6 +538,19 @@ def test_a_bert_config_of_another_model_is_not_written_over(tmp_path, content):
     (tmp_path / "bert_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"bert_config\.json describes another model"):
         model_directory.check(tmp_path, CONFIG, DESCRIPTION)
+
+
+def test_a_loss_scale_that_a_run_has_no_use_for_is_no_difference(tmp_path):
+    """Earlier versions noted down that of a flag; it is now set to its default, with a warning."""
+    for dtype in "bf16", "fp16":
+        was = DESCRIPTION | {"dtype": dtype, "loss_scale": "128"}
+        model_directory.check(tmp_path / dtype, CONFIG, was)
+        (tmp_path / dtype).mkdir()
+        (tmp_path / dtype / "run.json").write_text(json.dumps(was))
+    now = was | {"loss_scale": "dynamic"}
+    model_directory.check(tmp_path / "bf16", CONFIG, now | {"dtype": "bf16"})
+    with pytest.raises(ValueError, match='loss_scale was "128" and is "dynamic"'):
+        model_directory.check(tmp_path / "fp16", CONFIG, now)
 
 
 def test_an_empty_directory_gets_the_configuration(tmp_path):

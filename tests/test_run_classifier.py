@@ -316,6 +316,9 @@ def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, ca
     alone, among = final_tensors(tmp_path / "alone"), final_tensors(output / "seed_5")
     for name in alone:
         np.testing.assert_array_equal(alone[name], among[name], err_msg=name)
+    evaluated = without(files, "do_train", "train_file", *NOT_TRAINED)
+    assert call(evaluated | {"output_dir": str(tmp_path / "alone")}) == 0
+    assert json.loads((tmp_path / "alone/results.json").read_text())["runs"][0]["seed"] == 5
 
 
 def test_more_seeds_are_added_to_those_that_are_done(files, capsys):
@@ -393,6 +396,7 @@ def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_
     alone |= {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
     assert call(alone) == 0
     assert eval_results(tmp_path / "other") == without(trained, "global_step")
+    assert json.loads((tmp_path / "other" / "results.json").read_text())["runs"][0]["seed"] is None
     assert call(settings | alone | {"do_train": True}) == 0  # its head is taken along
     assert "fresh" not in capsys.readouterr().out
 

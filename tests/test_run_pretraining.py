@@ -258,7 +258,10 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
             {"init_checkpoint": "s3://bucket/a"},
             "s3://bucket/a is not a readable TensorFlow checkpoint",
         ),
-        ({"init_moments": True}, "init_moments needs an init_checkpoint"),
+        (
+            {"init_moments": True},
+            "--init_moments: the moments are those of --init_checkpoint; give",
+        ),
         ({"warmup_steps": -1}, "--warmup_steps must be at least 0"),
         ({"masked_lm_prob": 0.2}, "masked_lm_prob is for records made with --dynamic_masking"),
         ({"warmup_steps": "nan"}, "--warmup_steps must be a finite number; got nan."),

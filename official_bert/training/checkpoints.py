@@ -4,9 +4,10 @@ A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlo
 `tf.train.load_checkpoint` and every converter read it: the weights, their moments `…/adam_m` and
 `…/adam_v` (LARS: `…/momentum`), and `global_step`. Beside the bundle lies `<prefix>.json` with the
 digests of its files and the loop's own state. It is written last: without it, or if a digest
-differs, the checkpoint does not count. While a checkpoint is written, `.writing-NAME` is there. So
-what a kill has left half written is known, and files of a checkpoint without its `.json` that
-nothing explains are refused and never removed.
+differs, the checkpoint does not count. While a checkpoint is written, `.writing-NAME` is there, and
+`checkpoint` names it only when it is whole. So what a kill has left half written is known, as it is
+in a copy made meanwhile; and files of a checkpoint without its `.json` that nothing explains are
+refused and never removed.
 
 `known_good.json` names the newest checkpoint whose weights the following updates have proved good
 (see `known_good.py`). Rotation never removes that one.
@@ -130,7 +131,7 @@ class CheckpointStore:
         unexplained = self._unexplained()
         names = self._names()
         found = self._newest_whole(names, say)
-        _require_explained(self.directory, unexplained, found and found.name, found)
+        self._require_explained(unexplained, found and found.name, found, say)
         if names and found is None:
             raise ValueError(
                 f"No checkpoint in {self.directory} is complete. Restore one, or choose another "
@@ -149,7 +150,7 @@ class CheckpointStore:
         unexplained = self._unexplained()
         steps = {name: step_and_count(name)[0] for name in self._names()}
         found = self._newest_whole([name for name in steps if steps[name] == step], say)
-        _require_explained(self.directory, unexplained, self.newest_name(), found)
+        self._require_explained(unexplained, self.newest_name(), found, say)
         if found is None:
             others = sorted({*steps.values()} - {step})
             raise ValueError(
@@ -191,6 +192,35 @@ class CheckpointStore:
             if is_name(name) and f".writing-{name}" not in begun and not self._is_abandoned(name)
         ]
 
+    def _require_explained(self, unexplained, newest, found, say):
+        """Refuses bundles without a `.json` that no checkpoint has followed: `newest`, by name.
+
+        If `checkpoint` names an older one that is there, the save of such a bundle never ended.
+        """
+        count, settled = _count(newest) if newest else 0, self._settled()
+        later = sorted((name for name in unexplained if _count(name) > count), key=_count)
+        if later and settled in self._names() and _count(settled) < _count(later[0]):
+            left = ", ".join(later)
+            say(f"Passed over: {left}, without its .json, as a save leaves it that was cut short.")
+        elif later:
+            lost = later[-1]
+            raise ValueError(
+                f"{self.directory} holds {lost} without {lost}.json, which has its digests and the "
+                "state of the run; without it the run cannot be resumed. Copy the ctl_step_*.json "
+                f"too; or move the files of {lost} to another folder, "
+                + (f"to resume from step {found.step}; " if found else "")
+                + "or start from its weights: another folder, with it as init_checkpoint."
+            )
+
+    def _settled(self):
+        """The name in `checkpoint`: the newest that was whole when it was written."""
+        try:
+            text = (self.directory / "checkpoint").read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
+        named = re.match(r'model_checkpoint_path: "([^"]+)"', text)
+        return named[1] if named else None
+
     def _require_new(self):
         """Refuses to begin where a run has saved checkpoints, all of which are gone."""
         for left in "checkpoint", "pretrained/bert_model.ckpt-1.index":
@@ -221,23 +251,13 @@ class CheckpointStore:
             for name in in_order[: -self.keep]:
                 if name not in but:  # first the manifest: then the checkpoint does not count
                     (self.directory / f"{name}.json").unlink()
-        # Where all are kept, a bundle without a `.json` was not to be removed either.
-        kept = [] if self.keep else self._unexplained()
+        # A bundle without a `.json` stays until a checkpoint of a later step is there; where all
+        # are kept, for good.
+        newest = self.newest_name()
+        step = step_and_count(newest)[0] if newest else 0
+        unexplained = self._unexplained()
+        kept = [name for name in unexplained if not self.keep or step_and_count(name)[0] > step]
         _forget_bundles(self.directory, "ctl_step_", {*self._all_names(), *kept})
-
-
-def _require_explained(directory, unexplained, newest, found):
-    """Refuses bundles without a `.json` that no checkpoint has followed: `newest`, by name."""
-    count = _count(newest) if newest else 0
-    lost = max((name for name in unexplained if _count(name) > count), key=_count, default=None)
-    if lost:
-        raise ValueError(
-            f"{directory} holds {lost} without {lost}.json, which has its digests and the state of "
-            "the run; without it the run cannot be resumed. Copy the ctl_step_*.json too; or move "
-            f"the files of {lost} to another folder, "
-            + (f"to resume from step {found.step}; " if found else "")
-            + "or start from its weights: another folder, with it as init_checkpoint."
-        )
 
 
 def _count(name):
@@ -286,6 +306,18 @@ def save_best(
             f"since the loss of step {best['step']} was of other records"
         )
     return None
+
+
+def leave_best(directory: AnyPath, step: int, left: str) -> None:
+    """Sets `best.json` aside, under a name with `left` in it, if it is of a later step than `step`.
+
+    The run returns to `step`, so the next evaluation is the best of what is not left behind.
+    """
+    path = place(directory) / "best.json"
+    record = _read_record(path)
+    if isinstance(record.get("step"), int) and record["step"] > step:
+        write_text(path.parent / f"best.{left}.json", json.dumps(record, indent=1) + "\n")
+        path.unlink()
 
 
 def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:

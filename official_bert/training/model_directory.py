@@ -117,6 +117,8 @@ def check(
     if theirs["init_weights"] and not description.get("init_weights"):  # no longer there
         description = description | {"init_weights": theirs["init_weights"]}
     claim = dataclasses.replace(claim, description=description)
+    if description.get("dtype") != "fp16":  # which alone has a loss scale
+        theirs["loss_scale"] = description.get("loss_scale")
     if isinstance(theirs.get("optimizer"), dict):
         theirs["optimizer"] = _EARLIER_OPTIMIZER | theirs["optimizer"]
     differences, refused = [], []

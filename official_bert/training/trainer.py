@@ -340,6 +340,8 @@ class Trainer:
             self._store.abandoned = self._claim.abandoned()
         if change and "instead_of" in change:
             self._reports.log.keep_copy(change["instead_of"])
+            if self.engine.is_chief:
+                checkpoints.leave_best(self.model_dir / "best", self.step, change["instead_of"])
         if self.engine.is_chief:
             self._claim.write(self.model_dir, self.run.config)
             self._store.settle(self._checkpoint and self._checkpoint.name)
