@@ -1,4 +1,4 @@
-r"""Converts a BERT checkpoint from any format into another one, bit for bit.
+r"""Converts a BERT checkpoint from one format into another, bit for bit.
 
     lamb-bert convert --input=uncased_L-12_H-768_A-12 \
         --output=bert_base --output_format=huggingface

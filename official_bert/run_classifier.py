@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT to classify sentences, or to say a number of them: GLUE, or tables of your own.
+r"""Fine-tunes BERT to classify sentences or predict a number: GLUE, or tables of your own.
 
     lamb-bert classify --task_name=MRPC --data_dir=glue_data/MRPC \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \

@@ -42,6 +42,8 @@ def test_the_short_help_has_what_everyone_needs(command):
     assert len(flags) <= 20
     assert {"train_batch_size", "learning_rate", "init_checkpoint"} <= set(flags)
     assert "Rarely needed" not in done.stdout
+    if command == "run_pretraining":
+        assert "warmup_steps" in flags  # its default, 10,000, suits no short run
 
 
 def test_no_flag_has_two_topics():

@@ -140,6 +140,7 @@ ESSENTIAL = frozenset(
         "num_steps_per_epoch",
         "train_batch_size",
         "learning_rate",
+        "warmup_steps",
         "optimizer_type",
         "version_2_with_negative",
         "label_column",
