@@ -147,6 +147,12 @@ def test_a_variable_that_comes_later_is_clear_until_then():
     assert data["values"] == [[0.5, 0.5], [None, 0.2]]
 
 
+def test_the_label_of_the_next_sentence_head_is_short_enough_for_its_margin():
+    lines = [{"step": 1, "trust_ratios": {"cls/seq_relationship/output_weights": 0.5}}]
+    drawn = heat_map.heat_map(lines, charts.Backdrop(1, [(0, 1)]))
+    assert ">seq relationship</span>" in drawn
+
+
 def test_what_is_missing_is_left_out_with_a_word(tmp_path):
     text = rendered(write_run(tmp_path / "run", held_out=False))
     assert "No held-out text was evaluated" in text

@@ -145,7 +145,8 @@ def _short_name(path):
     for pattern, name in _NAMES:
         if match := re.search(pattern, path):
             return match.expand(name)
-    short = re.sub(r"^bert/(embeddings/)?|^cls/|_embeddings$|(/dense)?/kernel$", "", path)
+    ends = r"_embeddings$|(/dense)?/kernel$|/output_weights$"
+    short = re.sub(rf"^bert/(embeddings/)?|^cls/|{ends}", "", path)
     return short.replace("_", " ")
 
 
