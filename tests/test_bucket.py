@@ -131,8 +131,8 @@ def test_a_second_process_is_refused_until_the_first_is_gone(small_corpus, store
     assert second.returncode == 2
     assert re.fullmatch(
         rf"run_pretraining: error: Another process trains in gs://b/taken \(process {first.pid} of "
-        r".*, since 20.* UTC, last seen \d+ s ago\); wait until it ends, or choose another "
-        r"folder. If it is gone, remove gs://b/taken/.owner.json, or wait 3 minutes.",
+        r".*, since 20.* UTC, last seen \d+ s ago\)\. Wait until it ends, or choose another "
+        r"folder\. If it no longer runs, remove gs://b/taken/.owner.json, or wait 3 minutes.",
         said.splitlines()[-1],
     )
     assert store.path("gs://b/taken/.owner.json").exists()

@@ -284,12 +284,12 @@ def test_a_batch_that_replicas_cannot_share_is_refused(small_sentences):
     task = make_task(small_sentences)
     engine = TfDistribute(two_replicas())
     arrays = task.labelled_arrays(small_sentences.dev, 32, small_sentences.config)
-    with pytest.raises(ValueError, match="batch size 7 is not a multiple of the 2 replicas"):
+    with pytest.raises(ValueError, match="batch size must be a multiple of the 2 replicas; got 7"):
         next(engine.outputs(None, lambda *shard: ArrayBatches(arrays, 7, shuffle=False)))
 
 
 def test_several_workers_do_not_predict():
     engine = TfDistribute(tf.distribute.get_strategy())
     engine.shard = 1, 3
-    with pytest.raises(ValueError, match="made by one process, and this is one of 3 workers"):
+    with pytest.raises(ValueError, match="made by one process; got 3 workers"):
         next(engine.outputs(None, None))

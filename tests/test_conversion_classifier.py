@@ -79,7 +79,9 @@ def test_the_format_of_whole_pretraining_models_refuses_a_classifier(fine_tuned,
 
 def test_classes_of_another_model_are_refused(fine_tuned, tmp_path):
     fine_tuned(3, {"classes": ["a", "b"]})
-    with pytest.raises(ValueError, match="labels.json has 2 classes, but the head has 3"):
+    with pytest.raises(
+        ValueError, match="labels.json must name 3 classes, one per output of the head; got 2"
+    ):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
@@ -94,5 +96,5 @@ def test_the_vocabulary_and_the_case_are_those_of_the_run(fine_tuned, tmp_path):
     assert said[1].endswith("vocab.txt, cased")
     pieces = [*vocabulary]
     vocab_file.write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
-    with pytest.raises(ValueError, match="not the vocabulary that the model in .* was"):
+    with pytest.raises(ValueError, match="must be the vocabulary that the model in .* was"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "again", "tf1")

@@ -218,8 +218,8 @@ def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path, compiled):
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         assert worker.said().splitlines()[-1] == (
-            "run_pretraining: error: distribution_strategy=tpu, but JAX finds no TPU here, only "
-            "cpu, in 2 processes; start the command on every host of the slice, with jax[tpu] "
+            "run_pretraining: error: distribution_strategy=tpu needs a TPU; JAX finds only cpu "
+            "here, in 2 processes. Start the command on every host of the slice, with jax[tpu] "
             "installed."
         )
 
@@ -237,9 +237,9 @@ def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(flags, 
     for worker in workers:
         (line,) = [line for line in worker.said().splitlines() if "error" in line]
         assert line == (
-            "run_pretraining: error: Every process needs the same number of devices, but they have "
+            "run_pretraining: error: All processes must have the same number of devices; got "
             "(cpu) process 0: 2; process 1: 3. Start all with equal numbers: CUDA_VISIBLE_DEVICES "
-            "names the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
+            "selects the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
             "divides a CPU."
         )
     assert not (tmp_path / "model").exists()
@@ -268,8 +268,8 @@ def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
     ]
     said = [process.communicate(timeout=300)[0] for process in processes]
     line = (
-        "This host is one of 2 of a Cloud TPU slice, which train together: start the command on "
-        "every host of it, with --distribution_strategy=tpu.\n"
+        "All 2 hosts of a Cloud TPU slice must train together; got one alone. Start the command on "
+        "every host, with --distribution_strategy=tpu.\n"
     )
     assert said == [line, line]
 
@@ -307,8 +307,8 @@ def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lo
         "step 7",
         "    @ 0x7f31  a frame",
         "free(): invalid pointer",
-        f"run_pretraining: error: The process was ended by {name}; it last said: step 7 | free(): "
-        "invalid pointer",
+        f"run_pretraining: error: The process was ended by {name}; its last output: step 7 | "
+        "free(): invalid pointer",
     ]
 
 

@@ -147,8 +147,8 @@ def test_a_run_whose_weights_are_ruined_keeps_a_checkpoint_from_before(
     ruined = store.latest().tensors()
     assert max(np.abs(value).max() for name, value in ruined.items() if "bert" in name) > 1e5
     said = capsys.readouterr().out
-    assert f"warning: {tmp_path}/ctl_step_2.ckpt-2: " in said
-    assert "The last checkpoint known to be good is ctl_step_1.ckpt-1: --resume_from=1" in said
+    assert f"diverged: in {tmp_path}/ctl_step_2.ckpt-2, " in said
+    assert "known to be good is ctl_step_1.ckpt-1: resume there (--resume_from=1)" in said
 
 
 def test_no_checkpoint_is_written_amid_skipped_updates_but_for_the_last(

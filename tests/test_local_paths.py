@@ -15,7 +15,9 @@ ADDRESSES = ("gs://b/a", "s3://b/a", "hdfs://host:9000/a", "gs:/b/a", "file:///t
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_is_refused_with_the_flag_and_what_to_do(address):
     for given in (address, f"a.txt,{address}", ["a.txt", address], Path(address)):
-        with pytest.raises(ValueError, match=r"output_file: '\w+:/.*is an address.*copy the files"):
+        with pytest.raises(
+            ValueError, match=r"output_file must be .*; got the address '\w+:/.*Copy the files"
+        ):
             local_paths.require_local(output_file=given)
 
 
@@ -63,7 +65,7 @@ def test_no_command_makes_a_folder_of_an_address(tmp_path):
     for module, name, flags in commands(tmp_path, "gs://bucket/folder/a"):
         line = refused(module, flags, tmp_path)
         assert f"{name}: 'gs:/" in line
-        assert "is an address" in line
+        assert "must be a path on this machine; got the address" in line
     assert sorted(os.listdir(tmp_path)) == ["a.txt"]
 
 
@@ -71,7 +73,8 @@ def test_no_command_makes_a_folder_of_an_address(tmp_path):
 def test_no_run_makes_a_folder_of_what_is_no_address(tmp_path, name):
     flags = {"model_dir": "model", "input_files": "x", "bert_config_file": "c.json"}
     line = refused("run_pretraining", flags | {name: "gs:/bucket/model"}, tmp_path)
-    assert f"{name}: 'gs:/bucket/model' is no address, which has two slashes" in line
+    assert f"{name} must be a path on this machine or an address with two slashes" in line
+    assert "got 'gs:/bucket/model'." in line
     assert os.listdir(tmp_path) == []
 
 

@@ -96,7 +96,9 @@ def test_a_run_returns_to_a_checkpoint_with_another_rate_only_if_told_to(
     assert tf.train.latest_checkpoint(folder) == str(folder / "ctl_step_8.ckpt-3")
     expected = final_tensors(folder)
     make(slower, folder, resume_from=4).train()  # the same command, once more
-    assert "resume_from is ignored: an earlier start has returned there" in capsys.readouterr().out
+    assert (
+        "resume_from has no effect: the run has already returned there" in capsys.readouterr().out
+    )
     make(slower, folder).train()
     assert len(changes(folder)) == 1
     assert_same(final_tensors(folder), expected)
@@ -118,8 +120,8 @@ def test_a_run_killed_right_after_its_return_resumes_where_it_returned_to(
 @pytest.mark.parametrize(
     ("changed", "step", "message"),
     [
-        ({}, 5, r"no complete checkpoint of that step. It has those of the steps 4, 8\."),
-        ({"batch_size": 8}, 4, r"batch_size was 16 and is 8\. Use its settings, or choose"),
+        ({}, 5, r"a complete checkpoint in .*; got 5\. Steps with a checkpoint: 4, 8\."),
+        ({"batch_size": 8}, 4, r"batch_size was 16 and is 8\. Use that run's settings, or choose"),
         ({"steps": 6}, 4, "steps was 8 and is 6"),
     ],
 )
@@ -131,7 +133,9 @@ def test_a_return_changes_neither_shapes_nor_what_is_behind(
 
 
 def test_there_is_no_return_in_an_empty_directory(small_corpus, tmp_path):
-    with pytest.raises(ValueError, match=r"resume_from=4: .* holds no run yet"):
+    with pytest.raises(
+        ValueError, match=r"resume_from must be .*; got 4, but no run has begun there"
+    ):
         make(make_run(small_corpus, [SHORT]), tmp_path / "new", resume_from=4)
 
 
@@ -338,9 +342,7 @@ def test_a_directory_that_cannot_be_judged_is_refused_and_keeps_every_byte(
     before = everything(folder)
     expected = r"holds ctl_step_8\.ckpt-2 without ctl_step_8\.ckpt-2\.json"
     if left == "no checkpoints":
-        expected = (
-            "no complete checkpoint of that step" if resume_from else "none of its checkpoints"
-        )
+        expected = "step of a complete checkpoint" if resume_from else r"\(ctl_step_\*\) of the run"
     with pytest.raises(ValueError, match=expected):
         make(make_run(small_corpus, [SHORT]), folder, resume_from).train()
     assert everything(folder) == before

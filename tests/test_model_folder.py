@@ -213,7 +213,7 @@ def test_two_vocabularies_in_one_folder_are_refused_unless_one_is_named(tmp_path
     write_vocabulary(tmp_path / "hf")
     assert model_folder.of(tmp_path / "hf")[1].vocab_file == tmp_path / "hf/tokenizer.json"
     write_vocabulary(tmp_path / "hf", cased=True)
-    with pytest.raises(ValueError, match="hold different vocabularies"):
+    with pytest.raises(ValueError, match="must agree; they do not"):
         sources.open_checkpoint(tmp_path / "hf")
     named = sources.open_checkpoint(tmp_path / "hf", vocab_file=tmp_path / "hf/vocab.txt")
     assert named.do_lower_case is False
@@ -237,7 +237,7 @@ def test_records_are_made_with_a_tokenizer_json_and_tell_their_vocabulary(small_
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model_type": "roberta"}, "has model_type='roberta', expected 'bert'"),
+        ({"model_type": "roberta"}, "model_type must be 'bert' in .*; got 'roberta'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"architectures": ["RobertaModel"], "model_type": None}, "model_type=None"),
     ],

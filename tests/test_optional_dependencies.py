@@ -86,8 +86,8 @@ def test_jax_in_a_bucket_says_that_it_needs_tensorflow_and_not_that_jax_does_wit
     command = ["-m", "official_bert.run_pretraining", *flags, "--input_files=records"]
     done = python(*command, without=["tensorflow"], folder=tmp_path)
     assert done.stderr.splitlines()[-1] == (
-        "run_pretraining: error: gs://b/m/run.json is an address, which TensorFlow's file systems "
-        'reach, for JAX too: `pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
+        "run_pretraining: error: gs://b/m/run.json can be read only with TensorFlow, even on JAX: "
+        '`pip install "lamb_tf[bert,cpu]"`, or give a path on this machine.'
     )
     assert done.returncode == 2
 

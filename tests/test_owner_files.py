@@ -166,7 +166,7 @@ def test_the_message_says_how_to_override(held, path):
         raise AssertionError
     said = str(raised.value)
     assert f"trains in {directory} (process {process.pid} of " in said
-    assert said.endswith(f"another folder. If it is gone, remove {path}, or wait 3 minutes.")
+    assert said.endswith(f"another folder. If it no longer runs, remove {path}, or wait 3 minutes.")
 
 
 def wait_until(holds):

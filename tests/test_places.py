@@ -81,7 +81,7 @@ def test_half_an_address_is_refused(wrong):
 @pytest.mark.parametrize("wrong", ["gs://", "gs:///", "file://"])
 def test_an_address_without_a_bucket_is_refused(wrong):
     """As gs://$BUCKET is where BUCKET is not set: without its slashes it would be a folder."""
-    with pytest.raises(ValueError, match=f"model_dir: '{wrong}' names no bucket"):
+    with pytest.raises(ValueError, match=f"model_dir must name a bucket, .*; got '{wrong}'"):
         local_paths.require_paths(model_dir=wrong)
 
 

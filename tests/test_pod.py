@@ -96,7 +96,7 @@ def runs(small_corpus, in_bucket, on_pod, tmp_path_factory):
     manifest = on_pod.bucket.path(f"{model_dir}/ctl_step_4.ckpt-1.json")
     kill_after(start(in_bucket, model_dir, on_pod), manifest)
     said = finish(start(in_bucket, model_dir, on_pod))
-    assert f"resumes {model_dir}/ctl_step_4.ckpt-1" in said
+    assert f"resuming from {model_dir}/ctl_step_4.ckpt-1" in said
     on_pod.bucket.download(model_dir, folder / "on_pod")
     return folder / "alone", folder / "on_pod"
 

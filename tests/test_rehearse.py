@@ -273,7 +273,7 @@ def test_the_figures_of_gpus_are_those_of_the_report():
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--topology=v3:31x33", "knows no topology 'v3:31x33'"),
+        ("--topology=v3:31x33", "such as .*; got 'v3:31x33'"),
         (
             "--topology=v9:2x2",
             "topology must be generation:chips, like one of v2:16x16, .*'v9:2x2'",
@@ -288,7 +288,7 @@ def test_the_figures_of_gpus_are_those_of_the_report():
         ("--max_seq_length=1024", "max_seq_length 1024, but .* max_position_embeddings is"),
         ("--report_file=no/such/folder.json", "report_file's folder no/such does not exist"),
         ("--report_file=/dev/null/report.json", "report_file's folder /dev/null does not exist"),
-        ("--report_file=.", "report_file: '.' names no file"),
+        ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
     ],
 )
 def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):

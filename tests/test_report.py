@@ -285,7 +285,7 @@ def test_text_of_a_run_is_no_markup_in_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda folder: None, "is no folder"),
+        (lambda folder: None, "must be the model_dir or output_dir"),
         (lambda folder: folder.mkdir(), "holds no run"),
         (lambda folder: write_run(folder / "inner"), "did you mean"),
         (lambda folder: (folder.mkdir(), (folder / "run.json").write_text("{")), "is damaged"),
@@ -467,7 +467,7 @@ def test_a_time_that_is_not_finite_and_a_return_without_its_checkpoint_are_left_
         line = {"kind": "train", "step": 110, "stage": 0, "timing": {"seconds": float("inf")}}
         log.write(json.dumps(line) + "\n")
     text = rendered(folder)
-    assert "time of training" not in text
+    assert "training time" not in text
     assert "the start" in text
 
 

@@ -133,7 +133,10 @@ def test_every_flag_is_explained():
         ),
         ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
         ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
-        ({"output_dir": "gs://a/b"}, "output_dir: 'gs://a/b' is an address"),
+        (
+            {"output_dir": "gs://a/b"},
+            "output_dir must be a path on this machine; got the address 'gs://a/b'",
+        ),
         ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv: there is no such file."),
         ({"train_file": "/nowhere/a.parquet"}, "expected a name that ends in .tsv"),
         ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv: there is no such file."),
@@ -152,11 +155,11 @@ def test_every_flag_is_explained():
         ({"layer_decay": 0}, "--layer_decay must be above 0 and at most 1; got 0."),
         (
             {"gradient_accumulation_steps": 3},
-            "is not a multiple of 3 = 1 replicas × 3 micro-batches (gradient_accumulation_steps)",
+            "must be a multiple of 3 = 1 replicas × 3 micro-batches (gradient_accumulation_steps)",
         ),
         ({"freeze": "layer_[0-5"}, "freeze holds 'layer_[0-5', which is not a regular expression"),
-        ({"freeze": "embeddings/,layer_9/"}, "freeze: no variable's path matches 'layer_9/'"),
-        ({"freeze": "."}, "freeze='.' leaves no variable to train"),
+        ({"freeze": "embeddings/,layer_9/"}, "path; got 'layer_9/', which matches none"),
+        ({"freeze": "."}, "freeze must leave some variables to train, such as the head; got '.'"),
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
@@ -327,7 +330,7 @@ def test_more_seeds_are_added_to_those_that_are_done(files, capsys):
     assert call(files | {"num_seeds": 2}) == 0
     said = capsys.readouterr().out
     assert said.count("step 10/10") == 1  # the second's
-    assert said.count("resumes ") == 1
+    assert said.count("resuming from ") == 1
 
 
 # Where it starts from
@@ -366,9 +369,9 @@ def test_a_folder_without_a_model_is_refused(files, capsys):
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers) == 2
-    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+    assert "must hold a fine-tuned model; got none. Train one" in capsys.readouterr().err
     assert call(alone) == 2  # nor are there classes
-    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+    assert "must hold a fine-tuned model; got none. Train one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -445,7 +448,7 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
     error = capsys.readouterr().err
-    assert "not a fine-tuned model of the task" in error
+    assert "must be fine-tuned for this task" in error
     assert "fresh: output_weights, output_bias" in error
 
 

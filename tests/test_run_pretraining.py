@@ -164,7 +164,7 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 6
     assert call(*as_flags(files | SMALL)) == 0
     said = capsys.readouterr().out
-    assert "resumes " in said
+    assert "resuming from " in said
     assert "step 6/6" not in said
 
 
@@ -223,10 +223,13 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
         ({"reduce_dtype": "fp8"}, "reduce_dtype must be fp32 or bf16 or fp16"),
         ({"reduce_dtype": "fp16"}, "reduce_dtype=fp16 needs the loss scale of dtype=fp16"),
         ({"dtype": "fp16", "loss_scale": "big"}, "loss_scale must be 'dynamic' or a number"),
-        ({"distribution_strategy": "parameter_server"}, "use multi_worker_mirrored"),
-        ({"distribution_strategy": "mirrored", "num_gpus": 64}, "num_gpus=64, but this host"),
-        ({"tpu": "my-tpu"}, "pass distribution_strategy=tpu"),
-        ({"worker_hosts": "a:1,b:1"}, "worker_hosts is for"),
+        ({"distribution_strategy": "parameter_server"}, "Pass multi_worker_mirrored"),
+        (
+            {"distribution_strategy": "mirrored", "num_gpus": 64},
+            "num_gpus must be at most 0, the number",
+        ),
+        ({"tpu": "my-tpu"}, "Pass distribution_strategy=tpu"),
+        ({"worker_hosts": "a:1,b:1"}, "must be multi_worker_mirrored with worker_hosts"),
         ({"local_workers": 2}, "--distribution_strategy: --local_workers already sets this"),
         ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'"),
         ({"engine": "jax"}, "--distribution_strategy: --engine=jax trains on all devices of"),
@@ -242,13 +245,16 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
             {"engine": "jax", "distribution_strategy": "tpu"},
             "--engine=jax, but this process has imported Keras with the backend tensorflow",
         ),
-        ({"num_gpus": 1}, "num_gpus must be 0 with distribution_strategy='off', which takes"),
+        ({"num_gpus": 1}, "num_gpus must be 0 with distribution_strategy='off', which uses"),
         ({"warmup_steps": 2.5}, "--warmup_steps must be a whole number; got 2.5"),
         ({"distribution_strategy": "TPU", "enable_xla": False}, "--enable_xla: JAX and TPUs run"),
         ({"all_reduce_alg": "ring", "distribution_strategy": "mirrored"}, "all_reduce_alg must be"),
         ({"recipe": "demo"}, "--max_seq_length, --max_predictions_per_seq, --train_batch_size, --"),
         ({"profile_steps": "9"}, "profile_steps must be FIRST,LAST"),
-        ({"profile_steps": "3,9"}, "profile_steps=3,9 is beyond the 6 updates of this run"),
+        (
+            {"profile_steps": "3,9"},
+            "profile_steps must be within the 6 steps of this run; got 3,9.",
+        ),
         ({"init_checkpoint": "/nowhere/model.ckpt"}, "There is no checkpoint /nowhere/model.ckpt"),
         (
             {"init_checkpoint": "/nowhere/a.ckpt.index"},
@@ -285,9 +291,9 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
         ({"input_files": "s3://a/b*"}, "s3://a/b* cannot be reached: File system scheme 's3' not"),
         ({"eval_files": "s3://a/b"}, "s3://a/b cannot be reached: File system scheme 's3' not"),
         ({"model_dir": "s3://bucket/model"}, "s3://bucket/model/run.json cannot be reached: File"),
-        ({"model_dir": "gs:/bucket/model"}, "model_dir: 'gs:/bucket/model' is no address"),
+        ({"model_dir": "gs:/bucket/model"}, "gs://bucket/folder; got 'gs:/bucket/model'"),
         ({"model_dir": ""}, "--model_dir is required"),
-        ({"resume_from": 3}, "holds no run yet; leave it out."),
+        ({"resume_from": 3}, "got 3, but no run has begun there. Leave it out."),
         ({"seed": 2**70}, "seed must fit in 64 bits"),
     ],
 )
@@ -450,7 +456,10 @@ def test_a_profile_that_lies_behind_is_not_silently_left_out(files, capsys):
     assert call(*as_flags(files | SMALL)) == 0
     assert "warning" not in capsys.readouterr().out
     assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
-    assert "warning: there will be no profile of updates 2 to 3" in capsys.readouterr().out
+    assert (
+        "warning: profile_steps=2,3 has no effect: this run resumes after step 6"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
         (["--evaluate", "--predict_file={v1}", "--predictions_file=none.json"], "none.json"),
         (
             ["--evaluate", "--predict_file={v1}", "--predictions_file=gs://a/b.json"],
-            "is an address",
+            "must be a path on this machine; got the address",
         ),
         (["--evaluate", "--predict_file={v1}", "--predictions_file={list}"], "a JSON object"),
         (

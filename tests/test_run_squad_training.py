@@ -148,7 +148,10 @@ def test_every_flag_is_explained():
         ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
         ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
         ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
-        ({"output_dir": "gs://a/b"}, "output_dir: 'gs://a/b' is an address"),
+        (
+            {"output_dir": "gs://a/b"},
+            "output_dir must be a path on this machine; got the address 'gs://a/b'",
+        ),
         ({"train_file": "/nowhere/a.json"}, "/nowhere/a.json"),
         ({"predict_file": "/nowhere/b.json"}, "/nowhere/b.json"),
         ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
@@ -266,7 +269,7 @@ def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
     alone = without(files, *OF_TRAINING) | start_of(tmp_path / "start")
     assert call(alone) == 2
     error = capsys.readouterr().err
-    assert "not a fine-tuned model of the task" in error
+    assert "must be fine-tuned for this task" in error
     assert "fresh: cls/squad/output_weights, cls/squad/output_bias" in error
 
 

@@ -94,5 +94,5 @@ def test_texts_are_refused_with_the_reason(tmp_path):
     )
     with pytest.raises(ValueError, match="need TensorFlow to be read"):
         tensor_bundles.entries(tmp_path / "a")
-    with pytest.raises(ValueError, match="which no checkpoint holds"):
+    with pytest.raises(ValueError, match="must have a type that checkpoints can hold"):
         tensor_bundles.write(tmp_path / "b", {"x": np.array(["text"])})

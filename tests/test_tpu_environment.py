@@ -42,7 +42,9 @@ def test_what_is_set_already_stays(chips):
 
 def test_without_libtpu_the_extra_is_named(chips, monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(ValueError, match=r"needs libtpu; install the extra \[tpu\]"):
+    with pytest.raises(
+        ValueError, match=r"needs libtpu, not installed here: install the extra \[tpu\]"
+    ):
         tpu_environment.prepare("local", {}, chips)
 
 

@@ -175,8 +175,8 @@ def test_workers_that_do_not_share_a_model_dir_or_the_flags_are_refused(argument
     alone = arguments(tmp_path / "model_0", num_steps_per_epoch=3)
     assert worker_processes.finish(worker_processes.start(1, alone, tmp_path)) == [0]
     for differs, message in (
-        ({}, "resume from different steps: [3, 0]"),
-        ({"learning_rate": 2e-3}, "worker 1 differs from worker 0"),
+        ({}, "must resume from the same step; got [3, 0]"),
+        ({"learning_rate": 2e-3}, "got other ones in worker 1 than in worker 0"),
     ):
         workers = worker_processes.start(
             2,

@@ -163,7 +163,7 @@ def _jax_topologies():
     if missing:
         raise ImportError(
             f"The compiler for GPUs needs {missing}, not installed here: pip install "
-            "jax-cuda13-plugin, of JAX's version; it needs neither a GPU nor CUDA."
+            "jax-cuda13-plugin, in JAX's version. No GPU or CUDA is needed."
         )
     from jax.experimental import topologies
 

@@ -1,4 +1,4 @@
-"""What a compiler says of the program of one device: its memory, its time, what it reduces."""
+"""Memory, time and communication of a compiled XLA program, per device."""
 
 import dataclasses
 import math

@@ -95,15 +95,15 @@ class Topology:
         self.num_chips = math.prod(map(int, match[2].split("x")))
         topologies = _jax_topologies()
         refusal = None
-        with quiet_tensorflow.silence():  # libtpu tells that it finds no TPU
+        with quiet_tensorflow.silence():  # libtpu logs that no TPU was found
             try:
                 self.devices = topologies.get_topology_desc(name, platform="tpu").devices
             except Exception as error:  # JaxRuntimeError, which the compiler raises for any of it
                 refusal = error
         if refusal:
             raise ValueError(
-                f"The TPU compiler knows no topology {name!r} (a slice of that generation looks "
-                f"like {self.chip.example}): {refusal}"
+                f"topology must be a slice that exists, such as {self.chip.example}; got {name!r}. "
+                f"The TPU compiler reports: {refusal}"
             )
 
     def __str__(self):

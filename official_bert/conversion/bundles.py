@@ -78,7 +78,7 @@ def _without_tensorflow(prefix):
     try:
         entries = tensor_bundles.entries(prefix)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{prefix} is not a checkpoint that can be read here: {error}") from None
+        raise ValueError(f"{prefix} is not a readable TensorFlow checkpoint: {error}.") from None
     return {
         name: Tensor(entry.shape, entry.dtype, functools.partial(tensor_bundles.read, entry))
         for name, entry in entries.items()

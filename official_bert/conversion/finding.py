@@ -90,14 +90,14 @@ def _one_in(folder):
         if newest:
             return "bundle", newest
         found = names.listed([path.name for path in (*keras_files, *bundles)])
-        raise ValueError(f"{folder} holds several checkpoints ({found}); give the path of one.")
+        raise ValueError(f"{folder} holds several checkpoints: {found}. Give the path of one.")
     if keras_files:
         return "keras", keras_files[0]
     if bundles:
         return "bundle", bundles[0].with_suffix("")
     below = [place for depth in _BELOW for place in folder.glob(depth) if _is_model(place)]
     raise ValueError(
-        f"{folder} holds no checkpoint: expected model.safetensors, *.ckpt.index, or *.keras."
+        f"{folder} must hold model.safetensors, *.ckpt.index or *.keras; got none of them."
         + (
             f" Give one of the folders in it: {names.listed(sorted(map(str, below)))}."
             * bool(below)
@@ -133,7 +133,7 @@ def _newest(folder):
 def _pickled(path):
     files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
     return ValueError(
-        f"{path} is a pickle, which can run any code when it is read. Convert it to "
+        f"{path} is a pickle, which can run any code when loaded. Convert it to "
         f"{path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
         f"{shlex.join(map(str, files))}"
     )

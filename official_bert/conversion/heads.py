@@ -124,7 +124,9 @@ def hugging_face_config(head: Head, tensors: Mapping[str, Tensor], labels: dict 
     outputs = tensors["output_bias"].shape[0]
     names = (labels or {}).get("classes", default_classes(outputs))
     if len(names) != outputs:
-        raise ValueError(f"{LABELS} has {len(names)} classes, but the head has {outputs}.")
+        raise ValueError(
+            f"{LABELS} must name {outputs} classes, one per output of the head; got {len(names)}."
+        )
     return entries | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
@@ -141,7 +143,7 @@ def default_classes(outputs: int) -> list[str]:
 
 
 def read_labels(file: str | os.PathLike) -> dict:
-    """What a `labels.json` holds, a dictionary.
+    """Reads a `labels.json`; returns a dictionary.
 
     Raises:
         ValueError: it is damaged.
@@ -150,7 +152,7 @@ def read_labels(file: str | os.PathLike) -> dict:
         labels = json.loads(pathlib.Path(file).read_text("utf-8"))
         names = labels.get("classes")
         if not (names is None or all(isinstance(name, str) for name in names)):
-            raise ValueError(f"its classes are {names!r:.99}")
+            raise ValueError(f"classes must be a list of names; got {names!r:.99}")
     except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise ValueError(f"{file} is not a file of labels: {error}.") from None
     return labels
@@ -175,5 +177,5 @@ def labels_of_hugging_face(values: dict, outputs: int, file: str | os.PathLike) 
         return {"classes": [found[number] for number in range(outputs)]}
     except (KeyError, ValueError, AttributeError):
         raise ValueError(
-            f"{file} has id2label={names!r:.99}, expected a name for each of {outputs} classes."
+            f"id2label in {file} must name each of {outputs} classes; got {names!r:.99}."
         ) from None

@@ -42,7 +42,7 @@ def read(
     held = _safetensors(file)
     tensors = {_modern(name): tensor for name, tensor in held.items()}
     if len(tensors) < len(held):
-        raise ValueError(f"{file} holds a variable twice, under its old name and its new one.")
+        raise ValueError(f"{file} must hold each variable once; got one by its old and new name.")
     for copy, original in _COPIES.items():
         _take_out_copy(file, tensors, copy, original)
     for name, tensor in tensors.items():
@@ -100,17 +100,18 @@ def _safetensors(file):
         places = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         shards = {str(name) for name in places.values()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} does not say which files hold the weights: {error}") from None
+        raise ValueError(f"{file} is damaged: its weight_map is not readable ({error}).") from None
     for shard in shards:
         if pathlib.PurePath(shard).name != shard or "\\" in shard:
-            raise ValueError(f"{file} names {shard!r}; expected names of files beside it.")
+            raise ValueError(f"{file} must name files in its own folder; got {shard!r}.")
         if not (file.parent / shard).is_file():
-            raise ValueError(f"{file} names {shard}, which is not there.")
+            raise ValueError(f"{file} names {shard}, which is missing. Copy it to the same folder.")
     held = {shard: safetensors_files.read(file.parent / shard) for shard in sorted(shards)}
     missing = [name for name, shard in places.items() if name not in held[shard]]
     if missing:
         raise ValueError(
-            f"{file} names weights that their files do not hold: {names.listed(missing)}."
+            f"{file} lists weights that are missing from their files: {names.listed(missing)}. "
+            "Copy all files of the model again."
         )
     return {name: held[shard][name] for name, shard in places.items()}
 
@@ -135,5 +136,5 @@ def _take_out_copy(file, tensors, copy, original):
         tensors[original] = tensor
     elif tensor.read().tobytes() != tensors[original].read().tobytes():  # NaN is unlike itself
         raise ValueError(
-            f"{file}: {copy} differs from {original}; in a BERT the two are one and the same."
+            f"{copy} must equal {original} in {file}, since BERT ties them; got other values."
         )

@@ -97,7 +97,7 @@ def read(
     rows = {row.official for row in names.rows(config) if row.part in parts}
     needed = len(rows) + (len(head.variables) if head else 0)
     if len(held) < needed:
-        raise ValueError(f"{file} holds {len(held):,} variables, expected {needed:,}.")
+        raise ValueError(f"{file} must hold at least {needed:,} variables; got {len(held):,}.")
     official = _official_names(kind, config.num_hidden_layers)
     named = {official.get(path, path): tensor for path, tensor in held.items()}
     found = {name: tensor for name, tensor in named.items() if name in rows}
@@ -242,9 +242,9 @@ def _entry(file, path, item):
     if not isinstance(item, h5py.Dataset):
         return {}
     if item.external or item.is_virtual:
-        raise ValueError(f"{path} has its values in another file")
+        raise ValueError(f"the values of {path} are in another file")
     if item.shape is None or item.id.get_storage_size() != item.size * item.dtype.itemsize:
-        raise ValueError(f"the values of {path} are compressed, or not all there")
+        raise ValueError(f"the values of {path} are compressed or incomplete")
     bfloat16 = item.attrs.get("dtype") == "bfloat16"
 
     def read_values():
@@ -284,7 +284,7 @@ def _archive(file):
         raise _damaged(file, error) from None
     with archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise ValueError(f"{file} is compressed; load it in Keras and save it again.")
+            raise ValueError(f"{file} must not be compressed. Load it in Keras and save it again.")
         yield archive
 
 

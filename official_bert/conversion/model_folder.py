@@ -88,7 +88,7 @@ class ModelFolder:
         held, of_lines = (tokenization.read_vocabulary(str(file)) for file in (fuller, plain))
         if not of_lines.items() <= held.items():  # the first may have more: added tokens
             raise ValueError(
-                f"{fuller} and {plain} hold different vocabularies. Name the model's (vocab_file)."
+                f"{fuller} and {plain} must agree; they do not. Name the model's (vocab_file)."
             )
         return fuller
 
@@ -141,8 +141,8 @@ class ModelFolder:
         found = tokenization.digest(tokenization.read_vocabulary(str(self.vocab_file)))
         if found != self.run["vocabulary"]:
             raise ValueError(
-                f"{self.vocab_file} is not the vocabulary that the model in {self.run_folder} was "
-                "trained with; give that one (vocab_file)."
+                f"vocab_file must be the vocabulary that the model in {self.run_folder} was "
+                f"trained with; got another one, {self.vocab_file}."
             )
 
     def check_named_vocabulary(self) -> None:

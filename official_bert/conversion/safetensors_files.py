@@ -52,7 +52,7 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
         tensors = {name: _entry(path, 8 + length, entry) for name, entry in entries.items()}
         ranges = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _damaged(path, f"its header does not say what it holds: {error}") from None
+        raise _damaged(path, f"its header is damaged: {error}") from None
     end = 0
     for first, last in ranges:
         if first != end:
@@ -78,7 +78,9 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
     end = 0
     for name, tensor in tensors:
         if tensor.dtype not in _NAMES:
-            raise ValueError(f"{name} has type {tensor.dtype}, which safetensors cannot hold.")
+            raise ValueError(
+                f"{name} must have a type that safetensors supports; got {tensor.dtype}."
+            )
         first, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
@@ -97,7 +99,7 @@ def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> Non
 def _entry(path, start, entry) -> Tensor:
     dtype, shape, (first, last) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-        raise ValueError(f"{entry} has a number that is not a whole number of at least 0")
+        raise ValueError(f"{entry} has a number that is negative or not whole")
     if last - first != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{entry} has the wrong number of bytes")
 

@@ -215,8 +215,8 @@ def _check_same_meaning(config, other, file):
         if ours != theirs:
             raise ValueError(
                 f"The weights beside {file} were trained with {name}={getattr(other, name)!r}, but "
-                f"the model has {getattr(config, name)!r}, which gives other results; "
-                f"leave --bert_config_file out, or set {theirs!r} in it."
+                f"the model has {getattr(config, name)!r}, which gives other results. "
+                f"Leave --bert_config_file out, or set {theirs!r} in it."
             )
 
 
@@ -236,7 +236,7 @@ def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) 
         if n[:-7] in shapes and slot.shape != shapes[n[:-7]]
     ]
     others += [
-        f"{n} of type {tensor.dtype} instead of a floating one"
+        f"{n} of type {tensor.dtype} instead of floating point"
         for n, tensor in (source.weights | source.head_weights | source.slots).items()
         if tensor.dtype not in _FLOATING
     ]

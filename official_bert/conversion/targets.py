@@ -54,10 +54,14 @@ def whole_folder(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
     folder = pathlib.Path(folder).absolute()
     there = folder.is_symlink() or folder.exists()
     if there and (folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already; give the name of a new folder.")
+        raise ValueError(
+            f"The output must be a new folder; got {folder}, which exists. Give another name."
+        )
     for parent in folder.parents:
         if parent.exists() and not parent.is_dir():
-            raise ValueError(f"{parent} is a file, not a folder; {folder} cannot be in it.")
+            raise ValueError(
+                f"The output must be in a folder; got {folder}, but {parent} is a file."
+            )
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     _forget_killed(folder)

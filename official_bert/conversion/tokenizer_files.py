@@ -53,7 +53,7 @@ def keep(folder: Place, vocabulary: Iterable[str], casing: Casing, max_length: i
         write_settings(folder, vocabulary, casing, max_length)
     elif [*tokenization.read_vocabulary(str(copy))] != vocabulary:
         raise ValueError(
-            f"{copy} is another vocabulary than the run's, and would be overwritten; choose "
+            f"{copy} is another vocabulary than the run's, and would be overwritten. Choose "
             "another folder for the run."
         )
 

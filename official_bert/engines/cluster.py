@@ -1,4 +1,4 @@
-"""Which workers there are and which of them this process is: from flags, `TF_CONFIG` or Slurm.
+"""Cluster configuration: all workers and this one's place, from flags, `TF_CONFIG` or Slurm.
 
 The first of these that is there decides:
 
@@ -58,16 +58,16 @@ def find(worker_hosts: str | None, task_index: int, environment: Mapping[str, st
         cluster = Cluster(tuple(worker_hosts.split(",")), task_index, "worker_hosts and task_index")
         if configured and configured[:2] != cluster[:2]:
             raise ValueError(
-                f"TF_CONFIG says worker {configured.index} of {','.join(configured.hosts)}, but "
-                f"worker_hosts and task_index say worker {task_index} of {worker_hosts}; unset one "
-                "of the two."
+                "worker_hosts and task_index must agree with TF_CONFIG; got worker "
+                f"{task_index} of {worker_hosts}, but worker {configured.index} of "
+                f"{','.join(configured.hosts)} in TF_CONFIG. Unset one of the two."
             )
     else:
         cluster = configured or _from_slurm(environment)
         if task_index not in (-1, cluster.index):
             raise ValueError(
-                f"task_index={task_index}, but {cluster.source} says that this is worker "
-                f"{cluster.index}; leave task_index out, or give worker_hosts, too."
+                f"task_index must be {cluster.index}, as in {cluster.source}; got {task_index}. "
+                "Leave task_index out, or give worker_hosts too."
             )
     _check(cluster)
     return cluster
@@ -85,16 +85,16 @@ def _check(cluster):
     hosts, index, source = cluster
     for host in hosts:
         if not re.fullmatch(r"\S+:\d+", host):
-            raise ValueError(f"Each worker must be given as host:port; {source} has {host!r}.")
+            raise ValueError(f"Each worker must be given as host:port; got {host!r} in {source}.")
     repeated = [host for host in hosts if hosts.count(host) > 1]
     if repeated:
         raise ValueError(
-            f"{repeated[0]} is given twice by {source}; each worker needs its own port."
+            f"Each worker must have its own host:port; got {repeated[0]} twice in {source}."
         )
     if len(hosts) < 2:
         raise ValueError(
-            f"multi_worker_mirrored needs at least two workers, but {source} gives only "
-            f"{hosts[0]}; to train on one host, leave distribution_strategy and these out."
+            f"multi_worker_mirrored needs at least two workers; got only {hosts[0]} in {source}. "
+            "To train on one host, leave distribution_strategy and these out."
         )
     if not 0 <= index < len(hosts):
         raise ValueError(
@@ -118,13 +118,14 @@ def _from_tf_config(text):
         ) from None
     if not {*jobs, job} <= {"chief", "worker"}:
         raise ValueError(
-            f"TF_CONFIG has the jobs {', '.join(sorted({*jobs, job}))}; every process here is a "
-            "worker (one of which may be called chief): there are no parameter servers and no "
-            "evaluators."
+            "TF_CONFIG must have no other jobs than worker and chief; got "
+            f"{', '.join(sorted({*jobs, job}))}. Remove parameter servers and evaluators."
         )
     chiefs = jobs.get("chief", ())
     if not 0 <= index < len(jobs.get(job, ())):
-        raise ValueError(f"TF_CONFIG: there is no {job} {index} in its cluster {jobs}.")
+        raise ValueError(
+            f"The task of TF_CONFIG must be in its cluster, {jobs}; got {job} {index}."
+        )
     place = index if job == "chief" else len(chiefs) + index
     return Cluster(chiefs + jobs.get("worker", ()), place, "TF_CONFIG")
 
@@ -138,13 +139,13 @@ def _from_slurm(environment):
     nodes = first("SLURM_STEP_NODELIST")
     if index is None or count is None:
         raise ValueError(
-            "distribution_strategy=multi_worker_mirrored needs to know the workers: pass "
+            "distribution_strategy=multi_worker_mirrored needs a list of workers; got none. Pass "
             "worker_hosts and task_index, set TF_CONFIG, or start it with srun in a Slurm job."
         )
     if nodes is None:
         raise ValueError(
-            "This is a Slurm job, but not a task of an srun step (SLURM_STEP_NODELIST is not set); "
-            "put `srun` before the command."
+            "In a Slurm job, the command must be a task of an srun step; got no "
+            "SLURM_STEP_NODELIST. Put `srun` before the command."
         )
     hosts = expand_hosts(nodes)
     counts = _tasks_per_node(
@@ -155,7 +156,8 @@ def _from_slurm(environment):
     places = [(node, local) for node, tasks in enumerate(counts) for local in range(tasks)]
     if len(places) != int(count) or len(counts) != len(hosts):
         raise ValueError(
-            f"Slurm says {count} tasks, but also {counts} on the nodes {','.join(hosts)}."
+            f"Slurm's numbers of tasks must agree; got {count} in all, but {counts} on the nodes "
+            f"{','.join(hosts)}. Give srun --ntasks-per-node."
         )
     cluster = Cluster(
         tuple(f"{hosts[node]}:{_port(environment) + local}" for node, local in places),
@@ -165,9 +167,9 @@ def _from_slurm(environment):
     told = tuple(int(environment.get(f"SLURM_{name}", -1)) for name in ("NODEID", "LOCALID"))
     if cluster.index in range(len(places)) and -1 not in told and told != places[cluster.index]:
         raise ValueError(
-            f"Slurm put task {index} on node {told[0]} as its task {told[1]}; expected node "
-            f"{places[cluster.index][0]} and task {places[cluster.index][1]}. Start the step with "
-            "srun --distribution=block."
+            f"Slurm must place task {index} on node {places[cluster.index][0]} as its task "
+            f"{places[cluster.index][1]}; got node {told[0]} and task {told[1]}. Start the step "
+            "with srun --distribution=block."
         )
     return cluster
 

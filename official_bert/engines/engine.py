@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine: where a model lives, and how N updates are made.
+"""The Engine protocol: where the model lives and how N updates run.
 
 `tf_distribute.TfDistribute` and `jax_mesh.JaxMesh` are the two there are. The same run gives the
 same weights on either, to round-off, and each resumes the other's checkpoints.

@@ -46,7 +46,7 @@ class JaxMesh:
     def __init__(self, shards_optimizer: bool = False, devices: Sequence[jax.Device] | None = None):
         if keras.backend.backend() != "jax":
             raise ValueError(
-                f"Keras uses {keras.backend.backend()}, but this engine needs JAX: set "
+                f"Keras' backend must be jax for this engine; got {keras.backend.backend()}. Set "
                 "KERAS_BACKEND=jax before Keras is imported."
             )
         _make_on_host()
@@ -140,7 +140,7 @@ class JaxMesh:
 
 
 def _make_on_host():
-    """Has arrays made in the host's memory: the whole of sharded state may fit on no device."""
+    """Allocates new arrays in host memory: all of a sharded state may fit on no device."""
     with contextlib.suppress(RuntimeError):  # where JAX_PLATFORMS leaves out the CPU
         jax.config.update("jax_default_device", jax.local_devices(backend="cpu")[0])
 

@@ -1,4 +1,4 @@
-"""The processes of a JAX run: how each finds the others, and what it means if one is gone.
+"""The processes of a JAX run: discovery, and errors when one is lost.
 
 When a process is lost, JAX aborts the others from its C++ code, sooner or later. So a process that
 has others works as a child of the one that was started, which says what the end means.
@@ -26,7 +26,7 @@ _LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of what a process says, kept for when i
 # What JAX writes when it aborts a process because of another one.
 _SIGNS_OF_ABORTS = ("JAX distributed service detected fatal errors", "missing heartbeats")
 LOST = (
-    "Another worker has ended or cannot be reached, and an update needs all of them. Its own "
+    "Another worker has ended or cannot be reached, and a step needs all of them. Its own "
     "output gives the reason, unless it was killed. Start all workers again with the same "
     "commands: they resume from the last checkpoint."
 )
@@ -56,8 +56,8 @@ def start(
     """
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
-            '--engine=jax needs JAX: `pip install "lamb_tf[jax,bert]"`, and "jax[cuda13]" for GPUs '
-            'or "jax[tpu]" for TPUs.'
+            '--engine=jax needs JAX, not installed here: `pip install "lamb_tf[jax,bert]"`, and '
+            '"jax[cuda13]" for GPUs or "jax[tpu]" for TPUs.'
         )
     found = _cluster(strategy, worker_hosts, task_index, environment)
     if found or strategy == "tpu":
@@ -73,8 +73,8 @@ def start(
     _find_devices(jax, is_alone=not found)
     if jax.process_count() > 1 and not (found or strategy == "tpu"):
         raise ValueError(
-            f"This host is one of {jax.process_count()} of a Cloud TPU slice, which train "
-            "together: start the command on every host of it, with --distribution_strategy=tpu."
+            f"All {jax.process_count()} hosts of a Cloud TPU slice must train together; got one "
+            "alone. Start the command on every host, with --distribution_strategy=tpu."
         )
     _require_equal_numbers(jax)
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
@@ -107,9 +107,9 @@ def _require_equal_numbers(jax):
     if len(processes) > 1:
         each = "; ".join(f"{_named(some)}: {count}" for count, some in processes.items())
         raise ValueError(
-            "Every process needs the same number of devices, but they have "
+            "All processes must have the same number of devices; got "
             f"({jax.default_backend()}) {each}. Start all with equal numbers: CUDA_VISIBLE_DEVICES "
-            "names the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
+            "selects the GPUs of a process, XLA_FLAGS=--xla_force_host_platform_device_count=N "
             "divides a CPU."
         )
 
@@ -166,7 +166,7 @@ def _continue_in_child(lost_code):
 def _pass_on(reading, said):
     """Writes to stderr what comes, and keeps the end of it in `said`.
 
-    It reads on if nobody takes that, or the disk is full: else the child would wait for ever.
+    It reads on if nobody takes that, or the disk is full: or the child would block forever.
     """
     while data := os.read(reading, 1 << 16):
         with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def _ended(code, said, lost_code):
     if code == -signal.SIGABRT and any(sign in said for sign in _SIGNS_OF_ABORTS):
         return commands.report(command, LOST, lost_code)
     lines = [line for line in said.splitlines() if line[:1].strip() and line[0] not in "@*"]
-    last = f"; it last said: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
+    last = f"; its last output: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
     reason = f"The process was ended by {signal.Signals(-code).name}{last}"
     return commands.report(command, reason, 128 - code)
 
@@ -232,11 +232,13 @@ def _start_on_tpu(jax):
         found = jax.default_backend()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"JAX finds no Cloud TPU slice here: {reason}.") from error
+        raise ValueError(
+            f"JAX finds no Cloud TPU slice here: {reason.rstrip('.')}. Start it on a TPU VM."
+        ) from error
     if found != "tpu":
         raise ValueError(
-            f"distribution_strategy=tpu, but JAX finds no TPU here, only {found}, in "
-            f"{jax.process_count()} processes; start the command on every host of the slice, with "
+            f"distribution_strategy=tpu needs a TPU; JAX finds only {found} here, in "
+            f"{jax.process_count()} processes. Start the command on every host of the slice, with "
             "jax[tpu] installed."
         )
 

@@ -1,4 +1,4 @@
-"""Several workers on this machine, as a trial of what a cluster will do: `--local_workers=N`.
+"""Runs several workers on this machine, to try out a cluster: `--local_workers=N`.
 
 Each is a process of its own with its share of the cores. They talk through the loopback device, and
 they save, stop and fail as workers of a cluster do.

@@ -1,4 +1,4 @@
-"""The `tf.distribute` strategy that the flags ask for, and what its errors mean."""
+"""The `tf.distribute` strategy that the flags select, and the meaning of its errors."""
 
 import os
 import re
@@ -53,8 +53,8 @@ def make_strategy(
     """
     if name not in STRATEGIES:
         hint = (
-            " Asynchronous parameter servers change what a large batch means, so this script "
-            "does not offer them; use multi_worker_mirrored."
+            " Asynchronous parameter servers change the meaning of a large batch, so they are not "
+            "supported. Pass multi_worker_mirrored."
             if name == "parameter_server"
             else ""
         )
@@ -63,22 +63,26 @@ def make_strategy(
         )
     if tpu and name != "tpu":
         raise ValueError(
-            f"tpu={tpu!r} has no effect with distribution_strategy={name!r}, which would train "
-            "without the TPU; pass distribution_strategy=tpu."
+            f"distribution_strategy must be tpu with tpu={tpu!r}; got {name!r}, which would train "
+            "without the TPU. Pass distribution_strategy=tpu, or leave tpu out."
         )
     if (worker_hosts or task_index != -1) and name != "multi_worker_mirrored":
         given = "worker_hosts" if worker_hosts else "task_index"
         raise ValueError(
-            f"{given} is for distribution_strategy=multi_worker_mirrored; got {name!r}."
+            f"distribution_strategy must be multi_worker_mirrored with {given}; got {name!r}. Pass "
+            f"it, or leave {given} out."
         )
     if all_reduce_alg and name not in ("mirrored", "multi_worker_mirrored"):
         raise ValueError(
-            f"all_reduce_alg is for several devices; got distribution_strategy={name!r}."
+            "distribution_strategy must be mirrored or multi_worker_mirrored with all_reduce_alg; "
+            f"got {name!r}. Leave all_reduce_alg out."
         )
     if num_gpus is not None and name == "off":
         _require_first_gpu(num_gpus)
     if name == "one_device" and (num_gpus or 0) > 1:
-        raise ValueError(f"one_device trains on one GPU; for num_gpus={num_gpus} pass mirrored.")
+        raise ValueError(
+            f"num_gpus must be at most 1 with one_device; got {num_gpus}. Pass mirrored."
+        )
     if name == "tpu":
         return _tpu_strategy(tpu)
     if name == "multi_worker_mirrored":
@@ -109,8 +113,8 @@ def make_strategy(
     reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
     if reduction and len(devices) == 1:
         flag_definitions.warn(
-            f"--all_reduce_alg has no effect with one device, {devices[0]}; --num_gpus sets how "
-            "many are used."
+            f"--all_reduce_alg has no effect with one device, {devices[0]}. Leave it out, or use "
+            "several GPUs (--num_gpus)."
         )
         reduction = None
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
@@ -121,15 +125,16 @@ def _require_first_gpu(num_gpus):
     taken = min(1, len(tf.config.list_physical_devices("GPU")))
     if num_gpus != taken:
         raise ValueError(
-            f"num_gpus must be {taken} with distribution_strategy='off', which takes the first GPU "
-            f"where there is one; got {num_gpus}. Pass one_device or mirrored."
+            f"num_gpus must be {taken} with distribution_strategy='off', which uses the first GPU "
+            f"if there is one; got {num_gpus}. Pass one_device or mirrored."
         )
 
 
 def _tpu_strategy(tpu):
     if not tpu:
         raise ValueError(
-            "distribution_strategy=tpu needs --tpu: the name or address of a Cloud TPU, or local."
+            "--tpu is required with distribution_strategy=tpu: the name or address of a Cloud TPU, "
+            "or local."
         )
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
@@ -149,9 +154,9 @@ def _check_that_no_workers_are_meant(name):
     found = cluster.configured(os.environ)
     if found and len(found.hosts) > 1:
         raise ValueError(
-            f"TF_CONFIG names {len(found.hosts)} workers, but distribution_strategy={name!r} "
-            "trains on this host alone, each worker for itself. Pass "
-            "distribution_strategy=multi_worker_mirrored, or unset TF_CONFIG."
+            f"distribution_strategy must be multi_worker_mirrored for the {len(found.hosts)} "
+            f"workers of TF_CONFIG; got {name!r}, which trains on this host only. Pass "
+            "multi_worker_mirrored, or unset TF_CONFIG."
         )
 
 
@@ -182,7 +187,7 @@ def lost_worker(error: Exception) -> str | None:
     named = re.findall(r"/job:worker/(?:replica:0/)?task:(\d+)", text)
     who = f" TensorFlow names worker {named[-1]}." if named else ""
     return (
-        f"Another worker has ended or cannot be reached, and an update needs all of them.{who} "
+        f"Another worker has ended or cannot be reached, and a step needs all of them.{who} "
         "Its own output gives the reason, unless it was killed. Start all workers again with the "
         "same commands: they resume from the last checkpoint."
     )
@@ -198,8 +203,8 @@ def _local_devices(num_gpus):
 def _check_gpus(wanted, present):
     if not 0 <= wanted <= present:
         raise ValueError(
-            f"num_gpus={wanted}, but this host shows {present} GPUs; pass num_gpus=0 to train on "
-            "the CPU."
+            f"num_gpus must be at most {present}, the number of GPUs found here; got {wanted}. "
+            "Pass num_gpus=0 to train on the CPU."
         )
 
 

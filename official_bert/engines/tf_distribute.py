@@ -82,14 +82,15 @@ class TfDistribute:
         """
         if self.shard[1] > 1:
             raise ValueError(
-                f"Predictions are made by one process, and this is one of {self.shard[1]} workers; "
-                "predict from the checkpoint with distribution_strategy=mirrored."
+                f"Predictions must be made by one process; got {self.shard[1]} workers. Predict "
+                "from the checkpoint with distribution_strategy=mirrored."
             )
         batches = open_batches(0, 1)
         rows = next(iter(batches.element_spec.values())).shape[0]
         if rows % self.num_replicas:
             raise ValueError(
-                f"The batch size {rows} is not a multiple of the {self.num_replicas} replicas."
+                f"The batch size must be a multiple of the {self.num_replicas} replicas; got "
+                f"{rows}."
             )
         step = tf_update.make_prediction_step(model, self._strategy)
         steps = range(batches.num_batches)

@@ -1,4 +1,4 @@
-"""BERT with a head that says a class, or a number, of one sentence or two."""
+"""BERT with a classification or regression head, for one sentence or two."""
 
 from collections.abc import Sequence
 

@@ -61,8 +61,8 @@ def describe(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> 
     layers = sum(any(path.startswith(_layer(i)) for path in trained) for i in range(depth))
     embeddings = "" if _trains_embeddings(trained) else ", embeddings frozen"
     return (
-        f"{stage.steps:,} updates of {stage.batch_size:,} × {stage.max_seq_length} tokens; "
-        f"{depth} layers, {layers} of them trained{embeddings}; per update: "
+        f"{stage.steps:,} steps of {stage.batch_size:,} × {stage.max_seq_length} tokens; "
+        f"{depth} layers, {layers} of them trained{embeddings}; per step: "
         f"{step_flops(config, stage, freeze) / 1e12:,.3g} TFLOP, "
         f"{reduced_bytes(config, stage, freeze) / 1e6:,.3g} MB of gradients"
     )

@@ -210,7 +210,7 @@ def _row_sums(x):
     """The sum over the last axis, which stays, with size 1."""
     if not compile_target.compiles_for_cpu():
         return ops.sum(x, axis=-1, keepdims=True)
-    # There XLA multiplies faster than it adds up.
+    # On CPU, XLA's matmul beats its reduction.
     width = x.shape[-1]
     sums = ops.matmul(ops.reshape(x, (-1, width)), ops.ones((width, 1), x.dtype))
     return ops.reshape(sums, (*ops.shape(x)[:-1], 1))

@@ -2,7 +2,7 @@
 
 Every variable's `path` is its name in the official TensorFlow 1 checkpoints, for example
 `bert/encoder/layer_0/attention/output/LayerNorm/gamma`: one language for exclusions, telemetry,
-checkpoints and conversion. The configuration says all shapes, so a layer is built when it is made.
+checkpoints and conversion. All shapes follow from the config, so a layer is built when made.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""BERT with a head that says where in a text the answer to a question begins and ends."""
+"""BERT with a question-answering head: where in a text the answer begins and ends."""
 
 import keras
 from keras import ops

@@ -1,4 +1,4 @@
-"""What a model directory holds, as far as it is there: the material of a report."""
+"""Reads a model directory, as far as its files are there, for a report."""
 
 import dataclasses
 from pathlib import Path
@@ -82,7 +82,7 @@ def read(folder: Path) -> Contents:
 
 def _require_run(folder):
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; expected the model_dir or output_dir of a run.")
+        raise ValueError(f"The folder must be the model_dir or output_dir of a run; got {folder}.")
     if any((folder / name).exists() for name in ("run.json", LOG)):
         return
     if any(folder.glob("seed_*/run.json")):
@@ -102,7 +102,7 @@ def _run_of(folder):
     if wrong := list(forms.misfits(run, forms.RUN)):
         raise ValueError(
             f"{folder / 'run.json'} is damaged: {names_of(wrong)} is not what a run writes there. "
-            "Restore the file, or remove it: the report then shows the log alone."
+            "Restore the file, or remove it: the report then shows only the log."
         )
     return run
 
@@ -147,7 +147,7 @@ def _missing(folder, log, seeds):
     logs = [log, *seeds.values()]
     notes = []
     if not any(one.train for one in logs):
-        notes.append("The log has no line of training yet, so there are no curves.")
+        notes.append("The log has no training line yet, so there are no curves.")
     elif not any(one.held_out for one in logs):
         notes.append("No held-out text was evaluated, so only the training curves are shown.")
     if damaged := sum(one.damaged for one in logs):

@@ -38,14 +38,14 @@ def all_charts(contents: Contents) -> list[str]:
         *(_loss(contents, behind, task) for task in _tasks(contents)),
         *(_accuracy(contents, behind, task) for task in _tasks(contents)),
         _one(
-            contents, behind, "learning_rate", "Learning rate", "Of the last update of each line."
+            contents, behind, "learning_rate", "Learning rate", "At the last step of each log line."
         ),
         _one(
             contents,
             behind,
             "gradient_norm",
             "Gradient norm",
-            "Global norm over all replicas, before clipping. Peaks come before a loss that rises.",
+            "Global norm over all replicas, before clipping. Peaks often precede a rising loss.",
             logarithmic=True,
         ),
         _throughput(contents, behind),
@@ -73,7 +73,7 @@ def _tasks(contents):
 
 
 def _loss(contents, behind, task):
-    words = "Lower is better. Held-out loss that rises while training loss falls: memorizing."
+    words = "Lower is better. Held-out loss rising while training loss falls means memorizing."
     title = f"{_TASKS[task]} loss (nats)"
     return charts.line_chart(title, words, _both(contents, _name(task, "loss")), behind)
 
@@ -87,7 +87,7 @@ def _accuracy(contents, behind, task):
         if points:
             first, last = points[0][1], points[-1][1]
             curves.insert(0, Curve(words, [(0, first), (behind.last_step, last)], "guess"))
-    title, words = f"{_TASKS[task]} accuracy", "The share that is right: higher is better."
+    title, words = f"{_TASKS[task]} accuracy", "Share of correct predictions: higher is better."
     return charts.line_chart(title, words, curves, behind, form="percent", from_zero=True)
 
 
@@ -148,7 +148,7 @@ def _throughput(contents, behind):
         Curve("each seed", _points([_timing(line) for line in log.train], "tokens_per_second"))
         for log in logs_of(contents).values()
     ]
-    words = "Without padding. It falls with longer sequences, and where batches are waited for."
+    words = "Without padding. It falls with longer sequences and while waiting for batches."
     title = "Throughput (tokens per second)"
     options = {"form": "prefix", "from_zero": True}
     return charts.line_chart(title, words, _unnamed(curves), behind, **options)

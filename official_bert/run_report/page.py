@@ -110,7 +110,7 @@ def _tiles(contents):
         ("held-out loss", _number(seen, "masked_lm_loss", "loss"), _best(contents)),
         ("held-out accuracy", _share(seen, "masked_lm_accuracy", "accuracy"), ""),
         ("steps", f"{last['step']:,}" if last else "–", ""),
-        ("time of training", scales.duration(_timing(last).get("seconds")), ""),
+        ("training time", scales.duration(_timing(last).get("seconds")), ""),
         ("model FLOP/s", scales.with_prefix(_timing(last).get("model_flops_per_second")), ""),
     ]
     tiles = "".join(

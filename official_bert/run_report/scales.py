@@ -1,4 +1,4 @@
-"""From numbers to places: ticks of an axis, linear and logarithmic, and how numbers are written."""
+"""Axis scales, ticks and number formatting."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Environment variables for a while."""
+"""Temporarily sets environment variables."""
 
 import contextlib
 import os

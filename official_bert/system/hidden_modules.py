@@ -1,4 +1,4 @@
-"""Modules that an import need not find.
+"""Temporarily blocks imports of slow optional modules.
 
 TensorFlow imports JAX, where it is installed, for its Lite converter, and Keras imports matplotlib
 for its galleries: more than a quarter of the seconds in which a command starts.

@@ -30,9 +30,9 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
         for path in _several(given):
             if is_address(path):
                 raise ValueError(
-                    f"{flag}: {path!r} is an address, and only paths on this machine can be used "
-                    f"here; copy the files (`gcloud storage cp`, `aws s3 cp`, `hdfs dfs -get`) or "
-                    "mount them, and give their path."
+                    f"{flag} must be a path on this machine; got the address {path!r}. Copy the "
+                    "files (`gcloud storage cp`, `aws s3 cp`, `hdfs dfs -get`) or mount them, and "
+                    "give their path."
                 )
 
 
@@ -49,13 +49,13 @@ def require_paths(**paths: str | os.PathLike | None) -> None:
     for flag, given in paths.items():
         if given and is_address(given) and not is_remote(given):
             raise ValueError(
-                f"{flag}: {os.fspath(given)!r} is no address, which has two slashes, such as "
-                "gs://bucket/folder, and no path of this machine."
+                f"{flag} must be a path on this machine or an address with two slashes, such as "
+                f"gs://bucket/folder; got {os.fspath(given)!r}."
             )
         if given and _SCHEME_ALONE.fullmatch(os.fspath(given)):
             raise ValueError(
-                f"{flag}: {os.fspath(given)!r} names no bucket; expected an address such as "
-                "gs://bucket/folder. Is a variable of the shell empty?"
+                f"{flag} must name a bucket, as in gs://bucket/folder; got "
+                f"{os.fspath(given)!r}. Is a variable of the shell empty?"
             )
 
 
@@ -81,15 +81,15 @@ def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable
                 other, name = numbers[_number(path)]
                 also = "" if name == path else f" ({other} as {name!r})"
                 raise ValueError(
-                    f"{flag} and {other} name the same file, {path!r}{also}; give another path, so "
-                    f"that nothing is overwritten."
+                    f"{flag} and {other} name the same file, {path!r}{also}. Give another path, so "
+                    "that nothing is overwritten."
                 )
             folder = os.path.join(os.path.realpath(path), "")
             for other, name in read if os.path.isdir(path) else ():
                 if os.path.realpath(name).startswith(folder):
                     raise ValueError(
                         f"{flag}: the folder {path!r} would be overwritten, and {other} names "
-                        f"{os.fspath(name)!r} in it; give another path."
+                        f"{os.fspath(name)!r} in it. Give another path."
                     )
 
 
@@ -99,7 +99,7 @@ def _require_apart_in_stores(flag, outputs, read):
             if f"{place(name)}/".startswith(f"{place(path)}/"):
                 raise ValueError(
                     f"{flag}: {path!r} would be overwritten, and {other} names "
-                    f"{os.fspath(name)!r} in it; give another path."
+                    f"{os.fspath(name)!r} in it. Give another path."
                 )
 
 
@@ -112,7 +112,7 @@ def require_file_name(**paths: str | os.PathLike) -> None:
     for flag, path in paths.items():
         if not os.path.basename(path) or os.path.isdir(path):
             raise ValueError(
-                f"{flag}: {os.fspath(path)!r} names no file; expected the path of a file to write."
+                f"{flag} must be the path of a file to write; got {os.fspath(path)!r}."
             )
 
 
@@ -147,7 +147,7 @@ def refuse_folder(error: OSError) -> NoReturn:
     """
     raise ValueError(
         f"{os.path.normpath(error.filename)} is a folder that cannot be listed "
-        f"({error.strerror}); make it readable, or name the files to read one by one."
+        f"({error.strerror}). Make it readable, or name the files to read one by one."
     ) from error
 
 

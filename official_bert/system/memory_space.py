@@ -1,4 +1,4 @@
-"""The memory that is available before the work."""
+"""Available memory, from /proc and the cgroup."""
 
 import contextlib
 import pathlib

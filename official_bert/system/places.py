@@ -143,8 +143,8 @@ def remote_files(address: str) -> Iterator[Any]:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(
-            f"{address} is an address, which TensorFlow's file systems reach, for JAX too: "
-            '`pip install "lamb_tf[bert,cpu]"`, or give a path of this machine.'
+            f"{address} can be read only with TensorFlow, even on JAX: "
+            '`pip install "lamb_tf[bert,cpu]"`, or give a path on this machine.'
         )
     quiet_tensorflow.import_tensorflow()
     import tensorflow as tf

@@ -35,7 +35,7 @@ def import_tensorflow() -> None:
 
 def _import(beside_jax):
     if importlib.util.find_spec("tensorflow") is None:
-        without = "" if beside_jax else " (run_pretraining does without it, on JAX: --engine=jax.)"
+        without = "" if beside_jax else " (run_pretraining needs only JAX with --engine=jax.)"
         raise ValueError(f'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`.{without}')
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))

@@ -76,7 +76,9 @@ def write(prefix: AnyPath, tensors: Mapping[str, np.ndarray]) -> None:
         for name in sorted(tensors, key=str.encode):
             array = np.asarray(tensors[name])
             if array.dtype not in _NUMBERS:
-                raise ValueError(f"{name} has type {array.dtype}, which no checkpoint holds.")
+                raise ValueError(
+                    f"{name} must have a type that checkpoints can hold; got {array.dtype}."
+                )
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             entries[name.encode()] = _entry(array, offset, data)
             file.write(data.tobytes() if is_remote(path) else data.data)
@@ -110,7 +112,7 @@ def read(entry: Entry) -> np.ndarray:
         OSError: it cannot be read.
     """
     if math.prod(entry.shape) * entry.dtype.itemsize != entry.size:
-        raise ValueError(f"{entry.size:,} bytes are no {entry.dtype} of shape {entry.shape}")
+        raise ValueError(f"{entry.size:,} bytes cannot be {entry.dtype} of shape {entry.shape}")
     values = _bytes(entry)
     if len(values) < entry.size:
         raise ValueError(f"{os.path.basename(entry.file)} is too short")
@@ -148,7 +150,7 @@ def _read_entry(value, prefix, shards):
             sizes = [int(dict(wire_format.fields(dim)).get(1, 0)) for dim in dims]
         found[field] = content
     if 7 in found:
-        raise ValueError("a tensor is saved in slices, which needs TensorFlow to be read")
+        raise ValueError("a tensor is saved in slices, which only TensorFlow reads")
     if found.get(1) not in _DTYPES:
         raise ValueError(f"tensors of type number {found.get(1)} need TensorFlow to be read")
     return Entry(

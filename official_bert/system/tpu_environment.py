@@ -1,4 +1,4 @@
-"""What TensorFlow and JAX read from the environment before they look for a Cloud TPU."""
+"""Environment variables that TensorFlow and JAX read before they look for a Cloud TPU."""
 
 import glob
 from collections.abc import MutableMapping
@@ -34,8 +34,8 @@ def look_for_no_slice_without_chips(
 ) -> None:
     """Keeps libtpu, where it is installed on a host without TPU, from asking for a slice.
 
-    It asks Google's metadata server, which takes long to be missing. A host with chips must ask: it
-    may be one of several, and would take itself for the only one.
+    It asks Google's metadata server, and the query is slow to time out. A host with chips must ask:
+    it may be one of several, and would take itself for the only one.
 
     Args:
         environment: `os.environ`, before JAX is imported; what is set there already stays.
@@ -59,7 +59,9 @@ def _of_this_host(chips):
     try:
         import libtpu
     except ImportError:
-        raise ValueError(f"--tpu={LOCAL} needs libtpu; install the extra [tpu].") from None
+        raise ValueError(
+            f"--tpu={LOCAL} needs libtpu, not installed here: install the extra [tpu]."
+        ) from None
     return {
         "PJRT_DEVICE": "TPU",
         "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",

@@ -95,7 +95,7 @@ def fix(
     counts = ", ".join(
         f"{stage.steps} × {1000 * each:.0f} ms" for stage, each in zip(stages, updates, strict=True)
     )
-    tell(f"budget of {run.minutes:g} minutes, measured in {spent:.0f} s: updates {counts}")
+    tell(f"budget of {run.minutes:g} minutes: steps {counts}; measuring took {spent:.0f} s")
     return dataclasses.replace(run, stages=stages)
 
 
@@ -165,9 +165,9 @@ def _require_room(run, updates, spent, once, evaluations):
     if lacking > 0:
         least = math.ceil(10 * (run.minutes or 0.0) + lacking / 6) / 10
         raise ValueError(
-            f"minutes must be at least {least:.1f} for one update of every stage; got "
-            f"{run.minutes:g}. Measuring took {spent:.0f} s, tracing and compiling the stages will "
-            f"take {once:.0f} s, evaluating at their ends {evaluations:.0f} s, an update "
+            f"minutes must be at least {least:.1f} for one step of every stage; got "
+            f"{run.minutes:g}. Measuring took {spent:.0f} s; compiling will take {once:.0f} s, "
+            f"evaluation {evaluations:.0f} s, one step "
             f"{', '.join(f'{each:.2f}' for each in updates)} s. Give more minutes"
             + (", or fewer records in eval_files." if evaluations > spent + once else ".")
         )

@@ -1,4 +1,4 @@
-"""What a checkpoint's name says: `ctl_step_{step}.ckpt-{count}`. Needs no TensorFlow."""
+"""Parses checkpoint names, `ctl_step_{step}.ckpt-{count}`, without TensorFlow."""
 
 import re
 from typing import NamedTuple, Self
@@ -19,7 +19,7 @@ def step_and_count(name: str) -> tuple[int, int]:
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is not the name of a checkpoint, such as ctl_step_8.ckpt-2.")
+        raise ValueError(f"A checkpoint's name must be like ctl_step_8.ckpt-2; got {name!r}.")
     return int(match[1]), int(match[2])
 
 

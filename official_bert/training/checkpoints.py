@@ -79,8 +79,8 @@ class CheckpointStore:
             self.directory.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise ValueError(
-                f"The folder of a run must be a directory; {directory} is a file, or lies below "
-                "one. Choose another folder."
+                f"The folder of a run must be a directory; got {directory}, which is a file or "
+                "inside one. Choose another folder."
             ) from None
 
     def save(self, tensors: Mapping[str, np.ndarray], step: int, state: dict) -> str:
@@ -122,7 +122,7 @@ class CheckpointStore:
         self._forget_old({resumed, self.known_good()})
 
     def latest(self, say: Callable[[str], object] = print) -> Checkpoint | None:
-        """The newest whole checkpoint, or `None`; what is damaged is said and passed over.
+        """The newest whole checkpoint, or `None`; damaged ones are reported and skipped.
 
         Raises:
             ValueError: if there are checkpoints and none of them is whole, or if the newest has no
@@ -134,8 +134,8 @@ class CheckpointStore:
         self._require_explained(unexplained, found and found.name, found, say)
         if names and found is None:
             raise ValueError(
-                f"No checkpoint in {self.directory} is complete. Restore one, or choose another "
-                "folder to start from the beginning."
+                f"No checkpoint in {self.directory} is complete: all are damaged. Restore one, or "
+                "choose another folder to start from the beginning."
             )
         if found is None:
             self._require_new()
@@ -154,8 +154,8 @@ class CheckpointStore:
         if found is None:
             others = sorted({*steps.values()} - {step})
             raise ValueError(
-                f"resume_from={step}: {self.directory} has no complete checkpoint of that step. "
-                f"It has those of the steps {', '.join(map(str, others)) or '(none)'}."
+                f"resume_from must be the step of a complete checkpoint in {self.directory}; got "
+                f"{step}. Steps with a checkpoint: {', '.join(map(str, others)) or '(none)'}."
             )
         return found
 
@@ -226,9 +226,9 @@ class CheckpointStore:
         for left in "checkpoint", "pretrained/bert_model.ckpt-1.index":
             if (self.directory / left).exists():
                 raise ValueError(
-                    f"{self.directory} holds the run of {self.directory / left}, but none of its "
-                    "checkpoints (ctl_step_*). Bring them back to resume it, or choose another "
-                    "folder to start from the beginning."
+                    f"The checkpoints (ctl_step_*) of the run in {self.directory} are missing, but "
+                    f"{self.directory / left} is there. Restore them to resume the run, or choose "
+                    "another folder to start from the beginning."
                 )
 
     def _is_abandoned(self, name):
@@ -302,8 +302,8 @@ def save_best(
     _forget_bundles(directory, "bert_model", {name})
     if same_length and not same_records:
         return (
-            "the held-out records have changed: the best weights are those of this evaluation, "
-            f"since the loss of step {best['step']} was of other records"
+            f"the held-out records have changed since step {best['step']}, so the losses do not "
+            "compare: the weights of this evaluation are now the best"
         )
     return None
 
@@ -329,7 +329,7 @@ def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
     one_file = re.search(r"\.(index|data-\d{5}-of-\d{5})$", str(prefix))
     if one_file:
         raise ValueError(
-            f"{prefix} is one file of a checkpoint; give the prefix of its files, "
+            f"A checkpoint must be given by the prefix of its files; got one file, {prefix}. Give "
             f"{str(prefix)[: one_file.start()]}."
         )
     try:
@@ -421,7 +421,7 @@ def _read_whole(prefix):
         state["loop"], state["seconds"]  # what a run needs of it
         wanted_of_state = digests.get("state", _state_digest(state))  # version 0.1.0 has none
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError("its manifest is not readable") from None
+        raise ValueError("its .json is not readable") from None
     if _state_digest(state) != wanted_of_state:
         raise ValueError("its state does not match its digest")
     for part, digest in zip(_PARTS, wanted, strict=True):

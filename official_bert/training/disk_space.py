@@ -41,13 +41,13 @@ def require(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
     if needed > free:
         best = "best and final weights" if options.eval_files else "final weights"
         keep = options.keep_checkpoint_max
-        kept = ", the one being written and the one known to be good" if keep else ": all"
+        kept = ", plus the one being written and the last known to be good" if keep else ": all"
         raise OSError(
-            f"The disk of {model_dir} has {_gigabytes(free)} free, but this run needs "
-            f"{_gigabytes(needed)} more: {count:,} checkpoints of {_gigabytes(one)} "
+            f"The disk of {model_dir} must have {_gigabytes(needed)} free; got {_gigabytes(free)}. "
+            f"The run writes up to {count:,} checkpoints of {_gigabytes(one)} "
             f"(keep_checkpoint_max={keep}{kept}) and "
-            f"{_gigabytes(exports * weights)} of {best}, minus existing files. Free some space, "
-            "lower keep_checkpoint_max, or choose a folder on another disk."
+            f"{_gigabytes(exports * weights)} of {best}; existing files are already subtracted. "
+            "Free some space, lower keep_checkpoint_max, or choose a folder on another disk."
         )
 
 

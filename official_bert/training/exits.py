@@ -1,4 +1,4 @@
-"""What the end of training means to the command that began it: an exit code, or one line."""
+"""Trains and maps the outcome to an exit code."""
 
 from official_bert.system import commands
 from official_bert.training.trainer import Diverged, Trainer

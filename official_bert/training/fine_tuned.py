@@ -1,4 +1,4 @@
-"""A fine-tuned model back from its model directory, and what it says of a set of examples."""
+"""Loads a fine-tuned model and runs it over a dataset."""
 
 import os
 import pathlib
@@ -40,13 +40,17 @@ def load(
     model_dir = pathlib.Path(model_dir)
     described = model_directory.describes(model_dir)
     if described is None:
-        raise ValueError(f"{model_dir} holds no fine-tuned model; train one there (--do_train).")
+        raise ValueError(
+            f"{model_dir} must hold a fine-tuned model; got none. Train one (--do_train)."
+        )
     _check_same_task(task, described, model_dir)
     changes = tuple(described.get("changes", ()))
     abandoned = model_directory.Claim({}, changes).abandoned()
     checkpoint = CheckpointStore(model_dir, abandoned=abandoned).latest()
     if checkpoint is None:
-        raise ValueError(f"{model_dir} holds no checkpoint yet; resume its run (--do_train).")
+        raise ValueError(
+            f"{model_dir} must hold a checkpoint; got none. Resume its run (--do_train)."
+        )
     config = BertConfig.from_json_file(model_dir / model_directory.CONFIG)
     with engine.scope():
         model = task.make_model(config, None, DTYPE_POLICIES[dtype])
@@ -83,7 +87,8 @@ def load_checkpoint(
     loaded = model_state.load_weights(model, path)
     if any(task.trains(name) for name in loaded.fresh):
         raise ValueError(
-            f"This is not a fine-tuned model of the task: {loaded}. Train it (--do_train)."
+            "The checkpoint must be fine-tuned for this task; got one that lacks weights of it: "
+            f"{loaded}. Fine-tune it first (--do_train)."
         )
     print(loaded)
     classes = (loaded.labels or {}).get("classes")
@@ -95,7 +100,7 @@ def load_checkpoint(
 def outputs(
     engine: "TfDistribute", model: keras.Model, arrays: Mapping[str, np.ndarray], batch_size: int
 ) -> np.ndarray:
-    """What a model says of each of N examples, in order: an array of N rows.
+    """The outputs of a model for N examples, in order: an array of N rows.
 
     Args:
         engine: Where the model lives.
@@ -131,5 +136,5 @@ def _check_same_task(task, described, model_dir):
     if differences:
         raise ValueError(
             f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
-            "Give the settings that it was trained with, or another output_dir."
+            "Use the settings that it was trained with, or another output_dir."
         )

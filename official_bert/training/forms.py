@@ -1,4 +1,4 @@
-"""What the files of a run hold, and of which kind each value is; anyone may have edited them.
+"""Schemas of the JSON files in a model directory, which anyone may have edited.
 
 A form is a predicate, a dict {key: form} (the key `...` stands for all others), or a list of one
 form, that of its entries. Keys may be missing.

@@ -99,10 +99,13 @@ class KnownGood:
         good = self._store.known_good()
         remedy = "a lower learning rate or a longer warm-up"
         if good is None:
-            return f"No checkpoint is known to be good: start in another folder, with {remedy}."
+            return (
+                f"No checkpoint is known to be good: start again in another folder, with {remedy}."
+            )
         step, _ = step_and_count(good)
         return (
-            f"The last checkpoint known to be good is {good}: --resume_from={step} with {remedy}."
+            f"The last checkpoint known to be good is {good}: resume there (--resume_from={step}) "
+            f"with {remedy}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Whose a model directory is: `run.json` says which run's, and another run's is refused.
+"""Ownership of a model directory: `run.json` records its run; any other run is refused.
 
 Files are known by digests of their content: the same records and initial weights may be spelled
 in another way, or be moved. Their paths are only shown.
@@ -128,9 +128,9 @@ def check(
         (differences if lengthens or returns else refused).append((name, _said(name, was, now)))
     if refused:
         raise ValueError(
-            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Use its "
-            f"settings, {_hint(refused)}or choose another folder (with its checkpoint as "
-            "init_checkpoint, to start from its weights)."
+            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Use "
+            f"that run's settings, {_hint(refused)}or choose another folder (with its checkpoint "
+            "as init_checkpoint, to start from its weights)."
         )
     last = claim.changes[-1] if claim.changes else {}
     has_returned = (
@@ -180,13 +180,13 @@ def _refusing(directory, owner):
         yield
     except BlockingIOError as error:
         minutes = owner_files.STALE_SECONDS / 60
-        if_gone = f" If it is gone, remove {owner}, or wait {minutes:g} minutes."
+        if_gone = f" If it no longer runs, remove {owner}, or wait {minutes:g} minutes."
         _refuse(directory, f" ({error.strerror})", if_gone)
 
 
 def _refuse(directory, who="", if_gone="") -> NoReturn:
     raise ValueError(
-        f"Another process trains in {directory}{who}; wait until it ends, or choose another "
+        f"Another process trains in {directory}{who}. Wait until it ends, or choose another "
         f"folder.{if_gone}"
     ) from None
 
@@ -194,22 +194,25 @@ def _refuse(directory, who="", if_gone="") -> NoReturn:
 def _check_unclaimed(directory, config, resume_from):
     if any(directory.glob("*.index")):
         raise ValueError(
-            f"{directory} holds checkpoints but no run.json, so another program wrote them; choose "
+            f"{directory} holds checkpoints but no run.json, so another program wrote them. Choose "
             "another folder."
         )
     for name in _OF_A_RUN:
         if any(directory.glob(name)):
             raise ValueError(
-                f"{directory} holds {name} but no run.json: whose run that is cannot be known, and "
-                "it would be overwritten. Restore run.json, or choose another folder."
+                f"{directory} holds {name} but no run.json, so its run is unknown and would be "
+                "overwritten. Restore run.json, or choose another folder."
             )
     if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
         raise ValueError(
-            f"{directory / CONFIG} describes another model and would be overwritten; choose "
+            f"{directory / CONFIG} describes another model and would be overwritten. Choose "
             "another folder."
         )
     if resume_from is not None:
-        raise ValueError(f"resume_from={resume_from}: {directory} holds no run yet; leave it out.")
+        raise ValueError(
+            f"resume_from must be the step of a checkpoint in {directory}; got {resume_from}, but "
+            "no run has begun there. Leave it out."
+        )
 
 
 def _says(path, config):
@@ -273,7 +276,7 @@ def _by_content(theirs, mine):
 
 def _said(name, was, now):
     if name == "init_weights":
-        return "init_checkpoint holds other weights than those that the run began with"
+        return "init_checkpoint holds other weights than the run began with"
     if name.startswith("records["):
         number = int(name.removeprefix("records[").removesuffix("]")) + 1
         return f"the records of stage {number} have changed"

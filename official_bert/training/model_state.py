@@ -113,7 +113,7 @@ class Loaded:
         if self.left_out:
             said += f"; left out: {names.listed(self.left_out)}"
         if self.moments is not None:
-            said += f"; moments: carried {self.moments} of {self.moments}, of update {self.step}"
+            said += f"; moments: carried {self.moments} of {self.moments}, after {self.step} steps"
         return said
 
 
@@ -142,8 +142,8 @@ def load_weights(
     fresh = [variable.path for variable in model.weights if variable.path not in weights]
     if len(fresh) == len(model.weights):
         raise ValueError(
-            f"{path} ({source.dialect}) has none of the model's variables; expected names like "
-            f"{fresh[0]}, found {names.listed(source.left_over) or 'nothing'}."
+            f"{path} ({source.dialect}) must hold variables of the model, such as {fresh[0]}; got "
+            f"{names.listed(source.left_over) or 'none'}. Give a checkpoint of a BERT."
         )
     pairs = [
         (variable, variable.path, weights[variable.path])
@@ -215,16 +215,17 @@ def _step_with_moments(model, optimizer, source):
     """The number of updates that the source's moments have seen; they are all there."""
     if optimizer.slot_names == ("momentum",) and any(n.endswith("/adam_v") for n in source.slots):
         raise ValueError(
-            f"--init_moments: the moments in {source.path} ({source.dialect}) are those of LAMB or "
-            "Adam, averages of gradients. LARS' momentum averages gradients with the weight decay "
-            "in them, and has no second moment. Leave --init_moments out, or train with "
+            "--init_moments needs the momentum of LARS for --optimizer_type=lars; got the moments "
+            f"of LAMB or Adam in {source.path} ({source.dialect}), which do not convert: they "
+            "average gradients without the weight decay. Leave --init_moments out, or train with "
             "--optimizer_type=lamb or adamw."
         )
     missing = [name for name in _slots(model, optimizer) if _official(name) not in source.slots]
     if missing or source.step is None:
         raise ValueError(
-            f"{source.path} ({source.dialect}) lacks what --init_moments needs: "
-            f"{names.listed(missing) or 'the number of updates'}."
+            "--init_moments needs a checkpoint with the optimizer's moments and step; "
+            f"{source.path} ({source.dialect}) lacks {names.listed(missing) or 'the step'}. Leave "
+            "--init_moments out."
         )
     return int(source.step.read())
 
@@ -237,14 +238,14 @@ def _official(name):
 def _values(variable, name, tensor, path):
     if tensor.shape != tuple(variable.shape):
         raise ValueError(
-            f"{path} has {name} of shape {tensor.shape}, but the model's is "
-            f"{tuple(variable.shape)}; does it belong to another bert_config.json?"
+            f"{name} must have the model's shape, {tuple(variable.shape)}; got {tensor.shape} in "
+            f"{path}. Use the bert_config.json of this checkpoint."
         )
     values = tensor.read()
     if not np.isfinite(values).all():
         raise ValueError(
-            f"{path} has values in {name} that are not finite: its own training diverged. Choose "
-            "an earlier checkpoint."
+            f"{name} must have finite values; got infinity or NaN in {path}, whose training "
+            "diverged. Choose an earlier checkpoint."
         )
     return values.astype(variable.dtype, copy=False)
 

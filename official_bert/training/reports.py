@@ -70,21 +70,22 @@ class Reports:
         """
         self.say(f"saved {prefix}")
         if suspect:
-            self.say(f"warning: {prefix}: {suspect}. {advice}")
+            self.say(f"warning: training has probably diverged: in {prefix}, {suspect}. {advice}")
         elif exploded is not None:
             self.say(
-                f"warning: the mean loss since the last checkpoint is {exploded:.4g}. {advice}"
+                "warning: training has probably diverged: the mean loss since the last checkpoint "
+                f"is {exploded:.4g}. {advice}"
             )
 
     def change(self, step: int, change: Mapping) -> None:
         """Reports what is changed on purpose: an entry of `model_directory.Claim.change`."""
         self.log.write(kind="change", step=step, **change)
         instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
-        differences = "; ".join(change["differences"]) or "with the same settings"
+        differences = "; ".join(change["differences"])
         self.say(
-            f"settings changed, resuming from {change['resumed_from'] or 'the start'}"
-            f"{instead_of}: {differences}; next learning rate "
-            f"{float(self._learning_rate(step)):.3g}"
+            f"resuming from {change['resumed_from'] or 'the start'}{instead_of}, "
+            f"{f'settings changed: {differences}' if differences else 'with the same settings'}; "
+            f"next learning rate {float(self._learning_rate(step)):.3g}"
         )
 
     def communication(self, reductions: "Reductions") -> None:
@@ -92,7 +93,7 @@ class Reports:
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
         self.say(
-            f"communication per update: {reductions.bytes / 1e6:,.1f} MB over {self._workers} "
+            f"communication per step: {reductions.bytes / 1e6:,.1f} MB over {self._workers} "
             f"workers in {reductions.count} all-reduces; with a ring, each worker sends "
             f"{sent / 1e6:,.1f} MB"
         )
@@ -184,7 +185,7 @@ class Reports:
 
 
 class Pace:
-    """The rate of the updates since the last report, without a stage's first graph call.
+    """Steps/s since the last report, excluding the first (compiling) call of a stage.
 
     That call also traces and compiles. Where there is no other, it has to do.
     """
@@ -210,11 +211,11 @@ class Pace:
         return done
 
     def restart(self) -> None:
-        """Begins to count anew, after a report."""
+        """Starts counting again, after a report."""
         self._steps, self._since = 0, 0.0
 
     def cool(self) -> None:
-        """The next call is a stage's first."""
+        """Excludes the next call from the rate: it is the first of a stage."""
         self.restart()
         self._is_warm = False
 

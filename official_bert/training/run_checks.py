@@ -64,20 +64,20 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
     for stage in run.stages:
         if stage.batch_size % parts:
             raise ValueError(
-                f"The global batch size {stage.batch_size} is not a multiple of {parts} = "
-                f"{replicas} replicas × {run.gradient_accumulation_steps} micro-batches "
-                "(gradient_accumulation_steps)."
+                f"The global batch size must be a multiple of {parts} = {replicas} replicas × "
+                f"{run.gradient_accumulation_steps} micro-batches (gradient_accumulation_steps); "
+                f"got {stage.batch_size}. Change one of these numbers."
             )
     if options.eval_files and options.eval_batch_size % replicas:
         raise ValueError(
-            f"eval_batch_size {options.eval_batch_size} is not a multiple of the "
-            f"{replicas} replicas."
+            f"eval_batch_size must be a multiple of the {replicas} replicas; got "
+            f"{options.eval_batch_size}."
         )
     window = options.profile_steps
     if window and window[1] > run.total_steps:
         raise ValueError(
-            f"profile_steps={window[0]},{window[1]} is beyond the {run.total_steps} "
-            "updates of this run."
+            f"profile_steps must be within the {run.total_steps} steps of this run; got "
+            f"{window[0]},{window[1]}."
         )
 
 
@@ -95,22 +95,23 @@ def warnings(
     if rates and all(rate == 1 for _, rate in rates):
         yield (
             f"layer_decay={decay:g} has no effect: encoder layers and embeddings are frozen, and "
-            "what trains has the whole learning rate."
+            "all other variables use the full learning rate. Leave it out, or freeze less."
         )
     for index, stage in enumerate(run.stages):
         if stage.warmup_steps >= stage.steps:
             yield (
                 f"stage {index + 1} has {stage.steps} steps, but its warm-up takes "
-                f"{stage.warmup_steps}: the learning rate never reaches {stage.learning_rate:g}."
+                f"{stage.warmup_steps}: the learning rate never reaches {stage.learning_rate:g}. "
+                "Shorten the warm-up, or train longer."
             )
     if run.reduce_dtype != "fp32" and replicas == 1:
         yield (
             f"reduce_dtype={run.reduce_dtype} has no effect: with one replica there is nothing to "
-            "reduce."
+            "reduce. Leave it out."
         )
     window = options.profile_steps
     if window and step >= window[1]:
         yield (
-            f"there will be no profile of updates {window[0]} to {window[1]}: this run resumes "
-            f"after update {step}."
+            f"profile_steps={window[0]},{window[1]} has no effect: this run resumes after step "
+            f"{step}. Give later steps."
         )

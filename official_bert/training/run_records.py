@@ -32,7 +32,7 @@ class RunRecords:
         self._fingerprints: dict[tuple[int, int], str] = {}  # of held-out examples, by lengths
 
     def check(self, accept: "Callable[[Batches], object]") -> list[str]:
-        """Reads some of every stage's, so that what is wrong shows before the work.
+        """Reads some records of every stage, to fail early.
 
         Args:
             accept: Raises a ValueError for batches that the engine cannot train on.

@@ -42,8 +42,8 @@ def make_model_and_optimizer(
         variable.trainable = _trains(run, stage, variable.path)
     if not model.trainable_variables:
         raise ValueError(
-            f"freeze={','.join(run.optimizer.freeze)!r} leaves no variable to train; expected "
-            "expressions that leave out some, the head for instance."
+            "freeze must leave some variables to train, such as the head; got "
+            f"{','.join(run.optimizer.freeze)!r}, which matches all. Narrow its expressions."
         )
     multipliers = layer_rates(model.trainable_variables, depth, run.optimizer.layer_decay)
     optimizer = _without_frozen(run.optimizer, model).make(multipliers)
@@ -109,6 +109,6 @@ def _require_matches(run, paths):
         if not any(re.search(pattern, path) for path in (*paths, *deeper)):
             some = ", ".join(dict.fromkeys((*paths[:2], *paths[5:7], *paths[-2:])))
             raise ValueError(
-                f"freeze: no variable's path matches {pattern!r}; expected a regular expression "
-                f"that is found in one of {len(paths)} paths like {some}."
+                "freeze must hold regular expressions that each match a variable's path; got "
+                f"{pattern!r}, which matches none of {len(paths)}. Paths are like {some}."
             )

@@ -1,4 +1,4 @@
-"""Which command, with which versions of the libraries, has worked on a run, and when."""
+"""Records each launch of a run: the command, library versions and time."""
 
 import datetime
 import importlib.metadata
@@ -16,7 +16,7 @@ _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu
 
 
 def record(model_dir: Place, step: int, replicas: int) -> None:
-    """Appends a line to `starts.jsonl`: for people and reports; nothing depends on it.
+    """Appends one line per launch to `starts.jsonl` (informational only).
 
     Args:
         model_dir: The model directory.

@@ -142,16 +142,16 @@ class Trainer:
             raise
         if self.engine.is_chief:
             self._export()
-        self.engine.from_all_workers([self.step])  # no one leaves before the chief
+        self.engine.from_all_workers([self.step])  # barrier: wait for the chief
 
     def _raise_input_error(self, error):
         """Raises what reading a batch raised, if that is behind `error`."""
         behind = self.engine.input_error(error)
         if behind:
             raise InputFailed(
-                f"{behind} The run ended after update {self.step}; the last checkpoint in "
-                f"{self.model_dir} is intact. Repair the records and run the same command again. "
-                "If their content is another then, add --resume_from with the step of a checkpoint."
+                f"{behind} The run ended after step {self.step}; the last checkpoint in "
+                f"{self.model_dir} is intact. Repair the records and run the same command again; "
+                "if the repair changes them, add --resume_from with the step of a checkpoint."
             ) from error
 
     def _train_stage(self, index, stop):
@@ -163,7 +163,7 @@ class Trainer:
         described = flops.describe(self.run.config, stage, self.run.optimizer.freeze)
         if self.run.optimizer.freeze:
             trained = len(self.model.trainable_variables), len(self.model.weights)
-            described += "; {} of {} variables train".format(*trained)
+            described += "; {} of {} variables are trained".format(*trained)
         self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
         batches = self.engine.feed(
             lambda *shard: self._records.training(stage, *shard), range(self.step, end)
@@ -196,7 +196,7 @@ class Trainer:
                 stop.raise_stopped(self.step, self.model_dir)
 
     def _may_save(self, end):
-        """Whether a checkpoint is due, and is no repetition that would push out one before.
+        """Whether a checkpoint is due; skipped updates alone do not justify a new one.
 
         A skipped update changes nothing, so a checkpoint waits for the first that is not. Only the
         last of a stage does not: there may be no other update.
@@ -281,13 +281,13 @@ class Trainer:
                 where = _first_row(rows, lambda some: any(found(some)))
                 break
         return (
-            f"No update could be made for {self._state['skipped_in_a_row']} steps in a row, the "
-            f"last one step {step} of stage {index + 1}: gradients are not finite. Losses that are "
-            f"not finite: {', '.join(losses) or 'none'}. Variables whose gradient is not: "
-            f"{len(variables)} of {len(self.model.trainable_variables)}, first "
-            f"{variables[0] if variables else 'none in a second computation'}. First row of the "
-            f"batch that alone is enough for it: {'none' if where is None else where} (counted "
-            f"from 0). Loss scale {scale:g}. {self._good.advice()}"
+            f"Gradients were not finite for {self._state['skipped_in_a_row']} steps in a row, up "
+            f"to step {step} of stage {index + 1}, so all of them were skipped. Losses not finite: "
+            f"{', '.join(losses) or 'none'}. Variables with such a gradient: {len(variables)} of "
+            f"{len(self.model.trainable_variables)}, first "
+            f"{variables[0] if variables else 'none when computed again'}. First row of the batch "
+            f"that is enough to cause it: {'none' if where is None else where} (counted from 0). "
+            f"Loss scale {scale:g}. {self._good.advice()}"
         )
 
     # Files
@@ -307,7 +307,9 @@ class Trainer:
             prefix = self._store.save(tensors, self.step, state)
             self._good.saved(place(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
-        self.engine.from_all_workers([self.step])  # it is there for all now
+        self.engine.from_all_workers(
+            [self.step]
+        )  # barrier: the checkpoint is visible to all workers
 
     def _find_checkpoint(self):
         """The whole checkpoint to resume, or `None` at the start of a run."""
@@ -327,7 +329,7 @@ class Trainer:
             self._pace = Pace(self._checkpoint.state["seconds"])
             self._good.resume(self._checkpoint)
             model_state.restore(self.model, self.optimizer, self._checkpoint.tensors())
-            self._reports.say(f"resumes {self._checkpoint.prefix}")
+            self._reports.say(f"resuming from {self._checkpoint.prefix}")
 
     def _write_claim(self):
         """Records which run owns the directory, and which settings were changed on purpose."""
@@ -349,7 +351,7 @@ class Trainer:
         if change:
             self._reports.change(self.step, change)
         if self._claim.has_returned:
-            self._reports.say("resume_from is ignored: an earlier start has returned there.")
+            self._reports.say("resume_from has no effect: the run has already returned there.")
 
     def _check_that_workers_agree(self):
         deciding = model_directory.deciding(self._claim.description)
@@ -358,13 +360,14 @@ class Trainer:
         steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
             raise ValueError(
-                f"The workers have different settings: worker {_odd_one(runs)} differs from "
-                "worker 0. Start all of them with the same flags, except task_index."
+                "All workers must have the same settings; got other ones in worker "
+                f"{_odd_one(runs)} than in worker 0. Start all with the same flags, except "
+                "task_index."
             )
         if len(set(steps)) > 1:
             raise ValueError(
-                f"The workers resume from different steps: {steps}, in the order of task_index. "
-                f"model_dir ({self.model_dir}) must be one directory that all of them share."
+                f"All workers must resume from the same step; got {steps}, in the order of "
+                f"task_index. Share one model_dir between them; here it is {self.model_dir}."
             )
 
     def _weights(self):
