@@ -191,8 +191,8 @@ def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "roberta"}, "model_type='roberta'"),
-        ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05"),
+        ({"model_type": "roberta"}, "model_type must be 'bert' in .*; got 'roberta'"),
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps must be 1e-12 .*; got 1e-05"),
         ({"position_embedding_type": "relative_key"}, "the model is not a BERT"),
         ({"hidden_act": "silu"}, "hidden_act must be one of"),
         ({"hidden_size": 10**400}, "hidden_size must be"),

@@ -238,8 +238,14 @@ def test_records_are_made_with_a_tokenizer_json_and_tell_their_vocabulary(small_
     ("changed", "message"),
     [
         ({"model_type": "roberta"}, "model_type must be 'bert' in .*; got 'roberta'"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        ({"architectures": ["RobertaModel"], "model_type": None}, "model_type=None"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type must be 'absolute'.*; got 'rel",
+        ),
+        (
+            {"architectures": ["RobertaModel"], "model_type": None},
+            "model_type must be 'bert' .*; got None",
+        ),
     ],
 )
 def test_every_command_that_trains_refuses_what_is_no_bert(tmp_path, changed, message):

@@ -142,7 +142,7 @@ def _official(values: dict, path: object) -> dict:
     for key, only in _UNLIKE_BERT.items():
         if values.get(key, only) != only:
             raise ValueError(
-                f"{key} must be {only!r} in {path}; got {values[key]!r}. Only BERT is supported."
+                f"{key} must be {only!r} in {path}; got {values[key]!r}: the model is not a BERT."
             )
     if values.keys().isdisjoint(_HUGGING_FACE):
         return values
