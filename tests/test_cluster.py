@@ -67,7 +67,7 @@ def test_flags_come_before_tf_config_and_that_before_slurm(arguments, environmen
         ((None, -1), tf_config(["a:1"], 0, "evaluator"), "got evaluator, worker"),
         ((None, -1), {"TF_CONFIG": "worker 1"}, "TF_CONFIG must be JSON like"),
         ((None, -1), {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "TF_CONFIG must be JSON"),
-        ((None, -1), SLURM | {"SLURM_STEP_NODELIST": ""}, "put `srun` before"),
+        ((None, -1), SLURM | {"SLURM_STEP_NODELIST": ""}, "Put `srun` before"),
         ((None, -1), SLURM | {"SLURM_STEP_NODELIST": "gpu[1-"}, "must be like node"),
         ((None, -1), SLURM | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "tasks per node must be like"),
         ((None, -1), SLURM | {"SLURM_NTASKS": "6"}, "must agree; got 6 in all, but"),
