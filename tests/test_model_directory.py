@@ -87,7 +87,7 @@ def test_a_run_returns_to_a_checkpoint_with_another_rate_only_if_told_to(
     names = {"resumed_from": "ctl_step_4.ckpt-1", "instead_of": "ctl_step_8.ckpt-2"}
     assert changes(folder) == [names | {"differences": [difference]}]
     said = capsys.readouterr().out
-    assert "from ctl_step_4.ckpt-1 instead of ctl_step_8.ckpt-2: " + difference in said
+    assert "ctl_step_4.ckpt-1 instead of ctl_step_8.ckpt-2, settings changed: " + difference in said
     assert [(line["kind"], line["step"]) for line in log_lines(folder)] == [
         *(("train", 4), ("change", 4), ("train", 8))
     ]
