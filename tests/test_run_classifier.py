@@ -369,9 +369,9 @@ def test_a_folder_without_a_model_is_refused(files, capsys):
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers) == 2
-    assert "must hold a fine-tuned model; got none. Train one" in capsys.readouterr().err
+    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
     assert call(alone) == 2  # nor are there classes
-    assert "must hold a fine-tuned model; got none. Train one" in capsys.readouterr().err
+    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
