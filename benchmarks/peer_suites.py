@@ -106,7 +106,6 @@ EXPECTED_DIFFERENCES = {
     ),
     "optimizer_sparse_test.OptimizerSparseTest.test_sparse_correctness_adam_amsgrad": _NO_AMSGRAD,
     "optimizer_sparse_test.OptimizerSparseTest.test_sparse_gradients_adam_amsgrad": _NO_AMSGRAD,
-    "optimizer_sparse_test.OptimizerSparseTest.test_sparse_gradients_adam": _SPARSE_UPDATES,
     "optimizer_sparse_test.OptimizerSparseTest.test_sparse_gradients_sgd": _SPARSE_UPDATES,
     "optimizer_sparse_test.OptimizerSparseTest"
     ".test_sparse_gradients_loss_scale_optimizer_sgd": _SPARSE_UPDATES,

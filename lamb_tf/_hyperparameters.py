@@ -1,4 +1,4 @@
-"""What an optimizer's hyperparameters may be: checked, settled when it is built, and saved.
+"""Hyperparameters: validation, freezing after build, serialization.
 
 Each function checks a value and returns it. All take the value and the name of the argument, for
 the message of the ValueError.
@@ -29,7 +29,7 @@ KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them
 def number(value: Any, argument: str) -> float:
     """A real number."""
     if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
-        raise ValueError(f"`{argument}` must be a number. Received {value!r}.")
+        raise ValueError(f"`{argument}` must be a number; got {value!r}.")
     try:
         return float(value)
     except OverflowError:
@@ -39,7 +39,7 @@ def number(value: Any, argument: str) -> float:
 def _number_that(holds: Callable[[float], bool], wanted: str) -> Callable[[object, str], float]:
     def check(value, argument):
         if not holds(number(value, argument)):
-            raise ValueError(f"`{argument}` must be {wanted}. Received {value!r}.")
+            raise ValueError(f"`{argument}` must be {wanted}; got {value!r}.")
         return float(value)
 
     return check
@@ -58,7 +58,7 @@ def positive_or_none(value: object, argument: str) -> float | None:
 def count(value: Any, argument: str) -> int:
     """A whole number of at least 1."""
     if not 1 <= number(value, argument) < math.inf or int(value) != value:
-        raise ValueError(f"`{argument}` must be a whole number of at least 1. Received {value!r}.")
+        raise ValueError(f"`{argument}` must be a whole number of at least 1; got {value!r}.")
     return int(value)
 
 
@@ -69,14 +69,15 @@ def several_or_none(value: object, argument: str) -> int | None:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 2:
         return int(value)
     raise ValueError(
-        f"`{argument}` must be an integer >= 2, or None. Received: {argument}={value!r}"
+        f"`{argument}` must be a whole number of at least 2, or None; got {value!r}. None turns it "
+        "off."
     )
 
 
 def truth(value: object, argument: str) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{argument}` must be True or False. Received {value!r}.")
+        raise ValueError(f"`{argument}` must be True or False; got {value!r}.")
     return bool(value)
 
 
@@ -84,7 +85,7 @@ def name_or_none(value: object, argument: str) -> str | None:
     """A name, or None."""
     if value is None or (isinstance(value, str) and value):
         return value
-    raise ValueError(f"`{argument}` must be a name, or None. Received {value!r}.")
+    raise ValueError(f"`{argument}` must be a name, or None; got {value!r}.")
 
 
 def one_of(*choices: object) -> Callable[[object, str], object]:
@@ -92,7 +93,7 @@ def one_of(*choices: object) -> Callable[[object, str], object]:
 
     def check(value, argument):
         if value not in choices:
-            raise ValueError(f"`{argument}` must be one of {choices}. Received {value!r}.")
+            raise ValueError(f"`{argument}` must be one of {choices}; got {value!r}.")
         return value
 
     return check
@@ -107,11 +108,11 @@ def bounds(value: object, argument: str) -> Bounds:
         low, high = (number(bound, argument) for bound in pair)
         if 0 <= low <= high:
             return (low, high)
-    raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high. Received {value!r}.")
+    raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high; got {value!r}.")
 
 
 def decay(value: Any, argument: str) -> WeightDecay:
-    """A weight decay: a finite number, a schedule, or None, which Keras' optimizers have for 0."""
+    """A weight decay: a finite number, a schedule, or None, which means 0."""
     if value is None:
         return 0.0
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
@@ -119,7 +120,7 @@ def decay(value: Any, argument: str) -> WeightDecay:
     if not _is_finite_and_not_negative(value):
         raise ValueError(
             f"`{argument}` must be a finite number of at least 0 (0 or None for none), or a "
-            f"keras.optimizers.schedules.LearningRateSchedule. Received {value!r}."
+            f"keras.optimizers.schedules.LearningRateSchedule; got {value!r}."
         )
     return float(value)
 
@@ -131,7 +132,7 @@ def rate(value: Any, argument: str) -> LearningRate:
     if not _is_finite_and_not_negative(value):
         raise ValueError(
             f"`{argument}` must be a finite number of at least 0, a schedule, a callable without "
-            f"arguments or a variable. Received {value!r}."
+            f"arguments or a variable; got {value!r}."
         )
     return float(value)
 
@@ -140,8 +141,9 @@ def keras_variable(value: Any, argument: str) -> None:
     """Raises TypeError for a variable that is not Keras' own, which Keras would not save."""
     if not isinstance(value, keras.Variable):
         raise TypeError(
-            f"`{argument}` may be a keras.Variable, which is saved with the optimizer. Received a "
-            f"{type(value).__name__}: write keras.Variable(value)."
+            f"`{argument}` must be a number, schedule, callable or keras.Variable; got a "
+            f"{type(value).__name__}. Write keras.Variable(value), which is saved with the "
+            "optimizer."
         )
 
 
@@ -214,20 +216,20 @@ class Configured(keras.optimizers.Optimizer):
             )
         if name == "learning_rate" and callable(value) and vars(self).get("_has_stepped"):
             raise AttributeError(
-                "`learning_rate` can be set to a schedule or a callable only before the first "
-                "step; a number can be assigned at any time."
+                f"`learning_rate` must be a number after the first step; got {value!r}. Assign a "
+                "schedule or a callable before the first step."
             )
         if name == "learning_rate" and not callable(value) and self._has_callable_rate():
             raise AttributeError(
-                "`learning_rate` is a callable, which decides alone. Assign another one before the "
-                "first step, or let it read a keras.Variable that you assign."
+                "`learning_rate` must stay a callable, since the optimizer was given one; got "
+                f"{value!r}. Let the callable read a keras.Variable, and assign to that."
             )
         if name == "learning_rate" and _replicas.is_known(value):
             rate(value, name)
         super().__setattr__(name, value)
 
     def _has_callable_rate(self):
-        """Whether the rate is a function; of a schedule Keras says so itself."""
+        """Whether the rate is a function; Keras itself rejects assignment over a schedule."""
         rate = vars(self).get("_learning_rate")
         is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
         return callable(rate) and not is_schedule and not _selection.is_variable(rate)
@@ -237,7 +239,7 @@ class Configured(keras.optimizers.Optimizer):
         clips = [name for name in CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
             raise ValueError(
-                f"Only one of {', '.join(CLIPS)} can be set; got {', '.join(clips)}. Set the "
+                f"Only one of {', '.join(CLIPS)} may be set; got {', '.join(clips)}. Set the "
                 "others to None."
             )
         if self.use_ema:
@@ -253,7 +255,7 @@ class Configured(keras.optimizers.Optimizer):
         exclusions = [None if each is None else _selection.as_list(each) for each in exclusions]
         for value, argument in zip(exclusions, EXCLUSIONS):
             _selection.check(value, argument)
-        # Of a dictionary Keras would take the variables for the optimizer's own.
+        # Keras would track variables in a plain dict as optimizer state.
         self._exclusions = types.MappingProxyType(dict(zip(EXCLUSIONS, exclusions)))
 
     def exclude_from_weight_decay(

@@ -33,22 +33,22 @@ def of_slot(variable: keras.Variable, axis: str | None, is_restored: bool) -> An
         return _divided(layout, variable.shape, axis)
     if not is_restored:
         raise ValueError(
-            f"`shard_state={axis!r}` names an axis of the mesh of the distribution under which the "
-            f"variables were made; {problem}. Received the variable "
-            f"{_selection.path_of(variable)!r}. Expected, on the JAX backend, "
-            "`keras.distribution.set_distribution(keras.distribution.DataParallel())`, whose axis "
-            "is 'batch', before the model is made; or `shard_state=None`."
+            "`shard_state` must be an axis of the mesh of the distribution under which the "
+            f"variables were made; got {axis!r}, but {problem} (variable "
+            f"{_selection.path_of(variable)!r}). Pass `shard_state=None`; or, on the JAX backend, "
+            "call `keras.distribution.set_distribution(keras.distribution.DataParallel())`, "
+            "whose axis is 'batch', before the model is made."
         )
     return layout
 
 
 def _problem(layout, axis):
     if _replicas.BACKEND != "jax":
-        return f"the backend is {_replicas.BACKEND}, which divides no state"
+        return f"the backend {_replicas.BACKEND} cannot divide the state"
     if not isinstance(layout, keras.distribution.TensorLayout) or layout.device_mesh is None:
-        return "there was none"
+        return "there was no distribution"
     names = layout.device_mesh.axis_names
-    return None if axis in names else f"that has only {', '.join(map(repr, names))}"
+    return None if axis in names else f"the mesh has only {', '.join(map(repr, names))}"
 
 
 def _divided(layout, shape, axis):

@@ -32,8 +32,8 @@ class Multipliers:
         pairs = list(given.items() if isinstance(given, Mapping) else given or ())
         if isinstance(given, str) or not all(map(_is_pair, pairs)):
             raise TypeError(
-                f"`{ARGUMENT}` takes a mapping of regular expressions to factors, or a sequence of "
-                f"pairs of an expression, variable or predicate and a factor. Received {given!r}."
+                f"`{ARGUMENT}` must be a mapping of regular expressions to factors, or a sequence "
+                f"of pairs of an expression, variable or predicate and a factor; got {given!r}."
             )
         self.items = [item for item, _ in pairs]
         self.values = [_factor(*pair) for pair in pairs]
@@ -75,8 +75,8 @@ def _factor(item, factor):
     if is_number and 0 <= factor < math.inf:
         return float(factor)
     raise ValueError(
-        f"A factor in `{ARGUMENT}` must be a finite number of at least 0; 0 keeps a variable as it "
-        f"is. Received {factor!r} for {item!r}."
+        f"A factor in `{ARGUMENT}` must be a finite number of at least 0; got {factor!r} for "
+        f"{item!r}. A factor of 0 leaves a variable unchanged."
     )
 
 

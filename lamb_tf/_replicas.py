@@ -69,10 +69,10 @@ def check_scope(variables: Variables) -> None:
         if not here.extended.variable_created_in_scope(native(variable)):
             made = f"the scope of a {type(owner).__name__}" if owner else "no strategy's scope"
             raise ValueError(
-                "Under a strategy `apply` has to be called in its `run`, with variables that were "
-                f"made in its scope. Received {getattr(variable, 'path', variable.name)!r}, made "
-                f"in {made}; `apply` was called in "
-                f"{'another' if tf.distribute.has_strategy() else 'none'}."
+                f"The variable {getattr(variable, 'path', variable.name)!r} must be made in the "
+                f"scope of the strategy in whose `run` `apply` is called; got one made in {made}, "
+                f"and `apply` called in {'another' if tf.distribute.has_strategy() else 'none'}. "
+                "Make model and optimizer in `strategy.scope()` and step in `strategy.run`."
             )
 
 
@@ -277,7 +277,7 @@ def run_if(
 
 
 def is_eager() -> bool:
-    """Whether what is being run runs now, so that Python can branch on the value of a tensor."""
+    """Whether execution is eager, so that Python can branch on the value of a tensor."""
     return BACKEND == "torch" or (BACKEND == "tensorflow" and tf.executing_eagerly())
 
 

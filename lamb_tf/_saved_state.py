@@ -1,4 +1,4 @@
-"""What a file with the state of an optimizer holds, compared with what is needed."""
+"""Compares the optimizer state in a file with the state that the optimizer needs."""
 
 from collections.abc import Mapping
 from typing import Any

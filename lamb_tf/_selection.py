@@ -155,8 +155,8 @@ def check(exclusions: Exclusions, argument: str) -> None:
             callable(item) or is_variable(item) or isinstance(item, (int, Record))
         ):
             raise TypeError(
-                f"`{argument}` takes regular expressions, variables and predicates of a variable. "
-                f"Received an item of type {type(item).__name__}: {item!r}."
+                f"`{argument}` must hold regular expressions, variables or predicates of a "
+                f"variable; got {item!r} of type {type(item).__name__}."
             )
 
 
@@ -166,7 +166,7 @@ def pattern(text: str, argument: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise ValueError(
-            f"`{argument}` holds {text!r}, which is not a regular expression: {error}. "
+            f"`{argument}` must hold valid regular expressions; got {text!r}: {error}. "
             "Use re.escape(text) to search for literal text."
         ) from None
 
@@ -193,7 +193,7 @@ def _record(item, variables):
 
 
 def _reference(predicate):
-    """How the predicate is found again: in this process itself, and by name where it has one."""
+    """References to the predicate: a key within this process, and its name if it has one."""
     name = getattr(predicate, "__name__", repr(predicate))
     # No key is used twice, as an id would be once its object is gone.
     known = [key for key, other in _predicates.items() if other is predicate]
@@ -231,10 +231,10 @@ def _restored(record, argument, custom_objects):
         return predicate
     if "paths" not in record:
         raise ValueError(
-            f"`{argument}` was saved before the optimizer was built, with a predicate that is not "
-            f"known here: {record['predicate']}. Register a named function with "
-            "keras.saving.register_keras_serializable or pass it in `custom_objects`; "
-            "or load with compile=False and compile again."
+            f"`{argument}`, saved before the optimizer was built, must hold predicates known "
+            f"here; got {record['predicate']}. Register a named function with "
+            "keras.saving.register_keras_serializable or pass it in `custom_objects`; or load "
+            "with compile=False and compile again."
         )
     return Record(record)
 
@@ -276,11 +276,15 @@ def hits(
     if len(idle) == len(items) and not is_restored:
         paths = "\n  ".join(path_of(v) for v in variables)
         raise ValueError(
-            f"No variable matches `{argument}`={items!r} among these paths:\n  {paths}\n"
-            f"Give regular expressions that are found in these paths, or {otherwise}."
+            f"`{argument}` must match a variable; got {items!r}. Give regular expressions that are "
+            f"found in these paths, or {otherwise}:\n  {paths}"
         )
     for item in idle:
-        warnings.warn(f"{item!r} in `{argument}` matches no variable.", stacklevel=5)
+        warnings.warn(
+            f"{item!r} in `{argument}` matches no variable, so it has no effect. `summary()` "
+            "lists the paths; correct the item or remove it.",
+            stacklevel=5,
+        )
     return rows
 
 

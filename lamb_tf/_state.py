@@ -73,8 +73,8 @@ class OptimizerState(_hyperparameters.Configured):
         for other_name, own_name in _hyperparameters.OTHER_NAMES.items():
             if other_name in kwargs:
                 raise TypeError(
-                    f"`{other_name}` is another library's name for `{own_name}`: write "
-                    f"`{own_name}={kwargs[other_name]!r}`."
+                    f"`{other_name}` must be spelled `{own_name}` here; got another library's "
+                    f"name. Write `{own_name}={kwargs[other_name]!r}`."
                 )
         if _selection.is_variable(learning_rate):
             _hyperparameters.keras_variable(learning_rate, "learning_rate")
@@ -143,15 +143,19 @@ class OptimizerState(_hyperparameters.Configured):
     def _model_variables_moving_average(self):
         """What keras.callbacks.SwapEMAWeights swaps with the variables."""
         if not (self.built and self.use_ema):
-            raise AttributeError("There are no averages: build an optimizer with `use_ema` first.")
+            raise AttributeError(
+                "`use_ema` must be True and the optimizer built to swap averages; got "
+                f"{self.use_ema} and {'built' if self.built else 'not built'}. Build an optimizer "
+                "with `use_ema=True` first."
+            )
         narrow = [v for v in self._trainable_variables if _master_weights.are_for(v)]
         if narrow and _replicas.BACKEND == "tensorflow":
             raise ValueError(
-                "On TensorFlow keras.callbacks.SwapEMAWeights cannot swap variables of 16 bits "
-                f"with their averages, which are {self._precision}. Received "
-                f"{_selection.path_of(narrow[0])!r}. Expected variables of float32, as under the "
-                "policy mixed_bfloat16; or call `optimizer.finalize_variable_values(variables)` at "
-                "the end, which writes the averages into the variables."
+                "On TensorFlow, variables that keras.callbacks.SwapEMAWeights swaps must be "
+                f"{self._precision}, as their averages are; got {_selection.path_of(narrow[0])!r} "
+                f"of {narrow[0].dtype}. Use the policy mixed_bfloat16, or call "
+                "`optimizer.finalize_variable_values(variables)` at the end, which writes the "
+                "averages into the variables."
             )
         for variable, average in zip(self._trainable_variables, self._slots["average"]):
             if average is not None:
@@ -251,7 +255,8 @@ class OptimizerState(_hyperparameters.Configured):
         """
         if self._has_stepped and self._telemetry is None and not traces_anew:
             raise ValueError(
-                f"Optimizer {self.name!r} has made a step; turn telemetry on before the first step."
+                f"Telemetry must be turned on before the first step; got {self.name!r}, which has "
+                "made one. Call `telemetry.record` on a new optimizer."
             )
         self._records_telemetry = True
         if self.built and self._telemetry is None:
@@ -304,7 +309,10 @@ class OptimizerState(_hyperparameters.Configured):
     def summary(self, print_fn: Callable[[str], object] = print) -> None:
         """Prints a table of the variables: which are decayed, and which adapted; their factors."""
         if not self.built:
-            raise ValueError("The choice of variables is not known yet: call `build(variables)`.")
+            raise ValueError(
+                f"Optimizer {self.name!r} must be built to choose variables. Call "
+                "`build(variables)` first."
+            )
         decayed, adapted = _replicas.to_numpy(self._choice)
         variables = self._trainable_variables
         print_fn(_selection.table(variables, decayed, adapted, self._factors))
@@ -341,7 +349,9 @@ class OptimizerState(_hyperparameters.Configured):
             )
         if problem:
             warnings.warn(
-                f"The state of optimizer {self.name!r} was not loaded: {problem}.", stacklevel=2
+                f"The state of optimizer {self.name!r} was not loaded and stays as it is: "
+                f"{problem}.",
+                stacklevel=2,
             )
             return
         configured = _replicas.to_numpy(self._choice) if self.built else None
@@ -350,7 +360,8 @@ class OptimizerState(_hyperparameters.Configured):
         if self.built and (_replicas.to_numpy(self._choice) != configured).any():
             warnings.warn(
                 "The loaded state decays or adapts other variables than the arguments of "
-                f"{self.name!r} select; the loaded choice is used. `summary()` shows it.",
+                f"{self.name!r} select; the loaded choice is used. `summary()` shows it; to use "
+                "the arguments, train with a new optimizer.",
                 stacklevel=2,
             )
 
@@ -369,19 +380,23 @@ class OptimizerState(_hyperparameters.Configured):
             return [], []
         if variables is None and not self.built:
             raise ValueError(
-                "The first call of `apply` needs the variables: `apply(grads, variables)`, or "
-                "`optimizer.build(variables)` before it."
+                "`trainable_variables` must be given in the first call of `apply`; got None. Call "
+                "`apply(grads, variables)`, or `optimizer.build(variables)` before it."
             )
         variables = list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
-            raise ValueError(f"Received {len(grads)} gradients for {len(variables)} variables.")
+            raise ValueError(
+                f"`grads` must have one gradient per variable; got {len(grads)} for "
+                f"{len(variables)} variables. Give None for a variable without gradient."
+            )
         if not self.built:
             self.build(variables)
         self._check_variables_are_known(variables)
         _replicas.check_scope(variables)
         if len({id(variable) for variable in variables}) < len(variables):
             raise ValueError(
-                "A variable is given twice. Give each once, with the sum of gradients."
+                "`trainable_variables` must name each variable once; got one twice. Give it "
+                "once, with the sum of its gradients."
             )
         self._has_stepped = True
         return self._filter_empty_gradients(grads, variables)

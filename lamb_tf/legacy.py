@@ -1,4 +1,4 @@
-"""LAMB and LARS for tf_keras, which is Keras 2 beside Keras 3 (`TF_USE_LEGACY_KERAS=1`).
+"""LAMB and LARS for tf_keras, which is Keras 2 next to Keras 3 (`TF_USE_LEGACY_KERAS=1`).
 
 `LAMB` replaces `tfa.optimizers.LAMB`. It has the same arguments, slots and names of state. So
 checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training continues
@@ -108,8 +108,9 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         stepped = vars(self).get("_exclusions_were_checked")
         if stepped and (name in self._settled or (name in self._hyper and callable(value))):
             raise AttributeError(
-                f"`{name}` cannot be set to {value!r} after the first step, because the traced "
-                f"step would not use it: make a new {type(self).__name__} and restore a checkpoint."
+                f"`{name}` must stay as it is after the first step, because the traced step would "
+                f"not use a change; got {value!r}. Make a new {type(self).__name__} and restore a "
+                "checkpoint."
             )
         super().__setattr__(name, value)
 
@@ -399,7 +400,7 @@ class LARS(_Layerwise):
         )
         ratios = ("before_momentum", "decayed_before_momentum", "after_momentum")
         if ratio not in ratios:
-            raise ValueError(f"`ratio` must be one of {ratios}, got {ratio!r}.")
+            raise ValueError(f"`ratio` must be one of {ratios}; got {ratio!r}.")
         self.momentum = _checked("momentum", momentum, below=1)
         self.ratio = ratio
         self.trust_coefficient = trust_coefficient
@@ -462,8 +463,9 @@ def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> t
     """
     if str(path).endswith(".keras"):
         raise ValueError(
-            f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Load it with "
-            "tf_keras.models.load_model if the weights alone are enough."
+            "`path` must be an .h5 file or a SavedModel, since tf_keras leaves the state of LAMB "
+            f"out of .keras files; got {path}. For the weights only, use "
+            "tf_keras.models.load_model."
         )
     registered = tf_keras.utils.get_custom_objects()
     before = dict(registered)
@@ -547,9 +549,9 @@ def _patterns(argument, value):
             _selection.pattern(item, argument)
         elif item is not biases_and_norms:
             raise TypeError(
-                f"`{argument}` takes lamb_tf.biases_and_norms and regular expressions, searched "
-                f"for in the names of variables. Received an item of type {type(item).__name__}: "
-                f"{item!r}."
+                f"`{argument}` must hold lamb_tf.biases_and_norms or regular expressions, "
+                f"searched for in the names of variables; got {item!r} of type "
+                f"{type(item).__name__}."
             )
     return _selection.as_list(value)
 
@@ -572,5 +574,5 @@ def _checked(argument, value, below=math.inf):
     is_wrong = value is None or isinstance(value, bool | str)
     if is_wrong or (isinstance(value, numbers.Real) and not 0 <= value < below):
         limits = "≥ 0 and finite" if below == math.inf else f"in [0, {below})"
-        raise ValueError(f"`{argument}` must be {limits}, got {value!r}.")
+        raise ValueError(f"`{argument}` must be {limits}; got {value!r}.")
     return value

@@ -36,7 +36,7 @@ def next_scale(
         bounds: The least and the largest scale.
 
     Returns:
-        The next scale, and the number of good updates in a row to count on from.
+        The next scale, and the new count of consecutive finite steps.
     """
     good = ops.where(skipped, 0, good_steps)
     doubles = ops.greater_equal(good, growth_steps)
@@ -88,8 +88,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
-                "`inner_optimizer` must be a lamb_tf.LAMB or LARS, which say whether they skipped "
-                f"an update. Received a {type(inner_optimizer).__name__}: use "
+                "`inner_optimizer` must be an optimizer of lamb_tf, which reports skipped "
+                f"updates; got a {type(inner_optimizer).__name__}. Use "
                 "keras.optimizers.LossScaleOptimizer for it."
             )
         _check_unscaled(inner_optimizer)
@@ -113,7 +113,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if vars(self).get("built") and value != getattr(self, name):
                 raise AttributeError(
                     f"`{name}` is fixed once the optimizer is built, because a compiled step would "
-                    "not see a change."
+                    "not see a change. Make a new LossScaleOptimizer."
                 )
         super().__setattr__(name, value)
 
@@ -152,7 +152,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Applies the gradients of the scaled loss; as `lamb_tf.LAMB.apply`."""
         if not self.built and trainable_variables is None:
             raise ValueError(
-                "The first call of `apply` needs the variables: `apply(grads, variables)`."
+                "`trainable_variables` must be given in the first call of `apply`; got None. Call "
+                "`apply(grads, variables)`."
             )
         self.build(trainable_variables)
         inner = self.inner_optimizer
@@ -186,13 +187,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 def _check_unscaled(inner):
     if inner.loss_scale_factor is not None:
         raise ValueError(
-            "The gradients would be unscaled twice: leave out "
-            f"`loss_scale_factor={inner.loss_scale_factor}` of `inner_optimizer`."
+            "`loss_scale_factor` of `inner_optimizer` must be None; got "
+            f"{inner.loss_scale_factor}. Leave it out: the gradients would be unscaled twice."
         )
 
 
 def _scale(value, argument):
     low, high = BOUNDS
     if not low <= _hyperparameters.number(value, argument) <= high:
-        raise ValueError(f"`{argument}` must be in [{low:g}, {high:g}]. Received {value!r}.")
+        raise ValueError(f"`{argument}` must be in [{low:g}, {high:g}]; got {value!r}.")
     return float(value)

@@ -57,11 +57,13 @@ def from_tf_keras(
     """
     optimizer = _lamb(optimizer)
     if not model.trainable_variables:
-        raise ValueError("The model has no weights yet: build it first, or call it on a batch.")
+        raise ValueError(
+            "`model` must be built; got one without weights. To build it, call it on a batch."
+        )
     if str(path).endswith(".keras"):
         raise ValueError(
-            f"tf_keras leaves the state of LAMB out of .keras files such as {path}. Expected an "
-            f".h5 file, a checkpoint or a SavedModel. {_OF_KERAS_3}"
+            "`path` must be an .h5 file, a checkpoint or a SavedModel, since tf_keras leaves the "
+            f"state of LAMB out of .keras files; got {path}. {_OF_KERAS_3}"
         )
     _check_match(match, model)
     read = _read_h5 if str(path).endswith((".h5", ".hdf5")) else _read_checkpoint
@@ -112,9 +114,11 @@ def from_keras(old: "keras.optimizers.Lamb", optimizer: LAMB) -> None:
     """
     old, optimizer = getattr(old, "inner_optimizer", old), _lamb(optimizer)
     if not isinstance(old, keras.optimizers.Lamb):
-        raise TypeError(f"Expected a keras.optimizers.Lamb, got {type(old).__name__}.")
+        raise TypeError(f"`old` must be a keras.optimizers.Lamb; got {type(old).__name__}.")
     if not old.built:
-        raise ValueError("The old optimizer has no state: it was not built and made no step.")
+        raise ValueError(
+            "`old` must have made a step; got an optimizer that was not built and has no state."
+        )
     moments = list(moments_of_keras_lamb(old))
     _build(optimizer, [variable for variable, _, _ in moments])
     for variable, m, v in moments:
@@ -127,7 +131,7 @@ def _lamb(optimizer):
     """The `lamb_tf.LAMB`, also out of the LossScaleOptimizer around it."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, LAMB):
-        raise TypeError(f"Expected a lamb_tf.LAMB to continue with, got {type(inner).__name__}.")
+        raise TypeError(f"`optimizer` must be a lamb_tf.LAMB; got {type(inner).__name__}.")
     return inner
 
 
@@ -135,13 +139,13 @@ def _check_match(match, model):
     if not isinstance(match, dict):
         if match not in ("name", "order"):
             error = ValueError if isinstance(match, str) else TypeError
-            raise error(f'`match` must be "name", "order" or a dictionary. Received {match!r}.')
+            raise error(f'`match` must be "name", "order" or a dictionary; got {match!r}.')
         return
     paths = {weight.path for weight in model.weights}
     if unknown := [path for path in match if path not in paths]:
         raise ValueError(
-            f"`match` has {', '.join(map(repr, unknown))}, which no weight of the model has for "
-            "its path. They are\n  " + "\n  ".join(sorted(paths))
+            f"`match` must have paths of the model's weights; got {', '.join(map(repr, unknown))}. "
+            "Use these paths:\n  " + "\n  ".join(sorted(paths))
         )
 
 
@@ -244,7 +248,10 @@ def _read_checkpoint(path):
     nodes = _nodes(reader, path)
     owners = [node for node in nodes if {s.slot_name for s in node.slot_variables} >= {"m", "v"}]
     if len(owners) > 1:
-        raise ValueError(f"{path} holds {len(owners)} optimizers with slots m and v, expected one.")
+        raise ValueError(
+            f"{path} must hold one optimizer with slots m and v; got {len(owners)}. Save each "
+            "apart."
+        )
 
     slots, taken, hyperparameters = {}, set(), {}
     for owner in owners:
@@ -294,8 +301,8 @@ def _nodes(reader, path):
 
     if not reader.has_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"):
         raise ValueError(
-            f"{path} is a checkpoint of TensorFlow 1 (names only). Expected one that "
-            "tf.train.Checkpoint, save_weights or model.save wrote under TensorFlow 2."
+            f"{path} must be a checkpoint of TensorFlow 2; got a checkpoint of TensorFlow 1 "
+            "(names only). Save it with tf.train.Checkpoint, save_weights or model.save."
         )
     return TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")).nodes
 
@@ -335,7 +342,7 @@ def _partner(variable, weights, match):
         raise ValueError(
             f"{len(found) or 'No'} weights in the file have the name {variable.path!r}"
             f"{f' (given: {wanted!r})' if wanted else ''}. The file has\n  {names}\n"
-            'Pair by hand with match={path in the model: name in the file}, or with match="order".'
+            'Pass match={path in the model: name in the file} or match="order".'
         )
     return found[0]
 
@@ -348,7 +355,9 @@ def _check(pairs, trained):
         if tuple(v.shape) != weight.value.shape
     ]
     if wrong:
-        raise ValueError("Shapes differ:\n  " + "\n  ".join(wrong))
+        raise ValueError(
+            "Each weight must have the shape that it has in the file; got\n  " + "\n  ".join(wrong)
+        )
     users = [id(weight) for _, weight in pairs]
     for weight in trained:
         if users.count(id(weight)) != 1:

@@ -52,7 +52,7 @@ def patterns(value: object, argument: str) -> tuple[str, ...]:
     given = _selection.as_list(value)
     found = tuple(item for item in given if isinstance(item, str))
     if len(found) < len(given):
-        raise ValueError(f"`{argument}` takes regular expressions. Received {value!r}.")
+        raise ValueError(f"`{argument}` must be regular expressions; got {value!r}.")
     for item in found:
         _selection.pattern(item, argument)
     return found
@@ -94,7 +94,7 @@ class OrScale(LayerwiseOptimizer):
             Moonlight has it); None stands for the first list.
         calibrated: Whether this is OrScale-LM.
         adam_paths: Regular expressions, searched for in `variable.path`, of matrices that AdamW
-            moves; None or [] for none. Of the default, no path need be found in the model.
+            moves; None or [] for none. The default may match nothing.
         beta_1, beta_2, adam_epsilon: Of AdamW, as in `keras.optimizers.AdamW`; ε is outside the
             root.
         epsilon: ε of the ratio, at least 0.

@@ -158,7 +158,7 @@ class WarmupPolynomialDecay(_WarmupToTotal):
         )
         self.power = _number("power", power)
         if self.power == 0:
-            raise ValueError("power must be > 0, got 0. For a constant rate use WarmupConstant.")
+            raise ValueError("power must be > 0; got 0. For a constant rate use WarmupConstant.")
 
     def _factor(self, remaining):
         return remaining**self.power
@@ -245,7 +245,7 @@ class WarmupExponentialDecay(_Warmup):
         self.decay_steps = _steps("decay_steps", decay_steps, least=1)
         self.decay_rate = _number("decay_rate", decay_rate)
         if not 0 < self.decay_rate <= 1:
-            raise ValueError(f"decay_rate must be in (0, 1], got {decay_rate}.")
+            raise ValueError(f"decay_rate must be in (0, 1]; got {decay_rate}.")
         self.staircase = bool(staircase)
         self.decay_from = _decay_from(decay_from)
 
@@ -305,7 +305,7 @@ class WarmupMultiStepDecay(_Warmup):
         self.boundaries = [_steps("boundaries", step, least=1) for step in boundaries]
         if not self.boundaries or self.boundaries != sorted(set(self.boundaries)):
             raise ValueError(
-                f"boundaries must be rising steps, at least one, got {self.boundaries}."
+                f"boundaries must be rising steps, at least one; got {self.boundaries}."
             )
         if self.boundaries[0] < self.warmup_end:
             raise ValueError(
@@ -314,7 +314,7 @@ class WarmupMultiStepDecay(_Warmup):
             )
         self.decay_rate = _number("decay_rate", decay_rate)
         if not 0 < self.decay_rate <= 1:
-            raise ValueError(f"decay_rate must be in (0, 1], got {decay_rate}.")
+            raise ValueError(f"decay_rate must be in (0, 1]; got {decay_rate}.")
 
     def _decayed(self, step):
         rate = self.peak_learning_rate * ops.ones_like(step, dtype="float32")
@@ -386,14 +386,14 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
         for stage in stages:
             if not isinstance(stage, (tuple, list)) or len(stage) != 2:
                 raise TypeError(
-                    "`stages` are pairs of a LearningRateSchedule and its number of updates. "
-                    f"Received {stage!r}."
+                    "`stages` must be pairs of a LearningRateSchedule and its number of steps; got "
+                    f"{stage!r}."
                 )
         self.stages = [
             (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
         ]
         if not self.stages:
-            raise ValueError("JoinedSchedules needs at least one (schedule, steps) pair, got none.")
+            raise ValueError("`stages` must have at least one (schedule, steps) pair; got none.")
         _steps("The step at which the last stage begins", sum(n for _, n in self.stages[:-1]))
 
     def __call__(self, step: int | Tensor) -> Tensor:
@@ -568,14 +568,14 @@ def _share(steps, of, most=None):
 def _number(name, value):
     number = _real(name, value)
     if not 0 <= number <= _LARGEST:
-        raise ValueError(f"{name} must be finite (in float32) and ≥ 0, got {value}.")
+        raise ValueError(f"{name} must be finite (in float32) and ≥ 0; got {value}.")
     return number
 
 
 def _positive(name, value):
     number = _real(name, value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}.")
+        raise ValueError(f"{name} must be positive and finite; got {value}.")
     return number
 
 
@@ -587,7 +587,7 @@ def _real(name, value):
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         pass
-    raise TypeError(f"{name} must be a number, got {value!r}.")
+    raise TypeError(f"{name} must be a number; got {value!r}.")
 
 
 def _steps(name, value, least=0):
@@ -595,25 +595,25 @@ def _steps(name, value, least=0):
         steps = operator.index(value)
     except TypeError:
         raise TypeError(
-            f"{name} must be a whole number of steps, got {value!r}; write int(...) or round(...)."
+            f"{name} must be a whole number of steps; got {value!r}. Write int(...) or round(...)."
         ) from None
     if steps < least:
-        raise ValueError(f"{name} must be ≥ {least}, got {steps}.")
+        raise ValueError(f"{name} must be ≥ {least}; got {steps}.")
     if steps > _MOST:
-        raise ValueError(f"{name} must be below 2^31, as updates are counted, got {steps}.")
+        raise ValueError(f"{name} must be below 2^31, as updates are counted; got {steps}.")
     return steps
 
 
 def _decay_from(value):
     if value not in ("warmup_end", "start"):
-        raise ValueError(f'decay_from must be "warmup_end" or "start", got {value!r}.')
+        raise ValueError(f'decay_from must be "warmup_end" or "start"; got {value!r}.')
     return value
 
 
 def _schedule(value):
     if not isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         raise TypeError(
-            f"A stage is (schedule, steps) with a keras LearningRateSchedule, got {value!r}. "
+            f"A stage must be (schedule, steps) with a keras LearningRateSchedule; got {value!r}. "
             "For a constant rate use WarmupConstant."
         )
     return value

@@ -120,8 +120,8 @@ def _layerwise(optimizer):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "record_telemetry"):
         raise TypeError(
-            "Telemetry works with lamb_tf's optimizers only. Received a "
-            f"{type(inner).__name__} optimizer."
+            "`optimizer` must be one of lamb_tf's optimizers for telemetry; got a "
+            f"{type(inner).__name__}."
         )
     return inner
 
@@ -251,10 +251,12 @@ def plot(
     except ImportError as error:
         raise ImportError('plot needs matplotlib: `pip install "lamb_tf[plot]"`.') from error
     if metric not in METRICS:
-        raise ValueError(f"`metric` must be one of {METRICS}. Received {metric!r}.")
+        raise ValueError(f"`metric` must be one of {METRICS}; got {metric!r}.")
     rows = _rows(path)
     if not rows:
-        raise ValueError(f"{path} holds no lines of `telemetry.Log` yet.")
+        raise ValueError(
+            f"{path} must hold lines of `telemetry.Log`; got none. Train with the callback first."
+        )
     steps = [row["step"] for row in rows]
     variables = list(rows[-1]["layers"])
     layers = [_layers_as(variables, row["layers"]) for row in rows]

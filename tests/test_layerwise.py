@@ -79,7 +79,7 @@ def test_one_idle_pattern_beside_others_is_a_warning():
 
 
 def test_an_exclusion_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="float: 3.5"):
+    with pytest.raises(TypeError, match="3.5 of type float"):
         lamb_tf.LAMB(exclude_from_weight_decay=[3.5])
 
 
@@ -155,7 +155,7 @@ def test_what_refuses_to_be_built_refuses_again_and_can_be_mended():
     optimizer = lamb_tf.LAMB(0.01, exclude_from_weight_decay=["LayerNorm"])
     wrapper = lamb_tf.LossScaleOptimizer(optimizer)
     for build in (optimizer.build, wrapper.build) * 2:
-        with pytest.raises(ValueError, match="No variable matches `exclude_from_weight_decay`"):
+        with pytest.raises(ValueError, match="`exclude_from_weight_decay` must match a variable"):
             build(variables)
     optimizer.exclude_from_weight_decay("bias")
     wrapper.build(variables)
@@ -173,7 +173,7 @@ def test_what_is_refused_leaves_nothing_built(arguments):
     variables = steps.make_variables(steps.weights_and_gradients()[0])
     optimizer = lamb_tf.LAMB(0.01, **arguments)
     for _ in range(2):
-        with pytest.raises(ValueError, match="No variable matches|names an axis of the mesh"):
+        with pytest.raises(ValueError, match="must match a variable|must be an axis of the mesh"):
             optimizer.build(variables)
     assert not optimizer.built
     assert len(optimizer.variables) == len(lamb_tf.LAMB(0.01).variables)
@@ -196,9 +196,9 @@ def test_the_method_that_excludes_takes_one_name_as_the_argument_does():
 )
 def test_a_layer_or_a_class_is_no_exclusion(item, kind):
     for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-        with pytest.raises(TypeError, match=f"Received an item of type {kind}"):
+        with pytest.raises(TypeError, match=f"of type {kind}"):
             lamb_tf.LAMB(0.01, **{argument: [item]})
-    with pytest.raises(TypeError, match=f"Received an item of type {kind}"):
+    with pytest.raises(TypeError, match=f"of type {kind}"):
         lamb_tf.LAMB(0.01, learning_rate_multipliers={item: 0.5})
 
 
@@ -280,7 +280,7 @@ def test_a_rate_that_is_a_number_can_be_assigned_and_becomes_no_schedule_after_a
     steps.take_steps(optimizer, variables, gradients)
     expected = reference.lamb(weights[1], [g[1] for g in gradients], 0.1)
     np.testing.assert_allclose(steps.values(variables)[1], expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(AttributeError, match="only before the first step"):
+    with pytest.raises(AttributeError, match="before the first step"):
         optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
 
 
@@ -780,7 +780,7 @@ def test_a_variable_that_is_given_twice_is_refused():
     optimizer = lamb_tf.LAMB(0.1)
     optimizer.build([variable])
     gradient = keras.ops.ones((2,))
-    with pytest.raises(ValueError, match="A variable is given twice"):
+    with pytest.raises(ValueError, match="must name each variable once"):
         optimizer.apply([gradient, gradient], [variable, variable])
 
 
@@ -818,10 +818,10 @@ def test_slots_are_float32_and_named_after_their_variable():
 
 
 def test_the_first_call_needs_the_variables_and_as_many_gradients():
-    with pytest.raises(ValueError, match="needs the variables"):
+    with pytest.raises(ValueError, match="must be given in the first call"):
         lamb_tf.LAMB().apply([np.ones(3)])
     optimizer, variables = built()
-    with pytest.raises(ValueError, match="1 gradients for 5 variables"):
+    with pytest.raises(ValueError, match="got 1 for 5 variables"):
         optimizer.apply([np.ones(3)], variables)
 
 

@@ -134,7 +134,7 @@ def test_another_optimizer_and_a_second_scale_are_refused():
         lamb_tf.LossScaleOptimizer(keras.optimizers.Adam())
     with pytest.raises(ValueError, match=r"leave out `loss_scale_factor=8.0`"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(loss_scale_factor=8.0))
-    with pytest.raises(ValueError, match="needs the variables"):
+    with pytest.raises(ValueError, match="must be given in the first call"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB()).apply([np.ones(3)])
 
 

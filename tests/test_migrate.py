@@ -249,12 +249,12 @@ def test_what_cannot_be_followed_is_refused_before_a_weight_is_written(tmp_path)
     model = new_model()
     before = model.get_weights()
     for match, message in (
-        ("Order", 'must be "name", "order" or a dictionary. Received \'Order\''),
+        ("Order", 'must be "name", "order" or a dictionary; got \'Order\''),
         ({"hiden/kernel": "hidden/kernel"}, "no weight of the model has for its path"),
     ):
         with pytest.raises(ValueError, match=message):
             migrate.from_tf_keras(path, model, lamb_tf.LAMB(), match)
-    with pytest.raises(TypeError, match="Received None"):
+    with pytest.raises(TypeError, match="got None"):
         migrate.from_tf_keras(path, model, lamb_tf.LAMB(), None)
     used = lamb_tf.LAMB()
     used.build(new_model().trainable_variables)
@@ -280,7 +280,7 @@ def test_files_without_the_state_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no checkpoint in the folder .*empty"):
         migrate.from_tf_keras(tmp_path / "empty", model, lamb_tf.LAMB())
-    with pytest.raises(ValueError, match="build it"):
+    with pytest.raises(ValueError, match="must be built"):
         migrate.from_tf_keras(
             tmp_path / "weights.h5", keras.Sequential([keras.layers.Dense(1)]), lamb_tf.LAMB()
         )
@@ -341,7 +341,7 @@ def test_a_tf1_checkpoint_and_one_of_two_optimizers_are_refused(tmp_path):
     for optimizer in pair:
         optimizer.apply_gradients([(tf.ones(1), x)])
     path = tf.train.Checkpoint(x=x, a=pair[0], b=pair[1]).save(tmp_path / "two")
-    with pytest.raises(ValueError, match="holds 2 optimizers"):
+    with pytest.raises(ValueError, match="must hold one optimizer .* got 2"):
         migrate.from_tf_keras(path, new_model(), lamb_tf.LAMB())
 
 
@@ -381,7 +381,7 @@ def test_only_lamb_continues_and_it_may_be_wrapped_for_float16(tmp_path):
     old.save(tmp_path / "old.h5")
     model = new_model()
     before = model.get_weights()
-    with pytest.raises(TypeError, match=r"Expected a lamb_tf\.LAMB to continue with, got LARS"):
+    with pytest.raises(TypeError, match=r"`optimizer` must be a lamb_tf\.LAMB; got LARS"):
         migrate.from_tf_keras(tmp_path / "old.h5", model, lamb_tf.LARS())
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
@@ -396,12 +396,12 @@ def test_only_lamb_continues_and_it_may_be_wrapped_for_float16(tmp_path):
     optimizer = lamb_tf.LAMB(0.01)
     migrate.from_keras(theirs, optimizer)
     assert int(optimizer.iterations) == 3
-    with pytest.raises(TypeError, match="to continue with, got Adam"):
+    with pytest.raises(TypeError, match="must be a lamb_tf.LAMB; got Adam"):
         migrate.from_keras(theirs, keras.optimizers.Adam())
 
 
 def test_from_keras_takes_a_used_lamb_and_nothing_else():
-    with pytest.raises(TypeError, match=r"keras.optimizers.Lamb, got Adam"):
+    with pytest.raises(TypeError, match=r"keras.optimizers.Lamb; got Adam"):
         migrate.from_keras(keras.optimizers.Adam(), lamb_tf.LAMB())
     with pytest.raises(ValueError, match="no state"):
         migrate.from_keras(keras.optimizers.Lamb(), lamb_tf.LAMB())

@@ -244,7 +244,7 @@ def test_a_rule_may_name_a_variable_or_be_a_predicate_and_the_summary_shows_the_
 
 def test_rules_of_which_none_names_a_variable_are_refused_and_an_idle_one_is_told():
     variables = steps.make_variables(steps.weights_and_gradients()[0])
-    with pytest.raises(ValueError, match="`learning_rate_multipliers`=.*\n.*embedding"):
+    with pytest.raises(ValueError, match="(?s)`learning_rate_multipliers` must match.*embedding"):
         lamb_tf.LAMB(learning_rate_multipliers={"layer_3": 0.5}).build(variables)
     with pytest.warns(UserWarning, match="'layer_3' in `learning_rate_multipliers` matches no"):
         lamb_tf.LAMB(learning_rate_multipliers={"layer_3": 0.5, "bias": 0.5}).build(variables)
@@ -258,12 +258,12 @@ def test_a_factor_that_is_no_finite_number_of_at_least_0_is_refused(factor):
 
 @pytest.mark.parametrize("given", ["bias", ["bias"], [("bias", 1.0, 2.0)], {3.5: 1.0}, [(True, 1)]])
 def test_what_is_no_mapping_and_no_sequence_of_pairs_is_refused(given):
-    with pytest.raises(TypeError, match="`learning_rate_multipliers` takes"):
+    with pytest.raises(TypeError, match="`learning_rate_multipliers` must be"):
         lamb_tf.LARS(learning_rate_multipliers=given)
 
 
 def test_a_malformed_expression_is_refused_and_the_argument_cannot_be_assigned():
-    with pytest.raises(ValueError, match=r"`learning_rate_multipliers` holds '\(bias'"):
+    with pytest.raises(ValueError, match=r"`learning_rate_multipliers` must hold valid .*'\(bias'"):
         lamb_tf.LAMB(learning_rate_multipliers={"(bias": 0.5})
     with pytest.raises(AttributeError, match="to the constructor of LARS"):
         lamb_tf.LARS().learning_rate_multipliers = {"bias": 0.5}
