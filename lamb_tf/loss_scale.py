@@ -89,7 +89,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
                 "`inner_optimizer` must be an optimizer of lamb_tf, which reports skipped "
-                f"updates; got a {type(inner_optimizer).__name__}. Use "
+                f"updates; got {type(inner_optimizer).__name__}. Use "
                 "keras.optimizers.LossScaleOptimizer for it."
             )
         _check_unscaled(inner_optimizer)

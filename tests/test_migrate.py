@@ -250,7 +250,7 @@ def test_what_cannot_be_followed_is_refused_before_a_weight_is_written(tmp_path)
     before = model.get_weights()
     for match, message in (
         ("Order", 'must be "name", "order" or a dictionary; got \'Order\''),
-        ({"hiden/kernel": "hidden/kernel"}, "no weight of the model has for its path"),
+        ({"hiden/kernel": "hidden/kernel"}, "must have paths of the model"),
     ):
         with pytest.raises(ValueError, match=message):
             migrate.from_tf_keras(path, model, lamb_tf.LAMB(), match)

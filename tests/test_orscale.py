@@ -251,7 +251,7 @@ def test_a_keras_file_keeps_arguments_and_state(tmp_path):
     [
         ({"momentum": 1.0}, "momentum"),
         ({"adam_paths": [3]}, "adam_paths.*regular expressions"),
-        ({"adam_paths": ["a["]}, "adam_paths.*not a regular expression"),
+        ({"adam_paths": ["a["]}, "adam_paths.*must hold valid regular expressions"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"calibrated": "yes"}, "calibrated"),
         ({"trust_ratio_bounds": (2.0, 1.0)}, "trust_ratio_bounds"),

@@ -82,7 +82,7 @@ def test_without_record_nothing_is_kept():
     steps.train(optimizer, *steps.weights_and_gradients(steps=1))
     with pytest.raises(ValueError, match="before the first step"):
         telemetry.read(optimizer)
-    with pytest.raises(ValueError, match="turn telemetry on before the first step"):
+    with pytest.raises(ValueError, match="turned on before the first step"):
         telemetry.record(optimizer)
 
 
