@@ -132,7 +132,7 @@ def states(model):
 def test_another_optimizer_and_a_second_scale_are_refused():
     with pytest.raises(TypeError, match="got Adam"):
         lamb_tf.LossScaleOptimizer(keras.optimizers.Adam())
-    with pytest.raises(ValueError, match=r"leave out `loss_scale_factor=8.0`"):
+    with pytest.raises(ValueError, match=r"`loss_scale_factor` of .* got 8.0"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(loss_scale_factor=8.0))
     with pytest.raises(ValueError, match="must be given in the first call"):
         lamb_tf.LossScaleOptimizer(lamb_tf.LAMB()).apply([np.ones(3)])
@@ -157,7 +157,7 @@ def test_there_must_be_as_many_gradients_as_variables():
     optimizer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB())
     optimizer.build(variables)
     for grads in (gradients[0][:-1], gradients[0] + gradients[0][:1]):
-        with pytest.raises(ValueError, match=r"got 4 for 5 variables"):
+        with pytest.raises(ValueError, match=r"for 5 variables"):
             optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
 
 

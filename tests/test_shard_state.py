@@ -148,7 +148,7 @@ out["difference"] = max(
 )
 """)
     assert "has only 'batch'" in found["other"]
-    assert "there was none" in found["batch"]
+    assert "there was no distribution" in found["batch"]
     assert "DataParallel" in found["batch"]
     assert found["axis"] == "batch"
     assert found["difference"] < 1e-5
