@@ -281,8 +281,8 @@ def hits(
         )
     for item in idle:
         warnings.warn(
-            f"{item!r} in `{argument}` matches no variable, so it has no effect. `summary()` "
-            "lists the paths; correct the item or remove it.",
+            f"{item!r} in `{argument}` matches no variable, so it has no effect. Correct it or "
+            "remove it.",
             stacklevel=5,
         )
     return rows
