@@ -229,12 +229,14 @@ def test_values_in_other_files_are_never_read(tmp_path, kind):
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in (parts | {"model.weights.h5": weights.read_bytes()}).items():
             archive.writestr(name, content)
-    with pytest.raises(ValueError, match="values in another file|holds 45 variables"):
+    with pytest.raises(
+        ValueError, match="values of .* are in another file|at least .* variables; got 45"
+    ):
         convert_checkpoint.convert(tmp_path / "keras", tmp_path / "out", "huggingface")
 
 
 def test_a_file_of_many_layers_is_refused_before_they_are_made(tmp_path):
     model_of(random_tensors(CONFIG), CONFIG).save(tmp_path / "model.keras")
     many = dataclasses.replace(CONFIG, num_hidden_layers=10_000)
-    with pytest.raises(ValueError, match="variables, expected 160,0"):
+    with pytest.raises(ValueError, match="must hold at least 160,0"):
         keras_files.read(tmp_path / "model.keras", many)

@@ -212,7 +212,7 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
     make_source(tmp_path / "in")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("mine")
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="must be a new folder; got .*, which exists"):
         convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
 
