@@ -22,7 +22,7 @@ RULES = (
     idle(
         ["data_dir"],
         lambda v: not v.task_name,
-        "without --task_name, which says what its files hold.",
+        "without --task_name, whose files it contains.",
     ),
     idle(["dev_file"], lambda v: not v.do_eval, "without --do_eval."),
     idle(["predict_file"], lambda v: not v.do_predict, "without --do_predict."),
@@ -55,21 +55,25 @@ def _define_data(define):
     text(
         "task_name",
         None,
-        "A task of GLUE: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI; case and hyphen "
-        "do not matter. Or give tables of your own: --train_file and so on.",
+        "GLUE task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI; case and hyphens do "
+        "not matter. For your own tables, give --train_file and so on instead.",
     )
     text("data_dir", None, "Folder of the task's files, such as glue_data/MRPC.")
-    text("train_file", None, "Own table to learn from: TSV, CSV or JSON lines with named columns.")
-    text("dev_file", None, "Own table to evaluate on.")
-    text("predict_file", None, "Own table to predict; with --task_name, instead of its test set.")
-    text("sentence1_column", "sentence", "Name of the column of the sentence, in own tables.")
-    text("sentence2_column", None, "Name of the column of a pair's second sentence.")
-    text("label_column", "label", "Name of the column of what is to be predicted.")
-    text("label_type", "class", "What the labels of own tables are: class or number.")
+    text("train_file", None, "Your own training table: TSV, CSV or JSON lines with named columns.")
+    text("dev_file", None, "Your own evaluation table.")
+    text(
+        "predict_file",
+        None,
+        "Your own table to predict; with --task_name, instead of its test set.",
+    )
+    text("sentence1_column", "sentence", "Column of the first sentence in your own tables.")
+    text("sentence2_column", None, "Column of the second sentence of pairs in your own tables.")
+    text("label_column", "label", "Label column of your own tables.")
+    text("label_type", "class", "Kind of labels in your own tables: class or number.")
     define.integer(
         "max_seq_length",
         128,
-        "Sequence length in tokens; longer examples are cut.",
+        "Maximum sequence length in tokens; longer examples are cut.",
         Bounds(minimum=1),
     )
     define.switch("do_eval", False, "Evaluate on the dev set, with the official metrics.")
@@ -88,10 +92,14 @@ def check(values: flags.FlagValues) -> None:
     optimizer_flags.optimizer(values)  # checks it
     if values.task_name:
         if not values.data_dir:
-            raise ValueError("--data_dir is required with --task_name: the folder of its files.")
+            raise ValueError(
+                "--data_dir is required with --task_name. Give the folder of its files."
+            )
         return
     for name, flag in _TABLES.items():
         if values[flag].value and not values[name].value:
-            raise ValueError(f"--{flag} needs --{name}, or --task_name and --data_dir.")
+            raise ValueError(
+                f"--{name} is required with --{flag}. Give it, or --task_name and --data_dir."
+            )
     if values.label_type not in ("class", "number"):
         raise ValueError(f"--label_type must be class or number; got {values.label_type!r}.")

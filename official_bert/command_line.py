@@ -77,8 +77,8 @@ def description() -> str:
             "",
             *lines,
             "",
-            f"{PROGRAM} COMMAND --help lists a command's flags; {PROGRAM} --version says which "
-            "release this is.",
+            f"{PROGRAM} COMMAND --help lists a command's flags; {PROGRAM} --version prints the "
+            "release.",
         ]
     )
 
@@ -93,9 +93,9 @@ def _purpose(module):
 def _unknown(name):
     near = difflib.get_close_matches(name, COMMANDS, 1)
     if name.startswith("-"):
-        return f"expected a command before the flags, got {name!r}; `{PROGRAM} --help` lists them."
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them."
+        return f"a command must precede the flags; got {name!r}. See `{PROGRAM} --help`."
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown command {name!r}.{hint} `{PROGRAM} --help` lists all commands."
 
 
 def _run(command, flags):

@@ -116,8 +116,9 @@ def _write(output, target, source):
 def _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary):
     if "encoder" not in source.parts:
         raise ValueError(
-            f"{source.path} ({source.dialect}) holds no variable of a BERT encoder; it holds "
-            f"{names.listed(list(source.left_over)) or 'nothing'}."
+            f"--input must contain the variables of a BERT encoder; got {source.path} "
+            f"({source.dialect}) with {names.listed(list(source.left_over)) or 'nothing'}. Give "
+            "the checkpoint of a BERT."
         )
     got = f"got {source.path} ({source.dialect}) with {', '.join(source.parts)}"
     missing = [part for part in target.needed_parts(source) if part not in source.parts]
@@ -132,12 +133,12 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
         unknown = "" if sources.is_larger(source) else names.listed(source.left_over)
         raise ValueError(
             f"--input must have {' and '.join(missing)}; {got}"
-            + (f", and {unknown} of no head known here" if unknown else "")
-            + f". Give --allow_missing_heads to convert the {', '.join(source.parts)} alone."
+            + (f", and {unknown} of an unknown head" if unknown else "")
+            + f". Give --allow_missing_heads to convert only the {', '.join(source.parts)}."
         )
     if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
         raise ValueError(
-            f"The folder of {source.path} must hold a {' or '.join(model_folder.VOCABULARIES)}; "
+            f"the folder of {source.path} must contain a {' or '.join(model_folder.VOCABULARIES)}; "
             "got neither. Give --vocab_file, or convert without it by --allow_missing_vocabulary."
         )
 
@@ -189,7 +190,9 @@ def _define_flags():
         ".keras file. Required.",
         required=True,
     )
-    flags.DEFINE_string("output", None, "Folder to write; must not exist. Required.", required=True)
+    flags.DEFINE_string(
+        "output", None, "Output folder; must not exist yet. Required.", required=True
+    )
     flags.DEFINE_enum(
         "output_format",
         None,
@@ -220,15 +223,15 @@ def _define_flags():
     flags.DEFINE_bool(
         "keep_slots",
         True,
-        "Write the optimizer's moments and the number of its updates; only tf1 can hold them.",
+        "Write the optimizer's moments and step count, which only tf1 can store.",
     )
     flags.DEFINE_bool(
         "allow_missing_heads",
         False,
-        "Convert a checkpoint even if it has no pooler or no pre-training heads. A head that is "
-        "not known here is left out and listed.",
+        "Convert a checkpoint even without pooler or pre-training heads. Unknown heads are left "
+        "out and listed.",
     )
-    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert even if there is no vocabulary.")
+    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert even without a vocabulary.")
     flags.DEFINE_bool(
         "ignore_left_over", False, "Leave out variables that are not part of BERT, and list them."
     )

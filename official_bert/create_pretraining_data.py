@@ -44,17 +44,17 @@ RULES = (
     idle(
         ["dupe_factor"],
         lambda v: v.dynamic_masking,
-        "with --dynamic_masking: each sequence is stored once, and masked anew in every epoch.",
+        "with --dynamic_masking: each sequence is stored once, and masked again in every epoch.",
     ),
     idle(
         ["use_v2_feature_names"],
         lambda v: v.dynamic_masking,
-        "with --dynamic_masking, whose records have features of their own.",
+        "with --dynamic_masking, whose records have other features.",
     ),
     idle(
         ["num_workers"],
         lambda v: v.one_random_stream,
-        "with --one_random_stream, which takes one process.",
+        "with --one_random_stream, which uses one process.",
     ),
 )
 
@@ -245,7 +245,7 @@ def _finished(shards: list[str], described: dict) -> dict | None:
 
 def _workers(requested: int, one_stream: bool) -> int:
     if requested < 0:
-        raise ValueError(f"num_workers: got {requested}, expected 0 (one per core) or more.")
+        raise ValueError(f"num_workers must be at least 0 (0: one per core); got {requested}.")
     cores = len(os.sched_getaffinity(0))
     return 1 if one_stream else min(requested or cores, WORKERS_PER_CORE * cores)
 
@@ -264,7 +264,8 @@ def _define_flags() -> None:
     flags.DEFINE_string(
         "output_file",
         None,
-        "Output: a TFRecord file, or the comma-separated names of all --num_shards. Required.",
+        "Output TFRecord file; with --num_shards, the name that the shards share, or their "
+        "comma-separated names. Required.",
     )
     flags.DEFINE_string(
         "vocab_file", None, "Vocabulary: the vocab.txt or tokenizer.json of the model. Required."
@@ -282,33 +283,29 @@ def _define_flags() -> None:
         "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
         "input_ids and segment_ids.",
     )
-    integer("random_seed", 12345, "Random seed.")
+    integer("random_seed", 12345, "Random seed of masks and sentence pairs.")
     # Beyond the original's.
     flags.DEFINE_bool(
         "dynamic_masking",
         False,
-        "Store each sequence once, without masks. Training masks it anew in every epoch.",
+        "Store each sequence once, without masks; training draws new masks in every epoch.",
     )
-    integer("num_shards", 0, "Number of output files; 0: the number of names in --output_file.")
+    integer("num_shards", 0, "Number of output files; 0: one per name in --output_file.")
     integer(
         "num_workers",
         0,
-        "Number of processes, at most 4 per core; 0: one per core. The records do not depend on "
-        "it.",
+        "Number of processes, at most 4 per core; 0: one per core. The records are the same for "
+        "any number.",
     )
     flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
-    flags.DEFINE_string(
-        "json_field", None, "Name of the field with the text, for JSON lines. Default: text."
-    )
+    flags.DEFINE_string("json_field", None, "Text field of JSON lines. Default: text.")
     flags.DEFINE_string(
         "language",
         None,
         "Language of the text (ISO 639-1 code), for splitting paragraphs into sentences. Default: "
         "en.",
     )
-    flags.DEFINE_bool(
-        "drop_duplicate_documents", False, "Leave out a document that has occurred before."
-    )
+    flags.DEFINE_bool("drop_duplicate_documents", False, "Leave out repeated documents.")
     flags.DEFINE_bool(
         "one_random_stream",
         False,
@@ -318,9 +315,9 @@ def _define_flags() -> None:
     flags.DEFINE_bool(
         "allow_dropped_text",
         False,
-        "Continue even if more than half of the text would be in no record.",
+        "Continue even if more than half of the text is dropped.",
     )
-    flags.DEFINE_bool("skip_bad_lines", False, "Leave out lines that cannot be read; count them.")
+    flags.DEFINE_bool("skip_bad_lines", False, "Leave out unreadable lines, and count them.")
     flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
 
 
@@ -340,7 +337,7 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         raise commands.Failed(
-            f"{error}; the finished part is kept: free some space and run the same command again."
+            f"{error}. The finished part is kept: free some space, then run the same command again."
         ) from error
     except KeyboardInterrupt:
         raise commands.Failed("interrupted; run the same command again to resume.", 130) from None

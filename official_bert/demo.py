@@ -94,7 +94,7 @@ def run(
         OSError: if the disk is full or not writable.
     """
     if not importlib.util.find_spec("matplotlib"):
-        raise ValueError('the plots need matplotlib; pip install "lamb_tf[plot]" brings it.')
+        raise ValueError('matplotlib must be installed for the plots: pip install "lamb_tf[plot]".')
     local_paths.require_local(output_dir=folder)
     paths = corpus.find_files(corpus_patterns, "corpus") if corpus_patterns else []
     layout = DemoFolder(folder)
@@ -149,9 +149,9 @@ def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> 
             counts[split][1] += len(text)
         if not counts["held_out"][0]:
             raise ValueError(
-                f"The corpus has {counts['train'][0]} documents; at least two are needed, because "
-                "complete documents are held out. In a file with one sentence per line, blank "
-                "lines separate documents; for other formats see --corpus_format."
+                "--corpus must contain at least two documents, because complete documents are held "
+                f"out; got {counts['train'][0]}. In a file with one sentence per line, separate "
+                "documents with blank lines; for other formats see --corpus_format."
             )
     return "; ".join(
         f"{split.replace('_', ' ')}: {count} documents, {size / 1e6:.2f} MB"
@@ -296,12 +296,12 @@ def _define_flags():
     flags.DEFINE_list(
         "corpus",
         [],
-        "Text to train on: comma-separated files, globs or folders. Default: the documentation "
-        "that comes with Python.",
+        "Training text: comma-separated files, globs or folders. Default: the documentation that "
+        "comes with Python.",
     )
     flags.DEFINE_enum("corpus_format", "auto", corpus.FORMS, "Format of --corpus.")
     flags.DEFINE_string(
-        "recipe", RECIPE, "A recipe of official_bert/recipes.py; it sets the stages of the run."
+        "recipe", RECIPE, "Recipe from official_bert/recipes.py; it sets the stages of the run."
     )
 
 

@@ -31,14 +31,17 @@ def describe(text: str, guesses: Sequence[Sequence["Guess"]]) -> str:
 def main(texts: list[str]) -> None:
     if not texts:
         raise ValueError(
-            'give at least one sentence with a blank: "Return the [MASK] of the list."'
+            "the arguments must be sentences with blanks; got none. Give at least one, such as "
+            '"Return the [MASK] of the list."'
         )
     local_paths.require_local(model_dir=FLAGS.model_dir, vocab_file=FLAGS.vocab_file)
     filler = loading.load(FLAGS.model_dir, FLAGS.vocab_file, FLAGS.do_lower_case)
     from official_bert.prediction.blank_filler import BlankFiller
 
     if not isinstance(filler, BlankFiller):
-        raise ValueError(f"--model_dir must have a masked-LM head; got {filler!r}.")
+        raise ValueError(
+            f"--model_dir must have a masked-LM head; got {filler!r}. Give a pre-trained model."
+        )
     for text, guesses in zip(texts, filler.predict(texts)):
         print(describe(text, guesses))
 
@@ -50,13 +53,13 @@ def _define_flags():
     flags.DEFINE_string(
         "vocab_file",
         None,
-        "Vocabulary: a vocab.txt or tokenizer.json; default: the one in the model's folder.",
+        "Vocabulary: a vocab.txt or tokenizer.json. Default: from the model's folder.",
     )
     flags.DEFINE_bool(
         "do_lower_case",
         None,
-        "Whether the vocabulary is uncased; default: what tokenizer.json or "
-        "tokenizer_config.json says, or else whether it holds no upper-case letter.",
+        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
+        "tokenizer_config.json; else whether it has no upper-case letter.",
     )
 
 

@@ -88,8 +88,8 @@ def config(values: flags.FlagValues) -> "BertConfig":
     found = BertConfig.from_json_file(values.bert_config_file)
     if values.max_seq_length > found.max_position_embeddings:
         raise ValueError(
-            f"--max_seq_length={values.max_seq_length}, but the model's max_position_embeddings is "
-            f"{found.max_position_embeddings}; give a shorter one."
+            f"--max_seq_length must be at most {found.max_position_embeddings}, the model's "
+            f"max_position_embeddings; got {values.max_seq_length}. Give a shorter one."
         )
     return found
 
@@ -124,14 +124,14 @@ def _require_models(values):
     missing = next((folder for folder in folders if not (folder / RUN).is_file()), None)
     if missing is None:
         return
-    mend = "train one there (--do_train)."
+    mend = "Train one there (--do_train)."
     seeds = ", ".join(sorted(file.parent.name for file in output.glob(f"seed_*/{RUN}")))
     if seeds:
-        mend = f"but {output} holds {seeds}: set --seed and --num_seeds to these, or give the "
+        mend = f"But {output} holds {seeds}: set --seed and --num_seeds to these, or give the "
         mend += "folder of one as --output_dir and leave --num_seeds out."
     elif (output / RUN).is_file():
-        mend = f"but {output} holds a run of one seed: leave --num_seeds out."
-    raise ValueError(f"{missing} holds no fine-tuned model; {mend}")
+        mend = f"But {output} holds a run of one seed: leave --num_seeds out."
+    raise ValueError(f"{missing} must contain a fine-tuned model; got none. {mend}")
 
 
 def _take_from_folder(values):
@@ -152,7 +152,7 @@ def _take_from_folder(values):
         values.vocab_file = named["vocab_file"] or model.vocab_file
     for name in named:
         if not values[name].value:
-            instead = f": there is none in {model.folder}" if model else _INSTEAD
+            instead = f", because {model.folder} has none" if model else _INSTEAD
             raise ValueError(f"--{name} is required{instead}.")
         values[name].value = str(values[name].value)
     given = values.do_lower_case
@@ -171,8 +171,8 @@ def _run(values, make_work):
     engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
     if values.do_train and not values.init_checkpoint and _begins(values):
         warn(
-            "there is no --init_checkpoint, so training starts from random weights. Give the "
-            "folder of a pre-trained model, unless this is meant."
+            "training starts from random weights, because --init_checkpoint is not given. Give the "
+            "folder of a pre-trained model, unless this is intended."
         )
     for seed, folder in seeds_and_folders(values):
         code, results = _run_seed(values, work, engine, seed, folder)
@@ -283,9 +283,9 @@ def _stage(values, examples):
     steps = int(examples / values.train_batch_size * values.num_train_epochs)
     if steps < 1:
         raise ValueError(
-            f"--num_train_epochs={values.num_train_epochs:g} of {examples} examples in batches of "
-            f"--train_batch_size={values.train_batch_size} are not one update; give more epochs or "
-            f"a smaller batch."
+            f"--num_train_epochs must give at least one step; got {values.num_train_epochs:g} of "
+            f"{examples} examples in batches of --train_batch_size={values.train_batch_size}. Give "
+            "more epochs, or a smaller batch."
         )
     return Stage(
         steps=steps,

@@ -56,7 +56,7 @@ RULES = (
     contradiction(
         ["resume_from"],
         lambda v: v.num_seeds is not None,
-        "it is one run that returns; leave --num_seeds out, and name its folder as --output_dir.",
+        "works on a single run: drop --num_seeds and set --output_dir to its folder.",
     ),
 )
 _ON_SEVERAL_HOSTS = (
@@ -78,17 +78,17 @@ REFUSED = {
     "model_dir": "is called --output_dir here.",
     "num_eval_per_epoch": "is --eval_steps here, in steps.",
     "train_data_size": "has no counterpart: the examples are counted.",
-    "predict_checkpoint_path": "is --output_dir here, with --do_predict alone.",
+    "predict_checkpoint_path": "is --output_dir here, with --do_predict only.",
     "end_lr": "has no counterpart: the learning rate ends at 0.",
     "tpu": _ON_SEVERAL_HOSTS,
     "worker_hosts": _ON_SEVERAL_HOSTS,
     "task_index": _ON_SEVERAL_HOSTS,
-    "hub_module_url": "has no counterpart: the model is that of --bert_config_file, and "
-    "--init_checkpoint gives it weights.",
+    "hub_module_url": "has no counterpart: --bert_config_file defines the model, and "
+    "--init_checkpoint its weights.",
     "hub_module_trainable": "has no counterpart: see --hub_module_url.",
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --output_dir.",
-    "use_keras_compile_fit": "has no counterpart: there is one loop.",
-    "run_eagerly": "has no counterpart: the loop is always a graph.",
+    "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
+    "run_eagerly": "has no counterpart: the training loop is always a graph.",
     # Hugging Face
     "model_name_or_path": "is --init_checkpoint here.",
     "test_file": "is called --predict_file here.",
@@ -112,19 +112,19 @@ def _define_model(define):
     text(
         "bert_config_file",
         None,
-        "Model configuration: a bert_config.json or config.json. Default: that in the folder of "
+        "Model configuration: a bert_config.json or config.json. Default: from the folder of "
         "--init_checkpoint.",
     )
     text(
         "vocab_file",
         None,
-        "The vocab.txt or tokenizer.json that the model was pre-trained with. A copy goes to "
-        "--output_dir. Default: that in the folder of --init_checkpoint.",
+        "Vocabulary of the pre-trained model: a vocab.txt or tokenizer.json, which is copied to "
+        "--output_dir. Default: from the folder of --init_checkpoint.",
     )
     define.switch(
         "do_lower_case",
         None,
-        "Whether the vocabulary is an uncased one. Default: as in tokenizer.json or "
+        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
         "tokenizer_config.json; else whether it has no upper-case letter.",
     )
     text(
@@ -140,13 +140,19 @@ def _define_model(define):
 
 def _define_training(define):
     integer, number = define.integer, define.number
-    integer("train_batch_size", 32, "Global batch size in training.", Bounds(minimum=1))
-    integer("eval_batch_size", 8, "Global batch size in evaluation.", Bounds(minimum=1))
-    integer("predict_batch_size", 8, "Global batch size in prediction.", Bounds(minimum=1))
+    integer(
+        "train_batch_size", 32, "Global batch size of training, in examples.", Bounds(minimum=1)
+    )
+    integer(
+        "eval_batch_size", 8, "Global batch size of evaluation, in examples.", Bounds(minimum=1)
+    )
+    integer(
+        "predict_batch_size", 8, "Global batch size of prediction, in examples.", Bounds(minimum=1)
+    )
     number(
         "learning_rate",
         5e-5,
-        "Learning rate after warm-up; it then falls to 0 linearly.",
+        "Learning rate after warm-up; it then decays linearly to 0.",
         Bounds(minimum=0),
     )
     number(
@@ -163,12 +169,12 @@ def _define_training(define):
     )
     optimizer_flags.define(define)
     define.field(Run, "gradient_accumulation_steps")
-    integer("seed", 12345, "Random seed of the head's first weights, example order and dropout.")
+    integer("seed", 12345, "Random seed of the head's initial weights, example order and dropout.")
     integer(
         "num_seeds",
         None,
-        "Train with this many seeds in turn, from --seed up, each in seed_N of --output_dir, and "
-        "print mean, deviation, median and best of each metric.",
+        "Number of seeds to train with, from --seed up, each in seed_N of --output_dir; mean, "
+        "deviation, median and best of each metric are printed.",
         Bounds(minimum=1),
     )
     integer(
@@ -185,7 +191,11 @@ def _define_where(define):
     define.field(Run, "dtype")
     define.field(Run, "loss_scale")
     define.field(Run, "enable_xla", default=None, more="Default: on for GPUs, off for CPUs.")
-    text("distribution_strategy", "mirrored", "off, one_device or mirrored.")
+    text(
+        "distribution_strategy",
+        "mirrored",
+        "Devices of this host to use: off, one_device or mirrored (all).",
+    )
     integer(
         "num_gpus",
         None,
@@ -196,7 +206,7 @@ def _define_where(define):
     integer(
         "eval_steps",
         0,
-        "Steps between evaluations during training, with --do_eval; 0: at its end only.",
+        "Steps between evaluations during training, with --do_eval; 0: only at its end.",
         Bounds(minimum=0),
     )
 
@@ -213,7 +223,7 @@ def check_required(values: flags.FlagValues, work: str) -> None:
     """
     require_finite(values)
     if not (values.do_train or values.do_eval or values.do_predict):
-        raise ValueError(f"nothing to do; {work}.")
+        raise ValueError(f"nothing to do: {work}.")
     if not values.output_dir:
         raise ValueError("--output_dir is required.")
     if values.distribution_strategy.lower() not in STRATEGIES:

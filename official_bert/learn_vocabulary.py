@@ -47,9 +47,9 @@ def learn_vocabulary(
             `vocab_size` is too small.
     """
     if min_frequency < 1:
-        raise ValueError(f"min_frequency: got {min_frequency}, expected 1 or more.")
+        raise ValueError(f"min_frequency must be at least 1; got {min_frequency}.")
     if not max_text_mb > 0:
-        raise ValueError(f"max_text_mb: got {max_text_mb:g}, expected more than 0.")
+        raise ValueError(f"max_text_mb must be above 0; got {max_text_mb:g}.")
     local_paths.require_local(vocab_file=vocab_file)
     local_paths.require_file_name(vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
@@ -57,7 +57,10 @@ def learn_vocabulary(
     corpus.require_outside({"vocab_file": [vocab_file]}, {"input_file": input_file})
     folder = os.path.dirname(os.path.abspath(vocab_file))
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"vocab_file: {folder} is not a folder that can be written to.")
+        raise ValueError(
+            f"vocab_file must be in a folder that can be written to; got {folder}. Check its "
+            "permissions, or write elsewhere."
+        )
     for reason in text_forms.check(paths, input_format, json_field).values():
         flag_definitions.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
@@ -119,8 +122,10 @@ if __name__ == "__main__":
         None,
         "Input text: comma-separated files, globs or folders. Files may be compressed. Required.",
     )
-    flags.DEFINE_string("vocab_file", None, "Output: the vocab.txt to write. Required.")
-    flags.DEFINE_integer("vocab_size", 30522, "Number of word pieces, special tokens included.")
+    flags.DEFINE_string("vocab_file", None, "Output file, such as vocab.txt. Required.")
+    flags.DEFINE_integer(
+        "vocab_size", 30522, "Vocabulary size in word pieces, special tokens included."
+    )
     flags.DEFINE_bool("do_lower_case", True, "Learn an uncased vocabulary.")
     flags.DEFINE_integer("min_frequency", 2, "Minimum number of occurrences of a word piece.")
     flags.DEFINE_float(
@@ -129,9 +134,7 @@ if __name__ == "__main__":
         "Maximum amount of text to read, from the start, in millions of characters.",
     )
     flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
-    flags.DEFINE_string(
-        "json_field", None, "Name of the field with the text, for JSON lines. Default: text."
-    )
-    flags.DEFINE_bool("skip_bad_lines", False, "Leave out lines that cannot be read; count them.")
+    flags.DEFINE_string("json_field", None, "Text field of JSON lines. Default: text.")
+    flags.DEFINE_bool("skip_bad_lines", False, "Leave out unreadable lines, and count them.")
     flags.mark_flags_as_required(["input_file", "vocab_file"])
     commands.run(main)

@@ -81,11 +81,14 @@ def _read(log_file):
     train = [line for line in log.train if line.keys() >= _DRAWN]
     if log.train and not train:
         raise ValueError(
-            f"{log_file} is not a log of pre-training: its lines lack some of {sorted(_DRAWN)}. "
-            "`lamb-bert report MODEL_DIR` shows the log of any run."
+            f"{log_file} must be a log of pre-training; got lines without some of "
+            f"{sorted(_DRAWN)}. `lamb-bert report MODEL_DIR` shows the log of any run."
         )
     if not train:
-        raise ValueError(f"{log_file} has no line of training yet.")
+        raise ValueError(
+            f"{log_file} must contain training lines; got none yet. Plot it once the run has "
+            "logged some."
+        )
     return train, log.held_out
 
 
@@ -287,9 +290,12 @@ def main() -> None:
 
 def _define_flags():
     flags.DEFINE_string(
-        "log_file", None, "The train_log.jsonl of a model directory. Required.", required=True
+        "log_file",
+        None,
+        "Log of a pre-training run: train_log.jsonl in its model directory. Required.",
+        required=True,
     )
-    flags.DEFINE_string("output_dir", "plots", "Folder for the plots.")
+    flags.DEFINE_string("output_dir", "plots", "Folder to write the plots to.")
 
 
 if __name__ == "__main__":

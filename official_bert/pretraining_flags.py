@@ -74,21 +74,21 @@ REFUSED = {
     # tensorflow/models
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --model_dir.",
     "sub_model_export_name": "has no counterpart: the weights go to pretrained/ in --model_dir.",
-    "hub_module_url": "has no counterpart: the model is that of --bert_config_file, and "
-    "--init_checkpoint gives it weights.",
+    "hub_module_url": "has no counterpart: --bert_config_file defines the model, and "
+    "--init_checkpoint its weights.",
     "hub_module_trainable": "has no counterpart: see --hub_module_url.",
-    "use_keras_compile_fit": "has no counterpart: there is one loop.",
-    "run_eagerly": "has no counterpart: the loop is always a graph.",
+    "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
+    "run_eagerly": "has no counterpart: the training loop is always a graph.",
     "scale_loss": "has no counterpart: the loss is always the mean over the global batch.",
     "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once "
     "per update and before they are clipped.",
-    "allreduce_bytes_per_pack": "has no counterpart: gradients travel in buckets of 16 MB.",
-    "num_packs": "has no counterpart: gradients travel in buckets of 16 MB.",
+    "allreduce_bytes_per_pack": "has no counterpart: gradients are reduced in buckets of 16 MB.",
+    "num_packs": "has no counterpart: gradients are reduced in buckets of 16 MB.",
     "fp16_implementation": "has no counterpart: --dtype=fp16 has one implementation.",
     "tf_gpu_thread_mode": "is the environment variable TF_GPU_THREAD_MODE.",
     "per_gpu_thread_count": "is the environment variable TF_GPU_THREAD_COUNT.",
     "datasets_num_private_threads": "has no counterpart: records are read in one thread, ahead of "
-    "the updates.",
+    "the steps.",
     "gin_file": "has no counterpart: every setting is a flag, or a field of a recipe's stage.",
     "gin_param": "has no counterpart: every setting is a flag, or a field of a recipe's stage.",
     "md": "is --model_dir.",
@@ -150,7 +150,7 @@ def _define_others(define):
     text(
         "bert_config_file",
         None,
-        "Model configuration: a bert_config.json or config.json. Default: that in the folder of "
+        "Model configuration: a bert_config.json or config.json. Default: from the folder of "
         "--init_checkpoint.",
     )
     text("model_dir", "/tmp", "Folder for checkpoints and logs. An existing run in it is resumed.")
@@ -164,14 +164,14 @@ def _define_others(define):
     text(
         "recipe",
         None,
-        "A recipe of official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
-        "(sequence length, predictions, batch size, steps, learning rate, warm-up), whose flags "
-        "are then refused, and the optimizer, whose flags take precedence over the recipe.",
+        "Recipe from official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
+        "(sequence length, predictions, batch size, steps, learning rate, warm-up), so their flags "
+        "are refused, and the optimizer, unless its flags are given.",
     )
     integer(
         "num_steps_per_epoch",
         1000,
-        "Steps (updates) per epoch; see --num_train_epochs.",
+        "Steps per epoch; see --num_train_epochs.",
         Bounds(minimum=1),
     )
     number(
@@ -183,19 +183,20 @@ def _define_others(define):
     integer(
         "train_summary_interval",
         0,
-        "TensorBoard summaries: 0 for one per line of the log, a negative number for none.",
+        "TensorBoard summaries; 0: with every line of the log; negative: none.",
     )
     text(
         "engine",
         "tensorflow",
-        "tensorflow, or jax: a mesh over all devices of all processes, without TensorFlow. Either "
-        "resumes the other's runs.",
+        "Training engine: tensorflow, or jax for a mesh over all devices of all processes without "
+        "TensorFlow. Each resumes the other's runs.",
     )
     text(
         "distribution_strategy",
         "mirrored",
-        "off, one_device, mirrored, multi_worker_mirrored or tpu; case does not matter. With "
-        "--engine=jax: multi_worker_mirrored or tpu for several processes, else leave it out.",
+        "Devices to train on: off, one_device, mirrored, multi_worker_mirrored or tpu; case does "
+        "not matter. With --engine=jax: multi_worker_mirrored or tpu for several processes; "
+        "otherwise leave it out.",
     )
     integer(
         "num_gpus",
@@ -206,25 +207,26 @@ def _define_others(define):
     text(
         "all_reduce_alg",
         None,
-        "All-reduce: nccl or hierarchical_copy with mirrored, nccl or ring with multi-worker.",
+        "All-reduce algorithm: nccl or hierarchical_copy with mirrored; nccl or ring with "
+        "multi_worker_mirrored.",
     )
     text(
         "tpu",
         "",
-        "Name or address of a Cloud TPU, or 'local' for this host's. Used with "
+        "Name or address of a Cloud TPU, or 'local' for this host's; for "
         "--distribution_strategy=tpu.",
     )
     text(
         "worker_hosts",
         None,
-        "host:port of every worker, comma-separated, for multi_worker_mirrored. Default: from "
-        "TF_CONFIG or from Slurm's variables.",
+        "Workers for multi_worker_mirrored: host:port of each, comma-separated. Default: from "
+        "TF_CONFIG or Slurm's variables.",
     )
     define.switch(
         "shard_optimizer",
         False,
-        "With --engine=jax: each device keeps and computes only a part of the optimizer's state "
-        "and update. The weights are the same to round-off; moments take less memory.",
+        "With --engine=jax: shard the optimizer's state and arithmetic over the devices, to save "
+        "memory. The weights are equal up to rounding.",
     )
     integer("task_index", -1, "Index of this worker in --worker_hosts, from 0.")
     integer(
@@ -247,7 +249,7 @@ def check(values: flags.FlagValues) -> None:
             raise ValueError(f"--{name} is required.")
     if not values.bert_config_file and not values.init_checkpoint:
         raise ValueError(
-            "--bert_config_file is required, or --init_checkpoint, whose folder has one."
+            "--bert_config_file is required, or --init_checkpoint with one in its folder."
         )
     require_finite(values)
     if values.engine not in ENGINES:
@@ -257,8 +259,8 @@ def check(values: flags.FlagValues) -> None:
     steps = values.num_steps_per_epoch * values.num_train_epochs
     if not 1 <= round(steps) < 2**31:
         raise ValueError(
-            f"--num_steps_per_epoch={values.num_steps_per_epoch} times --num_train_epochs="
-            f"{values.num_train_epochs:g} must give 1 to {2**31 - 1:,} updates."
+            f"--num_steps_per_epoch times --num_train_epochs must be 1 to {2**31 - 1:,} steps; got "
+            f"{values.num_steps_per_epoch} times {values.num_train_epochs:g}."
         )
     if not values.warmup_steps.is_integer():
         raise ValueError(f"--warmup_steps must be a whole number; got {values.warmup_steps:g}.")
@@ -288,8 +290,8 @@ RULES = (
     contradiction(
         ["train_summary_interval"],
         lambda v: v.train_summary_interval > 0 and v.train_summary_interval != v.log_steps,
-        "there is a summary for every line of the log; set --log_steps, and this to 0, or to a "
-        "negative number for none.",
+        "TensorBoard summaries follow the log: set --log_steps, and this to 0, or to a negative "
+        "number for none.",
     ),
     contradiction(
         ("worker_hosts", "task_index", "tpu"),
@@ -311,7 +313,7 @@ RULES = (
     contradiction(
         ["enable_xla"],
         lambda v: v.enable_xla is False and (_by_jax(v) or v.distribution_strategy == "tpu"),
-        "JAX and TPUs run nothing but what XLA compiles; leave it out.",
+        "JAX and TPUs always compile with XLA; leave it out.",
     ),
     idle(["enable_xla"], _by_jax, "with --engine=jax, where XLA compiles everything."),
     contradiction(

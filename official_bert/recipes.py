@@ -57,7 +57,7 @@ def find(name: str) -> Recipe:
     """
     recipe = named(name)()
     if not isinstance(recipe, Recipe):
-        raise ValueError(f"{name} must return a recipes.Recipe; it returned {recipe!r}.")
+        raise ValueError(f"{name} must return a recipes.Recipe; got {recipe!r}.")
     return recipe
 
 
@@ -72,7 +72,7 @@ def named(name: str) -> Callable[[], Recipe]:
         return functools.partial(_budget_of, minutes[1])
     file, colon, function = name.rpartition(":")
     if colon and not os.path.isfile(file):
-        raise ValueError(f"recipe must be FILE.py:FUNCTION with a file that exists; got {name!r}.")
+        raise ValueError(f"recipe must be FILE.py:FUNCTION with an existing file; got {name!r}.")
     functions: Mapping[str, Any] = runpy.run_path(file) if colon else RECIPES
     if not callable(functions.get(function)):
         choice = f"a function in {file}" if colon else f"one of {', '.join(RECIPES)}"
@@ -343,7 +343,9 @@ def _budget_of(text):
     try:
         return budget(float(text))
     except ValueError:
-        raise ValueError(f"budget(MINUTES) needs a number; got {text!r}.") from None
+        raise ValueError(
+            f"MINUTES of recipe budget(MINUTES) must be a number; got {text!r}."
+        ) from None
 
 
 # How recipes are made

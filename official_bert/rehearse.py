@@ -62,16 +62,16 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "topology",
         None,
-        "TPUs: generation and number of chips along each axis of the slice, such as v3:32x32, "
-        "v4:8x8x16 or v5e:16x16. GPUs, with --engine=jax: t4, a100, h100 or h200, number of hosts "
-        "and GPUs of each, such as h100:32x8. Required.",
+        "Devices to compile for. TPUs: generation and number of chips along each axis of the "
+        "slice, such as v3:32x32, v4:8x8x16 or v5e:16x16. GPUs, with --engine=jax: t4, a100, h100 "
+        "or h200, number of hosts and GPUs per host, such as h100:32x8. Required.",
         required=True,
     )
     number(
         "host_network_gbits",
         None,
-        "Gbit/s that a host of GPUs sends to the others, over all its interfaces together. Needed "
-        "for several hosts of GPUs.",
+        "Network bandwidth of a GPU host over all its interfaces, in Gbit/s. Needed for several "
+        "GPU hosts.",
         Bounds(minimum=0.001),
     )
     number(
@@ -81,7 +81,7 @@ def define_flags() -> None:
         Bounds(minimum=0),
     )
     flags.DEFINE_string(
-        "report_file", None, "Also write the report to this file, as JSON. Default: no file."
+        "report_file", None, "JSON file for the report, which is also printed. Default: no file."
     )
 
 
@@ -108,9 +108,13 @@ RULES = (
             *("task_index", "local_workers"),
         ),
         lambda v: True,
-        "in a rehearsal: it compiles an update for --topology and trains nothing.",
+        "in a rehearsal, which compiles a step for --topology and trains nothing.",
     ),
-    idle(["host_network_gbits"], _one_host, "with --topology={topology}; it is for hosts of GPUs."),
+    idle(
+        ["host_network_gbits"],
+        _one_host,
+        "with --topology={topology}; it applies to several GPU hosts only.",
+    ),
     idle(
         ["price_per_chip_hour"],
         _of_gpus,
@@ -138,7 +142,8 @@ def main() -> int:
         report = rehearse(run, topology, FLAGS.price_per_chip_hour, compile_stage=compile_stage)
     except concurrent.futures.process.BrokenProcessPool:
         raise commands.Failed(
-            "the process of the compiler was killed, probably because memory ran out."
+            "the compiler process was killed, probably because memory ran out. Free some memory, "
+            "or rehearse a smaller batch per device."
         ) from None
     except ImportError as error:
         raise commands.Failed(error) from error
@@ -169,11 +174,11 @@ def _network():
     if not _of_gpus(FLAGS):
         return {}
     if FLAGS.engine != "jax":
-        raise ValueError(f"topology={name} is rehearsed with --engine=jax only.")
+        raise ValueError(f"--engine must be jax for --topology={name}; got {FLAGS.engine!r}.")
     if gbits is None and not _one_host(FLAGS):
         raise ValueError(
-            f"topology={name} has several hosts: pass --host_network_gbits, what each of them "
-            "sends to the others."
+            f"--host_network_gbits is required for several hosts; got --topology={name}. Give what "
+            "each host sends to the others, in Gbit/s."
         )
     return {"network": gbits and gbits * 1e9 / 8}
 
@@ -192,7 +197,7 @@ def _check_report_file():
     local_paths.require_apart({"report_file": [FLAGS.report_file]}, read)
     folder = os.path.dirname(FLAGS.report_file) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ValueError(f"report_file's folder {folder} does not exist or is not writable.")
+        raise ValueError(f"--report_file must be in a folder that can be written to; got {folder}.")
 
 
 def compiled_by_tensorflow(run: "Run", stage: "Stage", topology: "Topology") -> "Compiled":
@@ -464,9 +469,9 @@ def _sequences_a_core(run, stage, topology):
     parts = run.gradient_accumulation_steps
     if stage.batch_size % (topology.num_cores * parts):
         raise ValueError(
-            f"{topology.name} has {topology.num_cores:,} {topology.device}s: train_batch_size must "
-            f"be a multiple of them times gradient_accumulation_steps={parts}; "
-            f"got {stage.batch_size:,}."
+            f"train_batch_size must be a multiple of {topology.num_cores * parts:,}, the "
+            f"{topology.num_cores:,} {topology.device}s of {topology.name} times "
+            f"gradient_accumulation_steps={parts}; got {stage.batch_size:,}."
         )
     return stage.batch_size // topology.num_cores
 

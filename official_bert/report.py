@@ -50,13 +50,16 @@ def write_report(
 def main(folders: list[str]) -> None:
     if len(folders) != 1:
         raise ValueError(
-            f"expected the folder of one run, got {len(folders)}: lamb-bert report MODEL_DIR"
+            f"the argument must be one model directory; got {len(folders)}. Usage: lamb-bert "
+            "report MODEL_DIR"
         )
     print(write_report(folders[0], FLAGS.output))
 
 
 def _define_flags():
-    flags.DEFINE_string("output", None, "The HTML file; default: report.html in the folder.")
+    flags.DEFINE_string(
+        "output", None, "HTML file to write. Default: report.html in the model directory."
+    )
 
 
 if __name__ == "__main__":

@@ -59,8 +59,9 @@ def _import_engine(values):
     """Imports the engine's library, in silence, and Keras with it as the backend."""
     if "keras" in sys.modules and sys.modules["keras"].backend.backend() != values.engine:
         raise ValueError(
-            f"--engine={values.engine}, but this process has imported Keras with the backend "
-            f"{sys.modules['keras'].backend.backend()}; start the command in a process of its own."
+            "--engine must match the Keras backend of this process, "
+            f"{sys.modules['keras'].backend.backend()}; got {values.engine}. Start the command in "
+            "a process of its own."
         )
     os.environ["KERAS_BACKEND"] = values.engine
     if values.engine == "tensorflow":
@@ -91,8 +92,9 @@ def _check_paths(values):
     local_paths.require_paths(model_dir=values.model_dir, bert_config_file=values.bert_config_file)
     if values.engine == "jax" and values.profile_steps and local_paths.is_address(values.model_dir):
         raise ValueError(
-            f"--profile_steps: JAX writes profiles to this machine alone, and {values.model_dir!r} "
-            "is in a bucket; leave it out, or give a model_dir of this machine."
+            "--profile_steps must be left out with a model_dir in a bucket, because JAX writes "
+            f"profiles only to this machine; got {values.model_dir!r}. Leave it out, or give a "
+            "local model_dir."
         )
     if values.init_checkpoint:
         exports = [os.path.join(values.model_dir, name) for name in ("best", "pretrained")]

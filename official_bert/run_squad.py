@@ -56,7 +56,7 @@ def evaluate(
     local_paths.require_local(**paths)
     missing = [f"--{name}" for name in ("predict_file", "predictions_file") if not paths[name]]
     if missing:
-        raise ValueError(f"--evaluate needs {' and '.join(missing)}.")
+        raise ValueError(f"{' and '.join(missing)} must be given with --evaluate.")
     dataset = squad_data.read(predict_file)
     predictions = _read_values(predictions_file, str, "a text")
     null_odds = _read_values(null_odds_file, (int, float), "a number") if null_odds_file else None
@@ -76,12 +76,14 @@ def _read_values(path, kind, expected):
     """A JSON object with a value of one kind for every question id."""
     values = squad_data.read_json(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a JSON object with {expected} for each question id.")
+        raise ValueError(
+            f"{path} must be a JSON object with {expected} for each question id; got "
+            f"{type(values).__name__}."
+        )
     for name, value in values.items():
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(
-                f"{path}: {name!r} has {json.dumps(value)[:40]}, expected {expected} for each "
-                f"question id."
+                f"{path}: {name!r} must have {expected}; got {json.dumps(value)[:40]}."
             )
     return values
 
@@ -135,14 +137,15 @@ def _examples(values, task):
     questions, counts = task.read(file)
     if values.version_2_with_negative and not any(q.is_impossible for q in questions):
         raise ValueError(
-            f"{file}: no question is marked is_impossible, so a model would not learn when there "
-            f"is no answer; leave --version_2_with_negative out, or give a file of version 2.0."
+            f"{file} must have questions marked is_impossible; got none, so a model would not "
+            "learn when there is no answer. Leave --version_2_with_negative out, or give a file of "
+            "version 2.0."
         )
     windows = len(task.labelled_features([file], config))
     print(
-        f"{file}: {counts.kept:,} questions in {windows:,} windows; {counts.moved:,} answers stand "
-        f"elsewhere than the file says; {counts.left_out:,} questions left out, whose answer is "
-        f"not in the context"
+        f"{file}: {counts.kept:,} questions in {windows:,} windows; {counts.moved:,} answers at "
+        f"another position than stated; {counts.left_out:,} questions left out because their "
+        "answer is not in the context"
     )
     if values.verbose_logging:
         _name_left_out(file, questions)

@@ -62,21 +62,21 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 def _define_data(define):
     text, integer = define.text, define.integer
-    text("train_file", None, "The questions to learn from: SQuAD's JSON, version 1.1 or 2.0.")
-    text("predict_file", None, "The questions to answer: SQuAD's JSON, version 1.1 or 2.0.")
+    text("train_file", None, "Training questions: SQuAD's JSON, version 1.1 or 2.0.")
+    text("predict_file", None, "Questions to answer: SQuAD's JSON, version 1.1 or 2.0.")
     integer(
-        "max_seq_length", 384, "Length of a window in tokens, with the question.", Bounds(minimum=1)
+        "max_seq_length", 384, "Length of a window in tokens, question included.", Bounds(minimum=1)
     )
     integer(
         "doc_stride",
         128,
-        "Tokens from the beginning of a window of a long text to that of the next.",
+        "Stride between the windows of a long text, in tokens.",
         Bounds(minimum=1),
     )
     integer(
         "max_query_length",
         64,
-        "Tokens of a question; longer ones are cut there.",
+        "Maximum length of a question in tokens; longer ones are cut.",
         Bounds(minimum=1),
     )
     define.switch("do_predict", False, "Answer the questions of --predict_file.")
@@ -85,33 +85,40 @@ def _define_data(define):
         False,
         "Score the answers to the questions of --predict_file, with the official metrics.",
     )
-    define.switch("verbose_logging", False, "Name the questions that are not trained on, and why.")
+    define.switch("verbose_logging", False, "Log skipped training questions and why.")
 
 
 def _define_answers(define):
     define.integer(
-        "n_best_size", 20, "Number of answers in nbest_predictions.json.", Bounds(minimum=1)
+        "n_best_size",
+        20,
+        "Number of answers per question in nbest_predictions.json.",
+        Bounds(minimum=1),
     )
-    define.integer("max_answer_length", 30, "Maximum tokens of an answer.", Bounds(minimum=1))
-    define.switch("version_2_with_negative", False, "Whether questions may have no answer.")
+    define.integer(
+        "max_answer_length", 30, "Maximum length of an answer in tokens.", Bounds(minimum=1)
+    )
+    define.switch(
+        "version_2_with_negative", False, "Allow questions without an answer (SQuAD 2.0)."
+    )
     define.number(
         "null_score_diff_threshold",
         0.0,
-        "With --version_2_with_negative: how far the score of no answer must exceed that of the "
-        "best answer for a question to be left unanswered.",
+        "With --version_2_with_negative: margin by which the score of no answer must exceed the "
+        "score of the best answer, for the question to be left unanswered.",
     )
 
 
 def _define_evaluate(define):
-    define.switch(
-        "evaluate", False, "Score --predictions_file against --predict_file, and do nothing else."
+    define.switch("evaluate", False, "Only score --predictions_file against --predict_file.")
+    define.text(
+        "predictions_file", None, "With --evaluate: JSON file with the answer to each question id."
     )
-    define.text("predictions_file", None, "With --evaluate: JSON, question id to answer.")
     define.text(
         "null_odds_file",
         None,
-        "With --evaluate, version 2.0: JSON, question id to how far no answer is preferred; the "
-        "best thresholds are printed, too.",
+        "With --evaluate and version 2.0: JSON file with the odds of no answer for each question "
+        "id; also prints the best thresholds.",
     )
 
 
@@ -125,17 +132,19 @@ def check(values: flags.FlagValues) -> None:
         apply(values, _rules_of_evaluate(values))
         return
     work = (
-        "--evaluate scores --predictions_file; --do_train, --do_predict and --do_eval train a "
-        "model, answer with it, and score its answers"
+        "give --evaluate to score --predictions_file, or --do_train, --do_predict or --do_eval to "
+        "train a model, answer with it, or score its answers"
     )
     fine_tuning_flags.check_required(values, work)
     apply(values, RULES)
     optimizer_flags.optimizer(values)  # checks it
     if values.do_train and not values.train_file:
-        raise ValueError("--do_train needs --train_file: SQuAD's JSON with answers.")
+        raise ValueError(
+            "--train_file is required with --do_train. Give SQuAD's JSON with answers."
+        )
     if (values.do_predict or values.do_eval) and not values.predict_file:
         flag = "--do_predict" if values.do_predict else "--do_eval"
-        raise ValueError(f"{flag} needs --predict_file: SQuAD's JSON.")
+        raise ValueError(f"--predict_file is required with {flag}. Give SQuAD's JSON.")
 
 
 def _rules_of_evaluate(values):

@@ -59,7 +59,9 @@ def sources(old_depth: int, new_depth: int, how: str) -> dict[int, int]:
     if how not in GROWTH:
         raise ValueError(f"growth must be one of {', '.join(GROWTH)}; got {how!r}.")
     if not 1 <= old_depth <= new_depth:
-        raise ValueError(f"An encoder of {old_depth} layers cannot become one of {new_depth}.")
+        raise ValueError(
+            f"depth must be at least that of the stage before, {old_depth}; got {new_depth}."
+        )
     new = new_depth - old_depth
     if how == "fresh" or not new:
         return {}
@@ -117,26 +119,26 @@ def check(config: "BertConfig", stages: Sequence["Stage"]) -> None:
     for number, stage in enumerate(stages, 1):
         if stage.max_seq_length > longest:
             raise ValueError(
-                f"Stage {number} has max_seq_length {stage.max_seq_length}, but the model's "
-                f"max_position_embeddings is {longest}; shorten the records or enlarge the "
-                "position table in bert_config.json."
+                f"max_seq_length of stage {number} must be at most {longest}, the model's "
+                f"max_position_embeddings; got {stage.max_seq_length}. Shorten the records, or "
+                "enlarge the position table in bert_config.json."
             )
         before = depth
         depth = config.num_hidden_layers if stage.depth is None else stage.depth
         try:
             sources(before, depth, stage.growth)
         except ValueError as error:
-            raise ValueError(f"Stage {number}: {error}") from None
+            raise ValueError(f"stage {number}: {error}") from None
         missing = set(stage.trained_layers or ()) - set(range(depth))
         if missing:
             raise ValueError(
-                f"Stage {number} trains the encoder layers {sorted(missing)}, but has {depth}, "
-                "counted from 0."
+                f"trained_layers of stage {number} must be among its encoder layers, 0 to "
+                f"{depth - 1}; got {sorted(missing)}."
             )
     if depth != config.num_hidden_layers:
         raise ValueError(
-            f"The stages end with {depth} encoder layers, but num_hidden_layers in the "
-            f"configuration is {config.num_hidden_layers}; make them equal."
+            f"The last stage must have {config.num_hidden_layers} encoder layers, as "
+            f"num_hidden_layers in the configuration; got {depth}. Make them equal."
         )
 
 
@@ -180,8 +182,9 @@ def mslt(
     steps = [round(share * total) for share in (first_share, *[others] * (len(partial) - 1))]
     if min(steps) < 1:
         raise ValueError(
-            f"first_share {first_share:g} and last_share {last_share:g} of {total:,} updates leave "
-            f"none for one of the {len(partial)} partial stages; got {steps} updates for them."
+            f"first_share and last_share must leave steps for each of the {len(partial)} partial "
+            f"stages; got {first_share:g} and {last_share:g} of {total:,} steps, which leaves "
+            f"{steps}."
         )
     return _cut(stages, steps, [{**p, "growth": growth} for p in partial], whole)
 
@@ -229,7 +232,7 @@ def mslt_plan(depths: Sequence[int]) -> tuple[dict[str, object], ...]:
     """
     steps = tuple(itertools.pairwise((0, *depths)))
     if not steps or any(below >= depth for below, depth in steps):
-        raise ValueError(f"MSLT's depths must be positive and grow; got {tuple(depths)}.")
+        raise ValueError(f"depths must be positive and increasing for MSLT; got {tuple(depths)}.")
     partial = tuple(
         {
             "depth": depth,
@@ -251,8 +254,8 @@ def _cut(stages, steps, partial, whole):
     left = first.steps - sum(steps)
     if left < 1:
         raise ValueError(
-            f"The partial stages take {sum(steps)} updates, but the first stage of the run from "
-            f"scratch, which they are part of, has {first.steps}."
+            "The partial stages must take fewer steps than the first stage of the run from "
+            f"scratch, which is {first.steps}; got {sum(steps)}. Give them smaller shares."
         )
     pieces = [
         dataclasses.replace(

@@ -41,7 +41,7 @@ class Stage:
         ValueError: if a value is out of range.
     """
 
-    steps: int = setting("Number of steps (updates).", minimum=1, maximum=MAX_STEPS)
+    steps: int = setting("Number of steps.", minimum=1, maximum=MAX_STEPS)
     batch_size: int = setting(
         "Global batch size in sequences, over all replicas and micro-batches.", minimum=1
     )
@@ -72,7 +72,7 @@ class Stage:
         "copy_top",
     )
     trained_layers: tuple[int, ...] | None = setting(
-        "Indices of the encoder layers that are trained; by default, all.", None
+        "Indices of the encoder layers to train; by default, all.", None
     )
     train_embeddings: bool = setting(
         "Whether the embeddings, and with them the tied output matrix, are trained.", True
@@ -88,8 +88,8 @@ class Stage:
         self.schedule()  # checks the rest
         if self.max_predictions_per_seq > self.max_seq_length:
             raise ValueError(
-                f"max_predictions_per_seq must not exceed max_seq_length; got "
-                f"{self.max_predictions_per_seq} and {self.max_seq_length}."
+                f"max_predictions_per_seq must be at most max_seq_length, {self.max_seq_length}; "
+                f"got {self.max_predictions_per_seq}."
             )
 
     @property
@@ -135,7 +135,7 @@ class Optimizer:
     and no moments.
     """
 
-    type: str = setting("The optimizer: lamb, adamw or lars.", "lamb")
+    type: str = setting("Optimizer: lamb, adamw or lars.", "lamb")
     beta_1: float = setting(
         "Decay rate of the first moment, or LARS' momentum.", 0.9, minimum=0, below=1
     )
@@ -143,11 +143,12 @@ class Optimizer:
         "Decay rate of the second moment; LARS has none.", 0.999, minimum=0, below=1
     )
     epsilon: float = setting(
-        "Added to the square root of the second moment; with lars, to the norm of the update.",
+        "Constant added to the square root of the second moment; with lars, to the norm of the "
+        "update.",
         1e-6,
         minimum=0,
     )
-    weight_decay: float = setting("Weight decay; LayerNorms and biases have none.", 0.01, minimum=0)
+    weight_decay: float = setting("Weight decay, without LayerNorms and biases.", 0.01, minimum=0)
     exclude_from_weight_decay: tuple[str, ...] = setting(
         "Regular expressions, found in the paths of variables without weight decay.",
         ("LayerNorm", "bias"),
@@ -165,9 +166,9 @@ class Optimizer:
         hint="0 is for no clipping.",
     )
     layer_decay: float = setting(
-        "Factor on the learning rate from each encoder layer to the one below it. The head and the "
-        "pooler have --learning_rate, the top layer that times the factor, the embeddings the "
-        "least. 1: one rate for all.",
+        "Factor on the learning rate from each layer to the one below, starting with "
+        "--learning_rate at the head and pooler and ending with the embeddings. 1: the same rate "
+        "for all.",
         1.0,
         above=0,
         maximum=1,
@@ -184,7 +185,7 @@ class Optimizer:
             if isinstance(getattr(self, name), str):
                 raise ValueError(
                     f"{name} must be a sequence of regular expressions; got the text "
-                    f"{getattr(self, name)!r}; put it into a tuple."
+                    f"{getattr(self, name)!r}. Put it into a tuple."
                 )
         object.__setattr__(self, "freeze", tuple(self.freeze))
         if self.type not in OPTIMIZER_TYPES:
@@ -236,11 +237,11 @@ class Run:
     """All that decides which weights a run ends with."""
 
     config: BertConfig = setting("The shape of the model.")
-    stages: tuple[Stage, ...] = setting("What is trained, in order.")
+    stages: tuple[Stage, ...] = setting("The stages of training, in order.")
     optimizer: Optimizer = setting("The optimizer and its settings.")
     input_files: tuple[str, ...] = setting(
         "Training records: paths or globs, each of which must match a file. {max_seq_length} in "
-        "them stands for the sequence length of the stage."
+        "them is replaced by the sequence length of the stage."
     )
     init_checkpoint: str | None = setting(
         "Initial weights: a checkpoint of TensorFlow 1, tf-models or run_pretraining, a Hugging "
@@ -268,7 +269,7 @@ class Run:
         "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.", None
     )
     task: Task = setting(
-        "What is learned: a task of `official_bert.tasks`.", default_factory=Pretraining
+        "The task to learn, from `official_bert.tasks`.", default_factory=Pretraining
     )
     gradient_accumulation_steps: int = setting(
         "Number of micro-batches per step. Each replica processes its share of the batch in this "
@@ -287,9 +288,12 @@ class Run:
         for stage in self.stages:
             self.task.check(stage)
         if not -(2**63) <= self.seed < 2**63:
-            raise ValueError(f"seed must fit in 64 bits; got {self.seed}.")
+            raise ValueError(f"seed must fit in 64 bits, with sign; got {self.seed}.")
         if self.init_moments and not self.init_checkpoint:
-            raise ValueError("init_moments needs an init_checkpoint to take them from.")
+            raise ValueError(
+                "init_moments must be off without an init_checkpoint to take them from; got True. "
+                "Give init_checkpoint, too."
+            )
         if self.dtype not in DTYPE_POLICIES:
             raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
         if self.reduce_dtype not in DTYPE_POLICIES:
@@ -298,13 +302,14 @@ class Run:
             )
         if self.reduce_dtype == "fp16" and self.dtype != "fp16":
             raise ValueError(
-                "reduce_dtype=fp16 needs the loss scale of dtype=fp16, or small gradients would "
-                f"become 0; with dtype={self.dtype} use bf16, which has the range of float32."
+                f"reduce_dtype must be fp32 or bf16 with dtype={self.dtype}; got 'fp16', in which "
+                "small gradients become 0 without the loss scale of dtype=fp16. Use bf16, which "
+                "has the range of float32."
             )
         if self.loss_scale is not None and self.dtype != "fp16":
             raise ValueError(
-                f"loss_scale={self.loss_scale!r} is for dtype fp16; {self.dtype} has the range of "
-                "float32 and needs none."
+                f"loss_scale must be left out with dtype={self.dtype}, which has the range of "
+                f"float32; got {self.loss_scale!r}."
             )
         if self.fixed_loss_scale is not None and not 0 < self.fixed_loss_scale < math.inf:
             raise ValueError(f"loss_scale must be positive and finite; got {self.loss_scale!r}.")
@@ -348,12 +353,12 @@ class LoopOptions:
     A checkpoint is also written at the end of a stage and when the process is asked to stop.
     """
 
-    log_steps: int = setting("Steps between lines of the log.", 100, minimum=1)
+    log_steps: int = setting("Steps between log lines.", 100, minimum=1)
     save_checkpoints_steps: int = setting(
         "Steps between checkpoints; 0: only at the end of each stage.", 1000, minimum=0
     )
     keep_checkpoint_max: int = setting(
-        "Number of newest checkpoints to keep, beside the last one known to be good; 0: all.",
+        "Number of newest checkpoints to keep, plus the last one known to be good; 0: all.",
         5,
         minimum=0,
     )
@@ -361,20 +366,22 @@ class LoopOptions:
         "Steps between evaluations; 0: only at the end of each stage.", 0, minimum=0
     )
     eval_files: tuple[str, ...] = setting(
-        "Held-out records, given like --input_files. Default: no evaluation.", ()
+        "Held-out records: paths or globs, as for --input_files. Default: no evaluation.", ()
     )
     eval_batch_size: int = setting(
         "Global batch size of the evaluation in sequences.", 32, minimum=1
     )
     steps_per_loop: int = setting("Maximum steps per compiled call.", 1, minimum=1)
     max_skipped_updates: int = setting(
-        "Stop after this many consecutive steps with non-finite gradients.", 20, minimum=1
+        "Number of consecutive steps with non-finite gradients after which the run stops.",
+        20,
+        minimum=1,
     )
     tensorboard: bool = setting(
         "Whether to write TensorBoard summaries, if it is installed.", False
     )
     profile_steps: tuple[int, int] | None = setting(
-        "FIRST,LAST: write a TensorFlow profile of these steps.", None
+        "Steps of which to write a profile, as FIRST,LAST.", None
     )
 
     def __post_init__(self):
@@ -384,12 +391,12 @@ class LoopOptions:
 def _require_expression(pattern):
     if not pattern:
         raise ValueError(
-            "freeze must hold expressions that are not empty, for an empty one matches every path; "
-            "got ''. Is a comma too many?"
+            "freeze must contain no empty expression, which would match every path; got ''. Is "
+            "there a comma too many?"
         )
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(
-            f"freeze holds {pattern!r}, which is not a regular expression: {error}."
+            f"freeze must contain regular expressions; got {pattern!r} ({error})."
         ) from None

@@ -24,18 +24,30 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
     names = output_file.split(",") if isinstance(output_file, str) else list(map(str, output_file))
     names = [name.strip() for name in names if name.strip()]
     if not names:
-        raise ValueError("output_file: names no file.")
+        raise ValueError(
+            f"output_file must name at least one file; got {output_file!r}. Give a path, such as "
+            "records/wiki.tfrecord."
+        )
     if num_shards > MAX_SHARDS:
-        raise ValueError(f"num_shards: got {num_shards}, expected at most {MAX_SHARDS:,}.")
-    if num_shards < 0 or (len(names) > 1 and num_shards not in (0, len(names))):
-        raise ValueError(f"num_shards: got {num_shards}, but output_file names {len(names)} files.")
+        raise ValueError(
+            f"num_shards must be at most {MAX_SHARDS:,}; got {num_shards:,}. Make fewer, larger "
+            "files."
+        )
+    if num_shards < 0:
+        raise ValueError(f"num_shards must be at least 0; got {num_shards}.")
+    if len(names) > 1 and num_shards not in (0, len(names)):
+        raise ValueError(
+            f"num_shards must be 0 or {len(names)}, the number of names in output_file; got "
+            f"{num_shards}. Give a single name to have the shards numbered."
+        )
     for name in names:
         local_paths.require_file_name(output_file=name)
     if len(names) == 1 and num_shards > 1:
         names = [f"{names[0]}-{n:05d}-of-{num_shards:05d}" for n in range(num_shards)]
     if len(set(map(os.path.dirname, names))) > 1 or len(set(names)) < len(names):
         raise ValueError(
-            f"output_file: expected different files in one folder, got {', '.join(names)}."
+            f"output_file must name different files in one folder; got {', '.join(names)}. Give "
+            "one name and --num_shards to have the shards numbered."
         )
     return names
 
@@ -59,7 +71,10 @@ def make_folder(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"output_file: cannot write into {folder} ({error}).") from None
+        raise ValueError(
+            f"output_file must be in a folder that can be written to; got {folder} ({error}). "
+            "Check its permissions, or write elsewhere."
+        ) from None
 
 
 def check_sample(
@@ -83,7 +98,8 @@ def check_sample(
             break
     if not sample:
         raise ValueError(
-            f"input_file: no text in {', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}."
+            "input_file must contain text; got none in "
+            f"{', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}. Check the paths."
         )
     tokenizer = tokenization.load(plan.vocab_file, plan.do_lower_case)
     tokenization.check_case(tokenizer.get_vocab(), plan.vocab_file, plan.do_lower_case)
@@ -96,9 +112,9 @@ def check_sample(
     share = sum(i == unknown for i in ids) / max(len(ids), 1)
     if share > MOSTLY_UNKNOWN:
         raise ValueError(
-            f"vocab_file: {share:.0%} of the first {len(ids):,} tokens are {tokenization.UNK}; "
-            f"{plan.vocab_file} does not fit this text (is it of another language, or does its "
-            f"casing differ from --do_lower_case={plan.do_lower_case}?)."
+            f"vocab_file must fit the text; got {plan.vocab_file}, with which {share:.0%} of the "
+            f"first {len(ids):,} tokens are {tokenization.UNK}. Check its language, and whether "
+            f"its casing is that of --do_lower_case={plan.do_lower_case}."
         )
     # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
     # rest of the text may be of another kind.
@@ -107,8 +123,8 @@ def check_sample(
     most = 2 * times * (len(sample) + len(ids) / (plan.settings.max_seq_length - 3))
     if num_shards > most:
         raise ValueError(
-            f"num_shards: got {num_shards}, but there will be fewer than {most:,.0f} records; give "
-            "fewer shards."
+            f"num_shards must be at most the number of records, which is below {most:,.0f}; got "
+            f"{num_shards}. Make fewer shards."
         )
 
 
@@ -125,8 +141,9 @@ def check_disk(paths: list[str], shards: list[str], plan: BuildPlan) -> None:
     free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
     if free < text * each:
         raise ValueError(
-            f"output_file: about {text * each / 1e9:,.1f} GB of records will not fit on the disk "
-            f"of {shards[0]}, which has {free / 1e9:,.1f} GB free."
+            f"output_file must be on a disk with room for about {text * each / 1e9:,.1f} GB of "
+            f"records; got {shards[0]}, with {free / 1e9:,.1f} GB free. Free some space, or write "
+            "to another disk."
         )
 
 
@@ -142,9 +159,9 @@ def check_memory(paths: list[str], plan: BuildPlan) -> None:
     needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
     if free is not None and needed > free:
         raise ValueError(
-            f"one_random_stream: {text / 1e9:,.1f} GB of text and {passes} times its records would "
-            f"take about {needed / 1e9:,.1f} GB of memory, but {free / 1e9:,.1f} GB are free; "
-            "leave it out: the text is then processed in blocks of 2 MB."
+            f"one_random_stream must be off where memory is short: {text / 1e9:,.1f} GB of text, "
+            f"with {passes} times its records, takes about {needed / 1e9:,.1f} GB; got "
+            f"{free / 1e9:,.1f} GB. Without it, the text is processed in blocks of 2 MB."
         )
 
 

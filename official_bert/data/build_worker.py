@@ -214,7 +214,8 @@ def _pieces(pieces: list[tuple[str, int, int]], chunk: int = 1 << 20) -> Iterato
                 data = file.read(min(left, chunk))
                 if not data:
                     raise ValueError(
-                        f"{path}.records was truncated meanwhile; run the same command again."
+                        f"{path}.records was truncated during the build. Run the same command "
+                        "again."
                     )
                 left -= len(data)
                 yield data

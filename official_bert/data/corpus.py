@@ -52,7 +52,7 @@ class BadLines:
 
     def __call__(self, path: str, message: str) -> None:
         if not self._skip:
-            text_files.refuse(path, f"{message} To leave such lines out, give --skip_bad_lines.")
+            text_files.refuse(path, f"{message} Give --skip_bad_lines to leave such lines out.")
         self.count += 1
         self._first = self._first or f"{path}, {message}"
 
@@ -60,8 +60,8 @@ class BadLines:
         """How many were left out and why, in a line; nothing if all could be read."""
         if not self.count:
             return []
-        lines = "1 line was" if self.count == 1 else f"{self.count:,} lines were"
-        return [f"{lines} left out, which could not be read. The first: {self._first}"]
+        lines = "1 unreadable line" if self.count == 1 else f"{self.count:,} unreadable lines"
+        return [f"left out {lines}. The first: {self._first}"]
 
 
 class Corpus:
@@ -169,7 +169,10 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
         for match in sorted(local_paths.matches(pattern, recursive=True)) or [pattern]:
             found.extend(sorted(_inside(match)) if os.path.isdir(match) else [match])
     if not found:
-        raise ValueError(f"{flag}: {','.join(patterns)!r} names no file.")
+        raise ValueError(
+            f"{flag} must match at least one file; got {','.join(patterns)!r}, without any. Give "
+            "files, globs or folders of text."
+        )
     for path in found:
         _require_readable(path, flag)
     unique = {}  # the same file under two names would count twice
@@ -182,26 +185,24 @@ def _require_readable(path: str, flag: str) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError(
-                f"{flag}: {path} is a pipe or a device, which cannot be read twice; write the "
-                f"text to a file."
+                f"{flag} must be a regular file, because it is read twice; got {path}, a pipe or a "
+                "device. Write the text to a file."
             )
         open(path, "rb").close()
     except OSError as error:
         if os.path.islink(path) and not isinstance(error, PermissionError):
             raise ValueError(
-                f"{flag}: {path} is a link to {os.readlink(path)!r}, which leads to no file; "
-                f"remove the link, or make it lead to the text."
+                f"{flag} must be a file; got {path}, a broken link to {os.readlink(path)!r}. "
+                "Remove the link, or point it to the text."
             ) from None
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise ValueError(
-                f"{flag}: nothing matches {path!r} (looked in {os.getcwd()}); give files, globs or "
-                f"folders."
+                f"{flag} must match at least one file; got {path!r}, which matches nothing (looked "
+                f"in {os.getcwd()}). Give files, globs or folders."
             ) from None
-        cure = "check its permissions, and those of its folders"
-        raise ValueError(
-            f"{flag}: {path} cannot be read ({error.strerror})"
-            f"{f'; {cure}' * isinstance(error, PermissionError)}."
-        ) from None
+        is_denied = isinstance(error, PermissionError)
+        cure = " Check its permissions and those of its folders." if is_denied else ""
+        raise ValueError(f"{flag} must be readable; got {path} ({error.strerror}).{cure}") from None
 
 
 def require_outside(
@@ -223,9 +224,9 @@ def require_outside(
             for path in paths:
                 if any(fnmatch.fnmatch(_real(path), name) for name in searched):
                     raise ValueError(  # a `*` matches folders too
-                        f"{flag}: {os.path.abspath(path)!r} would be read as text by "
-                        f"{other}={pattern!r} when the command runs again; write into a folder "
-                        f"outside of it."
+                        f"{flag} must not match {other}={pattern!r}, which would read it as text "
+                        f"when the command runs again; got {os.path.abspath(path)!r}. Write to "
+                        "another folder."
                     )
 
 
@@ -266,8 +267,8 @@ def _patterns(given: str | Iterable[str], flag: str) -> list[str]:
     names = given.split(",") if isinstance(given, str) else list(map(str, given))
     if not all(map(str.strip, names)):
         raise ValueError(
-            f"{flag} must be one or more names with single commas between them; got "
-            f"{','.join(names)!r}. Is a variable of the shell empty?"
+            f"{flag} must be one or more names, separated by single commas; got "
+            f"{','.join(names)!r}. Is a shell variable empty?"
         )
     return list(map(str.strip, names))
 
@@ -446,7 +447,7 @@ def _json_lines(
         try:
             text = _text_of(line, field)
         except ValueError as error:
-            bad_line(path, f"line {number}: {error}.")
+            bad_line(path, f"line {number} {error}.")
             continue
         parts: Iterable[str] = text.split("\n")
         if not whole:
@@ -459,34 +460,37 @@ def _text_of(line: str, field: str) -> str:
     """The text in a JSON object.
 
     Raises:
-        ValueError: there is none; the message says what was expected, what was found and the cure.
+        ValueError: there is none; the message states what was expected, what was found and the
+            cure. It follows the number of the line.
     """
-    expected = f"expected a JSON object with the text in {field!r}"
+    expected = f"must be a JSON object with the text in {field!r}"
     try:
         made = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{expected}; this is not JSON ({error.msg} at character {error.pos + 1}). Mend or "
-            f"remove the line"
+            f"{expected}; got invalid JSON ({error.msg} at character {error.pos + 1}). Fix or "
+            "remove the line"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{expected}; this cannot be parsed ({error}). Remove the line") from None
+        raise ValueError(
+            f"{expected}; got JSON that cannot be parsed ({error}). Remove the line"
+        ) from None
     if not isinstance(made, dict):
-        raise ValueError(f"{expected}, got {type(made).__name__}. Mend or remove the line")
+        raise ValueError(f"{expected}; got {type(made).__name__}. Fix or remove the line")
     if field not in made:
         names = ", ".join(map(repr, islice(made, 5))) or "none"
-        raise ValueError(f"{expected}; its fields are {names[:200]}. Name one with --json_field")
+        raise ValueError(f"{expected}; got the fields {names[:200]}. Name one with --json_field")
     text = made[field]
     if not isinstance(text, str):
         raise ValueError(
-            f"{field!r} holds {type(text).__name__}, expected a string. Mend or remove the line, "
-            f"or name another field with --json_field"
+            f"must have a string in {field!r}; got {type(text).__name__}. Fix or remove the line, "
+            "or name another field with --json_field"
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{field!r} holds half of a surrogate pair ({text[error.start]!a} at character "
-            f"{error.start + 1}), which is not text. Mend or remove the line"
+            f"must have valid Unicode in {field!r}; got half of a surrogate pair "
+            f"({text[error.start]!a} at character {error.start + 1}). Fix or remove the line"
         ) from None
     return text

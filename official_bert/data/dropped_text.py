@@ -36,8 +36,8 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     if unknown > WORTH_A_WARNING:
         found.append(
             f"{unknown:.1%} of the text's tokens are {tokenization.UNK}: the vocabulary lacks some "
-            f"of their characters. Learn one from this text with `lamb-bert learn-vocabulary`, or "
-            f"check --do_lower_case."
+            "of its characters. Learn one from this text with `lamb-bert learn-vocabulary`, or "
+            "check --do_lower_case."
         )
     if _share(summary) > WORTH_A_WARNING:
         found.append(
@@ -52,14 +52,14 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     same = _of_text(summary, "single_document_tokens")
     if summary["documents"] == 1:
         found.append(
-            "all of the text is one document, so second segments that are labelled random come "
-            "from it, too; separate documents with a blank line."
+            "the text is a single document, so random second segments come from it, too; separate "
+            "documents with a blank line."
         )
     elif same > WORTH_A_WARNING:
         found.append(
-            f"{same:.0%} of the text is in documents that fill a block of text alone, so second "
-            f"segments that are labelled random come from the same document; give "
-            f"--dynamic_masking, or separate shorter documents with a blank line."
+            f"{same:.0%} of the text is in documents that each fill a block, so their random "
+            "second segments come from the same document; give --dynamic_masking, or separate "
+            "shorter documents with a blank line."
         )
     return found
 
@@ -72,9 +72,9 @@ def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
     """
     if _share(counts) > TOO_MUCH and not allowed:
         raise ValueError(
-            f"input_file: {_share(counts):.1%} of the text's {counts['text_tokens']:,} tokens "
-            f"would be in no record: {_likely_cause(counts, plan)}. (To continue anyway, give "
-            f"--allow_dropped_text.)"
+            f"input_file must lose at most {TOO_MUCH:.0%} of its tokens; got {_share(counts):.1%} "
+            f"of {counts['text_tokens']:,} tokens in no record: {_likely_cause(counts, plan)}. "
+            "Give --allow_dropped_text to continue anyway."
         )
 
 
@@ -100,13 +100,13 @@ def _likely_cause(counts: dict, plan: BuildPlan) -> str:
     if plan.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
         likely = _in_paragraphs(counts) > _in_long_sentences(counts) / 2
         return (
-            f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences are longer than a "
-            f"sequence of {plan.settings.max_seq_length}, and --one_random_stream cuts them off, "
-            f"as the original does{f'; {PARAGRAPHS}' * likely}"
+            f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences exceed the "
+            f"sequence length of {plan.settings.max_seq_length}, and --one_random_stream cuts them "
+            f"off, as the original script does{f'; {PARAGRAPHS}' * likely}"
         )
     mean = counts["text_tokens"] / max(counts["sentences"], 1)
     return (
-        f"sentences have {mean:.0f} tokens on average, so pairs are longer than a sequence of "
-        f"{plan.settings.max_seq_length} and are cut; with a larger --dupe_factor other parts are "
-        f"cut off in each pass, with --dynamic_masking nothing is"
+        f"sentences have {mean:.0f} tokens on average, so pairs exceed the sequence length of "
+        f"{plan.settings.max_seq_length} and are cut; a larger --dupe_factor cuts other parts in "
+        "each pass, --dynamic_masking cuts nothing"
     )

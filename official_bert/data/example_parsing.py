@@ -44,9 +44,9 @@ class StaticParser:
             there = [n for n in (name, V2_NAMES.get(name, name)) if n in features]
             if not there:
                 raise ValueError(
-                    f"{where}: no feature {name!r} (it holds "
-                    f"{', '.join(sorted(features)) or 'none'}); expected a BERT pre-training "
-                    f"record."
+                    f"{where} must be a BERT pre-training record with a feature {name!r}; got "
+                    f"{', '.join(sorted(features)) or 'no features'}. Make the records with "
+                    "`lamb-bert create-data`."
                 )
             self._names[name] = there[0]
             self._lengths[name] = max_seq_length
@@ -81,7 +81,7 @@ class StaticParser:
             for number, record in enumerate(serialized):
                 self._check_lengths(record, name(number))
             raise ValueError(
-                f"{name(0)} or one of the next {len(serialized)}: {error.message}"
+                f"{name(0)} or one of the next {len(serialized)} is damaged: {error.message}"
             ) from None
         return {key: tensor.numpy() for key, tensor in parsed.items()}
 
@@ -106,9 +106,9 @@ class StaticParser:
             (count,) = _column(features, self._names[name], kind, lambda _: where).counts
             if count != expected:
                 flag = "max_predictions_per_seq" if name in _PREDICTIONS else "max_seq_length"
-                mend = f"; {flag} must equal that of the records" if expected > 1 else ""
+                mend = f" Set {flag} to that of the records." if expected > 1 else ""
                 raise ValueError(
-                    f"{where}: {self._names[name]} holds {count} values, expected {expected}{mend}."
+                    f"{where}: {self._names[name]} must have length {expected}; got {count}.{mend}"
                 )
 
 
@@ -117,7 +117,10 @@ def _features(record: bytes, where: str):
     try:
         return example_wire.features(record)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}: not a tf.train.Example ({error}).") from None
+        raise ValueError(
+            f"{where} must be a tf.train.Example; got other or damaged data ({error}). Make the "
+            "file again."
+        ) from None
 
 
 def _all_features(serialized, name: Callable[[int], str]):
@@ -134,7 +137,7 @@ def _column(features, key, kind, name: Callable[[int], str]):
         return example_wire.column(features, key, wanted)
     except ValueError as error:
         number, _, reason = str(error).partition(": ")
-        raise ValueError(f"{name(int(number))}: {reason}.") from None
+        raise ValueError(f"{name(int(number))}: {reason}. Make the file again.") from None
 
 
 class Sequences(NamedTuple):
@@ -175,7 +178,10 @@ def _sequences(serialized, name):
     keys = ("input_ids", "sentence_lengths", "document")
     tokens, lengths, documents = (_column(features, key, np.int64, name) for key in keys)
     if (documents.counts != 1).any():
-        raise ValueError(f"{name(int(np.argmax(documents.counts != 1)))}: it names no document.")
+        raise ValueError(
+            f"{name(int(np.argmax(documents.counts != 1)))}: the feature 'document' must have one "
+            "value. Make the file again."
+        )
     found = Sequences(
         tokens.values.astype(np.int32),
         _splits(tokens.counts),
@@ -199,7 +205,7 @@ def _sequences_in_tensorflow(serialized, name):
             found = _joined_sequences(parsed)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(
-            f"{name(0)} or one of the next {len(serialized)}: {error.message}"
+            f"{name(0)} or one of the next {len(serialized)} is damaged: {error.message}"
         ) from None
     lengths = parsed["sentence_lengths"].values.numpy()
     return Sequences(*(tensor.numpy() for tensor in found)), lengths
@@ -228,7 +234,7 @@ def _joined_sequences(parsed):
 
 
 def _check_sentences(found: Sequences, sizes: np.ndarray, name: Callable[[int], str]) -> None:
-    """Refuses records whose sentences are not their tokens cut in pieces, and negative ids."""
+    """Refuses records whose sentences do not add up to their tokens, and negative ids."""
     ids, token_splits, _, splits, _ = found
     total = np.concatenate([[0], np.cumsum(sizes)])
     wrong = total[splits[1:]] - total[splits[:-1]] != np.diff(token_splits)
@@ -238,6 +244,6 @@ def _check_sentences(found: Sequences, sizes: np.ndarray, name: Callable[[int], 
     wrong[np.searchsorted(token_splits, np.flatnonzero(ids < 0), "right") - 1] = True
     if wrong.any():
         raise ValueError(
-            f"{name(int(np.argmax(wrong)))}: its sentences are not its tokens cut in pieces; the "
-            "file is damaged, make it again."
+            f"{name(int(np.argmax(wrong)))} is damaged: its sentences do not add up to its tokens. "
+            "Make the file again."
         )

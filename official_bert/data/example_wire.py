@@ -67,7 +67,7 @@ def _lists_in_step(records):
     """Yields name, kind, and where the packed values of each record begin and end in it."""
     sizes = np.array([len(record) for record in records])
     offsets = np.cumsum(sizes) - sizes
-    # Behind the last byte there may be looked, and what is found there fits nothing.
+    # Padding: reads past the end are safe and match nothing.
     data = np.frombuffer(b"".join(records) + bytes(2 + _LONGEST), np.uint8)
 
     def same(values):
@@ -133,21 +133,21 @@ def column(records: Sequence[Features], name: str, kind: int) -> Column:
     for number, record in enumerate(records):
         found, values = record.get(name, (kind, b""))
         if found not in (kind, 0):
-            raise ValueError(f"{number}: feature {name!r} is of another type")
+            raise ValueError(f"{number}: the feature {name!r} has the wrong type")
         packed.append(values)
     sizes = np.array([len(values) for values in packed])
     ends_of_records = np.cumsum(sizes)
     joined = np.frombuffer(b"".join(packed), np.uint8)
     if kind == FLOATS:
         if (sizes % 4).any():
-            raise ValueError(f"{int(np.argmax(sizes % 4 > 0))}: feature {name!r} is damaged")
+            raise ValueError(f"{int(np.argmax(sizes % 4 > 0))}: the feature {name!r} is damaged")
         return Column(joined.view("<f4"), sizes // 4)
     ends = np.flatnonzero(joined < 0x80)  # the last byte of each integer
     filled = ends_of_records[sizes > 0]
     whole = joined[filled - 1] < 0x80
     if not whole.all():
         number = np.flatnonzero(sizes > 0)[np.argmin(whole)]
-        raise ValueError(f"{int(number)}: feature {name!r} is damaged")
+        raise ValueError(f"{int(number)}: the feature {name!r} is damaged")
     counts = np.diff(np.searchsorted(ends, ends_of_records), prepend=0)
     return Column(_varints(joined, ends), counts)
 
@@ -159,7 +159,9 @@ def _varints(joined, ends):
         return values
     more = np.diff(ends, prepend=-1) - 1  # bytes before the last
     if more.max() > 9:
-        raise ValueError("0: or one of those after it: an integer is longer than 64 bits")
+        raise ValueError(
+            "0: an integer in this record or in one of the next is longer than 64 bits"
+        )
     for before in range(1, more.max() + 1):
         longer = np.flatnonzero(more >= before)
         lower = joined[ends[longer] - before] & 0x7F
@@ -180,5 +182,5 @@ def _values(feature):
 
 def _bytes(value):
     if isinstance(value, int):
-        raise ValueError("a number stands where a message is expected")
+        raise ValueError("a number in place of a message")
     return value

@@ -101,9 +101,8 @@ def dataset(plan: Plan, steps: range) -> tf.data.Dataset:
     compressed = plan.files.compressed()
     if compressed:
         raise ValueError(
-            f"{compressed[0]}: compressed with GZIP; the hosts of a TPU read from the middle of "
-            "files, which TensorFlow cannot do in compressed ones. Make the records without "
-            "--gzip_compress."
+            f"{compressed[0]} must not be compressed for a TPU, whose hosts read from the middle "
+            "of files; got GZIP. Make the records without --gzip_compress."
         )
     reader = _Reader(plan)
     if not plan.shuffle:

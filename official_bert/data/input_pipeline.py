@@ -148,7 +148,9 @@ class Batches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """The rows of this shard in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
-            raise IndexError(f"step {step}: there are only {self.num_batches} batches.")
+            raise IndexError(
+                f"step must be below {self.num_batches}, the number of batches; got {step}."
+            )
         pool, rows, weights = self._draw(step)
         if self._masking:
             keys = [self._key("mask", step, section) for section in self._my_sections]
@@ -320,9 +322,11 @@ def _type(values: np.ndarray) -> type:
 
 def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:
     if batch_size < 1 or num_shards < 1 or batch_size % num_shards:
-        raise ValueError(f"batch_size: {batch_size} cannot be divided among {num_shards} hosts.")
+        raise ValueError(
+            f"batch_size must be a multiple of {num_shards}, the number of hosts; got {batch_size}."
+        )
     if not 0 <= shard_index < num_shards:
-        raise ValueError(f"shard_index: got {shard_index}, expected 0 to {num_shards - 1}.")
+        raise ValueError(f"shard_index must be 0 to {num_shards - 1}; got {shard_index}.")
 
 
 def _number_of_sections(batch_size: int, window: int) -> int:
@@ -341,9 +345,9 @@ def _number_of_sections(batch_size: int, window: int) -> int:
 def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
     if files.manifest and vocab_size and files.manifest["vocabulary"]["size"] > vocab_size:
         raise ValueError(
-            f"{files.paths[0]}: made with a vocabulary of "
-            f"{files.manifest['vocabulary']['size']:,}, but the model's vocab_size is "
-            f"{vocab_size:,}."
+            f"{files.paths[0]} must be made with a vocabulary of at most {vocab_size:,} tokens, "
+            f"the model's vocab_size; got {files.manifest['vocabulary']['size']:,}. Make the "
+            "records again with the model's vocabulary."
         )
 
 
@@ -355,8 +359,8 @@ def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, a
     given = [name for name, value in asked.items() if value is not None]
     if given:
         raise ValueError(
-            f"{files.paths[0]}: the pairs and masks of these records are fixed; "
-            f"{', '.join(given)} is for records made with --dynamic_masking."
+            f"{', '.join(given)} must be left out for records with fixed pairs and masks; got "
+            f"{files.paths[0]}. Leave it out, or make the records with --dynamic_masking."
         )
     return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths), None
 
@@ -372,11 +376,14 @@ def _dynamic_masking(
         raise ValueError(
             f"max_seq_length must be {made_for}, for which {files.paths[0]} was made; got "
             f"{max_seq_length}{padding if made_for < max_seq_length else ''}. Make records for "
-            "each length, and let {max_seq_length} stand for it in the names of the files."
+            "each length, and write {max_seq_length} in place of the length in --input_files."
         )
     chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:
-        raise ValueError(f"max_ngram_size={chosen['max_ngram_size']} needs do_whole_word_mask.")
+        raise ValueError(
+            f"max_ngram_size must be 1 without do_whole_word_mask; got {chosen['max_ngram_size']}. "
+            "Set do_whole_word_mask, too."
+        )
     special = vocabulary["special_tokens"]
     return DynamicMasking(
         max_seq_length=max_seq_length,

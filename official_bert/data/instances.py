@@ -57,8 +57,8 @@ class Settings:
             )
         if self.max_ngram_size > 1 and not self.do_whole_word_mask:
             raise ValueError(
-                f"max_ngram_size={self.max_ngram_size} masks runs of whole words; it needs "
-                f"--do_whole_word_mask."
+                "max_ngram_size must be 1 without --do_whole_word_mask; got "
+                f"{self.max_ngram_size}. Give --do_whole_word_mask, too."
             )
 
 

@@ -47,13 +47,16 @@ def parse(path: str, text: bytes) -> dict:
     except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
-        raise ValueError(f"{path}: not a manifest that this version reads ({FORMAT!r}).")
+        raise ValueError(
+            f"{path} must be a manifest of the format {FORMAT!r}; got another file. Make the "
+            "records again, or update lamb_tf if a later version made them."
+        )
     try:
         whole = _is_whole(made)
     except (KeyError, TypeError, AttributeError, ValueError):  # an entry is of another type
         whole = False
     if not whole:
-        raise ValueError(f"{path}: damaged; make the records again, or remove the manifest.")
+        raise ValueError(f"{path} is damaged. Make the records again, or remove the manifest.")
     return made
 
 

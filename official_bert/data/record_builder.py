@@ -80,7 +80,8 @@ class Builder:
 
     def _refuse(self) -> NoReturn:
         raise ValueError(
-            f"output_file: another process is building into {self._folder}; wait until it ends."
+            f"output_file is in use: another process is building in {self._folder}. Wait until it "
+            "ends."
         )
 
     def _forget_other_builds(self) -> None:
@@ -167,7 +168,9 @@ class Builder:
 
         workers.work(tasks(), make)
         if not parts:
-            raise ValueError("input_file: the files hold no text.")
+            raise ValueError(
+                "input_file must contain text; got files without any. Check the paths."
+            )
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
     def _pieces(self, parts: list[dict], shards: list[dict | None]) -> dict[int, list]:
@@ -176,7 +179,8 @@ class Builder:
         total, count = int(ends[-1]), len(shards)
         if total < count:
             raise ValueError(
-                f"num_shards: got {count}, but there are only {total} records; give fewer shards."
+                f"num_shards must be at most {total}, the number of records; got {count}. Make "
+                "fewer shards."
             )
         cuts = [total * number // count for number in range(count + 1)]
         return {
@@ -320,8 +324,8 @@ def _ask(process: subprocess.Popen, task):
         answer = pickle.load(process.stdout)
     except EOFError:
         raise ValueError(
-            f"a worker process died (exit code {process.wait()}), perhaps out of memory; the "
-            f"finished part is kept: run the same command again with fewer --num_workers."
+            f"a worker process died (exit code {process.wait()}), probably because memory ran out. "
+            "The finished part is kept: run the same command again with fewer --num_workers."
         ) from None
     if isinstance(answer, Exception):
         raise answer

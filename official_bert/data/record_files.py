@@ -92,7 +92,10 @@ class RecordFiles:
         self.blocks = np.array(found, np.int64).reshape(-1, 5)
         self.num_records = int(self.blocks[:, 2].sum())
         if not self.num_records:
-            raise ValueError(f"no records in {', '.join(self.paths[:3])}.")
+            raise ValueError(
+                f"{', '.join(self.paths[:3])} must contain records; got none. Make the records "
+                "again."
+            )
         self._first = np.concatenate(([0], np.cumsum(self.blocks[:, 2])))
 
     def read(self, block: int, start: int = 0, stop: int | None = None) -> list[bytes]:
@@ -107,15 +110,15 @@ class RecordFiles:
             end = position + HEADER_BYTES + (length or 0)
             if length is None or end + FOOTER_BYTES > len(data):
                 raise ValueError(
-                    f"{self.paths[file]}, record {first + number}: truncated or damaged; make the "
-                    f"file again."
+                    f"{self.paths[file]}, record {first + number} is truncated or damaged. Make "
+                    "the file again."
                 )
             if number >= start:
                 payload = data[position + HEADER_BYTES : end]
                 if masked_crc(payload).to_bytes(4, "little") != data[end : end + FOOTER_BYTES]:
                     raise ValueError(
-                        f"{self.paths[file]}, record {first + number}: its checksum does not "
-                        f"match; the file is damaged, make it again."
+                        f"{self.paths[file]}, record {first + number} is damaged: its checksum "
+                        "does not match. Make the file again."
                     )
                 found.append(payload)
             position = end + FOOTER_BYTES
@@ -202,11 +205,13 @@ class RecordFiles:
         try:
             records = unpacker.decompress(data, MOST_BLOCK_BYTES)
         except zlib.error as error:
-            raise ValueError(f"{self.paths[file]}: damaged near byte {offset} ({error}).") from None
+            raise ValueError(
+                f"{self.paths[file]} is damaged near byte {offset} ({error}). Make the file again."
+            ) from None
         if unpacker.unconsumed_tail:
             raise ValueError(
-                f"{self.paths[file]}: the block at byte {offset} unpacks to more than "
-                f"{MOST_BLOCK_BYTES:,} bytes, which no block of records has; make the file again."
+                f"{self.paths[file]} is damaged: its block at byte {offset} must unpack to at most "
+                f"{MOST_BLOCK_BYTES:,} bytes; got more. Make the file again."
             )
         return records
 
@@ -221,10 +226,10 @@ class RecordFiles:
         entry = next(e for e in made["shards"] if e["file"] == os.path.basename(path))
         size = _size(path)
         if size != entry["bytes"]:
-            wrong = "truncated" if size < entry["bytes"] else "not the file that was made"
+            wrong = "truncated" if size < entry["bytes"] else "a different file"
             raise ValueError(
-                f"{path}: {wrong}: it has {size:,} bytes, its manifest says {entry['bytes']:,}; "
-                f"make the records again."
+                f"{path} must have {entry['bytes']:,} bytes, as in its manifest; got {size:,} "
+                f"({wrong}). Make the records again."
             )
         self._packed[number] = made["settings"]["gzip_compress"]
         each, ends = made["records_per_block"], [*entry["block_offsets"][1:], size]
@@ -308,13 +313,18 @@ def _matches(patterns: Iterable[str]) -> list[str]:
         others = (manifest.ENDING, manifest.BUILDING)
         if place(pattern).is_dir():
             inside = os.path.join(pattern, "*.tfrecord*")
-            raise ValueError(f"{pattern!r} is a folder; name the files in it, such as {inside!r}.")
+            raise ValueError(
+                f"{pattern!r} must be a file or a glob; got a folder. Name the files in it, such "
+                f"as {inside!r}."
+            )
         matches = sorted(path for path in _glob(pattern) if not path.endswith(others))
         if not matches:
-            raise ValueError(f"no file matches {pattern!r} (looked in {os.getcwd()}).")
+            raise ValueError(
+                f"no file matches {pattern!r} (looked in {os.getcwd()}). Check the path."
+            )
         found.extend(matches)
     if not found:
-        raise ValueError("no input files were named.")
+        raise ValueError("input_files must name at least one file; got none.")
     return list(dict.fromkeys(found))
 
 
@@ -335,8 +345,8 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
         for path, value in having:
             if value != having[0][1]:
                 raise ValueError(
-                    f"{path} and {having[0][0]} do not belong together: their manifests differ in "
-                    f"{key!r}."
+                    f"{path} and {having[0][0]} must be made with the same settings; got manifests "
+                    f"that differ in {key!r}. Read the files of one build only."
                 )
 
 
@@ -371,14 +381,15 @@ def _walk(path: str, data: "mmap.mmap | _Ahead", size: int) -> tuple[list[int], 
         length = payload_length(_header(data, position)) if fits else 0
         if length is None:
             raise ValueError(
-                f"{path}, record {records}: no TFRecord header at byte {position:,}; "
-                f"{'the file is damaged.' if position else 'is this a file of records?'}"
+                f"{path}, record {records} must begin with a TFRecord header; got none at byte "
+                f"{position:,}. "
+                + ("Make the file again: it is damaged." if position else "Is it a TFRecord file?")
             )
         position += HEADER_BYTES + length + FOOTER_BYTES
         if position > size:
             raise ValueError(
-                f"{path}, record {records}: truncated: the record ends at byte {position:,}, the "
-                f"file at {size:,}."
+                f"{path}, record {records} is truncated: it ends at byte {position:,}, the file at "
+                f"byte {size:,}. Make the file again."
             )
         records += 1
     return [*cuts, position], records
@@ -389,7 +400,9 @@ def _unpack(path: str):
         with _open(path) as file, gzip.open(file, "rb") as packed:
             return _temporary_copy(packed)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: truncated or damaged GZIP file ({error}).") from None
+        raise ValueError(
+            f"{path} is a truncated or damaged GZIP file ({error}). Make the file again."
+        ) from None
 
 
 def _temporary_copy(source):

@@ -65,8 +65,9 @@ class PoolReader:
         if lengths.max() > self._max_seq_length - 3:
             record = int(np.argmax(lengths))
             raise ValueError(
-                f"{name(record)}: {lengths[record]} tokens do not fit "
-                f"max_seq_length={self._max_seq_length}."
+                f"{name(record)} must have at most {self._max_seq_length - 3} tokens with "
+                f"max_seq_length={self._max_seq_length}; got {lengths[record]}. Make the records "
+                "for this length."
             )
 
     def _check_columns(self, pool: dict[str, np.ndarray], name) -> None:
@@ -83,14 +84,17 @@ class PoolReader:
             record = int(np.argmax(bad.any(1)))
             value = int(values[record][bad[record]][0])
             if key == "masked_lm_positions":
-                raise ValueError(f"{name(record)}: masked position {value} is beyond the sequence.")
+                raise ValueError(
+                    f"{name(record)}: masked positions must be 0 to {self._max_seq_length - 1}; "
+                    f"got {value}. Make the records for this max_seq_length."
+                )
             raise ValueError(self._beyond(name(record), value))
 
     def _beyond(self, where: str, token: int) -> str:
         size = f" of {self._vocab_size:,}" if self._vocab_size else ""
         return (
-            f"{where}: token id {token} is not in the vocabulary{size}; the records and the "
-            f"model must be made with the same vocabulary."
+            f"{where}: token ids must be in the vocabulary{size}; got {token}. Make the records "
+            "with the model's vocabulary."
         )
 
 

@@ -56,12 +56,12 @@ class RowBatches:
     ):
         self.num_examples = len(rows)
         if not self.num_examples:
-            raise ValueError("there are no examples.")
+            raise ValueError("The data must contain at least one example; got none.")
         index, hosts = shard
         if batch_size < 1 or batch_size % hosts or not 0 <= index < hosts:
             raise ValueError(
-                f"batch_size {batch_size} cannot be divided among {hosts} hosts, of which this is "
-                f"number {index}."
+                f"batch_size must be a multiple of {hosts}, the number of hosts, and this host's "
+                f"index 0 to {hosts - 1}; got {batch_size} and {index}."
             )
         self._rows, self._seed, self._shuffle = rows, seed, shuffle
         self._batch_size, of_host = batch_size, batch_size // hosts
@@ -76,7 +76,9 @@ class RowBatches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""
         if step < 0 or (not self._shuffle and step >= self.num_batches):
-            raise IndexError(f"step {step}: there are only {self.num_batches} batches.")
+            raise IndexError(
+                f"step must be below {self.num_batches}, the number of batches; got {step}."
+            )
         numbers = step * self._batch_size + self._places
         weights = np.ones(len(numbers), np.float32)
         if self._shuffle:

@@ -31,23 +31,24 @@ def require_free(shards: list[str]) -> None:
     others = [name for name in _listed(own) if _whole(name) not in set(map(_whole, names))]
     if others:
         raise ValueError(
-            f"output_file: {_several(others)} of another build, whose manifest {own} would be "
-            f"replaced; choose a name that differs before its ending, or remove that build."
+            f"output_file must not replace the manifest of another build; got {own}, which lists "
+            f"{_several(others)}. Choose a name that differs before its ending, or remove that "
+            "build."
         )
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), f"*{manifest.ENDING}"))):
         taken = names.intersection(_listed(path))
         if taken and os.path.basename(path) != os.path.basename(own):
             raise ValueError(
-                f"output_file: {_several(taken)} of another build, which {path} describes; choose "
-                f"another name, or remove that manifest and its files."
+                f"output_file must not name a file of another build; got {_several(taken)}, listed "
+                f"in {path}. Choose another name, or remove that manifest and its files."
             )
     known = of_last_build(shards) | of_unfinished_build(shards)
     strangers = set(_siblings(folder, names)).difference(names, map(os.path.basename, known))
     if strangers:
         raise ValueError(
-            f"output_file: {_several(strangers)} left in {folder or '.'} by an unknown build, and "
-            f"a glob would read them together with the new files; remove them, or choose another "
-            f"name."
+            "output_file must not match other files, which a glob would read together with the new "
+            f"ones; got {_several(strangers)} of an unknown build in {folder or '.'}. Remove them, "
+            "or choose another name."
         )
 
 
@@ -86,20 +87,21 @@ def require_whole(
         stale = [p for p in paths if p not in vouched and manifest.path_for([p]) == path]
         if stale:
             raise ValueError(
-                f"{_several(stale)} stale, left by another build: {path} lists "
-                f"{len(listed)} other files; remove the stale ones."
+                f"Records must be those that {path} lists ({len(listed)} files); got also "
+                f"{_several(stale)}, left by another build. Remove these stale files."
             )
         missing = _missing(patterns, paths, listed)
         if missing:
             raise ValueError(
-                f"{_several(missing)} missing of the {len(listed)} files that {path} lists; fetch "
-                f"or make them again, or list the files to read one by one."
+                f"Records must be all {len(listed)} files that {path} lists; got all but "
+                f"{_several(missing)}. Fetch or make the missing files again, or name the files to "
+                "read one by one."
             )
     others = [path for path in paths if path not in vouched]
     for path in others:
         if manifest.building_folder([path]) in building:
             raise ValueError(
-                f"{path}: its build was not finished; run that command again, or remove "
+                f"{path} is part of an unfinished build. Run that command again, or remove "
                 f"{manifest.building_folder([path])}."
             )
     _check_one_count(others)
@@ -126,8 +128,8 @@ def _check_one_count(paths: Iterable[str]) -> None:
             first = counts.setdefault(match[1], (match[2], path))
             if first[0] != match[2]:
                 raise ValueError(
-                    f"{first[1]} and {path} belong to two copies of the same data, in "
-                    f"{int(first[0])} and {int(match[2])} files; remove one copy."
+                    f"{first[1]} and {path} must be of one copy of the data; got copies in "
+                    f"{int(first[0])} and {int(match[2])} files. Remove one of them."
                 )
 
 
@@ -169,9 +171,7 @@ def _whole(name: str) -> str:
 
 
 def _several(names: Iterable[str], most: int = 3) -> str:
-    """Some names as the subject of a sentence, with its verb."""
+    """Some names, for a sentence."""
     names = sorted(names)
-    if len(names) == 1:
-        return f"{names[0]} is"
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more} are"
+    return f"{', '.join(names[:most])}{more}"

@@ -151,8 +151,9 @@ def _opened(path: str):
             yield raw, file, place
     except _TooLong:
         raise ValueError(
-            f"{path}, line {place.line}: a JSON object of more than {LONGEST_OBJECT / 1e6:.0f} MB, "
-            f"the maximum, since it is read as a whole; split long documents into several objects."
+            f"{path}, line {place.line} must be a JSON object of at most "
+            f"{LONGEST_OBJECT / 1e6:.0f} MB, because it is read as a whole; got a longer one. "
+            "Split long documents into several objects."
         ) from None
     except UnicodeDecodeError as error:
         refuse(path, _not_utf8(place, error))
@@ -167,17 +168,17 @@ def _opened(path: str):
 def _cannot_be_read(path: str, place: _Place, error: Exception) -> str:
     """The disk or the network fails with a number; all else is damage."""
     if getattr(error, "errno", None):
-        return f"{path}, after line {place.line}: cannot be read ({error!r})."
+        return f"{path} cannot be read after line {place.line} ({error!r})."
     return (
-        f"{path}, after line {place.line}: cannot be read ({error!r}); the archive is damaged or "
-        f"cut off, or its name has a wrong ending. Fetch or make it again."
+        f"{path} cannot be read after line {place.line} ({error!r}): the archive is damaged or "
+        "truncated, or its name has the wrong ending. Fetch or make it again."
     )
 
 
 def _not_utf8(place: _Place, error: UnicodeDecodeError) -> str:
     return (
-        f"line {place.line}: not UTF-8 ({error.object[error.start : error.start + 4]!r} at byte "
-        f"{error.start} of the line); convert the file first, for example with "
+        f"line {place.line} must be UTF-8; got {error.object[error.start : error.start + 4]!r} at "
+        f"byte {error.start} of the line. Convert the file first, for example with "
         f"{_conversion(error.object)}."
     )
 
@@ -258,7 +259,10 @@ def _decompressed(path: str, file):
     try:
         import zstandard  # an extra: Python itself reads all the others
     except ImportError:
-        raise ValueError(f"{path}: reading Zstandard needs `pip install zstandard`.") from None
+        raise ValueError(
+            f"{path} needs the package zstandard, which is not installed. Install it: `pip install "
+            "zstandard`."
+        ) from None
 
     def new_frame():
         return _ZstandardFrame(zstandard.ZstdDecompressor().decompressobj())
@@ -298,7 +302,7 @@ class _Streams(io.RawIOBase):
             elif self._stream.needs_input:
                 packed = self._file.read(_CHUNK)
                 if not packed:
-                    raise EOFError("the last stream is cut off")
+                    raise EOFError("the last stream is truncated")
             text = self._stream.decompress(packed, len(buffer))
         buffer[: len(text)] = text
         return len(text)

@@ -22,10 +22,10 @@ _BINARY = {
     b"PK\x03\x04": ("a ZIP archive, or a document packed in one (.docx, .xlsx, .epub)", _UNPACK),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
     b"Rar!\x1a\x07": ("a RAR archive", _UNPACK),
-    b"\x1f\x8b": ("GZIP-compressed", "rename it to end in .gz"),
-    b"BZh": ("bzip2-compressed", "rename it to end in .bz2"),
-    b"\xfd7zXZ\0": ("xz-compressed", "rename it to end in .xz"),
-    b"\x28\xb5\x2f\xfd": ("Zstandard-compressed", "rename it to end in .zst"),
+    b"\x1f\x8b": ("a GZIP-compressed file", "rename it to end in .gz"),
+    b"BZh": ("a bzip2-compressed file", "rename it to end in .bz2"),
+    b"\xfd7zXZ\0": ("an xz-compressed file", "rename it to end in .xz"),
+    b"\x28\xb5\x2f\xfd": ("a Zstandard-compressed file", "rename it to end in .zst"),
     b"PAR1": ("a Parquet file", f"{_CONVERT} (pandas: `read_parquet` and `to_json`)"),
     b"ARROW1": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
     b"\xff\xff\xff\xff": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
@@ -56,7 +56,9 @@ def recognise(path: str, form: str = "auto") -> str:
             and what to do.
     """
     if form not in FORMS:
-        raise ValueError(f"input_format: got {form!r}, expected one of {', '.join(FORMS)}.")
+        raise ValueError(
+            f"input_format must be {', '.join(FORMS[:-1])} or {FORMS[-1]}; got {form!r}."
+        )
     start = text_files.head(path, _HEAD_BYTES)
     _refuse_binary(path, start)
     whole = len(start) < _HEAD_BYTES
@@ -64,8 +66,8 @@ def recognise(path: str, form: str = "auto") -> str:
     first, *more = text.splitlines() or [""]
     if form == "wikiextractor" and text and not text.startswith("<doc "):
         raise ValueError(
-            f"{path}: not output of WikiExtractor, since it begins with {first[:40]!r} and not "
-            f"with `<doc `; give --input_format=auto, or its actual format."
+            f"{path} must begin with `<doc `, as WikiExtractor's output does; got {first[:40]!r}. "
+            "Give --input_format=auto, or the actual format."
         )
     if form != "auto":
         return form
@@ -76,7 +78,7 @@ def recognise(path: str, form: str = "auto") -> str:
         _refuse_json_over_lines(path, first, whole or bool(more))
         return "jsonl"
     if re.match(r"\{\s*'\w+'\s*:", text):
-        _refuse(path, "Python's form of dictionaries, not JSON", "write it with `json.dumps`")
+        _refuse(path, "Python dictionaries instead of JSON", "write it with `json.dumps`")
     _refuse_markup(path, text, first)
     rows = text.splitlines() if whole else text.splitlines()[:-1]
     if name.endswith((".csv", ".tsv")) or _is_table(rows):
@@ -101,11 +103,11 @@ def check(
     """
     if language is not None and language not in languages.CODES:
         raise ValueError(
-            f"language: got {language!r}, expected a code of ISO 639-1 such as en or de; for a "
-            f"language without one give that of a language with the same punctuation."
+            f"language must be an ISO 639-1 code, such as en or de; got {language!r}. For a "
+            "language without one, give the code of a language with the same punctuation."
         )
     if json_field == "":
-        raise ValueError("json_field: got '', expected the name of a field.")
+        raise ValueError("json_field must be the name of a field; got ''.")
     forms, idle = {recognise(path, form) for path in paths}, {}
     if json_field is not None and "jsonl" not in forms:
         idle["json_field"] = (
@@ -121,8 +123,9 @@ def check(
 
 
 def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
+    cure = mend[0].upper() + mend[1:]
     override = "; if it is plain text, give --input_format=sentences" if may_be_text else ""
-    raise ValueError(f"{path}: this is {what}; {mend}{override}.")
+    raise ValueError(f"{path} must be plain text or JSON lines; got {what}. {cure}{override}.")
 
 
 def _refuse_binary(path: str, start: bytes) -> None:
@@ -138,7 +141,7 @@ def _refuse_binary(path: str, start: bytes) -> None:
     if b"\0" in start:
         mend = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
         text_files.require_intact(path)
-        _refuse(path, "not text: it holds bytes of value 0", mend, may_be_text=False)
+        _refuse(path, "a binary file, with bytes of value 0", mend, may_be_text=False)
 
 
 def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:

@@ -42,17 +42,20 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
             vocabulary = _vocabulary_of_lines(vocab_file)
     except FileNotFoundError:
         raise ValueError(
-            f"vocab_file: {vocab_file!r} does not exist; give a vocab.txt or tokenizer.json, or "
-            f"make one with `lamb-bert learn-vocabulary --input_file=… "
-            f"--vocab_file=…`."
+            f"vocab_file must be an existing file; got {vocab_file!r}. Give a vocab.txt or "
+            "tokenizer.json, or make one with `lamb-bert learn-vocabulary --input_file=… "
+            "--vocab_file=…`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"vocab_file: {vocab_file!r} cannot be read ({error}).") from None
+        raise ValueError(
+            f"vocab_file must be readable text; got {vocab_file!r} ({error})."
+        ) from None
     missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
     if missing:
         raise ValueError(
-            f"vocab_file: {vocab_file!r} ({len(vocabulary):,} tokens) lacks {', '.join(missing)}; "
-            f"a BERT vocabulary holds {', '.join(SPECIAL_TOKENS)}."
+            f"vocab_file must contain {', '.join(SPECIAL_TOKENS)}; got {vocab_file!r} "
+            f"({len(vocabulary):,} tokens) without {', '.join(missing)}. Give the vocabulary of a "
+            "BERT."
         )
     return vocabulary
 
@@ -64,8 +67,8 @@ def _vocabulary_of_lines(vocab_file: str) -> dict[str, int]:
         token = line.strip()
         if token in vocabulary:
             raise ValueError(
-                f"vocab_file: {vocab_file!r} holds {token!r} twice, on lines "
-                f"{vocabulary[token] + 1} and {index + 1}."
+                f"vocab_file must contain each token once; got {vocab_file!r} with {token!r} on "
+                f"lines {vocabulary[token] + 1} and {index + 1}. Give the original file."
             )
         vocabulary[token] = index
     return vocabulary
@@ -92,8 +95,8 @@ def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
         return given
     if settings.unsupported and given is None:
         raise ValueError(
-            f"{settings.path} has {', '.join(settings.unsupported)}, which BERT's tokenizer does "
-            "not support. Give --do_lower_case to ignore these settings."
+            f"{settings.path} must have settings that BERT's tokenizer supports; got "
+            f"{', '.join(settings.unsupported)}. Give --do_lower_case to ignore these settings."
         )
     lower = settings.lower_case if given is None else given
     if lower is None:
@@ -121,8 +124,8 @@ def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
     upper = upper_case_token(vocabulary)
     if upper:
         raise ValueError(
-            f"do_lower_case is on, but {vocab_file} is a cased vocabulary (it holds {upper!r}): "
-            "those words would never be found. Give --do_lower_case=false."
+            f"do_lower_case must be off for a cased vocabulary; got {vocab_file} with {upper!r}, "
+            "which would never be found. Give --do_lower_case=false."
         )
 
 
@@ -134,8 +137,8 @@ def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str)
     """
     if len(vocabulary) > vocab_size:
         raise ValueError(
-            f"{vocab_file} has {len(vocabulary):,} word pieces, but the model has embeddings for "
-            f"{vocab_size:,}; does it belong to another model?"
+            f"{vocab_file} must have at most {vocab_size:,} tokens, the size of the model's "
+            f"embeddings; got {len(vocabulary):,}. Give the model's own vocabulary."
         )
 
 
@@ -209,13 +212,15 @@ def learn(
         ValueError: there is no text, or `vocab_size` is too small.
     """
     if vocab_size < 50:
-        raise ValueError(f"vocab_size: got {vocab_size}, expected at least 50.")
+        raise ValueError(f"vocab_size must be at least 50; got {vocab_size}.")
     if iter(texts) is texts:
         texts = list(texts)
     tokenizer = _tokenizer({UNK: 0}, do_lower_case)
     counts = _characters(texts, tokenizer)
     if not counts:
-        raise ValueError("learn a vocabulary: the input holds no text.")
+        raise ValueError(
+            "The input must contain text to learn a vocabulary from; got none. Check the paths."
+        )
     alphabet, continuing, needed = _alphabet(counts, tokenizer, vocab_size)
     # The library numbers new characters in the order of a randomly seeded hash table, and breaks
     # ties between merges by these numbers. If it gets all single characters beforehand, nothing is
@@ -235,19 +240,18 @@ def learn(
     if report:
         share = sum(map(counts.__getitem__, alphabet)) / counts.total()
         report(
-            f"{vocab_file}: {len(vocabulary):,} word pieces, among them {len(alphabet):,} of the "
-            f"{len(counts):,} different characters, which are {share:.2%} of the text"
+            f"{vocab_file}: {len(vocabulary):,} word pieces, with {len(alphabet):,} of the "
+            f"{len(counts):,} different characters, which cover {share:.2%} of the text"
         )
         if len(vocabulary) < vocab_size:
             report(
-                f"These are fewer than the {vocab_size:,} asked for: no other piece of a word "
-                f"occurs {min_frequency} times or more (an ideograph is a word by itself)."
+                f"This is less than vocab_size={vocab_size:,}: no other piece of a word occurs at "
+                f"least {min_frequency} times (each ideograph is a word of its own)."
             )
         if needed > vocab_size:
             report(
-                f"warning: vocab_size must be {needed:,} or more to hold the characters that are "
-                f"{COVERAGE:.2%} of the text; got {vocab_size:,}. Words with other characters "
-                f"become {UNK}."
+                f"warning: vocab_size must be {needed:,} or more to cover {COVERAGE:.2%} of the "
+                f"text; got {vocab_size:,}. Words with other characters become {UNK}."
             )
     return len(vocabulary)
 

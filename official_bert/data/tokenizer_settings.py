@@ -59,12 +59,14 @@ def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
         found |= {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
         ordered = sorted(found, key=found.__getitem__)
         if [found[token] for token in ordered] != [*range(len(ordered))]:
-            raise ValueError(f"its ids are not 0 to {len(ordered) - 1}, each once")
+            raise ValueError(f"its ids must be 0 to {len(ordered) - 1}, each once")
         stripped = {token.strip(): number for number, token in enumerate(ordered)}
         if len(stripped) < len(ordered) or any("\n" in token for token in stripped):
-            raise ValueError("it holds a word piece twice, or one with a line break")
+            raise ValueError("its word pieces must be different and without line breaks")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{vocab_file} holds no vocabulary: {error}.") from None
+        raise ValueError(
+            f"{vocab_file} must contain a vocabulary: {error}. Give the original file."
+        ) from None
     return stripped  # as the lines of a vocab.txt are
 
 
@@ -172,13 +174,15 @@ def _tokenizer(file: Place) -> dict[str, Any]:
     found = _object(file)
     model = found.get("model")
     if not isinstance(model, dict):
-        raise ValueError(f"{file} must be a tokenizer.json; it has no model.")
+        raise ValueError(
+            f"{file} must be a tokenizer.json with a model; got none. Give the original file."
+        )
     # Old files do not name it; only WordPiece has a prefix and no merges.
     kind = model.get("type", "WordPiece" if "continuing_subword_prefix" in model else None)
     if kind != "WordPiece":
         raise ValueError(
-            f"{file} must hold a WordPiece model; got {kind!r}. A BERT has WordPiece; another "
-            "model's vocabulary cannot be used."
+            f"{file} must contain a WordPiece model, as a BERT has; got {kind!r}. Give the "
+            "tokenizer of a BERT."
         )
     return found
 
@@ -189,5 +193,7 @@ def _object(file: Place) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise TypeError(f"got a {type(found).__name__}")
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} is not a JSON object of settings: {error}.") from None
+        raise ValueError(
+            f"{file} must be a JSON object of settings: {error}. Fetch or make it again."
+        ) from None
     return found

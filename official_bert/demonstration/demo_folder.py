@@ -104,8 +104,8 @@ def clock(
     for name, value in settings.items():
         if made[name].exists() and earlier.get(name) != value:
             raise ValueError(
-                f"{layout.folder} holds a demo with {name}={earlier.get(name)!r}, not {value!r}; "
-                "give another --output_dir, or remove that folder."
+                f"{name} must be {earlier.get(name)!r}, as in the demo in {layout.folder}; got "
+                f"{value!r}. Give another --output_dir, or remove that folder."
             )
     finished = earlier.get("finished", False)
     taken = earlier.get("seconds", 0.0)
@@ -142,6 +142,6 @@ def _earlier(layout):
         pass
     found = next(path for path in layout.written if path.exists())
     raise ValueError(
-        f"output_dir must be a new folder, or that of a demo; got {layout.folder}, whose "
-        f"{found.name} is not of a demo. Give another --output_dir."
+        f"output_dir must be a new folder, or one of an earlier demo; got {layout.folder}, whose "
+        f"{found.name} is from elsewhere. Give another --output_dir."
     )

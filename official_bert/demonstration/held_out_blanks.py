@@ -53,8 +53,8 @@ def choose(text_file: str | os.PathLike, vocab_file: str, count: int = 20) -> li
     found = [sentences for sentences in found if sentences]
     if not found:
         raise ValueError(
-            f"{text_file} has no sentence of {MIN_WORDS} to {MAX_WORDS} words to make a blank "
-            "in; hold out more text."
+            f"{text_file} must have sentences of {MIN_WORDS} to {MAX_WORDS} words to make blanks "
+            "in; got none. Hold out more text."
         )
     draws = random.Random(SEED)
     blanks = []

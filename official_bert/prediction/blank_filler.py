@@ -79,7 +79,7 @@ class BlankFiller:
             ValueError: if a text has no `[MASK]`, or one beyond the place where it is cut.
         """
         if top < 1:
-            raise ValueError(f"top: got {top}, expected at least 1.")
+            raise ValueError(f"top must be at least 1; got {top}.")
         rows = [self._ids(number, text) for number, text in enumerate(inputs.texts(texts))]
         count = len(self._are_words)
         asked = np.flatnonzero(self._are_words) if words_only else np.arange(count)
@@ -117,8 +117,8 @@ class BlankFiller:
         parts = text.split(tokenization.MASK)
         if len(parts) == 1:
             raise ValueError(
-                f"text {number}, {inputs.shown(text)}, has no [MASK]; put one where the model "
-                "should guess."
+                f"text {number} must have a [MASK]; got {inputs.shown(text)}. Put one where the "
+                "model should guess."
             )
         ids = []
         for index, part in enumerate(parts):
@@ -127,8 +127,9 @@ class BlankFiller:
         room = self._longest - 2
         if special(tokenization.MASK) in ids[room:]:
             raise ValueError(
-                f"text {number}, {inputs.shown(text)}, has {len(ids)} word pieces, and a [MASK] "
-                f"beyond the {room} that the model reads; give a shorter part around it."
+                f"text {number} must have each [MASK] within its first {room} word pieces, which "
+                f"the model reads; got {inputs.shown(text)}, with {len(ids)}. Give a shorter part "
+                "around it."
             )
         return [special(tokenization.CLS), *ids[:room], special(tokenization.SEP)]
 

@@ -57,7 +57,7 @@ def by_length(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
         ValueError: if `batch_size` is below 1.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size: got {batch_size}, expected at least 1.")
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     order = np.argsort(-np.asarray(lengths), kind="stable")  # too large a batch fails at once
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
@@ -71,9 +71,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def require_finite(outputs: np.ndarray) -> None:
-    """Raises a ValueError where a model says NaN or infinity, of which nothing follows."""
+    """Raises a ValueError where a model's outputs are NaN or infinity."""
     if not np.isfinite(outputs).all():
         raise ValueError(
-            "The model's outputs are not finite numbers: its training diverged, or its numbers "
-            "exceed what dtype='fp16' can hold; dtype='fp32' tells which."
+            "the model's outputs must be finite; got others. Its training diverged, or its numbers "
+            "exceed the range of dtype='fp16'. Try dtype='fp32'."
         )

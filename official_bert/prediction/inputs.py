@@ -58,25 +58,25 @@ def shown(text: str) -> str:
 
 def _listed(given, what):
     if isinstance(given, str):
-        raise ValueError(f"{what}: got one text, {shown(given)}; expected a list, such as [text].")
+        raise ValueError(f"{what} must be a list, such as [text]; got one text, {shown(given)}.")
     try:
         return list(given)
     except TypeError:
-        raise ValueError(f"{what}: got {type(given).__name__}, expected a list.") from None
+        raise ValueError(f"{what} must be a list; got {type(given).__name__}.") from None
 
 
 def _pair(given, what):
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"{what}: got {given!r:.99}, expected a pair of texts, (first, second).")
+        raise ValueError(f"{what} must be a pair of texts, (first, second); got {given!r:.99}.")
     return given
 
 
 def _require_text(text, what):
     if not isinstance(text, str):
-        raise ValueError(f"{what}: got {text!r:.99}, expected text (str).")
+        raise ValueError(f"{what} must be text (str); got {text!r:.99}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{what} is not valid Unicode: {text[error.start]!r} is half of a character."
+            f"{what} must be valid Unicode; got {text[error.start]!r}, half of a character."
         ) from None

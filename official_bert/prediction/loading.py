@@ -55,7 +55,7 @@ def load_untrained(
     source, run, policy = _open(folder, vocab_file, do_lower_case, "fp32")
     _check(source, folder)
     if source.head or "seed" not in run:
-        raise ValueError(f"{folder} is not the folder of a pre-training run.")
+        raise ValueError(f"{folder} must be the folder of a pre-training run; got another.")
     from official_bert.model.pretrainer import BertPretrainer
     from official_bert.training import model_state
 
@@ -100,8 +100,8 @@ def _newest(path, run):
     seeds = sorted(file.parent.name for file in path.glob("seed_*/run.json"))
     if seeds:
         raise ValueError(
-            f"{path} holds the runs of several seeds ({', '.join(seeds)}); give one of their "
-            f"folders, such as {path / seeds[0]}."
+            f"{path} must be the folder of one run; got the runs of several seeds "
+            f"({', '.join(seeds)}). Give one of their folders, such as {path / seeds[0]}."
         )
     return path
 
@@ -116,11 +116,11 @@ def _check(source, folder):
     if "encoder" not in source.parts or has_unknown_head:
         held = names.listed([*source.parts, *source.left_over]) or "nothing"
         raise ValueError(
-            f"{folder} must hold an encoder, bare or with a head for masked words, for classes of "
-            f"sentences or for answers; got {held} ({source.path}, {source.dialect}). "
+            f"{folder} must contain an encoder, bare or with a head for masked words, for sentence "
+            f"classes or for answers; got {held} ({source.path}, {source.dialect}). "
             + (
-                "It was trained for another task, whose head is not known here; to use its encoder "
-                "alone, convert it with --allow_missing_heads."
+                "Its head is of an unknown task: to use only its encoder, convert it with "
+                "--allow_missing_heads."
                 if "encoder" in source.parts
                 else "Give the folder of another model."
             )
@@ -139,9 +139,8 @@ def _check_vocabulary(source, folder):
     tokenization.check_case(vocabulary, str(source.vocab_file), source.do_lower_case)
     if source.config.vocab_size - len(vocabulary) > _MOST_PADDING:
         raise ValueError(
-            f"{source.vocab_file} holds {len(vocabulary):,} word pieces, but the model in {folder} "
-            f"was made for {source.config.vocab_size:,}; give the model's own vocabulary "
-            "(vocab_file=…)."
+            f"{source.vocab_file} must have the {source.config.vocab_size:,} tokens of the model "
+            f"in {folder}; got {len(vocabulary):,}. Give the model's own vocabulary (vocab_file=…)."
         )
 
 
@@ -224,11 +223,12 @@ def _labels(source, outputs):
     try:
         found = labels.from_json(contents)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"The labels beside {source.path} are damaged: {error}") from None
+        raise ValueError(f"the labels next to {source.path} are damaged: {error}") from None
     number = len(found.names) if isinstance(found, labels.Classes) else 1
     if number != outputs:
         raise ValueError(
-            f"The labels beside {source.path} are {number}, but the model has {outputs} outputs."
+            f"the labels next to {source.path} must be {outputs}, as the outputs of the model; got "
+            f"{number}. Correct them in its folder."
         )
     return found
 

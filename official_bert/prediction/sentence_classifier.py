@@ -104,10 +104,10 @@ class SentenceClassifier:
 
     def _require_kind(self, are_pairs, rows):
         if rows and self.takes_pairs is not None and self.takes_pairs != are_pairs:
-            kinds = ("single sentences", "pairs of sentences, (first, second)")
+            kinds = ("a single sentence", "a pair of sentences, (first, second)")
             raise ValueError(
-                f"text {rows[0]} is {('one sentence', 'a pair')[are_pairs]}, but the model was "
-                f"trained on {kinds[self.takes_pairs]}."
+                f"text {rows[0]} must be {kinds[self.takes_pairs]}, as in the model's training; "
+                f"got {('one sentence', 'a pair')[are_pairs]}."
             )
 
     def _arrays(self, sentences, are_pairs):

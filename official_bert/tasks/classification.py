@@ -84,8 +84,8 @@ class Classification:
         """Refuses a stage with masked words to predict."""
         if stage.max_predictions_per_seq:
             raise ValueError(
-                f"max_predictions_per_seq is for pre-training; got "
-                f"{stage.max_predictions_per_seq}, expected 0."
+                "max_predictions_per_seq must be 0 for classification; got "
+                f"{stage.max_predictions_per_seq}. It belongs to pre-training."
             )
 
     # Model and batches
@@ -111,14 +111,14 @@ class Classification:
         order = order_by_name(ours, classes, self.synonyms)
         if order is None:
             print(
-                f"warning: {path} calls its outputs {theirs}, which does not tell their order; "
-                f"assumed: {', '.join(ours)}. If it is another, write these names in the right "
-                "order into id2label of its config.json.",
+                f"warning: {path} names its outputs {theirs}, from which their order is not clear; "
+                f"assuming {', '.join(ours)}. If that is wrong, write these names in the right "
+                "order into id2label in its config.json.",
                 flush=True,
             )
         elif order != sorted(order):
             model.head.arrange(order)
-            print(f"the outputs of {path} are taken by their names: {theirs}", flush=True)
+            print(f"reordered the outputs of {path} by their names: {theirs}", flush=True)
 
     def trains(self, path: str) -> bool:
         """All variables are of use."""

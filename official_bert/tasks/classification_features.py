@@ -76,8 +76,8 @@ def make_features(
     fewest = 3 if sentences2 is None else 5
     if max_seq_length < fewest:
         raise ValueError(
-            f"max_seq_length: got {max_seq_length}, expected at least {fewest}: [CLS], and a piece "
-            f"and [SEP] per sentence."
+            f"max_seq_length must be at least {fewest}, for [CLS] and, per sentence, a word piece "
+            f"and [SEP]; got {max_seq_length}."
         )
     encode = tokenization.SentenceEncoder(tokenizer)
     ids = tokenizer.get_vocab()

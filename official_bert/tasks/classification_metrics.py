@@ -33,8 +33,8 @@ def compute(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     if predictions.shape != labels.shape or labels.ndim != 1 or not labels.size:
         raise ValueError(
-            f"metrics: got predictions of shape {predictions.shape} and labels of shape "
-            f"{labels.shape}; expected one of each per example, and at least one example."
+            "predictions and labels must be one of each per example, for at least one example; got "
+            f"shapes {predictions.shape} and {labels.shape}."
         )
     for values in (predictions, labels):
         _require_finite(values)
@@ -56,8 +56,8 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     counts = _confusion(predictions, labels)
     if len(counts) > 2:
         raise ValueError(
-            f"f1: got class {len(counts) - 1}, expected classes 0 and 1; with more than two use "
-            f"f1_macro."
+            f"f1 must get classes 0 and 1; got class {len(counts) - 1}. With more than two "
+            "classes, use f1_macro."
         )
     return float(_f1_of_classes(counts)[1])
 
@@ -105,7 +105,7 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 
 def _metric(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
     if name not in METRICS:
-        raise ValueError(f"metrics: got {name!r}, expected one of {', '.join(METRICS)}.")
+        raise ValueError(f"metrics must be among {', '.join(METRICS)}; got {name!r}.")
     return METRICS[name]
 
 
@@ -113,8 +113,8 @@ def _require_finite(values: np.ndarray) -> None:
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise ValueError(
-            f"metrics: value {bad[0]} of {values.size} is {values[bad[0]]}, and {bad.size} are not "
-            f"finite; expected finite numbers. Has the model diverged?"
+            f"metrics must get finite numbers; got {values[bad[0]]} as value {bad[0]} of "
+            f"{values.size}, and {bad.size} such values in total. Has the model diverged?"
         )
 
 
@@ -123,8 +123,8 @@ def _confusion(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
     for values in (predictions, labels):
         if values.dtype.kind not in "iu" or values.min() < 0:
             raise ValueError(
-                f"metrics: got {values[:3].tolist()}… ({values.dtype}), expected class numbers "
-                f"from 0, as integers."
+                f"metrics must get class numbers from 0, as integers; got {values[:3].tolist()}… "
+                f"({values.dtype})."
             )
     size = max(int(predictions.max()), int(labels.max()), 1) + 1
     pairs = predictions.astype(np.int64) * size + labels

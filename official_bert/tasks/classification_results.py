@@ -70,11 +70,11 @@ def write_predictions(
 
 
 def require_finite(outputs: np.ndarray, what: str) -> None:
-    """Raises a ValueError where a model says NaN or infinity, of which nothing follows."""
+    """Raises a ValueError where a model's outputs are NaN or infinity."""
     bad = np.flatnonzero(~np.isfinite(outputs).all(axis=-1))
     if bad.size:
         raise ValueError(
-            f"{what}: the model's outputs for {bad.size} of {len(outputs)} examples are not finite "
-            f"numbers, first for example {bad[0]}, counted from 0. Its training diverged; try a "
-            f"lower learning rate."
+            f"{what}: the model's outputs must be finite; got others for {bad.size} of "
+            f"{len(outputs)} examples, first for example {bad[0]} (counted from 0). Its training "
+            "diverged: try a lower learning rate."
         )

@@ -136,7 +136,7 @@ def task(name: str) -> GlueTask:
         if name.lower().replace("-", "") == one.name.lower().replace("-", ""):
             return one
     names = ", ".join(one.name for one in TASKS)
-    raise ValueError(f"task_name: got {name!r}, expected one of {names}.")
+    raise ValueError(f"task_name must be one of {names}; got {name!r}.")
 
 
 def read(one: GlueTask, data_dir: str, split: str) -> Examples:
@@ -153,7 +153,7 @@ def read(one: GlueTask, data_dir: str, split: str) -> Examples:
     is_test = split in one.test_splits
     if not is_test and split not in ("train", *one.dev_splits):
         known = ", ".join(("train", *one.dev_splits, *one.test_splits))
-        raise ValueError(f"{one.name} has no set {split!r}; expected one of {known}.")
+        raise ValueError(f"split must be one of {known} for {one.name}; got {split!r}.")
     columns = one.columns if is_test else dataclasses.replace(one.columns, index=None)
     return sentence_examples.read(
         find_file(one, data_dir, split),
@@ -175,10 +175,10 @@ def find_file(one: GlueTask, data_dir: str, split: str) -> str:
         if os.path.isfile(name + ending):
             return name + ending
     inner = os.path.join(data_dir, one.name)
-    mend = f"did you mean {inner!r}?" if os.path.isdir(inner) else "download the whole folder."
+    mend = f"Did you mean {inner!r}?" if os.path.isdir(inner) else "Download the whole folder."
     raise ValueError(
-        f"data_dir: {data_dir!r} holds no {split}.tsv (nor {split}.tsv.gz, .bz2, .xz, .zst); "
-        f"expected the folder of {one.name} in GLUE's download: {mend}"
+        f"data_dir must be the folder of {one.name} in GLUE's download; got {data_dir!r}, without "
+        f"{split}.tsv (or {split}.tsv.gz, .bz2, .xz, .zst). {mend}"
     )
 
 
@@ -195,14 +195,14 @@ def write_predictions(path: str, index: Sequence[str], predictions: Sequence[str
     """
     if len(index) != len(predictions):
         raise ValueError(
-            f"{path}: got {len(predictions)} predictions for {len(index)} examples; expected one "
-            f"per example."
+            f"{path} must get one prediction per example; got {len(predictions)} for {len(index)} "
+            "examples."
         )
     for text in (*index, *predictions):
         if any(character in text for character in "\t\r\n"):
             raise ValueError(
-                f"{path}: {text[:40]!r} holds a tab or a line break, which a TSV file cannot hold; "
-                f"change the labels or the index of the data."
+                f"{path} must have no tab or line break in a cell; got {text[:40]!r}. Change the "
+                "labels or the index of the data."
             )
     rows = (f"{number}\t{text}\n" for number, text in zip(index, predictions))
     write_text(path, "".join(("index\tprediction\n", *rows)))

@@ -31,7 +31,7 @@ class Classes:
 
     def __post_init__(self):
         if len(self.names) < 2 or len(set(self.names)) < len(self.names):
-            raise ValueError(f"classes: got {self.names!r}, expected two different ones or more.")
+            raise ValueError(f"classes must be at least two different names; got {self.names!r}.")
 
     def encode(self, examples: Examples) -> np.ndarray:
         """Class numbers, int32 of shape (number of examples,).
@@ -48,10 +48,12 @@ class Classes:
         if unknown:
             line = next(n for n, name in zip(examples.lines, names) if name in unknown)
             placeholders = all(re.fullmatch(r"LABEL_[0-9]+", name) for name in self.names)
-            mend = " Write their names into id2label of its config.json." if placeholders else ""
+            cure = "Correct the labels, or train on them."
+            if placeholders:
+                cure = "Write the names into id2label in the checkpoint's config.json."
             raise ValueError(
-                f"{examples.path}, line {line}: unknown labels in this file: "
-                f"{_named(unknown)}; expected {_named(self.names)}, the classes of training.{mend}"
+                f"{examples.path}, line {line}: labels must be among the classes of training, "
+                f"{_named(self.names)}; got {_named(unknown)}. {cure}"
             )
         return np.fromiter(map(numbers.__getitem__, names), np.int32, len(names))
 
@@ -84,8 +86,8 @@ class Numbers:
             if not (self.low <= value <= self.high and abs(value) <= _LARGEST):
                 bounds = f" from {self.low:g} to {self.high:g}" if self != Numbers() else ""
                 raise ValueError(
-                    f"{examples.path}, line {line}: the label is {label[:40]!r}, expected a "
-                    f"number{bounds}."
+                    f"{examples.path}, line {line}: the label must be a number{bounds}; got "
+                    f"{label[:40]!r}."
                 )
         return np.asarray(values, np.float32)
 
@@ -99,8 +101,8 @@ class Numbers:
         if not np.isfinite(predictions).all():
             bad = predictions[~np.isfinite(predictions)]
             raise ValueError(
-                f"predictions: {bad.size} of {predictions.size} are not finite, such as {bad[0]}; "
-                f"expected numbers. Has the model diverged?"
+                f"predictions must be finite; got {bad.size} of {predictions.size} that are not, "
+                f"such as {bad[0]}. Has the model diverged?"
             )
         clipped = np.clip(predictions, np.float32(self.low), np.float32(self.high))
         return [np.format_float_positional(value, trim="0") for value in clipped]
@@ -166,8 +168,8 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     found = {names[0] if len(names) == 1 else value for value, names in spellings.items()}
     if len(found) < 2:
         raise ValueError(
-            f"{examples.path}: all rows have the label {_named(found)}; expected two different "
-            f"ones or more. Is the column of labels the right one?"
+            f"{examples.path} must have at least two different labels; got only {_named(found)}. "
+            "Is label_column the right column?"
         )
     if not numbers_are_classes:
         _require_no_measurements(examples.path, found)
@@ -195,9 +197,9 @@ def _require_no_measurements(path, names):
     if all(map(float.is_integer, values)) and (are_counted or len(values) <= _MANY):
         return
     raise ValueError(
-        f"label_type must be given for {path}: its labels are {len(values)} different numbers, "
-        f"from {min(values):g} to {max(values):g}. Give --label_type=number to predict numbers "
-        f"(regression), or --label_type=class if each of them is a class."
+        f"label_type must be given for {path}; got {len(values)} different numbers as labels, from "
+        f"{min(values):g} to {max(values):g}. Give --label_type=number to predict numbers "
+        "(regression), or --label_type=class if each of them is a class."
     )
 
 
@@ -264,13 +266,13 @@ def load(path: str) -> Classes | Numbers:
             return from_json(json.load(file))
     except FileNotFoundError:
         raise ValueError(
-            f"{path}: there is no such file; training on classes writes it beside its model. "
-            f"Give that model's folder, or copy its {os.path.basename(path)} here."
+            f"{path} must exist: training on classes writes it next to the model. Give the folder "
+            f"of that model, or copy its {os.path.basename(path)} here."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path}: not a file of labels ({error}); expected the one that training wrote beside "
-            f"its model."
+            f"{path} must be the file of labels that training wrote next to the model; got other "
+            f"contents ({error}). Copy it from there again."
         ) from None
 
 
@@ -283,20 +285,23 @@ def from_json(contents: dict) -> Classes | Numbers:
     if "classes" in contents:
         names = contents["classes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"classes {names!r:.99}, expected a list of names")
+            raise TypeError(f"classes must be a list of names; got {names!r:.99}")
         return Classes(tuple(names))
     low, high = contents["number"]
     if not {type(low), type(high)} <= {int, float, type(None)}:
-        raise TypeError(f"bounds {contents['number']!r:.99}, expected two numbers or null")
+        raise TypeError(f"bounds must be two numbers or null; got {contents['number']!r:.99}")
     return Numbers(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _require_labels(examples: Examples) -> Sequence[str]:
     if examples.labels is None:
-        raise ValueError(f"{examples.path}: read without labels; expected labelled examples.")
+        raise ValueError(f"{examples.path} must be read with labels; got examples without.")
     for line, label in zip(examples.lines, examples.labels):
         if not label.strip():
-            raise ValueError(f"{examples.path}, line {line}: the label is empty.")
+            raise ValueError(
+                f"{examples.path}, line {line}: the label must not be empty. Fill it in, or remove "
+                "the row."
+            )
     return examples.labels
 
 

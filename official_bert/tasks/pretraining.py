@@ -29,20 +29,23 @@ class Pretraining:
     used, because the flags of `run_pretraining` are made from the fields.
     """
 
-    use_next_sentence_label: bool = setting("Whether the next-sentence task is trained.", True)
+    use_next_sentence_label: bool = setting("Train the next-sentence task.", True)
     masked_lm_prob: float | None = setting(
-        "Fraction of the tokens to mask, for records made with --dynamic_masking. The default of "
-        "this and the next two settings is what the records were made with.",
+        "Fraction of the tokens to mask, for records made with --dynamic_masking. Default: as when "
+        "the records were made.",
         None,
         minimum=0,
         below=1,
         hint="15 % is 0.15.",
     )
     do_whole_word_mask: bool | None = setting(
-        "Mask whole words; for records made with --dynamic_masking.", None
+        "Mask all word pieces of a word together, for records made with --dynamic_masking. "
+        "Default: as when the records were made.",
+        None,
     )
     max_ngram_size: int | None = setting(
-        "Maximum length of a masked run in words; for records made with --dynamic_masking.",
+        "Maximum length of a masked run in words, for records made with --dynamic_masking. "
+        "Default: as when the records were made.",
         None,
         minimum=1,
     )

@@ -29,8 +29,7 @@ class Columns:
             others = [other for other in given if given[other] == name and other != field]
             if name is not None and others:
                 raise ValueError(
-                    f"{field} and {others[0]} both name the column {name!r}; expected different "
-                    f"columns."
+                    f"{field} and {others[0]} must be different columns; got {name!r} for both."
                 )
 
 
@@ -97,6 +96,6 @@ def _report_skipped(path: str, rows: int, skipped: tuple[int, ...]) -> None:
     if skipped:
         first = ", ".join(map(str, skipped[:5])) + (", …" if len(skipped) > 5 else "")
         print(
-            f"{path}: left out {len(skipped):,} of {rows + len(skipped):,} rows, whose number of "
-            f"columns is not the header's (lines {first})"
+            f"{path}: left out {len(skipped):,} of {rows + len(skipped):,} rows, because they have "
+            f"more or fewer columns than the header (lines {first})"
         )

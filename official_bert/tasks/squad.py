@@ -66,13 +66,13 @@ class QuestionAnswering:
         """Refuses a stage with masked words to predict, or with another length."""
         if stage.max_predictions_per_seq:
             raise ValueError(
-                f"max_predictions_per_seq is for pre-training; got "
-                f"{stage.max_predictions_per_seq}, expected 0."
+                "max_predictions_per_seq must be 0 for question answering; got "
+                f"{stage.max_predictions_per_seq}. It belongs to pre-training."
             )
         if stage.max_seq_length != self.windows.max_seq_length:
             raise ValueError(
-                f"max_seq_length of a stage must be that of the windows, "
-                f"{self.windows.max_seq_length}; got {stage.max_seq_length}."
+                f"max_seq_length of a stage must be {self.windows.max_seq_length}, that of the "
+                f"windows; got {stage.max_seq_length}."
             )
 
     # Model and batches
@@ -121,8 +121,8 @@ class QuestionAnswering:
         kept, counts = squad_data.for_training(dataset.questions)
         if not kept:
             raise ValueError(
-                f"{file}: none of its {len(dataset.questions)} questions has an answer that stands "
-                f"in the context; expected SQuAD's JSON with answers."
+                f"{file} must contain an answer that occurs in its context; got none in "
+                f"{len(dataset.questions)} questions. Give SQuAD's JSON with answers."
             )
         return kept, counts
 
@@ -131,8 +131,8 @@ class QuestionAnswering:
         marked = sum(question.is_impossible for question in questions)
         if marked and not self.version_2_with_negative:
             raise ValueError(
-                f"{file}: {marked} of its {len(questions)} questions are marked is_impossible; "
-                f"give --version_2_with_negative, or another file."
+                f"{file} must have no question marked is_impossible; got {marked} of "
+                f"{len(questions)}. Give --version_2_with_negative, or another file."
             )
 
     def features(self, questions: Sequence[Question], config: BertConfig) -> Features:

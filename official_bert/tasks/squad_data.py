@@ -65,14 +65,14 @@ def read(path: str) -> Dataset:
         question = _question(place, context, record)
         if question.id in places:
             raise ValueError(
-                f"{place}: the id {question.id!r} is also that of {places[question.id]}; "
-                f"predictions are told apart by their ids: rename or remove one."
+                f"{place}: the id of a question must be unique; got {question.id!r}, as for "
+                f"{places[question.id]}. Rename or remove one of them."
             )
         places[question.id] = place.removeprefix(f"{path}: ")
         questions.append(question)
         version_2 = version_2 or "is_impossible" in record
     if not questions:
-        raise ValueError(f"{path}: holds no question; expected SQuAD's JSON.")
+        raise ValueError(f"{path} must contain questions in SQuAD's JSON; got none.")
     return Dataset(_in_characters(path, questions), version_2)
 
 
@@ -86,7 +86,7 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}).") from None
+        raise ValueError(f"{path} must be JSON; got invalid JSON ({error}).") from None
 
 
 def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]:
@@ -128,8 +128,9 @@ def _in_characters(path: str, questions: list[Question]) -> list[Question]:
 @functools.cache  # once for a file that is read again
 def _report_utf16(path: str, by_characters: int, by_units: int) -> None:
     print(
-        f"{path}: the places of answers are counted in UTF-16 units, as JavaScript counts: so "
-        f"{by_units:,} answers are where the file says, by characters {by_characters:,}",
+        f"{path}: counting the positions of answers in UTF-16 units, as JavaScript does: "
+        f"{by_units:,} answers then match the context, compared with {by_characters:,} when "
+        "counting characters",
         flush=True,
     )
 
@@ -215,13 +216,13 @@ _REQUIRED = object()
 def _field(place: str, record: Any, name: str, kind: type, default: Any = _REQUIRED) -> Any:
     """A value of a JSON object, checked."""
     if not isinstance(record, dict):
-        raise ValueError(f"{place}: got {_short(record)}, expected an object with {name!r}.")
+        raise ValueError(f"{place} must be an object with {name!r}; got {_short(record)}.")
     if name not in record and default is not _REQUIRED:
         return default
     value = record.get(name)
     if type(value) is not kind:
-        got = f"is {_short(value)}" if name in record else "is missing"
-        raise ValueError(f"{place}: {name!r} {got}; expected {_KINDS[kind]}.")
+        got = _short(value) if name in record else "none"
+        raise ValueError(f"{place}: {name!r} must be {_KINDS[kind]}; got {got}.")
     return value
 
 
@@ -231,8 +232,8 @@ def _text(place: str, record: Any, name: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{place}: {name!r} holds half of a character at {error.start} "
-            f"({text[error.start]!r}), which no text can; remove it."
+            f"{place}: {name!r} must be valid Unicode; got half of a character at {error.start} "
+            f"({text[error.start]!r}). Remove it."
         ) from None
     return text
 

@@ -40,11 +40,11 @@ class Settings:
     def __post_init__(self):
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected 1 or more.")
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if not np.isfinite(self.null_score_diff_threshold):
             raise ValueError(
-                f"null_score_diff_threshold: got {self.null_score_diff_threshold}, expected a "
-                f"finite number, typically between -5 and -1."
+                "null_score_diff_threshold must be a finite number; got "
+                f"{self.null_score_diff_threshold}. Typical values are between -5 and -1."
             )
 
 
@@ -186,7 +186,9 @@ def _checked(features: Features, logits: np.ndarray) -> np.ndarray:
     logits = np.asarray(logits, np.float64)
     shape = (len(features), features.settings.max_seq_length)
     if logits.shape != shape:
-        raise ValueError(f"logits: got shape {logits.shape}, expected {shape}, as features has.")
+        raise ValueError(
+            f"logits must have shape {shape}, that of the features; got {logits.shape}."
+        )
     rows = np.arange(len(features))
     used = features.context_position(rows) + features.windows[:, 1] + 1
     bad = ~np.isfinite(logits) & (np.arange(shape[1]) < used[:, None])
@@ -194,8 +196,8 @@ def _checked(features: Features, logits: np.ndarray) -> np.ndarray:
         row = int(bad.any(axis=1).argmax())
         question = features.questions[features.question_of[row]]
         raise ValueError(
-            f"logits: those of question {question.id!r} (window {row}) hold {logits[bad][0]}; "
-            f"expected finite numbers: has the training diverged?"
+            f"logits must be finite; got {logits[bad][0]} for question {question.id!r} (window "
+            f"{row}). Has the training diverged?"
         )
     return logits
 

@@ -157,8 +157,8 @@ def _check(dataset: Dataset, predictions, null_odds) -> None:
     ids = {question.id for question in dataset.questions}
     if not ids & predictions.keys():
         raise ValueError(
-            f"predictions: none of the {len(predictions)} is for one of the {len(ids)} questions; "
-            f"are they of another file?"
+            f"predictions must be for the {len(ids)} questions of the file; got "
+            f"{len(predictions)}, all for others. Are they for another file?"
         )
     if null_odds is not None:
         _check_odds(ids, null_odds, dataset.version_2)
@@ -166,24 +166,29 @@ def _check(dataset: Dataset, predictions, null_odds) -> None:
 
 def _check_answers(question: Question, version_2: bool) -> None:
     if not question.answers and not question.is_impossible:
-        also = ", and is not marked is_impossible" if version_2 else ""
+        also = ", or be marked is_impossible" if version_2 else ""
         raise ValueError(
-            f"question {question.id!r} has no answer to compare with{also}; a test set without "
-            f"answers cannot be scored."
+            f"question {question.id!r} must have an answer to compare with{also}; got none. A test "
+            "set without answers cannot be scored."
         )
     if question.answers and question.is_impossible:
         raise ValueError(
-            f"question {question.id!r} is marked is_impossible and has an answer, "
-            f"{question.answers[0].text[:40]!r}; remove one of the two."
+            f"question {question.id!r} must have an answer or be marked is_impossible; got both, "
+            f"with the answer {question.answers[0].text[:40]!r}. Remove one of the two."
         )
 
 
 def _check_odds(ids: set[str], null_odds, version_2: bool) -> None:
     if not version_2:
-        raise ValueError("null odds: the questions are of version 1.1, where each has an answer.")
+        raise ValueError(
+            "null odds must be left out for questions of version 1.1, each of which has an answer."
+        )
     missing = sorted(ids - null_odds.keys())
     if missing:
-        raise ValueError(f"null odds: {len(missing)} questions have none, such as {missing[0]!r}.")
+        raise ValueError(
+            f"null odds must cover every question; got none for {len(missing)} questions, such as "
+            f"{missing[0]!r}."
+        )
     bad = next((i for i in ids if not math.isfinite(null_odds[i])), None)
     if bad is not None:
-        raise ValueError(f"null odds: those of {bad!r} are {null_odds[bad]}, not a finite number.")
+        raise ValueError(f"null odds must be finite numbers; got {null_odds[bad]} for {bad!r}.")

@@ -32,12 +32,12 @@ class Settings:
     def __post_init__(self):
         for name, least in (("doc_stride", 1), ("max_query_length", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected {least} or more.")
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
         if self.max_seq_length < self.max_query_length + 4:
             raise ValueError(
-                f"max_seq_length: got {self.max_seq_length}, expected {self.max_query_length + 4} "
-                f"or more: max_query_length ({self.max_query_length}), [CLS], two [SEP] and a "
-                f"piece of the context; or lower max_query_length."
+                f"max_seq_length must be at least {self.max_query_length + 4}, for "
+                f"max_query_length ({self.max_query_length}), [CLS], two [SEP] and a word piece of "
+                f"the context; got {self.max_seq_length}. Raise it, or lower max_query_length."
             )
 
 

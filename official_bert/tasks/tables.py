@@ -28,9 +28,9 @@ _ENDINGS = {
     ".json": "jsonl",
 }
 _MEND_WIDTH = {
-    "tsv": "in TSV a tab always separates and quotation marks are text, so write texts with tabs "
-    "or line breaks as CSV or JSON lines",
-    "csv": "in CSV a text with commas or line breaks stands in quotation marks",
+    "tsv": "In TSV, every tab separates and quotation marks are text: write texts with tabs or "
+    "line breaks as CSV or JSON lines.",
+    "csv": "In CSV, put texts with commas or line breaks in quotation marks.",
 }
 # Stands for a CR within a line while `csv`, which would refuse it, splits the line. Text decoded
 # from UTF-8 cannot hold this code point.
@@ -65,8 +65,8 @@ def form_of(path: str) -> str:
     ending = os.path.splitext(_COMPRESSED.sub("", path))[1].lower()
     if ending not in _ENDINGS:
         raise ValueError(
-            f"{path}: the name does not tell the format of this table; expected a name that ends "
-            f"in {', '.join(_ENDINGS)}."
+            f"{path} must have a name that ends in {', '.join(_ENDINGS)}, which gives the format "
+            "of the table. Rename it."
         )
     return _ENDINGS[ending]
 
@@ -99,7 +99,7 @@ def read(
     """
     form, columns = form_of(path), list(columns)
     if not os.path.isfile(path):
-        raise ValueError(f"{path}: there is no such file.")
+        raise ValueError(f"{path} must be an existing file. Check the path.")
     skipped = []
     if form == "jsonl":
         rows = _select_fields(path, columns)
@@ -110,7 +110,7 @@ def read(
         lines.append(line)
         cells.append(row)
     if not lines:
-        raise ValueError(f"{path}: this table has no rows; expected at least one.")
+        raise ValueError(f"{path} must have at least one row; got none.")
     read_columns = {name: [row[at] for row in cells] for at, name in enumerate(columns)}
     return Table(path, read_columns, lines, skipped)
 
@@ -134,8 +134,8 @@ def _select_cells(
             skip(line)
         else:
             raise ValueError(
-                f"{path}, line {line}: this row has {len(row)} columns, expected {len(header)} "
-                f"({_listed(header)}); {_MEND_WIDTH[form]}."
+                f"{path}, line {line} must have {len(header)} columns ({_listed(header)}); got "
+                f"{len(row)}. {_MEND_WIDTH[form]}"
             )
 
 
@@ -157,25 +157,25 @@ def _csv_rows(path: str) -> Iterator[_Row]:
     except csv.Error as error:
         if "field larger" in str(error):
             raise ValueError(
-                f"{path}, line {first_line}: a text here has more than {csv.field_size_limit():,} "
-                f"characters; if its quotation mark is closed, write the table as TSV or JSON "
-                f"lines, which hold longer ones."
+                f"{path}, line {first_line} must have texts of at most {csv.field_size_limit():,} "
+                "characters; got a longer one. If its quotation mark is closed, write the table as "
+                "TSV or JSON lines, which hold longer texts."
             ) from None
         raise ValueError(
-            f"{path}, line {first_line}: this is not CSV ({error}); a text with quotation marks "
-            f"stands in quotation marks, and each within it is doubled: "
-            f'"He said ""yes""." If quotation marks are text, write the table as TSV.'
+            f"{path}, line {first_line} must be CSV; got other text ({error}). Put a text with "
+            "quotation marks in quotation marks, and double each of its own: "
+            '"He said ""yes""." If quotation marks are text, write the table as TSV.'
         ) from None
 
 
 def _read_header(path: str, rows: Iterator[_Row]) -> list[str]:
     header = next((row for _, row in rows if row), None)
     if header is None:
-        raise ValueError(f"{path}: this file is empty; expected names of columns and rows.")
+        raise ValueError(f"{path} must have a line of column names, then rows; got an empty file.")
     if any("\r" in name for name in header):
         raise ValueError(
-            f"{path}: the names of the columns hold a carriage return; expected lines that end "
-            f"with LF or CR LF: convert the file with `tr '\\r' '\\n'`."
+            f"{path} must have lines that end with LF or CR LF; got CR in the column names. "
+            "Convert the file with `tr '\\r' '\\n'`."
         )
     return [name.strip() for name in header]
 
@@ -186,9 +186,9 @@ def _cells(
     """A function from a row to the cells of `columns`."""
     for name in columns:
         if header.count(name) != 1:
-            found = "no" if name not in header else "more than one"
+            found = "none" if name not in header else "several"
             raise ValueError(
-                f"{path}: this table has {found} column {name!r}; its first line names "
+                f"{path} must have one column {name!r}; got {found}. Its first line names "
                 f"{_listed(header)}."
             )
     places = list(map(header.index, columns))
@@ -223,13 +223,13 @@ def _parse_object(place: str, line: str) -> "_Pairs":
         fields = json.loads(line, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{place}: this is not JSON ({error}); expected one object per line, as `jq -c .` "
-            f"writes it."
+            f"{place} must be a JSON object; got invalid JSON ({error}). Write one object per "
+            "line, as `jq -c .` does."
         ) from None
     if not isinstance(fields, _Pairs):
         raise ValueError(
-            f"{place}: this is JSON, but not an object; expected one object per line, as "
-            f"`jq -c '.[]'` writes those of an array."
+            f"{place} must be a JSON object; got other JSON. Write one object per line, as `jq -c "
+            "'.[]'` does for an array."
         )
     return fields
 
@@ -245,17 +245,22 @@ class _Pairs(dict):
 
 def _field(place: str, fields: _Pairs, name: str) -> str:
     if name not in fields or name in fields.twice:
-        found = "more than one" if name in fields.twice else "no"
-        raise ValueError(f"{place}: this object has {found} {name!r}; it names {_listed(fields)}.")
+        found = "several" if name in fields.twice else "none"
+        raise ValueError(
+            f"{place} must have one field {name!r}; got {found}. Its fields are {_listed(fields)}."
+        )
     value = fields[name]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place}: {name!r} is {value}; expected a finite number, or text.")
+        raise ValueError(f"{place}: {name!r} must be text or a finite number; got {value}.")
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if not isinstance(value, str):
-        raise ValueError(f"{place}: {name!r} is {json.dumps(value)[:40]}; expected text.")
+        raise ValueError(f"{place}: {name!r} must be text; got {json.dumps(value)[:40]}.")
     if not _is_unicode(value):
-        raise ValueError(f"{place}: {name!r} holds half of a character (a lone surrogate, \\ud…).")
+        raise ValueError(
+            f"{place}: {name!r} must be valid Unicode; got half of a character (a lone surrogate, "
+            "\\ud…)."
+        )
     return value
 
 
