@@ -266,8 +266,8 @@ def ended(values):
 
 def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):
     for text, message in {
-        "": "budget(MINUTES) needs a number; got ''",
-        "soon": "budget(MINUTES) needs a number; got 'soon'",
+        "": "MINUTES of recipe budget(MINUTES) must be a number; got ''",
+        "soon": "MINUTES of recipe budget(MINUTES) must be a number; got 'soon'",
         "0": "minutes must be positive and finite; got 0.0",
         "nan": "minutes must be a finite number; got nan",
     }.items():

@@ -212,7 +212,9 @@ def test_examples_are_known_by_their_content_wherever_they_are(
 
 def test_a_vocabulary_beyond_the_models_is_refused(small_sentences, tmp_path):
     config = dataclasses.replace(small_sentences.config, vocab_size=300)
-    with pytest.raises(ValueError, match="but the model has embeddings for 300"):
+    with pytest.raises(
+        ValueError, match="must have at most 300 tokens, the size of the model's embeddings"
+    ):
         train(make_run(small_sentences, config=config), tmp_path, OPTIONS)
 
 

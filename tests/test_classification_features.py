@@ -96,9 +96,9 @@ def test_empty_sentences_and_text_that_looks_like_special_tokens(small_text):
 
 def test_a_length_without_room_for_a_piece_is_refused(small_text):
     tokenizer = tokenization.load(small_text.vocab_file)
-    with pytest.raises(ValueError, match="max_seq_length: got 2, expected at least 3"):
+    with pytest.raises(ValueError, match="max_seq_length must be at least 3, .*; got 2"):
         make_features(["a"], None, tokenizer, 2)
-    with pytest.raises(ValueError, match="max_seq_length: got 4, expected at least 5"):
+    with pytest.raises(ValueError, match="max_seq_length must be at least 5, .*; got 4"):
         make_features(["a"], ["b"], tokenizer, 4)
 
 

@@ -146,15 +146,15 @@ def test_one_example_is_enough():
 @pytest.mark.parametrize(
     ("names", "predictions", "labels", "message"),
     [
-        (["accuracy"], [], [], r"shape \(0,\) .* at least one example"),
-        (["accuracy"], [1, 0], [1], r"shape \(2,\) and labels of shape \(1,\)"),
-        (["accuracy"], [[1], [0]], [[1], [0]], r"shape \(2, 1\)"),
-        (["accuracy"], [0.5, 1.0], [0, 1], "expected class numbers from 0, as integers"),
-        (["accuracy"], [-1, 1], [0, 1], "expected class numbers from 0"),
-        (["f1"], [0, 2], [0, 1], "f1: got class 2, .* use f1_macro"),
-        (["pearson"], [0.0, math.nan], [0.0, 1.0], "value 1 of 2 is nan, and 1 are not finite"),
-        (["pearson"], [0.0, 1.0], [math.inf, 1.0], "value 0 of 2 is inf"),
-        (["loss"], [0], [0], "got 'loss', expected one of accuracy, f1,"),
+        (["accuracy"], [], [], r"at least one example; got shapes \(0,\)"),
+        (["accuracy"], [1, 0], [1], r"got shapes \(2,\) and \(1,\)"),
+        (["accuracy"], [[1], [0]], [[1], [0]], r"shapes \(2, 1\)"),
+        (["accuracy"], [0.5, 1.0], [0, 1], "must get class numbers from 0, as integers; got"),
+        (["accuracy"], [-1, 1], [0, 1], "must get class numbers from 0"),
+        (["f1"], [0, 2], [0, 1], "f1 must get classes 0 and 1; got class 2. .* use f1_macro"),
+        (["pearson"], [0.0, math.nan], [0.0, 1.0], "got nan as value 1 of 2, and 1 such"),
+        (["pearson"], [0.0, 1.0], [math.inf, 1.0], "got inf as value 0 of 2"),
+        (["loss"], [0], [0], "metrics must be among accuracy, f1, .*; got 'loss'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(names, predictions, labels, message):

@@ -83,9 +83,9 @@ def test_errors_begin_with_the_program_and_the_command_and_exit_codes_are_the_sa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pretain"], "there is no command 'pretain'; did you mean 'pretrain'?"),
-        (["qqqq"], "there is no command 'qqqq'."),
-        (["--model_dir=x"], "expected a command before the flags, got '--model_dir=x'"),
+        (["pretain"], "unknown command 'pretain'. Did you mean 'pretrain'?"),
+        (["qqqq"], "unknown command 'qqqq'."),
+        (["--model_dir=x"], "a command must precede the flags; got '--model_dir=x'"),
     ],
 )
 def test_a_command_that_is_not_there_ends_in_one_line(arguments, said):

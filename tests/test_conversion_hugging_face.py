@@ -260,7 +260,7 @@ def test_google_s_vocabularies_split_real_text_as_transformers_does(tmp_path, ki
         ({"do_lower_case": False, "tokenize_chinese_chars": False}, "tokenize_chinese_chars=False"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
         ({"do_lower_case": "yes"}, "do_lower_case='yes'"),
-        (["do_lower_case"], "is not a JSON object"),
+        (["do_lower_case"], "must be a JSON object"),
     ],
 )
 def test_settings_that_no_tokenizer_here_obeys_are_refused(tmp_path, settings, message):

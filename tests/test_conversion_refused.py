@@ -85,7 +85,7 @@ def test_a_head_that_is_not_known_is_one_refusal_and_is_left_out_by_name(tmp_pat
     folder = spoilt(tmp_path / "in", change)
     message = (
         r"--input must have masked_lm and next_sentence; got .* with encoder, pooler, and "
-        r"tags/kernel, the moments \(2 variables\) of no head known here\. Give --allow_missing_h"
+        r"tags/kernel, the moments \(2 variables\) of an unknown head\. Give --allow_missing_h"
     )
     with pytest.raises(ValueError, match=message):
         convert_checkpoint.convert(folder, tmp_path / "out", "huggingface")
@@ -179,7 +179,7 @@ def run_python(command, monkeypatch):
 
 def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
     make_source(tmp_path / "in", cased=True)
-    with pytest.raises(ValueError, match="is a cased vocabulary"):
+    with pytest.raises(ValueError, match="do_lower_case must be off for a cased vocabulary"):
         convert_checkpoint.convert(
             tmp_path / "in", tmp_path / "out", "huggingface", do_lower_case=True
         )

@@ -81,21 +81,24 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"vocab_file": "nowhere.txt"}, "vocab_file: 'nowhere.txt' does not exist"),
-        ({"input_file": "nowhere/*.txt"}, "input_file: nothing matches 'nowhere/*.txt'"),
-        ({"input_file": "BUILD,"}, "input_file must be one or more names with single commas"),
-        ({"max_ngram_size": 3}, "max_ngram_size=3 masks runs of whole words"),
+        ({"vocab_file": "nowhere.txt"}, "vocab_file must be an existing file; got 'nowhere.txt'"),
+        (
+            {"input_file": "nowhere/*.txt"},
+            "input_file must match at least one file; got 'nowhere/*.txt'",
+        ),
+        ({"input_file": "BUILD,"}, "input_file must be one or more names, separated by single"),
+        ({"max_ngram_size": 3}, "max_ngram_size must be 1 without --do_whole_word_mask; got 3"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 8 and at most 65,536; got 2."),
-        ({"num_workers": -1}, "num_workers: got -1"),
-        ({"num_shards": 100_000}, "num_shards: got 100000, expected at most 99,999"),
-        ({"num_shards": 90_000}, "num_shards: got 90000, but there will be fewer than"),
+        ({"num_workers": -1}, "num_workers must be at least 0 (0: one per core); got -1"),
+        ({"num_shards": 100_000}, "num_shards must be at most 99,999; got 100,000"),
+        ({"num_shards": 90_000}, "num_shards must be at most the number of records, which is"),
         ({"masked_lm_prob": 15}, "--masked_lm_prob must be at least 0 and below 1; got 15. 15 %"),
         ({"max_ngram_size": 0}, "--max_ngram_size must be at least 1; got 0."),
         ({"output_file": "tests"}, "output_file must be the path of a file to write; got 'tests'"),
         ({"output_file": "tests/", "num_shards": 2}, "output_file must be the path of a file to"),
-        ({"output_file": "BUILD/a"}, "output_file: cannot write into"),
-        ({"output_file": "/proc/none/a"}, "output_file: cannot write into /proc/none"),
-        ({"output_file": "a,b/c"}, "output_file: expected different files in one folder"),
+        ({"output_file": "BUILD/a"}, "output_file must be in a folder that can be written to"),
+        ({"output_file": "/proc/none/a"}, "output_file must be in a folder that can be written to"),
+        ({"output_file": "a,b/c"}, "output_file must name different files in one folder"),
     ],
 )
 def test_a_mistake_ends_with_one_clear_line_and_an_exit_code(small_text, tmp_path, wrong, message):
@@ -134,10 +137,13 @@ def create(small_text, tmp_path, text: bytes, settings: Settings | None = None, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "input_file: no text in"),
-        (b"\n \n\n", "input_file: no text in"),
-        ("漢字かな交じり文。\n".encode() * 20, "of the first .* tokens are .UNK.*does not fit"),
-        (b"caf\xe9\n", "line 1: not UTF-8"),
+        (b"", "input_file must contain text; got none in"),
+        (b"\n \n\n", "input_file must contain text; got none in"),
+        (
+            "漢字かな交じり文。\n".encode() * 20,
+            "must fit the text; .* first .* tokens are .UNK",
+        ),
+        (b"caf\xe9\n", "line 1 must be UTF-8"),
     ],
 )
 def test_text_that_cannot_be_used_is_refused_before_the_work(small_text, tmp_path, text, message):
@@ -149,7 +155,7 @@ def test_text_that_cannot_be_used_is_refused_before_the_work(small_text, tmp_pat
 def test_a_cased_vocabulary_is_refused_unless_case_is_kept(small_text, tmp_path):
     cased = tmp_path / "cased.txt"
     cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\nT\n")
-    with pytest.raises(ValueError, match=r"is a cased vocabulary .it holds 'T'"):
+    with pytest.raises(ValueError, match=r"must be off for a cased vocabulary; got .* with 'T'"):
         create(small_text, tmp_path, b"The.\n", vocab_file=str(cased), do_lower_case=True)
     assert not (tmp_path / "out").exists()
 
@@ -174,21 +180,23 @@ def test_lines_that_cannot_be_read_are_left_out_on_request_counted_and_named(sma
     text = good + b"\n".join(bad) + b"\n" + good
     options = {"num_workers": 1, "input_format": "jsonl"}
     for line in bad:
-        with pytest.raises(ValueError, match="line 1: .* give --skip_bad_lines"):
+        with pytest.raises(ValueError, match="line 1 .* Give --skip_bad_lines"):
             create(small_text, tmp_path, line + b"\n" + good, **options)
     lines = []
     made = create(small_text, tmp_path, text, report=lines.append, skip_bad_lines=True, **options)
     assert (made["documents"], made["bad_lines"]) == (80, 6)
-    with pytest.raises(ValueError, match="line 41: .* give --skip_bad_lines"):  # not up to date
+    with pytest.raises(ValueError, match="line 41 .* Give --skip_bad_lines"):  # not up to date
         create(small_text, tmp_path, text, **options)
-    assert "warning: 6 lines were left out, which could not be read. The first: " in lines[-1]
-    assert "text.txt, line 41: 'text' holds half of a surrogate pair" in lines[-1]
+    assert "warning: left out 6 unreadable lines. The first: " in lines[-1]
+    assert (
+        "text.txt, line 41 must have valid Unicode in 'text'; got half of a surrogate" in lines[-1]
+    )
     said = []
     file = str(tmp_path / "new/vocab.txt")
     (tmp_path / "new").mkdir()
     reading = {"input_format": "jsonl", "skip_bad_lines": True, "vocab_size": 100}
     learn_vocabulary(str(tmp_path / "text.txt"), file, report=said.append, **reading)
-    assert said[-1].startswith("warning: 6 lines were left out")
+    assert said[-1].startswith("warning: left out 6 unreadable lines")
 
 
 def test_duplicate_documents_are_counted_and_dropped_on_request(small_text, tmp_path):
@@ -258,7 +266,7 @@ def test_a_text_of_one_document_is_warned_of_however_small(small_text, tmp_path,
         lines = []
         text = separator.join(sentences).encode()
         create(small_text, tmp_path, text, report=lines.append, **options)
-        assert ("warning: all of the text is one document" in lines[-1]) == warned
+        assert ("warning: the text is a single document" in lines[-1]) == warned
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -270,7 +278,7 @@ def test_documents_that_fill_a_block_alone_are_warned_of(
     lines = []
     options = {"dynamic_masking": dynamic, "report": lines.append}
     create(small_text, tmp_path, "\n".join(books).encode(), **options)
-    warned = "% of the text is in documents that fill a block of text alone" in lines[-1]
+    warned = "% of the text is in documents that each fill a block" in lines[-1]
     assert warned != dynamic
 
 
@@ -294,7 +302,8 @@ def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_pa
 def test_over_half_of_the_text_dropped_is_refused_unless_it_is_allowed(small_text, tmp_path):
     text, options = one_document_a_line(8), {"one_random_stream": True}
     with pytest.raises(
-        ValueError, match=r"9\d\.\d% of the text's .* would be in no record: 8 of 8"
+        ValueError,
+        match=r"input_file must lose at most 50% .*; got 9\d\.\d% of .* in no record: 8 of 8",
     ):
         create(small_text, tmp_path, text, **options)
     assert not list((tmp_path / "out").glob("a.tfrecord*"))
@@ -317,7 +326,9 @@ def test_one_stream_that_the_memory_cannot_hold_is_refused_before_the_work(
 ):
     text = Path(small_text.path).read_bytes()
     monkeypatch.setattr("official_bert.system.memory_space.available", lambda: len(text))
-    with pytest.raises(ValueError, match=r"one_random_stream: .* 7 times its records .* leave it"):
+    with pytest.raises(
+        ValueError, match=r"one_random_stream must be off .* 7 times its records, .* Without it"
+    ):
         create(small_text, tmp_path, text, Settings(dupe_factor=7), one_random_stream=True)
     assert not (tmp_path / "out").exists()
     assert create(small_text, tmp_path, text)["sequences"]
@@ -328,7 +339,9 @@ def test_a_full_disk_is_refused_before_the_work(small_text, tmp_path, monkeypatc
 
     usage = collections.namedtuple("usage", "total used free")(10, 10, 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(ValueError, match="GB of records will not fit on the disk"):
+    with pytest.raises(
+        ValueError, match="output_file must be on a disk with room for about .* GB of records; got"
+    ):
         create(small_text, tmp_path, Path(small_text.path).read_bytes())
 
 
@@ -459,8 +472,8 @@ def inputs(small_text, tmp_path):
         ({"input_file": "text.txt,soft_vocab.txt"}, "name the same file"),
         ({"input_file": "*.txt"}, "vocab_file and input_file name the same file"),
         ({"input_file": "."}, "name the same file"),
-        ({"input_file": "t*", "output_file": "t.tfrecord"}, "would be read as text"),
-        ({"input_file": "te*", "output_file": "texts/t"}, "would be read as text"),
+        ({"input_file": "t*", "output_file": "t.tfrecord"}, "which would read it as text"),
+        ({"input_file": "te*", "output_file": "texts/t"}, "which would read it as text"),
     ],
 )
 def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
@@ -477,7 +490,9 @@ def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
 def test_a_vocabulary_is_not_learned_over_its_text(inputs, tmp_path, name):
     with pytest.raises(ValueError, match="vocab_file and input_file name the same file"):
         learn_vocabulary(str(tmp_path / "text.txt"), str(tmp_path / name), vocab_size=300)
-    with pytest.raises(ValueError, match="would be read as text by input_file="):
+    with pytest.raises(
+        ValueError, match="must not match input_file=.*, which would read it as text"
+    ):
         learn_vocabulary(str(tmp_path), str(tmp_path / "new.txt"), vocab_size=300)
     assert {path.name: path.read_bytes() for path in sorted(tmp_path.iterdir())} == inputs
 

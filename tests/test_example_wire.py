@@ -129,16 +129,22 @@ def test_records_for_dynamic_masking_give_the_same_arrays(monkeypatch):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (example(a=[1, 2]), "record 1: it names no document"),
-        (b"\x0a\xff", "record 1: not a tf.train.Example"),
-        (b"\xff" * 12, "record 1: not a tf.train.Example"),
-        (number(1, 7), "record 1: not a tf.train.Example"),
-        (example(input_ids=[0.5], sentence_lengths=[1], document=[0]), "is of another type"),
-        (example(input_ids=[5], sentence_lengths=[2], document=[0]), "record 1: its sentences are"),
-        (example(input_ids=[5], sentence_lengths=[1], document=[0, 1]), "record 1: it names no"),
+        (example(a=[1, 2]), "record 1: the feature 'document' must have one"),
+        (b"\x0a\xff", "record 1 must be a tf.train.Example"),
+        (b"\xff" * 12, "record 1 must be a tf.train.Example"),
+        (number(1, 7), "record 1 must be a tf.train.Example"),
+        (example(input_ids=[0.5], sentence_lengths=[1], document=[0]), "has the wrong type"),
+        (
+            example(input_ids=[5], sentence_lengths=[2], document=[0]),
+            "record 1 is damaged: its sente",
+        ),
+        (
+            example(input_ids=[5], sentence_lengths=[1], document=[0, 1]),
+            "record 1: the feature 'document' must",
+        ),
         (
             example(input_ids=[7], sentence_lengths=[1], document=[0]).replace(b"\x07", b"\xff"),
-            "record 1: feature 'input_ids' is damaged",
+            "record 1: the feature 'input_ids' is damaged",
         ),
     ],
     # Ids of their own: the bytes differ from process to process.

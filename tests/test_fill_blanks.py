@@ -40,4 +40,4 @@ def test_a_fine_tuned_model_is_named(tmp_path):
 def test_without_a_sentence_it_shows_one():
     done = fill_blanks("--model_dir=nowhere")
     assert done.returncode == 2
-    assert done.stderr.startswith("fill_blanks: error: give at least one sentence with a blank")
+    assert done.stderr.startswith("fill_blanks: error: the arguments must be sentences with blanks")

@@ -49,7 +49,7 @@ def dynamic(folder: Path, content: bytes, records: int, gzip: bool = False) -> B
 
 def test_a_record_that_is_no_example_is_named(tmp_path):
     (tmp_path / "a").write_bytes(frame(b"\xff\xff\xff"))
-    with pytest.raises(ValueError, match="a, record 0: not a tf.train.Example"):
+    with pytest.raises(ValueError, match="a, record 0 must be a tf.train.Example"):
         Batches([str(tmp_path / "a")], 1, 16, 3)
 
 
@@ -62,7 +62,7 @@ def test_sentences_that_are_not_the_tokens_cut_in_pieces_are_refused(tmp_path, i
     made = DynamicRecord(40)
     whole = made([5, 6, 7, 8], [2, 2], 0)
     content = whole + made(ids, lengths, 0) + whole
-    with pytest.raises(ValueError, match="a.tfrecord, record 1: its sentences are not its tokens"):
+    with pytest.raises(ValueError, match="a.tfrecord, record 1 is damaged: its sentences do not"):
         dynamic(tmp_path, content, 3)[0]
 
 
@@ -87,7 +87,7 @@ def test_a_block_that_unpacks_to_gigabytes_is_refused_before_they_are_in_memory(
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(bytes(1 << 27)) + packer.flush()
     assert len(bomb) < 200_000
-    with pytest.raises(ValueError, match="unpacks to more than 67,108,864 bytes"):
+    with pytest.raises(ValueError, match="must unpack to at most 67,108,864 bytes"):
         dynamic(tmp_path, bomb, 3, gzip=True)[0]
 
 

@@ -218,12 +218,24 @@ def write(path, **values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"input_ids": [1] * 31}, "a, record 2: input_ids holds 31 values, expected 32; max_seq"),
-        ({"masked_lm_ids": [1] * 6}, "a, record 2: masked_lm_ids holds 6 values, expected 5; max_"),
-        ({"input_ids": [1] * 31 + [900]}, "a, record 2: token id 900 is not in the vocab.* of 800"),
-        ({"masked_lm_ids": [1, 2, 3, 4, -7]}, "a, record 2: token id -7 is not"),
-        ({"masked_lm_positions": [99] * 5}, "a, record 2: masked position 99 is beyond"),
-        ({"segment_ids": None}, "a, record 2: segment_ids holds 0 values"),
+        (
+            {"input_ids": [1] * 31},
+            "a, record 2: input_ids must have length 32; got 31. Set max_seq",
+        ),
+        (
+            {"masked_lm_ids": [1] * 6},
+            "a, record 2: masked_lm_ids must have length 5; got 6. Set max_",
+        ),
+        (
+            {"input_ids": [1] * 31 + [900]},
+            "record 2: token ids must be .* of 800; got 900",
+        ),
+        ({"masked_lm_ids": [1, 2, 3, 4, -7]}, "a, record 2: token ids must be .*; got -7"),
+        (
+            {"masked_lm_positions": [99] * 5},
+            "record 2: masked positions must be 0 to 31; got 99",
+        ),
+        ({"segment_ids": None}, "a, record 2: segment_ids must have length 32; got 0"),
     ],
 )
 def test_a_wrong_record_is_refused_by_name(tmp_path, values, message):
@@ -234,11 +246,11 @@ def test_a_wrong_record_is_refused_by_name(tmp_path, values, message):
 
 def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
     with pytest.raises(
-        ValueError, match=r"static.*record 0: .* holds 32 values, expected 64; max_s"
+        ValueError, match=r"static.*record 0: .* must have length 64; got 32. Set max_s"
     ):
         Batches([f"{made}/static.tfrecord-*"], 2, 64, PREDICTIONS)
     with pytest.raises(
-        ValueError, match="made with a vocabulary of 800, but the model's vocab_size is"
+        ValueError, match="made with a vocabulary of at most .*, the model's vocab_size; got 800"
     ):
         batches(made, vocab_size=700)
     for length, padding in ((16, r"16\."), (512, r"512: 94% would be padding\.")):
@@ -246,16 +258,19 @@ def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
         with pytest.raises(ValueError, match=message):
             Batches([f"{made}/dynamic.tfrecord-*"], 2, length, PREDICTIONS)
     with pytest.raises(
-        ValueError, match="pairs and masks of these records are fixed; masked_lm_prob is"
+        ValueError, match="masked_lm_prob must be left out for records with fixed pairs and masks"
     ):
         batches(made, masked_lm_prob=0.3)
-    with pytest.raises(ValueError, match="batch_size: 10 cannot be divided among 4 hosts"):
+    with pytest.raises(ValueError, match="batch_size must be a multiple of 4, .*; got 10"):
         batches(made, batch_size=10, num_shards=4)
-    with pytest.raises(ValueError, match="shard_index: got 4, expected 0 to 3"):
+    with pytest.raises(ValueError, match="shard_index must be 0 to 3; got 4"):
         batches(made, shard_index=4, num_shards=4)
     with tf.io.TFRecordWriter(str(tmp_path / "b")) as writer:
         writer.write(tf.train.Example().SerializeToString())
-    with pytest.raises(ValueError, match="b, record 0: no feature 'input_ids'"):
+    with pytest.raises(
+        ValueError,
+        match="b, record 0 must be a BERT pre-training record with a feature 'input_ids'",
+    ):
         Batches([f"{tmp_path}/b"], 2, LENGTH, PREDICTIONS)
 
 

@@ -137,7 +137,7 @@ def test_a_folder_of_several_seeds_names_them(tmp_path):
     for seed in 1, 2:
         (tmp_path / f"seed_{seed}").mkdir()
         (tmp_path / f"seed_{seed}/run.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"several seeds \(seed_1, seed_2\); give one of their"):
+    with pytest.raises(ValueError, match=r"several seeds \(seed_1, seed_2\). Give one of their"):
         official_bert.load(tmp_path)
 
 
@@ -190,7 +190,7 @@ def test_a_cased_vocabulary_is_recognised_and_may_be_said_to_be(tmp_path):
     make_source(tmp_path / "in", cased=True)
     model = official_bert.load(tmp_path / "in")
     assert model.tokenizer.encode("The", add_special_tokens=False).tokens == ["The"]
-    with pytest.raises(ValueError, match="is a cased vocabulary"):
+    with pytest.raises(ValueError, match="must be off for a cased vocabulary"):
         official_bert.load(tmp_path / "in", do_lower_case=True)
 
 
@@ -243,10 +243,10 @@ def test_classes_that_are_not_named_whole_are_refused(tmp_path, names):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ({"classes": ["a", "b"]}, "The labels beside .* are 2, but the model has 3 outputs"),
-        ({"number": [0, 1]}, "The labels beside .* are 1, but the model has 3 outputs"),
+        ({"classes": ["a", "b"]}, "the labels next to .* must be 3, as the outputs .*; got 2"),
+        ({"number": [0, 1]}, "the labels next to .* must be 3, as the outputs .*; got 1"),
         ({"classes": 7}, "is not a file of labels"),
-        ({"number": 7}, "labels beside .* are damaged"),
+        ({"number": 7}, "labels next to .* are damaged"),
         (["a"], "is not a file of labels"),
     ],
 )
@@ -263,7 +263,7 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
     bare = {n: a for n, a in whole.items() if n[:4] != "cls/"}
     write(tmp_path / "in/bert_model.ckpt", bare | {"tags/kernel": np.zeros((16, 5), "f4")})
     message = (
-        "got encoder, pooler, tags/kernel .* trained for another task, .* --allow_missing_head"
+        "got encoder, pooler, tags/kernel .* head is of an unknown task: .* --allow_missing_head"
     )
     with pytest.raises(ValueError, match=message):
         official_bert.load(tmp_path / "in")
@@ -299,7 +299,7 @@ def test_arguments_that_lead_nowhere_are_named(tmp_path, arguments, message):
 
 def test_a_vocabulary_much_smaller_than_the_model_is_another_ones(tmp_path):
     make_source(tmp_path / "in", dataclasses.replace(CONFIG, vocab_size=200))
-    with pytest.raises(ValueError, match="holds 27 word pieces, but the model in .* made for 200"):
+    with pytest.raises(ValueError, match="must have the 200 tokens of the model in .*; got 27"):
         official_bert.load(tmp_path / "in")
 
 

@@ -133,7 +133,11 @@ def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
         ),
         ("demo", {"output_dir": "out", "corpus": "out/text"}, "and corpus names 'out/text/b.txt'"),
         ("demo", {"output_dir": "out", "corpus": "."}, "and corpus names './out/text/b.txt'"),
-        ("demo", {"output_dir": "new", "corpus": "*"}, "would be read as text by corpus='*'"),
+        (
+            "demo",
+            {"output_dir": "new", "corpus": "*"},
+            "must not match corpus='*', which would read it as text",
+        ),
     ],
 )
 def test_no_command_writes_over_what_it_reads(tmp_path, module, flags, message):

@@ -47,7 +47,7 @@ def test_a_whole_manifest_is_read():
     "text", [b"no json", b'{"a":' * 100_000, b"[]", b"{}", b'{"format": "something else"}']
 )
 def test_something_else_is_no_manifest(text):
-    with pytest.raises(ValueError, match=r"a\.manifest\.json: not a manifest"):
+    with pytest.raises(ValueError, match=r"a\.manifest\.json must be a manifest"):
         manifest.parse("a.manifest.json", text)
 
 
@@ -71,5 +71,5 @@ def test_something_else_is_no_manifest(text):
 )
 def test_a_manifest_that_lacks_something_is_called_damaged(change):
     made = {key: value for key, value in (CONTENTS | change).items() if value != "missing"}
-    with pytest.raises(ValueError, match=r"a\.manifest\.json: damaged; make the records again"):
+    with pytest.raises(ValueError, match=r"a\.manifest\.json is damaged\. Make the records again"):
         manifest.parse("a.manifest.json", json.dumps(made).encode())

@@ -172,13 +172,13 @@ def test_accents_are_kept_where_the_tokenizer_keeps_them(tmp_path):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"type": "BPE", "vocab": {}, "merges": []}, "must hold a WordPiece model; got 'BPE'"),
-        ({"type": "Unigram", "vocab": []}, "must hold a WordPiece model; got 'Unigram'"),
-        ({"type": "WordPiece", "vocab": {"a": 1}}, "its ids are not 0 to"),
-        ({"type": "WordPiece", "vocab": {"a": 0}}, r"lacks \[PAD\]"),
-        ({"type": "WordPiece"}, "holds no vocabulary"),
-        ({"type": "WordPiece", "vocab": {"a": 0, " a": 1}}, "a word piece twice"),
-        (None, "it has no model"),
+        ({"type": "BPE", "vocab": {}, "merges": []}, "must contain a WordPiece model.*; got 'BPE'"),
+        ({"type": "Unigram", "vocab": []}, "must contain a WordPiece model.*; got 'Unigram'"),
+        ({"type": "WordPiece", "vocab": {"a": 1}}, "its ids must be 0 to"),
+        ({"type": "WordPiece", "vocab": {"a": 0}}, r"without \[PAD\]"),
+        ({"type": "WordPiece"}, "must contain a vocabulary"),
+        ({"type": "WordPiece", "vocab": {"a": 0, " a": 1}}, "word pieces must be different"),
+        (None, "with a model; got none"),
     ],
 )
 def test_other_tokenizers_are_refused_by_name(tmp_path, model, message):
@@ -334,7 +334,7 @@ def test_without_a_folder_the_parts_are_asked_for(tmp_path):
     make_theirs(tmp_path / "hf")
     (tmp_path / "hf/tokenizer.json").unlink()
     values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf")
-    with pytest.raises(ValueError, match="--vocab_file is required: there is none in .*hf"):
+    with pytest.raises(ValueError, match="--vocab_file is required, because .*hf has none"):
         fine_tuning.check_paths(values, ())
 
 

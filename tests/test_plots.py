@@ -116,7 +116,7 @@ def test_lines_with_other_kinds_of_values_are_left_out(tmp_path):
 def test_a_log_of_fine_tuning_is_refused_with_the_command_that_shows_it(tmp_path):
     line = {"kind": "train", "step": 1, "stage": 0, "loss": 1.0, "learning_rate": 0.1}
     (tmp_path / "log.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match=r"not a log of pre-training.*official_bert\.report"):
+    with pytest.raises(ValueError, match=r"must be a log of pre-training; .*lamb-bert report"):
         plots.plot_log(tmp_path / "log.jsonl", tmp_path)
 
 

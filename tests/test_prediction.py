@@ -131,13 +131,13 @@ def test_many_blanks_are_computed_a_part_at_a_time(filler, monkeypatch):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["a [MASK]", "the cat sat"], r"text 1, 'the cat sat', has no \[MASK\]"),
-        ([""], r"text 0, '', has no \[MASK\]"),
-        (["the " * 30 + "[MASK]"], r"has 31 word pieces, and a \[MASK\] beyond the 18 that the"),
-        ("a [MASK]", r"texts: got one text, 'a \[MASK\]'; expected a list"),
-        (7, "texts: got int, expected a list"),
-        ([7], "text 0: got 7, expected text"),
-        (["[MASK] \ud800"], "text 0 is not valid Unicode: '.ud800' is half of a character"),
+        (["a [MASK]", "the cat sat"], r"text 1 must have a \[MASK\]; got 'the cat sat'"),
+        ([""], r"text 0 must have a \[MASK\]; got ''"),
+        (["the " * 30 + "[MASK]"], r"each \[MASK\] within its first 18 word pieces, .*, with 31"),
+        ("a [MASK]", r"texts must be a list, .*; got one text, 'a \[MASK\]'"),
+        (7, "texts must be a list; got int"),
+        ([7], "text 0 must be text .*; got 7"),
+        (["[MASK] \ud800"], "text 0 must be valid Unicode; got '.ud800', half of a character"),
     ],
 )
 def test_texts_that_cannot_be_filled_are_refused(filler, texts, message):
@@ -147,7 +147,7 @@ def test_texts_that_cannot_be_filled_are_refused(filler, texts, message):
 
 @pytest.mark.parametrize(("argument", "value"), [("top", 0), ("batch_size", 0)])
 def test_numbers_below_one_are_refused(filler, argument, value):
-    with pytest.raises(ValueError, match=f"{argument}: got 0, expected at least 1"):
+    with pytest.raises(ValueError, match=f"{argument} must be at least 1; got 0"):
         filler.predict(["[MASK]"], **{argument: value})
 
 
@@ -185,12 +185,12 @@ def test_numbers_keep_to_the_bounds_of_their_scale(make_classifier):
 @pytest.mark.parametrize(
     ("takes_pairs", "texts", "message"),
     [
-        (True, [("a", "b"), "the cat"], "text 1 is one sentence, but .* pairs of sentences"),
-        (False, [("a", "b")], "text 0 is a pair, but the model was trained on single sentences"),
-        (None, [("a", "b", "c")], "text 0: got .*, expected a pair of texts"),
-        (None, [("a", None)], "the second sentence of text 0: got None"),
-        (None, "the cat", "texts: got one text"),
-        (None, [None], "text 0: got None, expected a pair"),
+        (True, [("a", "b"), "the cat"], "text 1 must be a pair of sentences.*; got one sentence"),
+        (False, [("a", "b")], "text 0 must be a single sentence, .*; got a pair"),
+        (None, [("a", "b", "c")], "text 0 must be a pair of texts"),
+        (None, [("a", None)], "the second sentence of text 0 must be text .*; got None"),
+        (None, "the cat", "texts must be a list, .*; got one text"),
+        (None, [None], "text 0 must be a pair .*; got None"),
     ],
 )
 def test_what_is_no_sentence_for_the_model_is_refused(make_classifier, takes_pairs, texts, message):
@@ -201,7 +201,7 @@ def test_what_is_no_sentence_for_the_model_is_refused(make_classifier, takes_pai
 def test_outputs_that_are_no_numbers_are_refused(make_classifier):
     classifier = make_classifier()
     classifier.model.head.output_bias.assign([0.0, np.inf, 0.0])
-    with pytest.raises(ValueError, match="outputs are not finite numbers"):
+    with pytest.raises(ValueError, match="outputs must be finite"):
         classifier.predict(["a"])
 
 

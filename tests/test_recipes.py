@@ -344,24 +344,24 @@ def test_a_recipe_of_ones_own_is_a_function_in_a_file(tmp_path):
     recipe = recipes.find(f"{path}:shallow")
     assert recipe.optimizer == Optimizer()
     assert [stage.depth for stage in recipe.stages] == [1, 2, 2, 2, 2]
-    with pytest.raises(ValueError, match=r"must return a recipes\.Recipe; it returned \(\)"):
+    with pytest.raises(ValueError, match=r"must return a recipes\.Recipe; got \(\)"):
         recipes.find(f"{path}:wrong")
     with pytest.raises(ValueError, match=r"a function in .*mine\.py"):
         recipes.find(f"{path}:other")
     with pytest.raises(ValueError, match=r"one of demo, small, .*bert_large_32k"):
         recipes.find("bert")
-    with pytest.raises(ValueError, match=r"a file that exists; got .*none\.py"):
+    with pytest.raises(ValueError, match=r"an existing file; got .*none\.py"):
         recipes.find(f"{tmp_path}/none.py:shallow")
 
 
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([{"depth": 12}, {"depth": 6}], "Stage 2: An encoder of 12 layers cannot become one of 6"),
-        ([{"depth": 6}], "end with 6 encoder layers, but num_hidden_layers .* is 12"),
-        ([{"depth": 3, "trained_layers": (2, 3)}, {}], r"Stage 1 trains the encoder layers \[3\]"),
-        ([{"depth": 3}, {"growth": "copy"}], "Stage 2: growth must be one of"),
-        ([{"depth": 0}, {}], "Stage 1: "),
+        ([{"depth": 12}, {"depth": 6}], "stage 2: depth must be at least .*, 12; got 6"),
+        ([{"depth": 6}], "last stage must have 12 encoder layers, .*; got 6"),
+        ([{"depth": 3, "trained_layers": (2, 3)}, {}], r"trained_layers of stage 1 .*; got \[3\]"),
+        ([{"depth": 3}, {"growth": "copy"}], "stage 2: growth must be one of"),
+        ([{"depth": 0}, {}], "stage 1: "),
     ],
 )
 def test_stages_that_the_model_cannot_go_through_are_refused(stages, message):

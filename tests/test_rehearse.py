@@ -177,8 +177,11 @@ def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(tm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--topology=h100:1x8"], "topology=h100:1x8 is rehearsed with --engine=jax only."),
-        (["--topology=h100:2x8", "--engine=jax"], ".*pass --host_network_gbits, .*"),
+        (
+            ["--topology=h100:1x8"],
+            "--engine must be jax for --topology=h100:1x8; got 'tensorflow'.",
+        ),
+        (["--topology=h100:2x8", "--engine=jax"], "--host_network_gbits is required .*"),
         (["--topology=h200:8", "--engine=jax"], "topology must be GPU:hostsxGPUs, .*'h200:8'."),
         (
             ["--topology=h200:1x8", "--engine=jax", "--train_batch_size=16"],
@@ -285,9 +288,15 @@ def test_the_figures_of_gpus_are_those_of_the_report():
         ("--tpu_name=mine", "--tpu_name is called --tpu here"),
         ("--max_seq_length=0", "--max_seq_length must be at least 1; got 0."),
         ("--topology=v3:0x0", "topology must be generation:chips, .*'v3:0x0'"),
-        ("--max_seq_length=1024", "max_seq_length 1024, but .* max_position_embeddings is"),
-        ("--report_file=no/such/folder.json", "report_file's folder no/such does not exist"),
-        ("--report_file=/dev/null/report.json", "report_file's folder /dev/null does not exist"),
+        ("--max_seq_length=1024", "max_seq_length of stage 1 must be at most .*; got 1024"),
+        (
+            "--report_file=no/such/folder.json",
+            "--report_file must be in a folder that can be written to; got no/such",
+        ),
+        (
+            "--report_file=/dev/null/report.json",
+            "--report_file must be in a folder that can be written to; got /dev/null",
+        ),
         ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
     ],
 )

@@ -313,7 +313,7 @@ def test_the_command_writes_one_file_without_loading_tensorflow(tmp_path):
         command(folder, f"--output={tmp_path / 'mine.html'}").stdout.strip().endswith("mine.html")
     )
     assert (tmp_path / "mine.html").read_text().startswith("<!DOCTYPE html>")
-    assert "expected the folder of one run" in command().stderr
+    assert "the argument must be one model directory" in command().stderr
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.booleans())

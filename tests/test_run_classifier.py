@@ -122,8 +122,8 @@ def test_every_flag_is_explained():
         ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
         ({"model_dir": "x"}, "--model_dir is called --output_dir here."),
         ({"vocab_file": ""}, "--vocab_file is required, or --init_checkpoint, whose"),
-        ({"do_train": False, "do_eval": False}, "nothing to do; give --do_train"),
-        ({"do_predict": True}, "--do_predict needs --predict_file, or --task_name"),
+        ({"do_train": False, "do_eval": False}, "nothing to do: give --do_train"),
+        ({"do_predict": True}, "--predict_file is required with --do_predict."),
         ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets what these"),
         ({"label_type": "star"}, "--label_type must be class or number; got 'star'."),
         ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
@@ -131,25 +131,28 @@ def test_every_flag_is_explained():
             {"do_train": False, "train_file": None, "num_seeds": 2, "init_checkpoint": "a"},
             "--num_seeds: --init_checkpoint is one model",
         ),
-        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
+        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: works on a single run"),
         ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
         (
             {"output_dir": "gs://a/b"},
             "output_dir must be a path on this machine; got the address 'gs://a/b'",
         ),
-        ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv: there is no such file."),
-        ({"train_file": "/nowhere/a.parquet"}, "expected a name that ends in .tsv"),
-        ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv: there is no such file."),
-        ({"label_column": "stars"}, "this table has no column 'stars'; its first line names"),
-        ({"label_column": "sentence"}, "label both name the column 'sentence'"),
-        ({"label_type": "number"}, "the label is 'plain', expected a number."),
+        ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv must be an existing file."),
+        ({"train_file": "/nowhere/a.parquet"}, "must have a name that ends in .tsv"),
+        ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv must be an existing file."),
+        ({"label_column": "stars"}, "must have one column 'stars'; got none."),
+        ({"label_column": "sentence"}, "label must be different columns; got 'sentence'"),
+        ({"label_type": "number"}, "the label must be a number; got 'plain'."),
         ({"label_column": "score"}, "Give --label_type=number to predict numbers (regression), or"),
         ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
-        ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
+        (
+            {"vocab_file": "/nowhere/v.txt"},
+            "vocab_file must be an existing file; got '/nowhere/v.txt'",
+        ),
         ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
-        ({"max_seq_length": 65}, "the model's max_position_embeddings is 64"),
-        ({"max_seq_length": 2}, "max_seq_length: got 2, expected at least 3"),
-        ({"num_train_epochs": 0.1}, "--num_train_epochs=0.1 of 50 examples in batches of"),
+        ({"max_seq_length": 65}, "--max_seq_length must be at most 64, the model's"),
+        ({"max_seq_length": 2}, "max_seq_length must be at least 3, for [CLS] and"),
+        ({"num_train_epochs": 0.1}, "must give at least one step; got 0.1 of 50 examples"),
         ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw or lars; got 'sgd'"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
         ({"layer_decay": 0}, "--layer_decay must be above 0 and at most 1; got 0."),
@@ -157,7 +160,7 @@ def test_every_flag_is_explained():
             {"gradient_accumulation_steps": 3},
             "must be a multiple of 3 = 1 replicas × 3 micro-batches (gradient_accumulation_steps)",
         ),
-        ({"freeze": "layer_[0-5"}, "freeze holds 'layer_[0-5', which is not a regular expression"),
+        ({"freeze": "layer_[0-5"}, "freeze must contain regular expressions; got 'layer_[0-5'"),
         ({"freeze": "embeddings/,layer_9/"}, "path; got 'layer_9/', which matches none"),
         ({"freeze": "."}, "freeze must leave some variables to train, such as the head; got '.'"),
     ],
@@ -175,8 +178,8 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"task_name": "MPRC", "data_dir": "."}, "task_name: got 'MPRC', expected one of CoLA"),
-        ({"task_name": "MRPC", "data_dir": "/nowhere"}, "'/nowhere' holds no train.tsv"),
+        ({"task_name": "MPRC", "data_dir": "."}, "task_name must be one of CoLA"),
+        ({"task_name": "MRPC", "data_dir": "/nowhere"}, "got '/nowhere', without train.tsv"),
         ({"task_name": "MRPC"}, "--data_dir is required with --task_name"),
     ],
 )
@@ -431,10 +434,10 @@ def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(files, t
         assert call(alone | {"output_dir": str(folder)}) == 0
         probabilities[names[0]] = np.loadtxt(folder / "test_results.tsv", ndmin=2)
         said = capsys.readouterr().out
-        by_name = f"the outputs of {export} are taken by their names: Equivalent, not equivalent"
+        by_name = f"reordered the outputs of {export} by their names: Equivalent, not equivalent"
         assert (by_name in said) == (names[0] == "Equivalent")
-        unclear = f"warning: {export} calls its outputs a, b, which does not tell their order;"
-        assert (f"{unclear} assumed: 0, 1." in said) == (names[0] == "a")
+        unclear = f"warning: {export} names its outputs a, b, from which their order is not clear;"
+        assert (f"{unclear} assuming 0, 1." in said) == (names[0] == "a")
     trained = probabilities["0"]
     np.testing.assert_array_equal(probabilities["LABEL_0"], trained)
     np.testing.assert_array_equal(probabilities["a"], trained)

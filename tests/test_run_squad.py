@@ -67,9 +67,9 @@ def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to do; --evaluate scores --predictions_file"),
-        (["--evaluate"], "--evaluate needs --predict_file and --predictions_file"),
-        (["--evaluate", "--predict_file={v1}"], "--evaluate needs --predictions_file"),
+        ([], "nothing to do: give --evaluate to score --predictions_file"),
+        (["--evaluate"], "--predict_file and --predictions_file must be given with --evaluate"),
+        (["--evaluate", "--predict_file={v1}"], "--predictions_file must be given with --evaluate"),
         (["{v1}"], "unexpected argument"),
         (["--evaluate", "--predict_file={v1}", "--predictions_file=none.json"], "none.json"),
         (
@@ -79,7 +79,7 @@ def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
         (["--evaluate", "--predict_file={v1}", "--predictions_file={list}"], "a JSON object"),
         (
             ["--evaluate", "--predict_file={v1}", "--predictions_file={nbest}"],
-            '\'1\' has [{"text": "mill"}], expected a text for each question id',
+            '\'1\' must have a text; got [{"text": "mill"}]',
         ),
         (["--evaluate", "--predict_file={predictions}", "--predictions_file={v1}"], "'data'"),
         (

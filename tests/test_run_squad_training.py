@@ -138,15 +138,15 @@ def test_every_flag_is_explained():
         ({"vocab_file": ""}, "--vocab_file is required, or --init_checkpoint, whose"),
         (
             {"do_train": False, "do_predict": False, "do_eval": False},
-            "nothing to do; --evaluate scores",
+            "nothing to do: give --evaluate",
         ),
-        ({"train_file": None}, "--do_train needs --train_file"),
-        ({"predict_file": None}, "--do_predict needs --predict_file"),
-        ({"predict_file": None, "do_predict": False}, "--do_eval needs --predict_file"),
+        ({"train_file": None}, "--train_file is required with --do_train."),
+        ({"predict_file": None}, "--predict_file is required with --do_predict."),
+        ({"predict_file": None, "do_predict": False}, "--predict_file is required with --do_eval"),
         ({"predictions_file": "x"}, "--predictions_file: only with --evaluate."),
         ({"evaluate": True}, "--do_train, --do_predict, --do_eval: --evaluate scores a file of"),
         ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
-        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: it is one run that returns"),
+        ({"num_seeds": 2, "resume_from": 3}, "--resume_from: works on a single run"),
         ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
         (
             {"output_dir": "gs://a/b"},
@@ -155,12 +155,15 @@ def test_every_flag_is_explained():
         ({"train_file": "/nowhere/a.json"}, "/nowhere/a.json"),
         ({"predict_file": "/nowhere/b.json"}, "/nowhere/b.json"),
         ({"bert_config_file": "/nowhere/c.json"}, "/nowhere/c.json"),
-        ({"vocab_file": "/nowhere/v.txt"}, "'/nowhere/v.txt' does not exist"),
+        (
+            {"vocab_file": "/nowhere/v.txt"},
+            "vocab_file must be an existing file; got '/nowhere/v.txt'",
+        ),
         ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
-        ({"max_seq_length": 65}, "the model's max_position_embeddings is 64"),
-        ({"max_seq_length": 11}, "max_seq_length: got 11, expected 12 or more"),
-        ({"num_train_epochs": 0.1}, "--num_train_epochs=0.1 of 24 examples in batches of"),
-        ({"version_2_with_negative": True}, "no question is marked is_impossible"),
+        ({"max_seq_length": 65}, "--max_seq_length must be at most 64, the model's"),
+        ({"max_seq_length": 11}, "max_seq_length must be at least 12, for max_query"),
+        ({"num_train_epochs": 0.1}, "must give at least one step; got 0.1 of 24 examples"),
+        ({"version_2_with_negative": True}, "must have questions marked is_impossible"),
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
@@ -178,7 +181,7 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
 def test_it_trains_answers_and_scores(files, small_questions, capsys):
     assert call(files | {"num_train_epochs": 20, "verbose_logging": True}) == 0
     folder, said = Path(files["output_dir"]), capsys.readouterr().out
-    assert "24 questions in 48 windows; 0 answers stand elsewhere" in said
+    assert "24 questions in 48 windows; 0 answers at another position" in said
     found = read(folder, "predictions.json")
     nbest = read(folder, "nbest_predictions.json")
     assert found == {id: candidates[0]["text"] for id, candidates in nbest.items()}
@@ -355,8 +358,8 @@ def test_a_file_of_version_2_without_its_flag_is_refused(files, small_questions,
         changed = {f"{name}_file": small_questions.train_2}
         assert call(files | changed) == 2
         error = capsys.readouterr().err
-        assert "6 of its 30 questions are marked is_impossible" in error
-        assert "give --version_2_with_negative" in error
+        assert "must have no question marked is_impossible; got 6 of 30" in error
+        assert "Give --version_2_with_negative" in error
 
 
 def test_questions_of_a_file_without_marks_may_be_left_unanswered(version_2, small_questions):
@@ -383,7 +386,7 @@ def test_answers_that_are_not_in_their_context_are_named_and_left_out(files, tmp
     settings = {"train_file": train, "verbose_logging": True, "train_batch_size": 2}
     assert call(files | settings) == 0
     said = capsys.readouterr().out
-    assert "2 questions in 2 windows; 1 answers stand elsewhere than the file says; 2" in said
+    assert "2 questions in 2 windows; 1 answers at another position than stated; 2" in said
     assert "left out: absent: 'Lima'\nleft out: none: no answer\n" in said
 
 
@@ -420,7 +423,7 @@ def test_a_cased_vocabulary_needs_do_lower_case_off(files, tmp_path, capsys):
     folder.mkdir()
     cased = write_vocabulary(folder, *PEOPLE, *PLACES)
     assert call(files | {"vocab_file": cased}) == 2
-    assert "is a cased vocabulary (it holds 'Anna')" in capsys.readouterr().err
+    assert "vocab.txt with 'Anna', which would never be found" in capsys.readouterr().err
     assert call(files | {"vocab_file": cased, "do_lower_case": False}) == 0
 
 

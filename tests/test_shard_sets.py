@@ -72,7 +72,7 @@ def test_shards_of_an_interrupted_build_are_not_read_and_go_when_another_number_
     build, interrupted, tmp_path
 ):
     assert shards(tmp_path) == numbered(4)[:2]
-    with pytest.raises(ValueError, match=r"00000-of-00004: its build was not finished"):
+    with pytest.raises(ValueError, match=r"00000-of-00004 is part of an unfinished build"):
         RecordFiles(f"{tmp_path}/out/a.tfrecord*")
     build(8)
     assert shards(tmp_path) == numbered(8)
@@ -99,7 +99,7 @@ def test_files_of_unknown_origin_under_the_name_are_refused_and_stay(build, tmp_
     for name in numbered(4):
         (tmp_path / "out" / name).write_bytes(b"not ours")
     before = shards(tmp_path)
-    message = r"00000-of-00004, .* and 1 more are left in .*/out by an unknown build"
+    message = r"00000-of-00004, .* and 1 more of an unknown build in .*/out"
     with pytest.raises(ValueError, match=message):
         build(8)
     assert shards(tmp_path) == before
@@ -126,14 +126,18 @@ def test_other_names_in_the_folder_are_left_alone(build, tmp_path):
 def test_a_build_under_another_name_with_the_same_manifest_is_not_replaced(build, tmp_path, other):
     names = [f"{tmp_path}/out/{name}" for name in other.split(",")]
     build(0, name=",".join(names))
-    with pytest.raises(ValueError, match=r"of another build, whose manifest .*/a\.manifest\.json"):
+    with pytest.raises(
+        ValueError, match=r"the manifest of another build; got .*/a\.manifest\.json"
+    ):
         build(2)
     assert len(RecordFiles(names).paths) == len(names)
 
 
 def test_a_shard_that_another_manifest_lists_is_not_built_over(build, tmp_path):
     build(0, name="b.tfrecord")
-    with pytest.raises(ValueError, match=r"b\.tfrecord is of another build, which .*/b\.manifest"):
+    with pytest.raises(
+        ValueError, match=r"another build; got b\.tfrecord, listed in .*/b\.manifest"
+    ):
         build(0, name=f"a.tfrecord,{tmp_path}/out/b.tfrecord")
     assert shards(tmp_path) == []
 
@@ -162,7 +166,7 @@ def folder(eight, tmp_path):
 def test_a_reader_names_stale_files(folder):
     for n, name in enumerate(numbered(4)):
         (folder / name).write_bytes((folder / numbered(8)[n]).read_bytes())
-    message = r"00000-of-00004, .* and 1 more are stale, left by another build: .* lists 8 other"
+    message = r"lists .8 files.; got also .*00000-of-00004, .* and 1 more, left by another build"
     for pattern in ("a.tfrecord*", "a.tfrecord-*", "*-of-00004"):
         with pytest.raises(ValueError, match=message) as error:
             RecordFiles(f"{folder}/{pattern}")
@@ -189,7 +193,9 @@ def test_a_part_of_a_set_can_be_read_and_held_out(folder):
 def test_two_numbers_of_shards_are_not_read_together_without_a_manifest_either(folder):
     (folder / "a.manifest.json").unlink()
     (folder / "a.tfrecord-00000-of-00002").write_bytes((folder / numbered(8)[0]).read_bytes())
-    with pytest.raises(ValueError, match="two copies of the same data, in (2 and 8|8 and 2) files"):
+    with pytest.raises(
+        ValueError, match="one copy of the data; got copies in (2 and 8|8 and 2) files"
+    ):
         RecordFiles(f"{folder}/a.tfrecord*")
     RecordFiles(f"{folder}/*-of-00008")
 

@@ -52,13 +52,13 @@ def test_a_question_id_that_stands_twice_is_refused_with_both_places(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a.json: not JSON"),
-        ('{"data": [', "a.json: not JSON"),
-        ("[" * 100_000, "a.json: not JSON"),
-        ("[]", r"a.json: got \[\], expected an object with 'data'"),
-        ("{}", "a.json: 'data' is missing; expected a list"),
-        ('{"data": []}', "holds no question"),
-        ('{"data": [{"paragraphs": [3]}]}', r"paragraphs\[0\]: got 3, expected an object"),
+        ("", "a.json must be JSON"),
+        ('{"data": [', "a.json must be JSON"),
+        ("[" * 100_000, "a.json must be JSON"),
+        ("[]", r"a.json must be an object with 'data'; got \[\]"),
+        ("{}", "a.json: 'data' must be a list; got none"),
+        ('{"data": []}', "must contain questions"),
+        ('{"data": [{"paragraphs": [3]}]}', r"paragraphs\[0\] must be an object with .*; got 3"),
     ],
 )
 def test_what_is_no_squad_file_is_refused(tmp_path, text, message):
@@ -70,16 +70,16 @@ def test_what_is_no_squad_file_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": 7}, r"qas\[0\]: 'id' is 7; expected a text"),
-        ({"question": None}, "'question' is null; expected a text"),
-        ({"question": "\ud800"}, "'question' holds half of a character at 0"),
-        ({"answers": {}}, "'answers' is {}; expected a list"),
-        ({"answers": [{"answer_start": 1}]}, r"answers\[0\]: 'text' is missing; expected a text"),
+        ({"id": 7}, r"qas\[0\]: 'id' must be a text; got 7"),
+        ({"question": None}, "'question' must be a text; got null"),
+        ({"question": "\ud800"}, "'question' must be valid Unicode; got half of a character at 0"),
+        ({"answers": {}}, "'answers' must be a list; got {}"),
+        ({"answers": [{"answer_start": 1}]}, r"answers\[0\]: 'text' must be a text; got none"),
         (
             {"answers": [{"text": "a", "answer_start": True}]},
-            "'answer_start' is true; expected a w",
+            "'answer_start' must be a whole number; got true",
         ),
-        ({"is_impossible": 0}, "'is_impossible' is 0; expected true or false"),
+        ({"is_impossible": 0}, "'is_impossible' must be true or false; got 0"),
     ],
 )
 def test_a_damaged_question_is_refused_by_its_place(tmp_path, change, message):
@@ -137,8 +137,8 @@ def test_offsets_in_utf16_units_are_told_by_the_answers_of_the_whole_file(tmp_pa
     read = squad_data.read(write_squad(tmp_path / "js.json", plain, (context, questions)))
     assert [q.answers[0] for q in read.questions] == [Answer(*MILL), *(Answer(*a) for a in right)]
     said = capsys.readouterr().out
-    assert "js.json: the places of answers are counted in UTF-16 units" in said
-    assert "so 3 answers are where the file says, by characters 1\n" in said
+    assert "js.json: counting the positions of answers in UTF-16 units" in said
+    assert "3 answers then match the context, compared with 1 when counting characters\n" in said
     _, counts = squad_data.for_training(read.questions)
     assert counts == Counts(kept=3, moved=0, left_out=0)
 

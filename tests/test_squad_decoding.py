@@ -257,9 +257,9 @@ def test_logits_that_are_not_finite_or_of_another_shape_are_refused(vocab_file):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"n_best_size": 0}, "n_best_size: got 0, expected 1 or more"),
-        ({"max_answer_length": -1}, "max_answer_length: got -1, expected 1 or more"),
-        ({"null_score_diff_threshold": math.nan}, "got nan, expected a finite number"),
+        ({"n_best_size": 0}, "n_best_size must be at least 1; got 0"),
+        ({"max_answer_length": -1}, "max_answer_length must be at least 1; got -1"),
+        ({"null_score_diff_threshold": math.nan}, "must be a finite number; got nan"),
     ],
 )
 def test_settings_out_of_range_are_refused(chosen, message):

@@ -191,13 +191,31 @@ def test_the_order_of_the_questions_changes_nothing(order):
 @pytest.mark.parametrize(
     ("questions", "version_2", "predictions", "odds", "message"),
     [
-        ([answered()], False, {"0": ""}, None, "'0' has no answer to compare with; a test set"),
-        ([answered()], True, {"0": ""}, None, "with, and is not marked is_impossible"),
-        ([answered("a")._replace(is_impossible=True)], True, {"0": ""}, None, "and has an answer"),
-        ([answered("a")], False, {"x": ""}, None, "none of the 1 is for one of the 1 questions"),
-        ([answered("a")], False, {"0": ""}, {"0": 0.0}, "questions are of version 1.1"),
-        ([NOTHING, NOTHING], True, {"0": ""}, {"0": 0.0}, "1 questions have none, such as '1'"),
-        ([NOTHING], True, {"0": ""}, {"0": math.nan}, "those of '0' are nan, not a finite number"),
+        (
+            [answered()],
+            False,
+            {"0": ""},
+            None,
+            "'0' must have an answer .*; got none. A",
+        ),
+        ([answered()], True, {"0": ""}, None, "with, or be marked is_impossible"),
+        (
+            [answered("a")._replace(is_impossible=True)],
+            True,
+            {"0": ""},
+            None,
+            "got both, with the answer 'a'",
+        ),
+        (
+            [answered("a")],
+            False,
+            {"x": ""},
+            None,
+            "must be for the 1 questions of the file; got 1, all for others",
+        ),
+        ([answered("a")], False, {"0": ""}, {"0": 0.0}, "left out for questions of version 1.1"),
+        ([NOTHING, NOTHING], True, {"0": ""}, {"0": 0.0}, "got none for 1 questions, such as '1'"),
+        ([NOTHING], True, {"0": ""}, {"0": math.nan}, "must be finite numbers; got nan for '0'"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(questions, version_2, predictions, odds, message):

@@ -134,9 +134,12 @@ def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"doc_stride": 0}, "doc_stride: got 0, expected 1 or more"),
-        ({"max_query_length": 0}, "max_query_length: got 0, expected 1 or more"),
-        ({"max_seq_length": 67}, r"max_seq_length: got 67, expected 68 or more: max_query_length"),
+        ({"doc_stride": 0}, "doc_stride must be at least 1; got 0"),
+        ({"max_query_length": 0}, "max_query_length must be at least 1; got 0"),
+        (
+            {"max_seq_length": 67},
+            r"max_seq_length must be at least 68, for max_query_length .*; got 67",
+        ),
     ],
 )
 def test_settings_that_leave_no_room_are_refused(settings, message):

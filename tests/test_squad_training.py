@@ -277,9 +277,9 @@ def test_an_edited_file_is_read_anew(small_questions, tmp_path):
 @pytest.mark.parametrize(
     ("questions", "message"),
     [
-        ([qa("1", is_impossible=True), qa("2", ("mill", 4))], "1 of its 2 questions are marked"),
-        ([qa("1", ("bridge", 4))], "none of its 1 questions has an answer that stands in"),
-        ([qa("1")], "none of its 1 questions has an answer"),
+        ([qa("1", is_impossible=True), qa("2", ("mill", 4))], "marked is_impossible; got 1 of 2"),
+        ([qa("1", ("bridge", 4))], "an answer that occurs in its context; got none in 1"),
+        ([qa("1")], "got none in 1 questions"),
     ],
 )
 def test_questions_that_cannot_be_trained_on_are_refused(
@@ -293,8 +293,8 @@ def test_questions_that_cannot_be_trained_on_are_refused(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"max_predictions_per_seq": 3}, "is for pre-training; got 3, expected 0"),
-        ({"max_seq_length": 33}, "must be that of the windows, 32; got 33"),
+        ({"max_predictions_per_seq": 3}, "must be 0 for question answering; got 3"),
+        ({"max_seq_length": 33}, "must be 32, that of the windows; got 33"),
     ],
 )
 def test_a_stage_that_does_not_fit_the_task_is_refused(small_questions, changed, message):
@@ -305,7 +305,7 @@ def test_a_stage_that_does_not_fit_the_task_is_refused(small_questions, changed,
 
 def test_a_vocabulary_beyond_the_models_is_refused(small_questions):
     config = dataclasses.replace(small_questions.config, vocab_size=20)
-    with pytest.raises(ValueError, match="but the model has embeddings for 20"):
+    with pytest.raises(ValueError, match="must have at most 20 tokens, the size of"):
         make_task(small_questions).labelled_features([small_questions.train], config)
 
 

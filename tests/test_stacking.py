@@ -153,12 +153,14 @@ def test_every_variable_trains_in_a_partial_stage_and_in_the_last():
 
 @pytest.mark.parametrize("depths", [(), (0, 3), (3, 3), (6, 3), (-1,)])
 def test_depths_that_do_not_grow_are_refused(depths):
-    with pytest.raises(ValueError, match="depths must be positive and grow"):
+    with pytest.raises(ValueError, match="depths must be positive and increasing"):
         stacking.mslt_plan(depths)
 
 
 def test_what_cannot_be_grown_is_refused():
-    with pytest.raises(ValueError, match="4 layers cannot become one of 3"):
+    with pytest.raises(
+        ValueError, match="depth must be at least that of the stage before, 4; got 3"
+    ):
         stacking.grow({}, 4, 3, "copy_top")
     with pytest.raises(ValueError, match=r"growth must be one of copy_top, .*'copy'"):
         stacking.grow({}, 3, 4, "copy")

@@ -132,7 +132,7 @@ def test_a_row_that_is_too_short_or_too_long_is_refused_with_its_line(write, end
     for row in (["x"], ["x", "1", "2"]):
         rows = [["a", "b"], ["x", "1"], row]
         path = write(f"t.{ending}", "\n".join(map(separator.join, rows)))
-        message = f"t.{ending}, line 3: this row has {len(row)} columns, expected 2 \\('a', 'b'\\)"
+        message = f"t.{ending}, line 3 must have 2 columns \\('a', 'b'\\); got {len(row)}"
         with pytest.raises(ValueError, match=message):
             tables.read(path, ["a"])
 
@@ -147,29 +147,33 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.tsv", "", "t.tsv: this file is empty"),
-        ("t.csv", "\n\n", "t.csv: this file is empty"),
-        ("t.tsv", "a\tb\n", "t.tsv: this table has no rows"),
-        ("t.jsonl", "\n", "t.jsonl: this table has no rows"),
-        ("t.tsv", "b\tc\nx\t1\n", "t.tsv: this table has no column 'a'; .* names 'b', 'c'"),
-        ("t.csv", "a;b\nx;1\n", "no column 'a'; its first line names 'a;b'"),
-        ("t.tsv", "a\tb\ta\nx\t1\t2\n", "more than one column 'a'"),
-        ("t.tsv", "a\tb\rx\t1\r", "carriage return; .* `tr "),
-        ("t.csv", 'a,b\nx,1\n"open,2\ny,3\n', "t.csv, line 3: this is not CSV"),
-        ("t.csv", 'a,b\nx,1\n"x" y,2\n', "t.csv, line 3: this is not CSV"),
-        ("t.csv", f'a,b\n"{"x" * 131073}",1\n', "line 2: .* more than 131,072 .* TSV or JSON"),
-        ("t.tsv", b"a\tb\nx\t1\n\xe9\t2\n", "t.tsv, line 3: not UTF-8"),
-        ("t.tsv", "a\tb\nx\t1\n".encode("utf-16"), "line 1: not UTF-8.* `iconv -f utf-16 -t"),
-        ("t.tsv.gz", b"a\tb\n", "t.tsv.gz, after line 0: cannot be read"),
-        ("t.jsonl", '{"a": "x"}\n{"b": 1}\n', "t.jsonl, line 2: this object has no 'a'"),
-        ("t.jsonl", '{"a": "x", "a": 1}\n', "line 1: this object has more than one 'a'"),
-        ("t.jsonl", '{"a": null}\n', "line 1: 'a' is null; expected text"),
-        ("t.jsonl", '{"a": NaN}\n', "line 1: 'a' is nan; expected a finite number, or text"),
-        ("t.jsonl", '{"a": ["x"]}\n', "line 1: 'a' is ..x..; expected text"),
-        ("t.jsonl", '{"a": "\\ud83d"}\n', "line 1: 'a' holds half of a character"),
-        ("t.jsonl", '{\n"a": "x"}\n', "t.jsonl, line 1: this is not JSON"),
-        ("t.jsonl", '[{"a": "x"}]\n', "line 1: this is JSON, but not an object"),
-        ("t.xlsx", "PK", "t.xlsx: the name does not tell the format of this table"),
+        ("t.tsv", "", "t.tsv must have a line of column names, .*; got an empty file"),
+        ("t.csv", "\n\n", "t.csv must have a line of column names, .*; got an empty file"),
+        ("t.tsv", "a\tb\n", "t.tsv must have at least one row"),
+        ("t.jsonl", "\n", "t.jsonl must have at least one row"),
+        ("t.tsv", "b\tc\nx\t1\n", "t.tsv must have one column 'a'; got none. .* names 'b', 'c'"),
+        ("t.csv", "a;b\nx;1\n", "one column 'a'; got none. Its first line names 'a;b'"),
+        ("t.tsv", "a\tb\ta\nx\t1\t2\n", "one column 'a'; got several"),
+        ("t.tsv", "a\tb\rx\t1\r", "LF or CR LF; got CR .* `tr "),
+        ("t.csv", 'a,b\nx,1\n"open,2\ny,3\n', "t.csv, line 3 must be CSV"),
+        ("t.csv", 'a,b\nx,1\n"x" y,2\n', "t.csv, line 3 must be CSV"),
+        (
+            "t.csv",
+            f'a,b\n"{"x" * 131073}",1\n',
+            "line 2 .* at most 131,072 .* TSV or JSON",
+        ),
+        ("t.tsv", b"a\tb\nx\t1\n\xe9\t2\n", "t.tsv, line 3 must be UTF-8"),
+        ("t.tsv", "a\tb\nx\t1\n".encode("utf-16"), "line 1 must be UTF-8.* `iconv -f utf-16 -t"),
+        ("t.tsv.gz", b"a\tb\n", "t.tsv.gz cannot be read after line 0"),
+        ("t.jsonl", '{"a": "x"}\n{"b": 1}\n', "t.jsonl, line 2 must have one field 'a'; got none"),
+        ("t.jsonl", '{"a": "x", "a": 1}\n', "line 1 must have one field 'a'; got several"),
+        ("t.jsonl", '{"a": null}\n', "line 1: 'a' must be text; got null"),
+        ("t.jsonl", '{"a": NaN}\n', "line 1: 'a' must be text or a finite number; got nan"),
+        ("t.jsonl", '{"a": ["x"]}\n', "line 1: 'a' must be text; got ..x.."),
+        ("t.jsonl", '{"a": "\\ud83d"}\n', "line 1: 'a' must be valid Unicode"),
+        ("t.jsonl", '{\n"a": "x"}\n', "t.jsonl, line 1 must be a JSON object; got invalid JSON"),
+        ("t.jsonl", '[{"a": "x"}]\n', "line 1 must be a JSON object; got other JSON"),
+        ("t.xlsx", "PK", "t.xlsx must have a name that ends in"),
     ],
 )
 def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, content, message):
@@ -199,5 +203,5 @@ def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
 
 
 def test_two_parts_of_an_example_cannot_be_one_column():
-    with pytest.raises(ValueError, match="both name the column 'text'"):
+    with pytest.raises(ValueError, match="must be different columns; got 'text'"):
         sentence_examples.Columns("text", label="text")

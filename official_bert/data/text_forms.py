@@ -78,7 +78,7 @@ def recognise(path: str, form: str = "auto") -> str:
         _refuse_json_over_lines(path, first, whole or bool(more))
         return "jsonl"
     if re.match(r"\{\s*'\w+'\s*:", text):
-        _refuse(path, "Python dictionaries instead of JSON", "write it with `json.dumps`")
+        _refuse(path, "Python dictionaries instead of JSON", "write them with `json.dumps`")
     _refuse_markup(path, text, first)
     rows = text.splitlines() if whole else text.splitlines()[:-1]
     if name.endswith((".csv", ".tsv")) or _is_table(rows):
