@@ -222,7 +222,10 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--corpus=missing.txt"], "demo: error: corpus: nothing matches 'missing.txt'"),
+        (
+            ["--corpus=missing.txt"],
+            "demo: error: corpus must match at least one file; got 'missing.txt'",
+        ),
         (["--corpus=latin1.txt"], "not UTF-8"),
         (
             ["--corpus=page.html"],

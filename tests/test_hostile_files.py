@@ -98,7 +98,7 @@ def test_json_of_a_hundred_thousand_levels_is_damage_and_no_crash(tmp_path):
     with pytest.raises(ValueError, match="its weight_map is not readable"):
         sources.open_checkpoint(tmp_path)
     (tmp_path / "labels.json").write_bytes(DEEP)
-    with pytest.raises(ValueError, match="not a file of labels"):
+    with pytest.raises(ValueError, match="must be the file of labels"):
         labels.load(str(tmp_path / "labels.json"))
     prefix = tmp_path / "ctl_step_4.ckpt-1"
     checkpoints.write_bundle(prefix, {"a": np.ones(3, "float32")})

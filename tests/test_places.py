@@ -191,7 +191,7 @@ def test_files_of_other_tools_are_read_without_a_copy(folder, monkeypatch, tmp_p
 def test_a_truncated_file_is_named(folder):
     folder.mkdir()
     write_bytes(folder / "a.tfrecord", frame(b"abc") + frame(b"defg")[:-1])
-    with pytest.raises(ValueError, match="file://.*record 1: truncated"):
+    with pytest.raises(ValueError, match="file://.*record 1 is truncated"):
         RecordFiles(f"{folder}/a.tfrecord")
     with pytest.raises(ValueError, match="is a folder"):
         RecordFiles(str(folder))

@@ -171,7 +171,7 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
     assert message in error
     *before, last = error.splitlines()
     assert last.startswith("run_classifier: error: ")
-    assert all(line.startswith("warning: there is no --init_checkpoint") for line in before)
+    assert all(line.startswith("warning: training starts from random weights") for line in before)
     assert not list(Path(files["output_dir"]).glob("ctl_step*"))
 
 

@@ -170,8 +170,9 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
     assert call(files | changed) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert error.startswith("run_squad: error: ")
-    assert error.count("\n") == 1
+    *before, last = error.splitlines()
+    assert last.startswith("run_squad: error: ")
+    assert all(line.startswith("warning: training starts from random weights") for line in before)
     assert not list(Path(files["output_dir"]).glob("ctl_step*"))
 
 
@@ -415,7 +416,7 @@ def test_predictions_cannot_be_scored_without_answers(files, small_questions, ca
     assert call(files | {"predict_file": small_questions.unlabelled}) == 2
     error = capsys.readouterr().err
     assert "new.json: question '6-" in error
-    assert "has no answer to compare with" in error
+    assert "must have an answer to compare with" in error
 
 
 def test_a_cased_vocabulary_needs_do_lower_case_off(files, tmp_path, capsys):

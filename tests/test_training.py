@@ -170,7 +170,10 @@ def test_foreign_checkpoints_are_refused(small_corpus, tmp_path):
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ({"max_seq_length": 128, "max_predictions_per_seq": 20}, "max_position_embeddings is 64"),
+        (
+            {"max_seq_length": 128, "max_predictions_per_seq": 20},
+            "must be at most 64, the model's max_position",
+        ),
         ({"max_predictions_per_seq": 6}, "max_predictions_per_seq"),
         ({"batch_size": 15}, "must be a multiple of 2 .*; got 15"),
     ],
