@@ -198,7 +198,7 @@ def test_sequences_that_are_too_long_are_refused_by_file_and_number_as_batches_d
     files = [f"{tmp_path}/dynamic.tfrecord-*"]
     data = Batches(files, 96, 24, PREDICTIONS, window_records=1024)
     expected, found = refusals(data, range(3))
-    assert "tokens do not fit max_seq_length=24" in expected
+    assert "length must be at most 21 tokens with max_seq_length=24" in expected
     assert found == expected
 
 

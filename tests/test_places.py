@@ -193,7 +193,7 @@ def test_a_truncated_file_is_named(folder):
     write_bytes(folder / "a.tfrecord", frame(b"abc") + frame(b"defg")[:-1])
     with pytest.raises(ValueError, match="file://.*record 1 is truncated"):
         RecordFiles(f"{folder}/a.tfrecord")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="got a folder"):
         RecordFiles(str(folder))
 
 

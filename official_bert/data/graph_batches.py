@@ -328,7 +328,7 @@ class _Reader:
         limits = {
             "input_ids": (self.plan.vocab_size, self._beyond),
             "masked_lm_ids": (self.plan.vocab_size, self._beyond),
-            "masked_lm_positions": (self.plan.max_seq_length, _beyond_the_sequence),
+            "masked_lm_positions": (self.plan.max_seq_length, self._beyond_the_sequence),
         }
 
         def find():
@@ -359,7 +359,8 @@ class _Reader:
 
         def longest():
             record = tf.argmax(lengths)
-            return record, [lengths[record], f" tokens do not fit max_seq_length={most}."]
+            limit = f"length must be at most {most - 3} tokens with max_seq_length={most}; got "
+            return record, [limit, lengths[record], ". Make the records for this length."]
 
         self._require(tf.reduce_max(lengths) <= most - 3, runs, longest)
         return found
@@ -403,20 +404,22 @@ class _Reader:
 
     def _beyond(self, token):
         return (
-            "token id ",
+            f"token ids must be in the vocabulary of {self.plan.vocab_size:,}; got ",
             token,
-            f" is not in the vocabulary of {self.plan.vocab_size:,}; the records and the model "
-            "must be made with the same vocabulary.",
+            ". Make the records with the model's vocabulary.",
+        )
+
+    def _beyond_the_sequence(self, position):
+        return (
+            f"masked positions must be 0 to {self.plan.max_seq_length - 1}; got ",
+            position,
+            ". Make the records for this max_seq_length.",
         )
 
 
 def _outside(values, limit):
     """Which values are not in 0 … `limit`; none if that is not known."""
     return (values < 0) | (values >= limit) if limit else tf.zeros_like(values, tf.bool)
-
-
-def _beyond_the_sequence(position):
-    return "masked position ", position, " is beyond the sequence."
 
 
 def _as_text(value):

@@ -65,7 +65,7 @@ class PoolReader:
         if lengths.max() > self._max_seq_length - 3:
             record = int(np.argmax(lengths))
             raise ValueError(
-                f"{name(record)} must have at most {self._max_seq_length - 3} tokens with "
+                f"{name(record)}: length must be at most {self._max_seq_length - 3} tokens with "
                 f"max_seq_length={self._max_seq_length}; got {lengths[record]}. Make the records "
                 "for this length."
             )
