@@ -146,7 +146,7 @@ def test_without_shuffling_the_files_come_in_order_and_the_last_batch_is_padded(
         assert real[: len(records)].all()
         assert whole["input_ids"][real].tolist() == expected
         assert not whole["masked_lm_weights"][~real].any()
-        with pytest.raises(IndexError, match="there are"):
+        with pytest.raises(IndexError, match="step must be below"):
             data[data.num_batches]
 
 

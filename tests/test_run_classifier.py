@@ -372,16 +372,20 @@ def test_a_folder_without_a_model_is_refused(files, capsys):
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers) == 2
-    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+    assert "must contain a fine-tuned model; got none. Train one" in capsys.readouterr().err
     assert call(alone) == 2  # nor are there classes
-    assert "holds no fine-tuned model; train one there" in capsys.readouterr().err
+    assert "must contain a fine-tuned model; got none. Train one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("run", "given", "message"),
     [
         ("seed_7", {}, "holds seed_7: set --seed and --num_seeds to these, or give the folder"),
-        ("seed_7", {"num_seeds": 1}, "output/seed_12345 holds no fine-tuned model; but "),
+        (
+            "seed_7",
+            {"num_seeds": 1},
+            "output/seed_12345 must contain a fine-tuned model; got none. But ",
+        ),
         ("", {"num_seeds": 2}, "holds a run of one seed: leave --num_seeds out."),
     ],
 )

@@ -406,7 +406,7 @@ class _Reader:
         return (
             f"token ids must be in the vocabulary of {self.plan.vocab_size:,}; got ",
             token,
-            ". Make the records with the model's vocabulary.",
+            ". Make the records with the vocabulary of the model.",
         )
 
     def _beyond_the_sequence(self, position):

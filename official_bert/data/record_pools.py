@@ -94,7 +94,7 @@ class PoolReader:
         size = f" of {self._vocab_size:,}" if self._vocab_size else ""
         return (
             f"{where}: token ids must be in the vocabulary{size}; got {token}. Make the records "
-            "with the model's vocabulary."
+            "with the vocabulary of the model."
         )
 
 
