@@ -15,7 +15,7 @@ from keras import ops
 
 from lamb_tf._replicas import BACKEND, are_distributed, first_replica, on
 from lamb_tf._types import Slots, Tensor, Variables
-from lamb_tf.compile_target import compiles_for_cpu, in_xla
+from lamb_tf.compile_target import KNOWS_XLA, compiles_for_cpu, in_xla
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
@@ -81,9 +81,10 @@ class AdamDirection:
     def computes(betas: Sequence[float], epsilon: float) -> bool:
         """Whether there is such a kernel here, and it has all digits.
 
-        It has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0.
+        It has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0. XLA cannot
+        compile the resource, so graphs for XLA must be known.
         """
-        return BACKEND == "tensorflow" and min(betas) >= 0.5 and epsilon > TINY
+        return KNOWS_XLA and min(betas) >= 0.5 and epsilon > TINY
 
     def scalars(
         self,

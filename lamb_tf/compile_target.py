@@ -8,13 +8,16 @@ import keras
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    # Private, as there is no public way: without it XLA's kernels are slower, and no less right.
+    # Private, as there is no public way: without it steps are slower, and no less right.
     try:
         from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
     except ImportError:
         GraphOrParentsInXlaContext = None
 else:
     GraphOrParentsInXlaContext = None
+
+KNOWS_XLA = GraphOrParentsInXlaContext is not None
+"""Whether a graph that XLA will compile can be told from another."""
 
 _target = None  # what `compiling_for` says; else the devices of this machine are meant
 

@@ -408,13 +408,13 @@ class LARS(_Layerwise):
         self.nesterov = bool(nesterov)
 
     @property
-    def trust_coefficient(self):
+    def trust_coefficient(self) -> float:
         """η; where none was given, that of the form."""
         by_form = 1.0 if self.ratio == "after_momentum" else 0.001
         return by_form if self._trust_coefficient is None else self._trust_coefficient
 
     @trust_coefficient.setter
-    def trust_coefficient(self, value):
+    def trust_coefficient(self, value: float | None) -> None:
         self._trust_coefficient = value if value is None else _checked("trust_coefficient", value)
 
     def _step(self, x, g, slots, c, weight_decay, adapted):

@@ -66,9 +66,7 @@ def main() -> int:
     except ValueError as error:
         # What reads text speaks of the flags of the commands that have more of them.
         reason = str(error).replace("--input_format", "--corpus_format")
-        reason = reason.replace(
-            "give --json_field for another field", "the demo reads no other field"
-        )
+        reason = reason.replace("Name one with --json_field", "The demo reads no other field")
         raise commands.Failed(reason) from error
     return 0
 

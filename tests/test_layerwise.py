@@ -832,5 +832,7 @@ def test_keras_still_has_the_private_hooks():
         assert hasattr(variable, "_layout")
     if steps.BACKEND == "tensorflow":  # the only one with checkpoints of its own
         assert hasattr(optimizer, "_delete_tracking")
-    for hook in set(_state.PRIVATE_HOOKS) - {"_layout", "_delete_tracking"}:
+        assert hasattr(optimizer, "_trackable_children")
+    of_one_backend = {"_layout", "_delete_tracking", "_trackable_children"}
+    for hook in set(_state.PRIVATE_HOOKS) - of_one_backend:
         assert hasattr(optimizer, hook), hook

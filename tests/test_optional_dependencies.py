@@ -39,7 +39,8 @@ def test_the_package_alone_installs_what_the_optimizers_need():
 def test_every_requirement_of_the_extra_is_looked_for():
     # As the package is checked on import, it is read here without being imported.
     tree = ast.parse((ROOT / "official_bert/__init__.py").read_text())
-    (needed,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (needed,) = [node.value for node in assigned if node.targets[0].id == "NEEDED"]
     modules = {m for m, extra in ast.literal_eval(needed).items() if extra == "bert"}
     distributions = {
         "absl": "absl-py",
