@@ -419,13 +419,13 @@ def test_predictions_cannot_be_scored_without_answers(files, small_questions, ca
     assert "must have an answer to compare with" in error
 
 
-def test_a_cased_vocabulary_needs_do_lower_case_off(files, tmp_path, capsys):
+def test_a_cased_vocabulary_is_never_lower_cased(files, tmp_path, capsys):
     folder = tmp_path / "cased"
     folder.mkdir()
-    cased = write_vocabulary(folder, *PEOPLE, *PLACES)
-    assert call(files | {"vocab_file": cased}) == 2
-    assert "vocab.txt with 'Anna', which would never be found" in capsys.readouterr().err
-    assert call(files | {"vocab_file": cased, "do_lower_case": False}) == 0
+    cased = files | {"vocab_file": write_vocabulary(folder, *PEOPLE, *PLACES, "A")}
+    assert call(cased | {"do_lower_case": True}) == 2
+    assert "cased vocabulary" in capsys.readouterr().err
+    assert call(cased) == 0
 
 
 # Interruptions
