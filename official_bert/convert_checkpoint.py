@@ -163,7 +163,7 @@ def main() -> None:
     apply(FLAGS, RULES)
     chosen = {name: FLAGS[name].value for name in _OPTIONS}
     try:
-        logging.set_verbosity(logging.WARNING)  # TensorFlow tells of each step of a SavedModel
+        logging.set_verbosity(logging.WARNING)  # TensorFlow logs each step of a SavedModel
         child_commands.raise_on_signals()
         lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
     except child_commands.Interrupted:

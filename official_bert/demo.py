@@ -67,6 +67,7 @@ def main() -> int:
         # What reads text speaks of the flags of the commands that have more of them.
         reason = str(error).replace("--input_format", "--corpus_format")
         reason = reason.replace("Name one with --json_field", "The demo reads no other field")
+        reason = reason.replace(", or name another field with --json_field", "")
         raise commands.Failed(reason) from error
     return 0
 

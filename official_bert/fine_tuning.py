@@ -1,4 +1,4 @@
-"""What the commands of fine-tuning do alike: a model per seed, trained or found, and put to use.
+"""Fine-tuning driver: for each seed, train or load a model, then evaluate and predict.
 
 flags → `run` → engine → the command's `Work` → for each seed: train or load → `Work.use`
 """
@@ -42,7 +42,7 @@ class Work:
         eval_files: What is evaluated on during training.
         keep: Function of a run's folder that writes there what using the model needs later.
         evaluated_on: What `results.json` says of the examples that were evaluated on.
-        not_of_the_seed: How the names of metrics end that are no matter of the seed.
+        not_of_the_seed: Suffixes of metrics that do not depend on the seed.
     """
 
     task: "Task"
@@ -57,7 +57,7 @@ class Work:
 
 
 def run(values: flags.FlagValues, make_work: Callable[[flags.FlagValues], Work]) -> int:
-    """Does what the flags say, and can be given again; returns the exit code.
+    """Runs the command; running it again resumes. Returns the exit code.
 
     Args:
         values: The flags, checked.

@@ -1,6 +1,6 @@
-"""The flags that the commands of fine-tuning have alike, and which of other scripts they refuse.
+"""Flags shared by `run_squad` and `run_classifier`, and flags of other scripts that are refused.
 
-What training has everywhere are fields of the dataclasses in `stages`, where their words stand.
+Flags that all training has are fields of the dataclasses in `stages`, which contain their words.
 """
 
 from absl import flags

@@ -1,4 +1,4 @@
-"""The flags of the optimizer, which all commands that train have alike."""
+"""Optimizer flags, shared by all training commands."""
 
 from typing import Any
 

@@ -503,7 +503,7 @@ def assert_ended_at_a_record(code, error, where, what, model_dir):
     assert error.count("\n") == 1, error
     assert error.startswith(f"run_pretraining: error: {where}")
     assert what in error
-    assert "Repair the records and run the same command again." in error
+    assert "records and run the same command again; if the repair changes them, add" in error
     assert checkpoints.CheckpointStore(model_dir).latest().step > 0
 
 

@@ -1,4 +1,4 @@
-"""A pre-trained model that says which word pieces stand behind `[MASK]`."""
+"""Masked-token prediction with a pre-trained model."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Tasks: what the training loop must not know of what it trains.
+"""The Task protocol: everything task-specific, kept out of the training loop.
 
 A task is a frozen dataclass with all that `Task` lists. `pretraining.Pretraining`,
 `classification.Classification` and `squad.QuestionAnswering` are the three of this package.

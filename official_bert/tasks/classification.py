@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification:
-    """What the training loop must not know of fine-tuning (arXiv 1810.04805, section 4.1).
+    """The classification task (arXiv 1810.04805, section 4.1): model, batches, losses, metrics.
 
     The loss is the mean cross-entropy of classes, in nats, or the mean squared error of numbers.
     `official_bert.tasks` says what a task has to offer.
@@ -216,7 +216,7 @@ class Classification:
     def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
         """`metrics`, beside them what guessing would get, and `examples`: how many were counted.
 
-        Guessing is to say the commonest class of every example, or the mean of all numbers.
+        The baseline always predicts the majority class, or the mean of all numbers.
         """
         examples = {"examples": int(sums[self.sums.index("examples")])}
         if self.predicts_classes:

@@ -23,7 +23,7 @@ _OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
 @settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """What the training loop must not know of BERT's pre-training (arXiv 1810.04805).
+    """The pre-training task (arXiv 1810.04805): model, batches, losses, metrics.
 
     `official_bert.tasks` says what a task has to offer. What needs Keras is imported when it is
     used, because the flags of `run_pretraining` are made from the fields.

@@ -28,7 +28,7 @@ _POOLER = "bert/pooler/"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionAnswering:
-    """What the training loop must not know of answering questions (arXiv 1810.04805, section 4.2).
+    """The question-answering task (arXiv 1810.04805, section 4.2): model, batches, losses, metrics.
 
     An example is a window. The loss is the mean of two cross-entropies, in nats: of the answer's
     first position and of its last, over all positions of the window, padding too, as in the

@@ -10,7 +10,7 @@ from official_bert.tasks.squad_data import Dataset
 from official_bert.tasks.squad_decoding import Prediction
 from official_bert.tasks.squad_features import Features
 
-# Metrics that are no matter of the seed, and thresholds, of which none is the best.
+# Metrics that do not depend on the seed, and thresholds, of which none is the best.
 NOT_OF_THE_SEED = ("total", "unanswered", "thresh")
 
 
