@@ -163,7 +163,7 @@ def test_a_cased_vocabulary_is_refused_unless_case_is_kept(small_text, tmp_path)
 def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path, monkeypatch):
     monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
     good = Path(small_text.path).read_bytes()
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="must be UTF-8"):
         create(small_text, tmp_path, good + b"\n\ncaf\xe9\n")
     parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/a.building").glob("part*.json")}
     assert len(parts) > 5

@@ -293,13 +293,13 @@ def test_settings_bind_a_folder_from_when_something_is_made_with_them(tmp_path):
     layout.text("train").parent.mkdir()
     layout.text("train").touch()
     start("sentences", "demo", 9)
-    with pytest.raises(ValueError, match="corpus_format='sentences', not 'auto'"):
+    with pytest.raises(ValueError, match="corpus_format must be 'sentences'.*got 'auto'"):
         start("auto")
     layout.vocab.touch()
-    with pytest.raises(ValueError, match="vocab_size=9, not 8"):
+    with pytest.raises(ValueError, match="vocab_size must be 9.*got 8"):
         start("sentences", vocab_size=8)
     (tmp_path / "records").mkdir()
-    with pytest.raises(ValueError, match="recipe='demo', not 'small'"):
+    with pytest.raises(ValueError, match="recipe must be 'demo'.*got 'small'"):
         start("sentences", "small")
     start("sentences")
 

@@ -54,7 +54,7 @@ def test_no_sentence_is_asked_twice_and_those_too_short_or_without_a_word_are_le
     assert sorted(b.sentence.replace("[MASK]", b.word) for b in blanks) == good
     assert {blank.word for blank in blanks} <= {"of", "the", "is"}
     short = write(tmp_path, [["The file."]])
-    with pytest.raises(ValueError, match="no sentence of 8 to 24 words"):
+    with pytest.raises(ValueError, match="must have sentences of 8 to 24 words"):
         held_out_blanks.choose(short, vocab_file)
 
 

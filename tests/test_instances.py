@@ -189,7 +189,7 @@ def test_a_line_of_megabytes_is_cut_off_in_linear_time(small_text):
         ({"max_predictions_per_seq": 200}, "must be at most max_seq_length, 128; got 200."),
         ({"max_ngram_size": 0}, "max_ngram_size must be at least 1; got 0."),
         ({"dupe_factor": 0}, "dupe_factor must be at least 1; got 0."),
-        ({"max_ngram_size": 3}, "needs --do_whole_word_mask"),
+        ({"max_ngram_size": 3}, "must be 1 without --do_whole_word_mask; got 3"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, message):

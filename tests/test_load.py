@@ -236,7 +236,7 @@ def test_heads_of_the_same_shape_for_other_tasks_are_no_classifiers(
 )
 def test_classes_that_are_not_named_whole_are_refused(tmp_path, names):
     with_head(tmp_path / "in", ["BertForSequenceClassification"], THREE, id2label=names)
-    with pytest.raises(ValueError, match="id2label|two different ones"):
+    with pytest.raises(ValueError, match="id2label|two different names"):
         official_bert.load(tmp_path / "in")
 
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
             "folder must be a path on this machine; got the address 'gs://bucket/model'",
         ),
         ({"folder": "nowhere"}, "There is no checkpoint nowhere"),
-        ({"vocab_file": "nowhere"}, "'nowhere' does not exist"),
+        ({"vocab_file": "nowhere"}, "must be an existing file; got 'nowhere'"),
     ],
 )
 def test_arguments_that_lead_nowhere_are_named(tmp_path, arguments, message):

@@ -74,7 +74,7 @@ def test_a_store_that_is_not_known_is_named():
 @pytest.mark.parametrize("wrong", ["gs:/b/m", "gs:/b", "file:/tmp/m"])
 def test_half_an_address_is_refused(wrong):
     local_paths.require_paths(model_dir="gs://b/m", bert_config_file="a/gs:/b", other=None)
-    with pytest.raises(ValueError, match="model_dir: .*two slashes"):
+    with pytest.raises(ValueError, match="model_dir must be .*two slashes"):
         local_paths.require_paths(model_dir=wrong)
 
 
@@ -124,7 +124,7 @@ def test_configuration_and_vocabulary_are_read(folder):
     assert BertConfig.from_json_file(folder / "c.json") == BertConfig(vocab_size=99)
     write_text(folder / "vocab.txt", "\ufeff[PAD]\n[UNK]\r\n[CLS]\n[SEP]\n[MASK]\n")
     assert list(read_vocabulary(f"{folder}/vocab.txt"))[:2] == ["[PAD]", "[UNK]"]
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="must be an existing file"):
         read_vocabulary(f"{folder}/none.txt")
 
 

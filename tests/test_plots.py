@@ -92,7 +92,10 @@ def test_every_adapted_kernel_has_its_place_in_the_trust_ratio_picture():
 
 def test_a_missing_or_empty_log_is_refused_in_one_line(tmp_path):
     (tmp_path / "empty.jsonl").touch()
-    for name, reason in (("none.jsonl", "cannot be read"), ("empty.jsonl", "no line of training")):
+    for name, reason in (
+        ("none.jsonl", "cannot be read"),
+        ("empty.jsonl", "must contain training lines"),
+    ):
         ended = subprocess.run(
             [sys.executable, "-m", "official_bert.plots", f"--log_file={tmp_path / name}"],
             capture_output=True,

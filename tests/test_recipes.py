@@ -232,9 +232,9 @@ def test_any_plan_can_be_made_of_any_run():
         (50, 5, 4),
     ]
     assert [stage.growth for stage in stages[:2]] == ["fresh", "fresh"]
-    with pytest.raises(ValueError, match="take 100 updates"):
+    with pytest.raises(ValueError, match="fewer steps than .* 100; got 100"):
         stacking.mslt(scratch, (1, 4), last_share=0.0)
-    with pytest.raises(ValueError, match=r"first_share 0.5 and last_share 0.5 of 100 updates"):
+    with pytest.raises(ValueError, match="must leave steps .* got 0.5 and 0.5 of 100 steps"):
         stacking.mslt(scratch, (1, 4), last_share=0.5, first_share=0.5)
 
 

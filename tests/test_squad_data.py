@@ -42,8 +42,8 @@ def test_a_byte_order_mark_and_compression_change_nothing(tmp_path):
 def test_a_question_id_that_stands_twice_is_refused_with_both_places(tmp_path):
     path = write_squad(tmp_path / "a.json", (CONTEXT, [qa("x")]), (CONTEXT, [qa("y"), qa("x")]))
     message = (
-        r"a.json: data\[1\].paragraphs\[0\].qas\[1\]: the id 'x' is also that of "
-        r"data\[0\].paragraphs\[0\].qas\[0\];"
+        r"a.json: data\[1\].paragraphs\[0\].qas\[1\]: the id of a question must be unique; "
+        r"got 'x', as for data\[0\].paragraphs\[0\].qas\[0\]\."
     )
     with pytest.raises(ValueError, match=message):
         squad_data.read(path)
@@ -94,7 +94,7 @@ def test_a_missing_file_and_other_encodings_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="nowhere.json"):
         squad_data.read(str(tmp_path / "nowhere.json"))
     (tmp_path / "latin.json").write_bytes('{"data": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match="latin.json, line 1: not UTF-8"):
+    with pytest.raises(ValueError, match="latin.json, line 1 must be UTF-8"):
         squad_data.read(str(tmp_path / "latin.json"))
 
 

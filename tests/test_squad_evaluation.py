@@ -225,7 +225,7 @@ def test_what_cannot_be_scored_is_refused(questions, version_2, predictions, odd
 
 def test_odds_that_are_no_number_are_refused_even_of_an_empty_id():
     data = Dataset([NOTHING._replace(id="")], True)
-    with pytest.raises(ValueError, match="those of '' are nan"):
+    with pytest.raises(ValueError, match="got nan for ''"):
         evaluate(data, {"": ""}, {"": math.nan})
 
 

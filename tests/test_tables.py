@@ -182,7 +182,7 @@ def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, cont
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="none.tsv: there is no such file"):
+    with pytest.raises(ValueError, match="none.tsv must be an existing file"):
         tables.read(str(tmp_path / "none.tsv"), ["a"])
 
 
