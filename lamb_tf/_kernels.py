@@ -151,8 +151,12 @@ def kept(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def square_root(x: Tensor) -> Tensor:
-    """√x, with a derivative of 0 at 0: that of √ is ∞ there, and times 0 not a number."""
-    if BACKEND == "torch" and not torch.is_grad_enabled():
+    """√x, with a derivative of 0 at 0: that of √ is ∞ there, and times 0 not a number.
+
+    Not in XLA of TensorFlow, which cannot differentiate a step: it would compute all norms again in
+    the kernel of each tensor, as a selection costs nothing, and compile three times as long.
+    """
+    if in_xla() or (BACKEND == "torch" and not torch.is_grad_enabled()):
         return ops.sqrt(x)
     is_0 = ops.equal(x, 0)
     return ops.where(is_0, 0.0, ops.sqrt(ops.where(is_0, 1.0, x)))
