@@ -153,13 +153,28 @@ def kept(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 def square_root(x: Tensor) -> Tensor:
     """√x, with a derivative of 0 at 0: that of √ is ∞ there, and times 0 not a number.
 
-    Not in XLA of TensorFlow, which cannot differentiate a step: it would compute all norms again in
-    the kernel of each tensor, as a selection costs nothing, and compile three times as long.
+    For XLA the value is a plain √. A selection after it costs nothing, so XLA would compute all
+    norms again in the kernel of each tensor, and compile three times as long.
     """
+    if BACKEND == "jax":
+        return _square_root_of_jax(x)
     if in_xla() or (BACKEND == "torch" and not torch.is_grad_enabled()):
         return ops.sqrt(x)
     is_0 = ops.equal(x, 0)
     return ops.where(is_0, 0.0, ops.sqrt(ops.where(is_0, 1.0, x)))
+
+
+if BACKEND == "jax":
+
+    @jax.custom_jvp
+    def _square_root_of_jax(x):
+        return jax.numpy.sqrt(x)
+
+    @_square_root_of_jax.defjvp
+    def _derivative_of_square_root(primals, tangents):
+        (x,), (change,) = primals, tangents
+        root, is_0 = _square_root_of_jax(x), x == 0
+        return root, jax.numpy.where(is_0, 0.0, change / (2 * jax.numpy.where(is_0, 1.0, root)))
 
 
 def quotient(numerator: Tensor, denominator: Tensor, known: Tensor, otherwise: float) -> Tensor:
