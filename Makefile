@@ -87,12 +87,12 @@ GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-c
 	touch .venv/ready_to_run .venv/ready_for_docs $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
-OLDEST_TESTS := $(addprefix tests/test_,$(addsuffix .py,lamb lars orscale layerwise selection multipliers loss_scale \
+OLDEST_TESTS := $(addprefix tests/lamb_tf/test_,$(addsuffix .py,lamb lars orscale layerwise selection multipliers loss_scale \
 	float8 master_weights schedules telemetry replicas optional_dependencies))
 
-.venv-oldest/ready: pyproject.toml setup.py tests/oldest_versions.py
+.venv-oldest/ready: pyproject.toml setup.py tests/support/oldest_versions.py
 	$(PYTHON) -m venv --clear .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	PYTHONWARNINGS=ignore .venv-oldest/bin/python -m pip install --quiet --editable ".[cpu]" \
-		$$($(PYTHON) tests/oldest_versions.py) "pytest>=8.4" "pytest-xdist>=3.6"
+		$$($(PYTHON) tests/support/oldest_versions.py) "pytest>=8.4" "pytest-xdist>=3.6"
 	touch $@

@@ -1,6 +1,6 @@
 """Hugging Face's BERT in PyTorch as an independent peer: our configuration, weights and batches.
 
-`tests/test_same_training.py` and `learning_curves.py` train it beside ours.
+`tests/training/test_same_training.py` and `learning_curves.py` train it beside ours.
 """
 
 import numpy as np

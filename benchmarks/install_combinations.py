@@ -34,7 +34,7 @@ class Combination:
 
 
 def oldest():
-    command = [sys.executable, ROOT / "tests/oldest_versions.py"]
+    command = [sys.executable, ROOT / "tests/support/oldest_versions.py"]
     return tuple(subprocess.check_output(command, text=True).split())
 
 

@@ -118,7 +118,7 @@ def _installed(environment):
 def _pytest(combination, environment, files, *flags):
     """Tests of this checkout on the package of the environment; how they ended."""
     command = [environment / "bin/pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *flags]
-    command += ["-c", ROOT / "pyproject.toml", "-o", f"pythonpath={ROOT / 'tests'}"]
+    command += ["-c", ROOT / "pyproject.toml", "-o", f"pythonpath={ROOT / 'tests/support'}"]
     done = subprocess.run(
         [*command, *(ROOT / file for file in files)],
         cwd=environment,
@@ -166,7 +166,7 @@ def _legacy_tests(combination, environment, core):
 
 
 def _files(names):
-    return [f"tests/test_{name}.py" for name in names.split()]
+    return [f"tests/lamb_tf/test_{name}.py" for name in names.split()]
 
 
 def _command(combination, environment, core):

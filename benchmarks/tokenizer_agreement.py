@@ -3,7 +3,7 @@
     python benchmarks/tokenizer_agreement.py --text=enwiki_sample.txt \\
         --uncased=bert-base-uncased-vocab.txt --cased=bert-base-cased-vocab.txt
 
-Google's tokenizer is the one written out in tests/google_tokenizer.py.
+Google's tokenizer is the one written out in tests/support/google_tokenizer.py.
 """
 
 import functools
@@ -14,7 +14,7 @@ import sys
 
 from absl import app, flags
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests/support"))
 
 import google_tokenizer
 

@@ -72,7 +72,7 @@ class AdamDirection:
     u is formed in a resource that lives as long as the call, so that a SavedModel of a step holds
     all that the step needs. In a graph its name is unique in the process: `tf.saved_model.load`
     would give all anonymous resources one name. Eagerly it is anonymous: TensorFlow keeps a kernel
-    for each name. `tests/test_kernels.py` shows that this is `LAMB.direction`.
+    for each name. `tests/lamb_tf/test_kernels.py` shows that this is `LAMB.direction`.
     """
 
     _names = itertools.count()

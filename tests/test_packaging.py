@@ -73,11 +73,11 @@ def test_every_package_has_a_library_target_in_build():
 
 def test_every_test_file_has_a_test_target_in_build():
     tests = {a["name"]: a for kind, a in bazel_targets() if kind == "py_test"}
-    expected = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
-    assert set(tests) == expected
+    expected = {p.stem: p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/**/test_*.py")}
+    assert set(tests) == set(expected)
     for name, attributes in tests.items():
-        assert f"tests/{name}.py" in attributes["srcs"]
-        assert attributes["args"] == [f"$(location tests/{name}.py)"]
+        assert expected[name] in attributes["srcs"]
+        assert attributes["args"] == [f"$(location {expected[name]})"]
 
 
 def test_every_python_file_is_in_a_target_of_build():

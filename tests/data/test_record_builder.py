@@ -1,0 +1,356 @@
+"""Building records: the same bytes whatever the workers and interruptions; nothing half written."""
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import build_worker, corpus, record_builder
+from official_bert.data.instances import Settings
+
+SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 40_000)
+
+
+def build(small_text, folder, name="a.tfrecord", settings=SETTINGS, **options):
+    options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
+    output = str(folder / name)
+    return create_pretraining_data(
+        small_text.path, output, small_text.vocab_file, settings, **options
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_output_does_not_depend_on_the_workers(small_text, tmp_path, dynamic):
+    made = []
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        build(small_text, folder, num_workers=workers, dynamic_masking=dynamic)
+        made.append(contents(folder))
+    assert made[0] == made[1]
+    assert list(made[0]) == ["a.manifest.json", *(f"a.tfrecord-0000{n}-of-00003" for n in range(3))]
+
+
+def test_shards_are_even_and_the_manifest_tells_what_is_in_them(small_text, tmp_path):
+    summary = build(small_text, tmp_path)
+    manifest = json.loads((tmp_path / "a.manifest.json").read_text())
+    counts = [entry["records"] for entry in manifest["shards"]]
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) == summary["sequences"] == manifest["counts"]["sequences"]
+    tokens = 0
+    for entry in manifest["shards"]:
+        path = tmp_path / entry["file"]
+        records = list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
+        assert len(records) == entry["records"]
+        sizes = np.cumsum([0, *(len(r) + 16 for r in records)])
+        assert entry["bytes"] == sizes[-1] == path.stat().st_size
+        assert entry["block_offsets"] == sizes[:-1][::256].tolist()
+        for record in records:
+            features = tf.train.Example.FromString(record).features.feature
+            tokens += sum(features["input_mask"].int64_list.value)
+    assert tokens == summary["tokens"]
+    assert summary["documents"] == 40
+    assert summary["unknown_tokens"] < 0.01 * summary["text_tokens"]
+
+
+def test_gzip_and_v2_names_change_the_wrapping_only(small_text, tmp_path):
+    build(small_text, tmp_path)
+    build(small_text, tmp_path, "z.tfrecord", gzip_compress=True)
+    for shard in tmp_path.glob("z.tfrecord-*"):
+        plain = (tmp_path / shard.name.replace("z.", "a.")).read_bytes()
+        assert gzip.decompress(shard.read_bytes()) == plain
+        read = tf.data.TFRecordDataset(str(shard), compression_type="GZIP")
+        assert b"".join(read.as_numpy_iterator()) == b"".join(
+            tf.data.TFRecordDataset(
+                str(tmp_path / shard.name.replace("z.", "a."))
+            ).as_numpy_iterator()
+        )
+
+
+COMMAND = """
+import sys
+from official_bert import create_pretraining_data
+from official_bert.data import corpus, instances
+corpus.BLOCK_BYTES = 40_000
+text, output, vocab_file = sys.argv[1:]
+create_pretraining_data.create_pretraining_data(
+    text, output, vocab_file,
+    instances.Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2),
+    num_shards=3, num_workers=2, input_format="paragraphs", gzip_compress=True,
+)
+"""
+
+
+def start(small_text, folder) -> subprocess.Popen:
+    output = str(folder / "a.tfrecord")
+    command = [sys.executable, "-c", COMMAND, small_text.path, output, small_text.vocab_file]
+    return subprocess.Popen(command, start_new_session=True, cwd=Path(__file__).parents[2])
+
+
+def wait_for_changes(process: subprocess.Popen, folder: Path, count: int):
+    """Until files came or went in `folder` so often, or the process is over."""
+    times = set()
+    while process.poll() is None and len(times) <= count:
+        with contextlib.suppress(FileNotFoundError):
+            times.add(folder.stat().st_mtime_ns)
+        time.sleep(0.002)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(small_text, tmp_path):
+    whole = tmp_path / "whole"
+    assert start(small_text, whole).wait() == 0
+    expected = contents(whole)
+    rng = random.Random(os.urandom(8))
+    kills = 0
+    for trial in range(3):
+        folder = tmp_path / f"killed_{trial}"
+        for _ in range(4):
+            process = start(small_text, folder)
+            wait_for_changes(process, folder / "a.building", rng.randrange(1, 12))
+            kills += process.poll() is None
+            if rng.random() < 0.5:
+                process.kill()  # the workers follow
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for path in folder.glob("a.tfrecord-0*[0-9]"):  # a shard is there whole or not at all
+                assert path.read_bytes() == expected[path.name]
+        assert start(small_text, folder).wait() == 0
+        assert contents(folder) == expected
+    assert kills
+
+
+def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypatch):
+    build(small_text, tmp_path)
+    before = contents(tmp_path)
+    lines = []
+    build(small_text, tmp_path, report=lines.append)
+    assert "nothing to do" in lines[0]
+    assert contents(tmp_path) == before
+
+
+def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder, "remove_parts", lambda shards: None)
+        build(small_text, tmp_path)
+    assert (tmp_path / "a.building").is_dir()
+    with open(tmp_path / "a.building/lock") as lock:  # while its process lives, they stay
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build(small_text, tmp_path)
+    assert (tmp_path / "a.building").is_dir()
+    build(small_text, tmp_path)
+    assert not (tmp_path / "a.building").exists()
+
+
+def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder.Builder, "_make_shards", fail)
+        with pytest.raises(OSError, match="No space left"):
+            build(small_text, tmp_path)
+    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*")}
+    assert len(parts) > 6
+    lines = []
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder, "remove_parts", lambda shards: None)
+        build(small_text, tmp_path, report=lines.append)
+    again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*.json")}
+    assert again.items() <= parts.items()
+    assert not list((tmp_path / "a.building").glob("*.records"))  # freed as the shards were made
+
+
+def in_this_process(patch: pytest.MonkeyPatch) -> None:
+    """Lets builders work without starting processes, on small blocks."""
+    patch.setattr(corpus, "BLOCK_BYTES", 8_000)
+    start = lambda workers: build_worker.Worker(workers._plan)  # noqa: E731
+    patch.setattr(record_builder.Workers, "_idle_or_new", start)
+    patch.setattr(record_builder, "_ask", answer)
+
+
+def answer(worker: build_worker.Worker, task) -> dict:
+    return worker.part(task) if isinstance(task, build_worker.Part) else worker.shard(task)
+
+
+@pytest.fixture(scope="module")
+def little_text(small_text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("little_text") / "text.txt"
+    path.write_text(Path(small_text.path).read_text()[:40_000])
+    return small_text._replace(path=str(path))
+
+
+@pytest.fixture(scope="module")
+def leftovers(little_text, tmp_path_factory) -> dict[int | None, Path]:
+    """The folders of builds that were interrupted after so many shards; None: of a whole one."""
+    folders = {}
+    for shards in (0, 1, None):
+        folders[shards] = folder = tmp_path_factory.mktemp("leftovers")
+
+        def answer_until(worker, task, folder=folder, shards=shards):
+            is_shard = isinstance(task, build_worker.Shard)
+            if is_shard and len(list(folder.glob("a.building/shard-*.json"))) == shards:
+                raise KeyboardInterrupt
+            return answer(worker, task)
+
+        with pytest.MonkeyPatch.context() as patch:
+            in_this_process(patch)
+            patch.setattr(record_builder, "_ask", answer_until)
+            with contextlib.suppress(KeyboardInterrupt):
+                build(little_text, folder, num_workers=1)
+    return folders
+
+
+DAMAGES = {
+    "missing": lambda path, data: path.unlink(),
+    "empty": lambda path, data: path.write_bytes(b""),
+    "cut": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "flipped": lambda path, data: path.write_bytes(
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("after_shards", "leftover"),
+    [
+        (0, "a.building/part-000001.records"),
+        (0, "a.building/part-000001.lengths.npy"),
+        (0, "a.building/part-000001.json"),
+        (0, "a.building/build.json"),
+        (1, "a.building/part-000001.lengths.npy"),
+        (1, "a.building/part-000003.records"),
+        (1, "a.building/parts.json"),
+        (1, "a.building/build.json"),
+        (1, "a.building/shard-00000.json"),
+        (1, "a.tfrecord-00000-of-00003"),
+        (None, "a.tfrecord-00001-of-00003"),
+    ],
+)
+def test_a_damaged_leftover_is_made_again(
+    leftovers, little_text, tmp_path, monkeypatch, after_shards, leftover, damage
+):
+    in_this_process(monkeypatch)
+    folder = tmp_path / "again"
+    shutil.copytree(leftovers[after_shards], folder)
+    path = folder / leftover
+    DAMAGES[damage](path, path.read_bytes())
+    build(little_text, folder)
+    assert contents(folder) == contents(leftovers[None])
+
+
+def test_only_the_damaged_part_is_made_again(leftovers, little_text, tmp_path, monkeypatch):
+    folder = tmp_path / "again"
+    shutil.copytree(leftovers[0], folder)
+    path = folder / "a.building/part-000001.records"
+    DAMAGES["flipped"](path, path.read_bytes())
+    in_this_process(monkeypatch)
+    asked = []
+    monkeypatch.setattr(record_builder, "_ask", lambda *_: asked.append(_[1]) or answer(*_))
+    build(little_text, folder)
+    assert [task.index for task in asked if isinstance(task, build_worker.Part)] == [1]
+
+
+def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
+    build(small_text, tmp_path)
+    first = contents(tmp_path)
+    build(small_text, tmp_path, random_seed=1)
+    second = contents(tmp_path)
+    assert first.keys() == second.keys()
+    assert all(first[name] != second[name] for name in first)
+
+
+def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch):
+    (tmp_path / "a.building").mkdir()
+    with open(tmp_path / "a.building/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process is building"):
+            build(small_text, tmp_path)
+
+
+@pytest.mark.parametrize("before_a_shard", [False, True])
+def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
+    small_text, tmp_path, monkeypatch, before_a_shard
+):
+    send = record_builder._send
+
+    def kill_one(process, task):
+        if before_a_shard and isinstance(task, build_worker.Shard):
+            process.kill()
+            process.wait()
+        send(process, task)
+        if not before_a_shard and isinstance(task, build_worker.Part) and task.index == 2:
+            process.kill()
+
+    monkeypatch.setattr(record_builder, "_send", kill_one)
+    with pytest.raises(ValueError, match=r"a worker process died .*--num_workers"):
+        build(small_text, tmp_path)
+
+
+def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_text, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("official_bert.data.record_builder.Builder._make_shards", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(small_text, tmp_path / "a", input_format="sentences")
+    build(small_text, tmp_path / "a")
+    build(small_text, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    original = Path(small_text.path).read_text()
+    text.write_text(original)
+    changed = small_text._replace(path=str(text))
+    with monkeypatch.context() as patch:
+        work = record_builder.Workers.work
+
+        def stop_after_a_shard(self, tasks, make):
+            def once(call, task):
+                make(call, task)
+                if not isinstance(task, build_worker.Part):
+                    raise KeyboardInterrupt
+
+            work(self, tasks, once)
+
+        patch.setattr(record_builder.Workers, "work", stop_after_a_shard)
+        with pytest.raises(KeyboardInterrupt):
+            build(changed, tmp_path / "a", num_workers=1)
+    assert (tmp_path / "a/a.tfrecord-00000-of-00003").exists()
+    text.write_text("A new first document.\n\n" + original)
+    build(changed, tmp_path / "a")
+    build(changed, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkeypatch):
+    build(small_text, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(record_builder, "Shard", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(small_text, tmp_path, random_seed=1)
+    assert not list(tmp_path.glob("a.tfrecord*"))
+    assert not (tmp_path / "a.manifest.json").exists()

@@ -1,0 +1,337 @@
+"""`make demo`, on little text and with few updates: what it leaves, and that nothing stops it."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+
+from official_bert import demo, recipes
+from official_bert.data import corpus
+from official_bert.demonstration import demo_folder, demo_scores, stdlib_text
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+from official_bert.recipes import Recipe
+from official_bert.stages import Stage
+
+def quick():
+    return Recipe(stages=(
+        Stage(steps=120, batch_size=8, max_seq_length=32, max_predictions_per_seq=5,
+              learning_rate=1e-2, warmup_steps=10),
+        Stage(steps=20, batch_size=4, max_seq_length=64, max_predictions_per_seq=10,
+              learning_rate=5e-3, warmup_steps=5),
+    ))
+"""
+LEFT_BEHIND = [
+    "bert_config.json",
+    "vocab.txt",
+    "results.json",
+    "baselines.json",
+    "blanks.md",
+    "model/train_log.jsonl",
+    "model/pretrained/bert_model.ckpt-1.index",
+    "plots/loss.png",
+    "plots/accuracy.png",
+    "plots/learning_rate.png",
+    "plots/trust_ratios.png",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with 60 documents, one paragraph a line."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = [stdlib_text.prose_paragraphs(topics[name]) for name in sorted(topics)]
+    documents = [d for d in documents if len(d) > 3][:60]
+    (folder / "topics.txt").write_text("\n\n".join("\n".join(d) for d in documents) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "recipe.py"
+    path.write_text(RECIPE)
+    return f"{path}:quick"
+
+
+def demo_command(text, recipe, output):
+    return [
+        *(sys.executable, "-m", "official_bert.demo", f"--corpus={text}"),
+        *("--corpus_format=paragraphs", f"--recipe={recipe}", f"--output_dir={output}"),
+    ]
+
+
+@pytest.fixture
+def command(text, recipe, tmp_path):
+    return demo_command(text, recipe, tmp_path / "output")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, recipe, tmp_path_factory):
+    """A whole demo: its command, what it showed, and its folder."""
+    output = tmp_path_factory.mktemp("uninterrupted")
+    command = demo_command(text, recipe, output)
+    return command, finish(command), output
+
+
+def finish(command):
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@contextlib.contextmanager
+def started(command, pattern):
+    """The demo as a process, from when a line of its output matches `pattern`."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert any(re.search(pattern, line) for line in process.stdout), "no such line"
+        yield process
+
+
+def weights(output):
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(output / "model/pretrained/bert_model.ckpt-1"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.slow
+def test_it_leaves_what_it_promises_and_a_second_start_has_nothing_to_do(uninterrupted):
+    command, shown, output = uninterrupted
+    for name in LEFT_BEHIND:
+        assert (output / name).stat().st_size > 0, name
+    results = json.loads((output / "results.json").read_text())
+    for guess in ("masked_lm", "neighbours", "word_frequencies", "most_frequent_token"):
+        assert 0 < results[f"{guess}_accuracy"] < 1
+        assert f"{results[f'{guess}_accuracy']:.1%}" in shown
+    for guess in ("masked_lm", "neighbours", "word_frequencies"):
+        assert 0 < results[f"{guess}_loss"] < np.log(5000)
+        assert f"{results[f'{guess}_loss']:.3f}" in shown
+    for task in ("next_sentence", "most_frequent_label"):  # this recipe trains pairs
+        assert f"{results[f'{task}_accuracy']:.1%}" in shown
+    assert results["seconds"] > 1
+    assert "examples/s" in shown
+    assert "left" in shown
+    blanks = (output / "blanks.md").read_text().splitlines()[2:]
+    assert len(blanks) == results["blanks"] == 20
+    for row in blanks:
+        sentence, word, after, before = row.strip("| ").split(" | ")
+        assert sentence.count("[MASK]") == 1
+        assert f"{word}: {after}   (before: {before})".replace("**", "") in shown
+        assert after.count("%") == before.count("%") == 3
+        assert after != before
+    assert sum("**" in row.split(" | ")[2] for row in blanks) == results["blanks_right_in_top_3"]
+    for noise in ("WARNING", "retracing", "Traceback"):
+        assert noise not in shown
+    assert str(output / "model/pretrained/bert_model.ckpt-1") in shown
+    log = [json.loads(s) for s in (output / "model/train_log.jsonl").read_text().splitlines()]
+    assert {line["stage"] for line in log} == {0, 1}
+
+    checkpoint = output / "model/pretrained/bert_model.ckpt-1.index"
+    before = checkpoint.stat().st_mtime_ns
+    again = finish(command)
+    assert checkpoint.stat().st_mtime_ns == before
+    assert "examples/s" not in again
+    assert json.loads((output / "results.json").read_text()) == results
+    assert shown[shown.index("On held-out text") :] == again[again.index("On held-out text") :]
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_interrupted_and_then_killed_goes_on_and_ends_with_the_same_weights(
+    command, uninterrupted, tmp_path
+):
+    with started(command, r"^step +50/") as process:
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()  # until the last process of the demo has ended
+    assert process.wait() == 130
+    assert "Traceback" not in rest
+    assert re.search(r"Stopped\. Run the same command again", rest.splitlines()[-1])
+    with started(command, r"^step ") as process:
+        process.send_signal(signal.SIGKILL)
+        process.stdout.read()
+    assert process.wait() == -signal.SIGKILL
+    assert finish(command).count("step ") < 5  # of 140 updates, 50 were done at least
+    expected = weights(uninterrupted[2])
+    for name, value in weights(tmp_path / "output").items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_counting_is_asked_at_the_positions_at_which_the_model_was_evaluated(uninterrupted, recipe):
+    layout = demo_folder.DemoFolder(uninterrupted[2])
+    log = [json.loads(line) for line in layout.log.read_text().splitlines()]
+    for index, stage in enumerate(recipes.find(recipe).stages):
+        batches = demo_scores.held_out_batches(layout, stage, demo.EVAL_BATCH_SIZE)
+        labels = np.concatenate(
+            [
+                batches[step]["masked_lm_ids"][batches[step]["masked_lm_weights"] > 0]
+                for step in range(batches.num_batches)
+            ]
+        )
+        evaluated = [line for line in log if line["kind"] == "eval" and line["stage"] == index]
+        share = np.bincount(labels).max() / len(labels)
+        assert evaluated[-1]["most_frequent_token_accuracy"] == pytest.approx(share, rel=1e-6)
+
+
+def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
+    documents = list(corpus.documents([str(text / "topics.txt")], "paragraphs"))
+    splits = []
+    for attempt in ("one", "two"):
+        layout = demo_folder.DemoFolder(tmp_path / attempt)
+        layout.folder.mkdir()
+        demo.write_text(layout, [str(text / "topics.txt")], "paragraphs")
+        splits.append([layout.text(split).read_text() for split in ("train", "held_out")])
+    assert splits[0] == splits[1]
+    train, held_out = (part.strip().split("\n\n") for part in splits[0])
+    whole = sorted("\n".join(map(str.strip, corpus.sentences(d))) for d in documents)
+    assert sorted(train + held_out) == whole
+    assert 1 <= len(held_out) < len(train) / 4
+
+
+def test_a_document_that_is_read_in_pieces_is_held_out_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
+    sentences = [f"This is sentence {n} of a document." for n in range(20)]
+    documents = ["\n".join(sentences), "Another document.", "\n".join(sentences)]
+    (tmp_path / "a.txt").write_text("\n\n".join(documents))
+    layout = demo_folder.DemoFolder(tmp_path)
+    said = demo.write_text(layout, [str(tmp_path / "a.txt")], "sentences")
+    assert layout.text("held_out").read_text().strip() == "Another document."
+    assert layout.text("train").read_text().strip().split("\n\n") == documents[::2]
+    assert said.startswith("train: 2 documents")
+    assert "held out: 1 documents" in said
+
+
+def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("One sentence.\nAnother.\n")
+    with pytest.raises(ValueError, match="at least two documents, .*; got 1. "):
+        demo.write_text(demo_folder.DemoFolder(tmp_path), [str(tmp_path / "one.txt")], "sentences")
+    assert not list(tmp_path.glob("text/*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            ["--corpus=missing.txt"],
+            "demo: error: corpus must match at least one file; got 'missing.txt'",
+        ),
+        (["--corpus=latin1.txt"], "must be UTF-8"),
+        (
+            ["--corpus=page.html"],
+            "got HTML. Extract its text, for example with trafilatura; if",
+        ),
+        (["--corpus=page.html"], "give --corpus_format=sentences"),
+        (["--corpus=no_text.jsonl"], "got the fields 'words'. The demo reads no other field."),
+        (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),
+        (["leftover"], "unexpected argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(text, tmp_path, flags, reason):
+    (tmp_path / "text").symlink_to(text)
+    (tmp_path / "latin1.txt").write_bytes("caf\xe9\n".encode("latin1"))
+    (tmp_path / "page.html").write_text("<html><body>Text</body></html>\n")
+    (tmp_path / "no_text.jsonl").write_text('{"words": "Text"}\n')
+    ended = subprocess.run(
+        [sys.executable, "-m", "official_bert.demo", *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode not in (0, 130)
+    assert reason in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_folder_with_a_demo_of_other_text_is_refused(text, tmp_path):
+    settings = {"corpus": ["/another"], "corpus_format": "auto", "recipe": "demo", "seconds": 1.0}
+    settings["vocab_size"] = demo.VOCAB_SIZE
+    (tmp_path / "demo.json").write_text(json.dumps(settings))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/train.txt").touch()
+    with pytest.raises(ValueError, match="another --output_dir"):
+        demo.run(tmp_path, [str(text)])
+
+
+def test_an_unknown_recipe_is_refused_before_anything_is_written(text, tmp_path):
+    with pytest.raises(ValueError, match=r"one of demo, small,.*; got 'smal'"):
+        demo.run(tmp_path / "output", [str(text)], "paragraphs", "smal")
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_recipe_that_the_model_cannot_go_through_is_refused_and_does_not_block_the_folder(
+    text, tmp_path
+):
+    for name, reason in {
+        "bert_base": r"small model; got 'bert_base'\. max_seq_length of stage 2 .* got 512.*=demo",
+        "bert_base_mslt": "'bert_base_mslt'",  # which no start before has bound
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            demo.run(tmp_path, [str(text)], "paragraphs", name)
+    assert not (tmp_path / "vocab.txt").exists()
+
+
+def test_settings_bind_a_folder_from_when_something_is_made_with_them(tmp_path):
+    layout = demo_folder.DemoFolder(tmp_path)
+
+    def start(corpus_format="auto", recipe="demo", vocab_size=9):
+        with demo_folder.clock(layout, ["a.html"], corpus_format, recipe, vocab_size):
+            pass
+
+    start()
+    start("sentences", "small", 8)  # as the error of the first start proposes
+    layout.text("train").parent.mkdir()
+    layout.text("train").touch()
+    start("sentences", "demo", 9)
+    with pytest.raises(ValueError, match="corpus_format must be 'sentences'.*got 'auto'"):
+        start("auto")
+    layout.vocab.touch()
+    with pytest.raises(ValueError, match="vocab_size must be 9.*got 8"):
+        start("sentences", vocab_size=8)
+    (tmp_path / "records").mkdir()
+    with pytest.raises(ValueError, match="recipe must be 'demo'.*got 'small'"):
+        start("sentences", "small")
+    start("sentences")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *[(name, "") for name in ("vocab.txt", "bert_config.json", "model", "results.json")],
+        *[("demo.json", content) for content in ("", "[]", "{}", "3", '{"corpus": 1}')],
+    ],
+)
+def test_a_folder_of_something_else_is_not_taken_for_output(text, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    reason = rf"output_dir must be a new folder.*; got {tmp_path}, whose {name} is from elsewhere"
+    with pytest.raises(ValueError, match=reason):
+        demo.run(tmp_path, [str(text)], "paragraphs")
+    assert {path.name for path in tmp_path.iterdir()} <= {name, ".lock"}
+    assert (tmp_path / name).read_text() == content
+
+
+def test_a_second_demo_waits_for_the_first(command, tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    with demo_folder.alone_in(output), started(command, "waiting until it ends") as process:
+        time.sleep(0.2)
+        assert not (output / "demo.json").exists()
+        process.terminate()
+        assert "Traceback" not in process.stdout.read()
+        assert process.wait() == 130
+
+
+def test_the_readme_shows_a_run_whose_results_are_kept():
+    results = json.loads((ROOT / "benchmarks/results/demo_cpu2_202611.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert textwrap.dedent(demo_scores.table(results)) in readme

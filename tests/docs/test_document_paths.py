@@ -1,0 +1,42 @@
+"""The files that the documents name, and those that their links lead to, exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# A full stop may end the sentence, so a path ends in a letter; placeholders in <> are no paths.
+PATH = re.compile(
+    r"(?<![\w/.])(?:official_bert|lamb_tf|docs|benchmarks|tests)/[\w/.-]*\.[a-z]+\b(?![\w<])"
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_path_that_a_document_names_exists(document):
+    named = set(PATH.findall(document.read_text()))
+    missing = {path for path in named if not (ROOT / path).exists()}
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_of_a_document_leads_to_a_file(document):
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
+    relative = {link for link in links if "://" not in link}
+    assert {link for link in relative if not (document.parent / link).exists()} == set()
+
+
+def test_the_paths_of_this_test_are_found_in_text():
+    text = "`lamb_tf/lamb.py`, [x](../docs/tpu.md), benchmarks/results/a_b.md. tests/test_<x>.py"
+    assert PATH.findall(text) == ["lamb_tf/lamb.py", "benchmarks/results/a_b.md"]
+
+
+def test_every_page_and_every_result_is_in_the_navigation_of_the_site():
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    shown = set(re.findall(r"[\w/.]+\.md", text))
+    results = {p.relative_to(ROOT).as_posix() for p in (ROOT / "benchmarks/results").glob("*.md")}
+    docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "docs").rglob("*.ipynb")}
+    assert shown == docs | results | notebooks | {"overview.md", "changelog.md", "contributing.md"}

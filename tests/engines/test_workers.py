@@ -1,0 +1,246 @@
+"""Several worker processes: they train as one, stop as one, and go on after one was killed."""
+
+import functools
+import json
+import pathlib
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import worker_processes
+
+from official_bert.model.config import BertConfig
+from official_bert.training import checkpoints
+
+STEPS = 60
+SETTINGS = {
+    "max_seq_length": 32,
+    "max_predictions_per_seq": 5,
+    "train_batch_size": 16,
+    "num_steps_per_epoch": STEPS,
+    "num_train_epochs": 1,
+    "warmup_steps": 5,
+    "learning_rate": 1e-3,
+    "optimizer_type": "lamb",
+    "log_steps": 5,
+    "save_checkpoints_steps": 10,
+    "train_summary_interval": -1,
+}
+SUPPORT = pathlib.Path(__file__).parents[1] / "support"
+WAITING = [str(SUPPORT / "waiting_worker.py")]
+
+
+@pytest.fixture(scope="module")
+def arguments(small_corpus, tmp_path_factory):
+    """Function of the model directory that returns the flags of a run without dropout."""
+    config = json.loads(small_corpus.config.to_json())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    path = tmp_path_factory.mktemp("config") / "bert_config.json"
+    path.write_text(BertConfig(**config).to_json())
+
+    def flags(model_dir, **changed):
+        files = {
+            "bert_config_file": path,
+            "input_files": small_corpus.train,
+            "eval_files": small_corpus.held_out,
+            "model_dir": model_dir,
+        }
+        return [f"--{name}={value}" for name, value in (SETTINGS | files | changed).items()]
+
+    return flags
+
+
+@pytest.fixture(scope="module")
+def trained_in(arguments, tmp_path_factory):
+    """Function of a number of workers: the directory of an uninterrupted run on so many."""
+
+    @functools.cache
+    def model_dir(workers):
+        folder = tmp_path_factory.mktemp(f"on_{workers}")
+        run(workers, arguments(folder / "model"), folder)
+        return folder / "model"
+
+    return model_dir
+
+
+@pytest.fixture(scope="module")
+def trained(trained_in):
+    """Function of a number of workers: the final tensors of an uninterrupted run on so many."""
+    return lambda workers: final_tensors(trained_in(workers))
+
+
+def run(count, arguments, folder, **options):
+    """Trains on so many workers to the end; returns the final tensors."""
+    workers = worker_processes.start(count, arguments, folder, **options)
+    codes = worker_processes.finish(workers)
+    said = [worker.said() for worker in workers]
+    assert codes == [0] * count, said
+    assert [f"step {STEPS}/{STEPS}" in text for text in said] == [True] + [False] * (count - 1)
+    return final_tensors(folder / "model")
+
+
+def final_tensors(model_dir):
+    checkpoint = checkpoints.CheckpointStore(model_dir).latest()
+    assert checkpoint.step == STEPS
+    return checkpoint.tensors()
+
+
+def held_out_figures(model_dir):
+    return json.loads((model_dir / "summaries/training_summary.txt").read_text())["held_out"]
+
+
+def assert_same(tensors, expected, rtol=0.0, atol=0.0):
+    assert tensors.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(tensors[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
+ROUND_OFF = {"rtol": 1e-3, "atol": 1e-4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_worker_processes_give_the_weights_and_the_held_out_figures_of_one(
+    trained, trained_in, workers
+):
+    assert_same(trained(workers), trained(1), **ROUND_OFF)
+    ours, alone = (held_out_figures(trained_in(count)) for count in (workers, 1))
+    for name in ("examples", "most_frequent_token_accuracy"):  # of all records, each once
+        assert ours[name] == alone[name]
+    assert ours["masked_lm_loss"] == pytest.approx(alone["masked_lm_loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_worker_stops_all_after_the_same_update(
+    trained, arguments, tmp_path, monkeypatch
+):
+    """On workers from TF_CONFIG; resumed on workers from Slurm's variables."""
+    flags = arguments(tmp_path / "model")
+    workers = start_waiting(flags, tmp_path, monkeypatch, source="TF_CONFIG")
+    workers[1].process.send_signal(signal.SIGTERM)
+    (tmp_path / "go").touch()
+    assert worker_processes.finish(workers) == [143, 143]
+    step = checkpoints.CheckpointStore(tmp_path / "model").latest().step
+    assert 20 <= step < STEPS
+    for worker in workers:
+        assert f"Stopped at step {step}. Run the same command again" in worker.said()
+        assert "Traceback" not in worker.said()
+    assert_same(run(2, flags, tmp_path, source="Slurm"), trained(2))
+
+
+@pytest.mark.slow
+def test_after_a_kill_all_end_and_the_run_goes_on_on_as_many_workers_or_one(
+    trained, arguments, tmp_path, monkeypatch
+):
+    flags = arguments(tmp_path / "model")
+    workers = start_waiting(flags, tmp_path, monkeypatch)
+    assert_others_end_with_a_message(workers, tmp_path, killed=1)
+    assert checkpoints.CheckpointStore(tmp_path / "model").latest().step >= 10
+    for count, tolerance in ((1, ROUND_OFF), (2, {})):
+        folder = tmp_path / f"on_{count}"
+        shutil.copytree(tmp_path / "model", folder / "model")
+        tensors = run(count, arguments(folder / "model"), folder)
+        assert_same(tensors, trained(2), **tolerance)
+
+
+@pytest.mark.slow
+def test_when_the_first_worker_is_killed_the_others_end_too(arguments, tmp_path, monkeypatch):
+    workers = start_waiting(arguments(tmp_path / "model"), tmp_path, monkeypatch)
+    assert_others_end_with_a_message(workers, tmp_path, killed=0)
+
+
+def start_waiting(flags, folder, monkeypatch, **options):
+    """Two workers in the middle of a run, which they finish when there is a file `go`."""
+    monkeypatch.setenv("GO", str(folder / "go"))
+    workers = worker_processes.start(2, flags, folder, command=WAITING, **options)
+    worker_processes.wait_for(workers, "step 20/")
+    return workers
+
+
+def assert_others_end_with_a_message(workers, folder, killed):
+    workers[killed].process.kill()
+    (folder / "go").touch()
+    codes = worker_processes.finish(workers)
+    assert codes.pop(killed) == -signal.SIGKILL
+    assert set(codes) == {4}
+    workers.pop(killed)
+    for worker in workers:
+        assert "error: Another worker has ended" in worker.said()
+        assert f"names worker {killed}" in worker.said()
+        assert "Traceback" not in worker.said()
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_share_a_model_dir_or_the_flags_are_refused(arguments, tmp_path):
+    alone = arguments(tmp_path / "model_0", num_steps_per_epoch=3)
+    assert worker_processes.finish(worker_processes.start(1, alone, tmp_path)) == [0]
+    for differs, message in (
+        ({}, "must resume from the same step; got [3, 0]"),
+        ({"learning_rate": 2e-3}, "got other ones in worker 1 than in worker 0"),
+    ):
+        workers = worker_processes.start(
+            2,
+            lambda index, differs=differs: arguments(
+                tmp_path / f"model_{index}", num_steps_per_epoch=3, **(differs if index else {})
+            ),
+            tmp_path,
+        )
+        assert worker_processes.finish(workers) == [2, 2]
+        for worker in workers:
+            assert message in worker.said()
+
+
+@pytest.mark.slow
+def test_each_worker_reads_only_its_share_of_the_records(
+    small_corpus, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NOTES", str(tmp_path))
+    shards = sorted(small_corpus.folder.glob("train_32.tfrecord-*"))
+    for copy in range(9):
+        for number, shard in enumerate(shards):
+            shutil.copy(shard, tmp_path / f"records_{copy}_{number}.tfrecord")
+    workers = worker_processes.start(
+        2,
+        arguments(
+            tmp_path / "model",
+            input_files=str(tmp_path / "records_*"),
+            eval_files="",
+            train_batch_size=32,
+            num_steps_per_epoch=3,
+        ),
+        tmp_path,
+        command=[str(SUPPORT / "recording_worker.py")],
+    )
+    assert worker_processes.finish(workers) == [0, 0], workers[0].said()
+    first, second = (records_read(tmp_path / str(worker.process.pid)) for worker in workers)
+    common = first & second  # the first record shows the shapes
+    assert len(common) <= 1
+    for read in (first, second):  # its half of two windows, to which some of those may belong
+        assert 2048 - len(common) <= len(read - common) <= 2048
+
+
+def records_read(notes):
+    runs = (map(int, line.split()) for line in notes.read_text().splitlines())
+    return {record for first, stop in runs for record in range(first, stop)}
+
+
+@pytest.mark.slow
+def test_sixteen_bits_on_the_wire_halve_the_bytes_and_hardly_change_the_weights(
+    trained, arguments, tmp_path
+):
+    changed = {"reduce_dtype": "bf16", "gradient_accumulation_steps": 2}
+    tensors = run(2, arguments(tmp_path / "model", **changed), tmp_path)
+    expected = trained(2)
+    weights = [name for name in expected if "adam" not in name and "optimizer" not in name]
+    parameters = sum(expected[name].size for name in weights if name != "global_step")
+    for name in weights:  # the sum of two numbers is rounded to 8 bits
+        difference = np.linalg.norm(tensors[name] - expected[name])
+        assert difference <= 0.01 * np.linalg.norm(expected[name]) + 1e-6, name
+    log = (tmp_path / "model/train_log.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, log) if line["kind"] == "train"]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    small = 8 + 4 * (2 + 8)  # is there another batch, the losses' weights, the sums for the log
+    for line in lines:  # once an update, whatever the number of micro-batches
+        assert line["timing"]["reductions"] == 4
+        assert line["timing"]["reduced_bytes"] == 2 * parameters + small

@@ -1,0 +1,421 @@
+"""Schedules against their formulas in float64 Python, written here a second time."""
+
+import doctest
+import json
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import peers
+import pytest
+import tensorflow as tf
+
+from lamb_tf import schedules
+from lamb_tf.schedules import (
+    JoinedSchedules,
+    WarmupConstant,
+    WarmupCosineDecay,
+    WarmupExponentialDecay,
+    WarmupMultiStepDecay,
+    WarmupPolynomialDecay,
+    legw,
+    linear_scaling,
+    sqrt_scaling,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+FLOAT32 = {"rtol": 1e-6, "atol": 1e-12}
+
+# Keras' own conversion of TensorFlow variables to NumPy 2 arrays, when it saves a model.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def warmed(step, decayed, peak, warmup_steps=0, start_warmup_step=0):
+    past = step - start_warmup_step
+    if past < 0:
+        return 0.0
+    return peak * past / warmup_steps if past < warmup_steps else decayed
+
+
+def polynomial(step, peak, total, warmup=0, end=0.0, power=1.0, decay_from="warmup_end", start=0):
+    first = max(0, warmup + start) if decay_from == "warmup_end" else 0
+    progress = 1.0 if step >= total else (step - first) / max(1, total - first)
+    decayed = end + (peak - end) * (1 - progress) ** power if progress >= 0 else None
+    return warmed(step, decayed, peak, warmup, start)
+
+
+def cosine(step, peak, total, warmup=0, end=0.0, decay_from="warmup_end", start=0):
+    first = max(0, warmup + start) if decay_from == "warmup_end" else 0
+    progress = 1.0 if step >= total else (step - first) / max(1, total - first)
+    decayed = end + (peak - end) * 0.5 * (1 + math.cos(math.pi * progress))
+    return warmed(step, decayed, peak, warmup, start)
+
+
+def exponential(
+    step, peak, steps, rate, warmup=0, staircase=False, decay_from="warmup_end", start=0
+):
+    past = step - (max(0, warmup + start) if decay_from == "warmup_end" else 0)
+    periods = past // steps if staircase else past / steps
+    return warmed(step, peak * rate**periods, peak, warmup, start)
+
+
+def multi_step(step, peak, boundaries, rate=0.1, warmup=0, start=0):
+    passed = sum(step >= boundary for boundary in boundaries)
+    return warmed(step, peak * rate**passed, peak, warmup, start)
+
+
+def constant(step, peak, warmup=0, start=0):
+    return warmed(step, peak, peak, warmup, start)
+
+
+CASES = {
+    "polynomial-plain": (WarmupPolynomialDecay, polynomial, (5e-3, 100)),
+    "polynomial-warmup": (WarmupPolynomialDecay, polynomial, (5e-3, 100, 20)),
+    "polynomial-end": (WarmupPolynomialDecay, polynomial, (5e-3, 100, 20, 1e-4, 2.0)),
+    "polynomial-sqrt": (WarmupPolynomialDecay, polynomial, (6e-3, 100, 28, 0.0, 0.5)),
+    "polynomial-google": (WarmupPolynomialDecay, polynomial, (1e-4, 100, 20, 0.0, 1.0, "start")),
+    "polynomial-late": (WarmupPolynomialDecay, polynomial, (1.0, 100, 20, 0.0, 3, "start", 7)),
+    "polynomial-mlperf": (WarmupPolynomialDecay, polynomial, (1, 60, 10, 0, 1, "warmup_end", -4)),
+    "polynomial-gone": (WarmupPolynomialDecay, polynomial, (1, 60, 10, 0, 1, "warmup_end", -40)),
+    "polynomial-all-warmup": (WarmupPolynomialDecay, polynomial, (1.0, 20, 20)),
+    "cosine": (WarmupCosineDecay, cosine, (0.5, 100, 20, 0.01)),
+    "cosine-start": (WarmupCosineDecay, cosine, (0.5, 100, 20, 0.01, "start", 3)),
+    "exponential": (WarmupExponentialDecay, exponential, (1.0, 10, 0.7, 15)),
+    "exponential-start": (WarmupExponentialDecay, exponential, (1, 10, 0.7, 15, False, "start")),
+    "exponential-stairs": (
+        WarmupExponentialDecay,
+        exponential,
+        (1, 10, 0.7, 15, True, "warmup_end", 2),
+    ),
+    "multi-step": (WarmupMultiStepDecay, multi_step, (0.8, [30, 60, 80], 0.1, 10)),
+    "multi-step-early": (WarmupMultiStepDecay, multi_step, (0.8, [30, 60], 0.5, 10, -5)),
+    "constant": (WarmupConstant, constant, (0.3, 10, -2)),
+    "constant-plain": (WarmupConstant, constant, (0.3,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_follows_the_formula(case):
+    schedule_class, formula, arguments = CASES[case]
+    schedule = schedule_class(*arguments)
+    expected = [formula(step, *arguments) for step in range(130)]
+    np.testing.assert_allclose([float(schedule(step)) for step in range(130)], expected, **FLOAT32)
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(schedule(np.arange(130))), expected, **FLOAT32
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_may_be_any_kind_of_scalar_and_the_rate_is_float32(case):
+    schedule_class, formula, arguments = CASES[case]
+    schedule = schedule_class(*arguments)
+    graph = tf.function(schedule)
+    compiled = tf.function(schedule, jit_compile=True)
+    for step in (
+        33,
+        33.0,
+        np.int64(33),
+        tf.constant(33, tf.int64),
+        tf.constant(33, tf.int32),
+        keras.Variable(33, dtype="int32"),
+    ):
+        rate = schedule(step)
+        assert keras.backend.standardize_dtype(rate.dtype) == "float32"
+        np.testing.assert_allclose(float(rate), formula(33, *arguments), **FLOAT32)
+    for function in (graph, compiled):
+        np.testing.assert_allclose(
+            float(function(tf.constant(33, tf.int64))), formula(33, *arguments), **FLOAT32
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_schedule_survives_its_config_and_json(case):
+    schedule_class, _, arguments = CASES[case]
+    schedule = schedule_class(*arguments)
+    config = json.loads(json.dumps(keras.optimizers.schedules.serialize(schedule)))
+    again = keras.optimizers.schedules.deserialize(config)
+    assert type(again) is schedule_class
+    assert again.get_config() == schedule.get_config()
+    assert schedule_class.from_config(schedule.get_config()).get_config() == schedule.get_config()
+
+
+def test_stages_start_again_from_zero_and_count_their_own_steps():
+    first, second = (6e-3, 70, 20, 0.0, 0.5), (4e-3, 16, 4, 0.0, 0.5)
+    schedule = JoinedSchedules(
+        [(WarmupPolynomialDecay(*first), 70), (WarmupPolynomialDecay(*second), 16)],
+    )
+    expected = [
+        polynomial(step, *first) if step < 70 else polynomial(step - 70, *second)
+        for step in range(100)
+    ]
+    np.testing.assert_allclose([float(schedule(step)) for step in range(100)], expected, **FLOAT32)
+    assert float(schedule(70)) == 0.0
+
+
+def test_stages_hold_for_their_own_steps_also_when_their_schedule_is_longer():
+    schedule = JoinedSchedules([(WarmupConstant(1.0), 3), (WarmupConstant(2.0, warmup_steps=2), 5)])
+    assert [float(schedule(step)) for step in range(7)] == [1, 1, 1, 0, 1, 2, 2]
+
+
+def test_joined_schedules_saved_by_version_0_1_0_as_stages_are_read():
+    schedule = JoinedSchedules([(WarmupConstant(1.0), 3), (WarmupConstant(2.0), 5)])
+    config = keras.optimizers.schedules.serialize(schedule)
+    old = {"class_name": "Stages", "registered_name": "lamb_tf>Stages"}
+    assert config["registered_name"] == "lamb_tf>JoinedSchedules"
+    again = keras.optimizers.schedules.deserialize(config | old)
+    assert type(again) is JoinedSchedules
+    assert schedules.Stages is JoinedSchedules  # for code of that version
+    assert again.get_config() == schedule.get_config()
+
+
+def test_stages_survive_their_config_and_json_and_nest():
+    inner = JoinedSchedules([(WarmupConstant(1.0, 2), 4), (WarmupCosineDecay(1.0, 10), 10)])
+    schedule = JoinedSchedules([(inner, 14), (WarmupMultiStepDecay(1.0, [5, 7]), 9)])
+    config = json.loads(json.dumps(keras.optimizers.schedules.serialize(schedule)))
+    again = keras.optimizers.schedules.deserialize(config)
+    assert again.get_config() == schedule.get_config()
+    steps = np.arange(30)
+    np.testing.assert_array_equal(schedule(steps), again(steps))
+
+
+@pytest.mark.parametrize("steps", [10**6, 2**24 + 1, 10**8, 2**31 - 1])
+def test_large_step_numbers_lose_nothing_to_float32(steps):
+    """Differences are taken in integers: the end of a long decay is as exact as its start."""
+    warmup = steps // 5
+    schedule = WarmupPolynomialDecay(1.0, steps, warmup, power=2.0)
+    cosine_schedule = WarmupCosineDecay(1.0, steps, warmup)
+    exponential_schedule = WarmupExponentialDecay(1.0, steps // 8, 0.5, warmup)
+    stages = JoinedSchedules([(WarmupConstant(1.0), steps - 7), (WarmupConstant(1.0, 10), 10)])
+    for step in (1, warmup - 1, warmup, warmup + 1, steps // 2, steps - 1000, steps - 3, steps - 1):
+        np.testing.assert_allclose(
+            float(schedule(step)), polynomial(step, 1.0, steps, warmup, power=2.0), rtol=1e-6
+        )
+        remaining = (steps - step) / (steps - warmup)
+        expected = math.sin(math.pi / 2 * remaining) ** 2 if step >= warmup else step / warmup
+        np.testing.assert_allclose(float(cosine_schedule(step)), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            float(exponential_schedule(step)),
+            exponential(step, 1.0, steps // 8, 0.5, warmup),
+            rtol=1e-6,
+        )
+    assert [round(float(stages(steps - 7 + k)), 6) for k in range(7)] == [
+        round(0.1 * k, 6) for k in range(7)
+    ]
+
+
+def test_warmup_end_is_continuous_and_google_jumps():
+    continuous = WarmupPolynomialDecay(1.0, 100, 20)
+    google = WarmupPolynomialDecay(1.0, 100, 20, decay_from="start")
+    assert float(continuous(20)) == 1.0
+    np.testing.assert_allclose(float(google(19)), 19 / 20, **FLOAT32)
+    np.testing.assert_allclose(float(google(20)), 1 - 20 / 100, **FLOAT32)
+
+
+def test_sqrt_scaling_gives_the_papers_untuned_rates():
+    """LAMB paper, untuned: 5 / (2^a · 10³) for BERT and 4 / (2^a · 10²) for ResNet-50."""
+    batches = [512 * 2**k for k in range(7)]
+    exponents = [3.0, 2.5, 2.0, 1.5, 1.0, 0.5, 0.0]
+    for batch, a in zip(batches, exponents, strict=True):
+        assert sqrt_scaling(batch, 32_768, 5e-3) == pytest.approx(5 / (2**a * 1e3), rel=1e-12)
+        assert sqrt_scaling(batch, 512, 5e-3 / 8) == pytest.approx(5 / (2**a * 1e3), rel=1e-12)
+        assert sqrt_scaling(batch, 32_768, 4e-2) == pytest.approx(4 / (2**a * 1e2), rel=1e-12)
+
+
+def test_legw_gives_the_papers_untuned_warmup_ratios_and_3125_steps():
+    """With the run's 512 · 10⁶ examples as the epoch, warm-up ratios are LEGW's epochs."""
+
+    def linear(peak, warmup_steps, steps_per_epoch):
+        return WarmupPolynomialDecay(peak, round(steps_per_epoch), warmup_steps)
+
+    for k, batch in enumerate([512 * 2**k for k in range(7)]):
+        schedule = legw(batch, 512, 5e-3 / 8, 1 / 320, 512_000_000, decay=linear)
+        assert schedule.warmup_steps == 3_125
+        assert schedule.total_steps == 1_000_000 // 2**k
+        assert schedule.warmup_steps / schedule.total_steps == 2**k / 320
+        assert schedule.peak_learning_rate == pytest.approx(5e-3 / 2 ** ((6 - k) / 2))
+
+
+@pytest.mark.parametrize("num_examples", [929_589, 60_000, 1_281_167, 3_500_001])
+def test_legw_warmup_steps_are_constant_whatever_the_batch(num_examples):
+    schedules_ = [legw(20 * k, 20, 1.0, 0.3, num_examples) for k in (1, 2, 3, 7, 32, 100, 1000)]
+    assert {schedule.warmup_steps for schedule in schedules_} == {round(0.3 * num_examples / 20)}
+
+
+def test_legw_gives_the_papers_imagenet_rows():
+    """From batch 512, rate 2², warm-up 10/2⁶ epochs; the paper's table, and its rule at 32K."""
+    images = 1_281_167
+    for batch, power, halvings in ((1024, 2.5, 5), (4096, 3.5, 3), (8192, 4, 2), (32_768, 5, 0)):
+        schedule = legw(batch, 512, 4.0, 10 / 2**6, images)
+        assert schedule.peak_learning_rate == pytest.approx(2**power)
+        assert schedule.warmup_steps * batch / images == pytest.approx(10 / 2**halvings, rel=2e-3)
+
+
+def test_legw_keeps_the_shape_of_the_decay_in_epochs():
+    def milestones(peak, warmup_steps, steps_per_epoch):
+        boundaries = [round(epoch * steps_per_epoch) for epoch in (30, 60, 80)]
+        return WarmupMultiStepDecay(peak, boundaries, 0.1, warmup_steps)
+
+    small = legw(100, 100, 0.1, 1, 10_000, decay=milestones)
+    large = legw(400, 100, 0.1, 1, 10_000, decay=milestones)
+    assert small.boundaries == [3000, 6000, 8000]
+    assert large.boundaries == [750, 1500, 2000]
+    assert float(large(800)) == pytest.approx(2 * float(small(3200)))
+
+
+def test_the_linear_rule_scales_the_rate_with_the_batch():
+    assert linear_scaling(8192, 256, 0.1) == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: WarmupPolynomialDecay(-1.0, 10), ValueError, "peak_learning_rate .* -1.0"),
+        (lambda: WarmupPolynomialDecay(math.nan, 10), ValueError, "peak_learning_rate"),
+        (lambda: WarmupPolynomialDecay("fast", 10), TypeError, "peak_learning_rate .* 'fast'"),
+        (lambda: WarmupPolynomialDecay(1.0, 1e3), TypeError, "total_steps .* int"),
+        (lambda: WarmupPolynomialDecay(1.0, 0), ValueError, "total_steps must be ≥ 1; got 0"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, -1), ValueError, "warmup_steps must be ≥ 0"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, 11), ValueError, "after total_steps=10"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, 5, start_warmup_step=6), ValueError, "step 11"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, power=0), ValueError, "WarmupConstant"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, power=-1), ValueError, "power"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, decay_from="end"), ValueError, "warmup_end"),
+        (lambda: WarmupCosineDecay(1.0, 10, end_learning_rate=-1), ValueError, "end_learning"),
+        (lambda: WarmupExponentialDecay(1.0, 0, 0.5), ValueError, "decay_steps"),
+        (lambda: WarmupExponentialDecay(1.0, 10, 1.5), ValueError, "decay_rate .* 1.5"),
+        (lambda: WarmupMultiStepDecay(1.0, []), ValueError, "at least one"),
+        (lambda: WarmupMultiStepDecay(1.0, [5, 5]), ValueError, "rising"),
+        (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0), ValueError, "decay_rate"),
+        (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0.1, 6), ValueError, "inside the warm-up"),
+        (lambda: JoinedSchedules([]), ValueError, "at least one"),
+        (lambda: JoinedSchedules([WarmupConstant(0.1)]), TypeError, "pairs of a LearningRateSch"),
+        (lambda: JoinedSchedules([(WarmupConstant(0.1), 1, 2)]), TypeError, "pairs of a Learning"),
+        (lambda: JoinedSchedules([(0.1, 10)]), TypeError, "WarmupConstant"),
+        (lambda: JoinedSchedules([(WarmupConstant(0.1), 0)]), ValueError, "steps must be ≥ 1"),
+        (lambda: WarmupConstant(1.0, 2**31), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: WarmupConstant(1.0, 10, 2**31 - 10), ValueError, r"start_.* \+ warmup_steps must"),
+        (lambda: WarmupConstant(1e39), ValueError, "finite .in float32"),
+        (lambda: WarmupExponentialDecay(1.0, 2**33, 0.5), ValueError, "decay_steps must be below"),
+        (lambda: WarmupMultiStepDecay(1.0, [2**33]), ValueError, "boundaries must be below 2.31"),
+        (
+            lambda: JoinedSchedules([(WarmupConstant(1.0), 2**30)] * 3),
+            ValueError,
+            "last stage begins must be below 2.31, as updates are counted; got 2147483648",
+        ),
+        (lambda: legw(8, 4, 1, 10, 10**10), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "batch_size must be positive .* got 0"),
+        (lambda: sqrt_scaling("4", 1, 0.1), TypeError, "^batch_size must be a number; got '4'"),
+        (lambda: sqrt_scaling(4, "a", 0.1), TypeError, "base_batch_size must be a number"),
+        (lambda: sqrt_scaling(10**400, 1, 0.1), ValueError, "batch_size must be .* finite"),
+        (lambda: legw(8, 4, 1, 1, "10"), TypeError, "num_examples must be a number; got '10'"),
+        (lambda: linear_scaling(math.inf, 1, 0.1), ValueError, "batch_size must be positive and"),
+        (lambda: sqrt_scaling(4, 1, math.nan), ValueError, "base_learning_rate must be finite"),
+        (lambda: legw(8, 4, -1, 1, 10, decay=print), ValueError, "base_learning_rate"),
+        (lambda: legw(8, 4, 1, 1, math.inf), ValueError, "num_examples"),
+        (lambda: linear_scaling(256, -1, 0.1), ValueError, "base_batch_size"),
+        (lambda: legw(64, 32, 0.1, -1, 100), ValueError, "base_warmup_epochs"),
+        (lambda: legw(64, 32, 0.1, 1, 0), ValueError, "num_examples"),
+        *(
+            (lambda rule=rule, batches=batches: rule(*batches, 1.0), ValueError, message)
+            for rule in (linear_scaling, sqrt_scaling, lambda *args: legw(*args, 1, 10))
+            for batches, message in (
+                ((1e300, 1e-300), r"batch_size / base_batch_size must be .*; got 1e\+300 / 1e-300"),
+                ((1e-300, 1e300), "batch_size / base_batch_size must be positive and finite"),
+                ((1e300, 1e-7), "The scaled learning rate must be finite .*Check the rate"),
+            )
+        ),
+        (lambda: legw(1, 1e-300, 1e-200, 1e10, 10), ValueError, "warmup_steps must be below 2.31"),
+        (lambda: legw(8, 4, 1, 1, 10, "poly"), TypeError, "decay must be a function.*'poly'.*For"),
+        (lambda: legw(8, 4, 1, 1, 10, WarmupConstant(1.0)), TypeError, "decay must be a function"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: None), TypeError, "returned None. Return a"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: 0.1), TypeError, "decay must .*returned 0.1"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: WarmupConstant), TypeError, "returned <class"),
+    ],
+)
+def test_bad_values_are_refused_with_what_was_given(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_the_largest_numbers_of_steps_that_are_taken_give_the_rate():
+    most = 2**31 - 1
+    assert float(WarmupConstant(1.0, most)(0)) == 0.0
+    assert float(WarmupPolynomialDecay(1.0, most, 5)(7)) == pytest.approx(1.0)
+    assert float(WarmupMultiStepDecay(1.0, [most])(10**9)) == 1.0
+    last = JoinedSchedules([(WarmupConstant(1.0), most - 1), (WarmupConstant(2.0), most)])
+    assert [float(last(step)) for step in (most - 2, most - 1)] == [1.0, 2.0]
+
+
+def test_a_schedule_is_saved_with_the_optimizer_and_the_model(tmp_path):
+    schedule = JoinedSchedules(
+        [(WarmupPolynomialDecay(0.1, 6, 2), 6), (WarmupExponentialDecay(0.2, 3, 0.5, 2), 9)]
+    )
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(schedule), "mse")
+    x, y = np.ones((8, 3), "float32"), np.zeros((8, 2), "float32")
+    model.fit(x, y, batch_size=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert (
+        again.optimizer.get_config()["learning_rate"]
+        == (model.optimizer.get_config()["learning_rate"])
+    )
+    assert float(again.optimizer.learning_rate) == float(schedule(4)) > 0
+    model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    again.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    for ours, theirs in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_the_other_backends_give_the_same_rates(backend, tmp_path):
+    """A process of its own, as the backend is chosen on import; there, the formula test above."""
+    peers.load(backend)
+    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+    script = (
+        "import numpy as np, keras, test_schedules as t\n"
+        f"assert keras.backend.backend() == {backend!r}\n"
+        "for case in t.CASES: t.test_every_step_follows_the_formula(case)\n"
+        "t.test_stages_start_again_from_zero_and_count_their_own_steps()\n"
+        "for steps in (10**6, 10**8): t.test_large_step_numbers_lose_nothing_to_float32(steps)\n"
+        "print('same')\n"
+    )
+    root = Path(__file__).parents[2]
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests/support")])
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.strip() == "same", result.stderr[-2000:]
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(schedules).failed == 0
+
+
+def test_the_code_of_the_page_runs():
+    page = (DOCS / "schedules.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/schedules.md", "exec"), {})
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_page_are_drawn(tmp_path):
+    peers.load("matplotlib")
+    runpy.run_path(str(DOCS / "plot_schedules.py"))["main"](tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    shown = set(re.findall(r"\((schedules_\w+\.png)\)", (DOCS / "schedules.md").read_text()))
+    assert drawn == shown == {path.name for path in DOCS.glob("schedules_*.png")}
+    assert all(path.stat().st_size < 100_000 for path in tmp_path.iterdir())

@@ -1,0 +1,327 @@
+"""Rehearsals: a small BERT's update, compiled by the real compilers of TPUs and GPUs."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import peers
+import pytest
+import tensorflow as tf
+
+from official_bert import rehearse, stages
+from official_bert.compilers import programs, tpu_compiler
+from official_bert.model import flops
+from official_bert.model.config import BertConfig
+
+peers.load("jax")
+peers.load("libtpu")
+
+ROOT = Path(__file__).parents[2]
+CONFIG = BertConfig(
+    vocab_size=512,
+    hidden_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=512,
+    max_position_embeddings=64,
+)
+STAGE = stages.Stage(
+    steps=1_000,
+    batch_size=128,
+    max_seq_length=64,
+    max_predictions_per_seq=10,
+    learning_rate=1e-3,
+)
+RUN = stages.Run(
+    config=CONFIG, stages=(STAGE,), optimizer=stages.Optimizer(), input_files=("x",), dtype="bf16"
+)
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_no_process_that_compiles_on(tmp_path):
+    (tmp_path / "config.json").write_text(CONFIG.to_json())
+    command = [sys.executable, "-m", "official_bert.rehearse", "--topology=v5e:2x2"]
+    command += [f"--bert_config_file={tmp_path}/config.json", "--max_seq_length=64"]
+    parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
+    try:
+        child = wait_for(lambda: compiling_child(parent.pid))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not is_running(child), seconds=2)  # the import alone takes longer
+
+
+def wait_for(condition, seconds=120):
+    """What the condition returns as soon as that is true; fails if it takes too long."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def compiling_child(parent):
+    """The process that the parent compiles in, once TensorFlow is in it; None before."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_child = f"PPid:\t{parent}\n" in (process / "status").read_text()
+            if is_child and "libtensorflow_framework" in (process / "maps").read_text():
+                return int(process.name)
+    return None
+
+
+def is_running(process):
+    with contextlib.suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:4x4", "v4:2x2x4", "v5e:4x4", "v6e:2x2"])
+def test_a_small_bert_compiles_for(name):
+    topology = tpu_compiler.Topology(name)
+    said = []
+    report = rehearse.rehearse(RUN, topology, 2.0, said.append)
+    (stage,) = report["stages"]
+    assert report["fits"]
+    # All gradients once, and the two sums of weights that normalize the losses.
+    assert stage["reduced_bytes"] == flops.reduced_bytes(CONFIG, STAGE) + 8
+    assert stage["reductions_in_loops"] == 0
+    model_flops = flops.step_flops(CONFIG, STAGE) / topology.num_cores
+    # Fewer than the model's, of whose last layer only the rows that the heads read are computed.
+    assert 0.3 * model_flops < stage["compiled_flops_a_core"] < model_flops
+    assert 0 < stage["memory_bytes"] < topology.chip.memory
+    assert 0 < stage["estimated_share_of_peak"] < 1
+    seconds = stage["estimated_computing_seconds"] + stage["estimated_reducing_seconds"]
+    assert report["estimated_hours"] == pytest.approx(1_000 * seconds / 3600)
+    cost = report["estimated_hours"] * topology.num_chips * 2.0
+    assert report["estimated_cost"] == pytest.approx(cost)
+    assert "estimate" in said[0]
+
+
+@pytest.mark.slow
+def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory():
+    topology = tpu_compiler.Topology("v5e:2x2")
+    (whole,), (sharded,) = (
+        rehearse.rehearse(
+            RUN,
+            topology,
+            say=lambda _: None,
+            compile_stage=functools.partial(rehearse.compiled_by_jax, shards),
+        )["stages"]
+        for shards in (False, True)
+    )
+    gradients = flops.reduced_bytes(CONFIG, STAGE)
+    # All gradients once, the two sums of weights, the task's seven, and the requests to stop.
+    assert whole["reduced_bytes"] == gradients + 4 * (2 + 7 + 1)
+    assert whole["reductions_in_loops"] == 0
+    model_flops = flops.step_flops(CONFIG, STAGE) / topology.num_cores
+    assert 0.3 * model_flops < whole["compiled_flops_a_core"] < model_flops
+    moments = 2 * gradients
+    saved = whole["argument_bytes"] - sharded["argument_bytes"]
+    assert 0.9 * moments * 3 / 4 < saved <= moments * 3 / 4
+    # Gradients are summed once, if the compiler likes on all cores; weights are gathered once.
+    assert gradients < sharded["reduced_bytes"] < 1.6 * gradients
+
+
+GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"  # where `make install` puts it: see docs/gpu.md
+
+
+def rehearse_command(tmp_path, *flags, path=GPU_COMPILER):
+    """The command as a process, with JAX's CUDA plug-in from a folder of its own."""
+    (tmp_path / "bert_config.json").write_text(CONFIG.to_json())
+    command = [sys.executable, "-m", "official_bert.rehearse", *flags]
+    command += [f"--bert_config_file={tmp_path}/bert_config.json", "--max_seq_length=64"]
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(tmp_path):
+    if not GPU_COMPILER.is_dir() and not os.environ.get("LAMB_TF_ALL_PEERS"):
+        pytest.skip(f"JAX's CUDA plug-in is not in {GPU_COMPILER}, where make install puts it")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tensorflow'] = None")
+    done = rehearse_command(
+        tmp_path,
+        *("--engine=jax", "--topology=h100:2x8", "--host_network_gbits=400", "--dtype=bf16"),
+        *("--train_batch_size=256", "--max_predictions_per_seq=10", "--shard_optimizer"),
+        *("--gradient_accumulation_steps=2", f"--report_file={tmp_path}/report.json"),
+        path=os.pathsep.join([str(tmp_path), str(GPU_COMPILER)]),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("h100:2x8: 16 GPUs of 79.1 GiB.")
+    report = json.loads((tmp_path / "report.json").read_text())
+    (stage,) = report["stages"]
+    # All gradients are scattered once and the weights gathered; a sum in float32 beside that.
+    gradients = flops.reduced_bytes(CONFIG, STAGE)
+    assert gradients < stage["reduced_bytes"] < 1.01 * gradients
+    assert stage["reductions_in_loops"] == 0
+    weights, moments = gradients, 2 * gradients / 16
+    assert weights + moments < stage["argument_bytes"] < 1.1 * (weights + moments)
+    assert stage["memory_bytes"] > stage["argument_bytes"] + gradients
+    assert stage["estimated_hours"] is report["estimated_hours"] is None
+    at_peak = flops.step_flops(CONFIG, STAGE) * (256 / 128) / 16 / 989e12
+    assert stage["computing_seconds_at_peak"] == pytest.approx(at_peak)
+    reducing = 2 * 15 / 16 * stage["reduced_bytes"] / (400e9 / 8)
+    assert stage["estimated_reducing_seconds"] == pytest.approx(reducing)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--topology=h100:1x8"],
+            "--engine must be jax for --topology=h100:1x8; got 'tensorflow'.",
+        ),
+        (["--topology=h100:2x8", "--engine=jax"], "--host_network_gbits is required .*"),
+        (["--topology=h200:8", "--engine=jax"], "topology must be GPU:hostsxGPUs, .*'h200:8'."),
+        (
+            ["--topology=h200:1x8", "--engine=jax", "--train_batch_size=16"],
+            "The compiler for GPUs needs JAX's CUDA plug-in, .*pip install jax-cuda13-plugin.*",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(tmp_path, flags, message):
+    done = rehearse_command(tmp_path, *flags, path="")
+    assert done.returncode == 2
+    assert re.fullmatch(rf"rehearse: error: {message}\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(bf16[4]{0}, u8[16]{0}, pred[3]{0})", 27),
+        ("s64[]", 8),
+        ("f8e4m3fn[5]{0}", 5),
+    ],
+)
+def test_bytes_of_the_types_of_xla(shapes, size):
+    assert programs._bytes(shapes) == size
+
+
+def test_a_program_too_large_is_told_with_the_memory_it_needs():
+    topology = tpu_compiler.Topology("v5e:2x2")
+    rows = tf.TensorSpec((2**16, 128))
+
+    def needs_32_gib(x, y):
+        products = tf.matmul(x, y, transpose_b=True)  # twice 2**16 × 2**16 numbers
+        return tf.matmul(products, tf.sort(products), transpose_b=True)[0]
+
+    with pytest.raises(programs.DoesNotFit) as caught:
+        tpu_compiler.compile_for(topology, tpu_compiler.lower(needs_32_gib, rows, rows))
+    assert 32 * 2**30 <= caught.value.needed < 33 * 2**30
+    assert pickle.loads(pickle.dumps(caught.value)).needed == caught.value.needed
+
+
+@pytest.mark.parametrize(
+    ("parts", "needed_gib", "expected"),
+    [
+        (1, 20, 2),  # 20 GiB with 32 sequences: 10 with 16
+        (1, 70, 8),  # 17.5 with 8, 8.75 with 4
+        (2, 17, 4),
+        (8, None, 16),
+        (1, 600, 16),  # more than there is with 2 sequences, by this reckoning: they are tried
+        (16, 20, None),
+    ],
+)
+def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, needed_gib, expected):
+    topology = tpu_compiler.Topology("v5e:4x4")
+    batches = (32 * topology.num_cores, 48 * topology.num_cores)  # 16 divides both
+    run = dataclasses.replace(
+        RUN, stages=tuple(dataclasses.replace(STAGE, batch_size=batch) for batch in batches)
+    )
+    needed = needed_gib and needed_gib * 2**30
+    assert rehearse._next_parts(run, 0, topology, parts, needed) == expected
+
+
+def test_the_documents_figures_are_those_of_the_reports():
+    text = (ROOT / "docs" / "tpu.md").read_text()
+    reports = sorted((ROOT / "benchmarks" / "results").glob("tpu_rehearsal_*.json"))
+    assert len(reports) == 7
+    for path in reports:
+        assert f"](../benchmarks/results/{path.name})" in text
+        report = json.loads(path.read_text())
+        for stage in report["stages"]:
+            assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
+            assert f"| {60 * stage['estimated_hours']:.1f} min |" in text
+            assert f"| {stage['memory_bytes'] / 2**30:.2f} of " in text
+
+
+def test_the_figures_of_gpus_are_those_of_the_report():
+    text = (ROOT / "docs" / "gpu.md").read_text()
+    (path,) = (ROOT / "benchmarks" / "results").glob("gpu_rehearsal_*.json")
+    assert f"](../benchmarks/results/{path.name})" in text
+    report = json.loads(path.read_text())
+    for stage in report["stages"]:
+        memory = f"{stage['memory_bytes'] / 2**30:.2f} of {report['core_memory_bytes'] / 2**30:.1f}"
+        reducing, at_peak = (
+            f"{1e3 * stage[name]:.1f}"
+            for name in ("estimated_reducing_seconds", "computing_seconds_at_peak")
+        )
+        assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
+        assert f"| {memory} | {stage['reductions']}, " in text
+        assert f"| {reducing} | {at_peak} |" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--topology=v3:31x33", "such as .*; got 'v3:31x33'"),
+        (
+            "--topology=v9:2x2",
+            "topology must be generation:chips, like one of v2:16x16, .*'v9:2x2'",
+        ),
+        (
+            "--train_batch_size=100",
+            r"train_batch_size must be a multiple .*accumulation_steps=1.*100",
+        ),
+        ("--tpu_name=mine", "--tpu_name is called --tpu here"),
+        ("--max_seq_length=0", "--max_seq_length must be at least 1; got 0."),
+        ("--topology=v3:0x0", "topology must be generation:chips, .*'v3:0x0'"),
+        ("--max_seq_length=1024", "max_seq_length of stage 1 must be at most .*; got 1024"),
+        (
+            "--report_file=no/such/folder.json",
+            "--report_file must be in a folder that can be written to; got no/such",
+        ),
+        (
+            "--report_file=/dev/null/report.json",
+            "--report_file must be in a folder that can be written to; got /dev/null",
+        ),
+        ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):
+    config_file = tmp_path / "bert_config.json"
+    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
+    command = [sys.executable, "-m", "official_bert.rehearse", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", done.stderr)
+
+
+def test_an_import_that_fails_is_told_in_a_line(tmp_path):
+    config_file = tmp_path / "bert_config.json"
+    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
+    script = (
+        "import sys\n"
+        "sys.modules['official_bert.compilers.tpu_compiler'] = None\n"
+        "from official_bert import rehearse\n"
+        "rehearse.define_flags()\n"
+        "rehearse.commands.run(rehearse.main)"
+    )
+    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}"]
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"rehearse: error: .*tpu_compiler.*\n", done.stderr)

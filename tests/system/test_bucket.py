@@ -1,0 +1,173 @@
+"""Commands that read from Google Cloud Storage and write there, with a store on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import bucket
+import numpy as np
+import pytest
+from small_runs import final_tensors, log_lines
+
+pytestmark = [pytest.mark.slow, bucket.needs_namespaces]
+
+
+@pytest.fixture(scope="module")
+def store(small_corpus, tmp_path_factory):
+    with bucket.serve(tmp_path_factory.mktemp("bucket")) as made:
+        made.upload(*(path for path in small_corpus.folder.iterdir() if path.is_file()))
+        yield made
+
+
+def start(module, flags, folder, store=None):
+    """Starts a command of official_bert in a folder, in the bucket if there is one."""
+    command = [sys.executable, "-m", f"official_bert.{module}"]
+    command += [f"--{name}={value}" for name, value in flags.items()]
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
+    environment |= store.environment if store else {}
+    folder.mkdir()
+    return subprocess.Popen(
+        store.inside(*command) if store else command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(*arguments):
+    """Runs such a command to its end; what it says."""
+    process = start(*arguments)
+    said, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    return said
+
+
+def flags_of_run(small_corpus, files, model_dir):
+    return {
+        "bert_config_file": f"{files}/config.json",
+        "input_files": f"{files}/train_32.tfrecord-*",
+        "eval_files": f"{files}/held_out_32.tfrecord",
+        "model_dir": model_dir,
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "train_batch_size": 16,
+        "eval_batch_size": 16,
+        "num_steps_per_epoch": 8,
+        "save_checkpoints_steps": 4,
+        "warmup_steps": 2,
+        "enable_xla": "false",
+    }
+
+
+def test_a_run_in_a_bucket_is_the_run_on_this_machine(small_corpus, store, tmp_path):
+    config = small_corpus.folder / "config.json"
+    config.write_text(small_corpus.config.to_json())
+    store.upload(config)
+    run(
+        "run_pretraining",
+        flags_of_run(small_corpus, small_corpus.folder, tmp_path / "model"),
+        tmp_path / "here",
+    )
+    flags = flags_of_run(small_corpus, "gs://b", "gs://b/m/model")
+    run("run_pretraining", flags, tmp_path / "there", store)
+    assert os.listdir(tmp_path / "there") == []  # no folder named gs:
+    store.download("gs://b/m/model", tmp_path / "fetched")
+    expected = final_tensors(tmp_path / "model")
+    found = final_tensors(tmp_path / "fetched")
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert log_lines(tmp_path / "fetched") == log_lines(tmp_path / "model")
+    assert names(tmp_path / "fetched") == names(tmp_path / "model")
+    spans = [span for _, method, _, span in store.requests() if method == "GET" and span]
+    for first, last in (map(int, span.removeprefix("bytes=").split("-")) for span in spans):
+        assert last - first < 1 << 22  # not the 64 MB that TensorFlow would fetch
+
+
+def test_jax_trains_in_a_bucket_too(small_corpus, store, tmp_path):
+    """Also from a checkpoint there, and by addresses with more slashes than are needed."""
+    config = small_corpus.folder / "config.json"
+    config.write_text(small_corpus.config.to_json())
+    store.upload(config)
+    here = flags_of_run(small_corpus, small_corpus.folder, tmp_path / "model")
+    there = flags_of_run(small_corpus, "gs://b", "gs://b//jax/model//")
+    for flags, where in ((here, None), (there, store)):
+        flags = {name: value for name, value in flags.items() if name != "enable_xla"}
+        folder = tmp_path / ("there" if where else "here")
+        run("run_pretraining", flags | {"engine": "jax"}, folder, where)
+        start = f"{flags['model_dir']}/pretrained/bert_model.ckpt-1"
+        again = {"model_dir": f"{flags['model_dir']}2", "init_checkpoint": start}
+        folder = folder.with_name(f"{folder.name}2")
+        run("run_pretraining", flags | {"engine": "jax"} | again, folder, where)
+    store.download("gs://b/jax", tmp_path / "fetched")
+    for name in ("model", "model2"):
+        fetched = tmp_path / "fetched" / name.replace("model2", "model/2")
+        expected, found = final_tensors(tmp_path / name), final_tensors(fetched)
+        assert expected.keys() == found.keys()
+        for key, values in expected.items():
+            np.testing.assert_array_equal(found[key], values, err_msg=key)
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(small_corpus, store, tmp_path):
+    config = small_corpus.folder / "config.json"
+    config.write_text(small_corpus.config.to_json())
+    store.upload(config)
+    long = flags_of_run(small_corpus, "gs://b", "gs://b/taken")
+    long |= {"num_steps_per_epoch": 100_000, "save_checkpoints_steps": 100_000}
+    first = start("run_pretraining", long, tmp_path / "first", store)
+    try:
+        while "stage 1 of 1" not in first.stdout.readline():
+            assert first.poll() is None
+        second = start("run_pretraining", long, tmp_path / "second", store)
+        said, _ = second.communicate(timeout=900)
+    finally:
+        first.kill()
+        first.communicate()
+    assert second.returncode == 2
+    assert re.fullmatch(
+        rf"run_pretraining: error: Another process trains in gs://b/taken \(process {first.pid} of "
+        r".*, since 20.* UTC, last seen \d+ s ago\)\. Wait until it ends, or choose another "
+        r"folder\. If it no longer runs, remove gs://b/taken/.owner.json, or wait 3 minutes.",
+        said.splitlines()[-1],
+    )
+    assert store.path("gs://b/taken/.owner.json").exists()
+    third = start("run_pretraining", long, tmp_path / "third", store)
+    try:
+        while "stage 1 of 1" not in (line := third.stdout.readline()):
+            assert line, third.communicate()
+    finally:
+        third.send_signal(signal.SIGTERM)
+        third.communicate(timeout=900)
+    assert third.returncode == 143
+    assert not store.path("gs://b/taken/.owner.json").exists()
+
+
+def names(folder):
+    """The files below a folder, without what is only on this machine or has a name of its own."""
+    found = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {
+        name
+        for name in found
+        if not name.startswith((".lock", "summaries/train", "summaries/eval"))
+    }
+
+
+def test_a_vocabulary_in_a_bucket_makes_the_same_records(small_corpus, store, tmp_path):
+    expected = Path(small_corpus.held_out.format(max_seq_length=32))
+    flags = {
+        "input_file": small_corpus.folder / "held_out.txt",
+        "output_file": tmp_path / "a.tfrecord",
+        "vocab_file": "gs://b/vocab.txt",
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "dupe_factor": 1,
+        "input_format": "paragraphs",
+        "num_workers": 1,
+    }
+    run("create_pretraining_data", flags, tmp_path / "there", store)
+    assert (tmp_path / "a.tfrecord").read_bytes() == expected.read_bytes()

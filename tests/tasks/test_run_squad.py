@@ -1,0 +1,118 @@
+"""The command that scores answers: its line of JSON, its errors, and that it starts at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_squad import qa, write_squad
+
+from official_bert import run_squad
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = "The river runs past an old mill."
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of questions of both versions, predictions and null odds."""
+    mill = ("old mill", 23)
+    impossible = qa("2", is_impossible=True)
+    paths = {
+        "v1": write_squad(tmp_path / "v1.json", (CONTEXT, [qa("1", mill), qa("2", mill)])),
+        "v2": write_squad(tmp_path / "v2.json", (CONTEXT, [qa("1", mill), impossible]), bom=True),
+    }
+    for name, values in {
+        "predictions": {"1": "the old mill", "2": "mill"},
+        "odds": {"1": -3, "2": 1.5},
+        "nbest": {"1": [{"text": "mill"}]},
+        "list": ["mill"],
+        "huge": {"1": 10**400, "2": 0},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(values))
+        paths[name] = str(tmp_path / f"{name}.json")
+    return paths
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "official_bert.run_squad", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def test_it_prints_one_line_of_json(files):
+    done = command(
+        "--evaluate", f"--predict_file={files['v1']}", f"--predictions_file={files['predictions']}"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    f1 = 100 * (1 + 2 / 3) / 2
+    expected = {"exact_match": 50.0, "f1": pytest.approx(f1), "total": 2, "unanswered": 0}
+    assert json.loads(done.stdout) == expected
+
+
+def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
+    plain = run_squad.evaluate(files["v2"], files["predictions"])
+    assert (plain["HasAns_exact_match"], plain["NoAns_exact_match"]) == (100, 0)
+    assert "best_f1" not in plain
+    best = run_squad.evaluate(files["v2"], files["predictions"], files["odds"])
+    assert plain.items() <= best.items()
+    assert (best["best_f1"], best["best_f1_thresh"]) == (100, -3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to do: give --evaluate to score --predictions_file"),
+        (["--evaluate"], "--predict_file and --predictions_file must be given with --evaluate"),
+        (["--evaluate", "--predict_file={v1}"], "--predictions_file must be given with --evaluate"),
+        (["{v1}"], "unexpected argument"),
+        (["--evaluate", "--predict_file={v1}", "--predictions_file=none.json"], "none.json"),
+        (
+            ["--evaluate", "--predict_file={v1}", "--predictions_file=gs://a/b.json"],
+            "must be a path on this machine; got the address",
+        ),
+        (["--evaluate", "--predict_file={v1}", "--predictions_file={list}"], "a JSON object"),
+        (
+            ["--evaluate", "--predict_file={v1}", "--predictions_file={nbest}"],
+            '\'1\' must have a text; got [{"text": "mill"}]',
+        ),
+        (["--evaluate", "--predict_file={predictions}", "--predictions_file={v1}"], "'data'"),
+        (
+            [
+                *("--evaluate", "--predict_file={v1}", "--predictions_file={predictions}"),
+                "--null_odds_file={odds}",
+            ],
+            "version 1.1",
+        ),
+        (
+            [
+                *("--evaluate", "--predict_file={v2}", "--predictions_file={predictions}"),
+                "--null_odds_file={huge}",
+            ],
+            "too large",
+        ),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(files, arguments, message):
+    done = command(*(argument.format(**files) for argument in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("run_squad: error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_scoring_loads_neither_tensorflow_nor_a_tokenizer(files):
+    script = (
+        "import sys; from official_bert import run_squad;"
+        f"run_squad.evaluate({files['v2']!r}, {files['predictions']!r}, {files['odds']!r});"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert {"tensorflow", "keras", "tokenizers"} & set(done.stdout.split()) == set()
