@@ -13,9 +13,10 @@ import os
 
 from absl import flags, logging
 
-from official_bert.conversion import model_folder, names, sources, targets
-from official_bert.system import child_commands, commands, local_paths
-from official_bert.system.flag_definitions import apply, contradiction, idle
+from official_bert.checkpoints import model_folder, names, sources, targets
+from official_bert.commands import commands
+from official_bert.commands.flag_definitions import apply, contradiction, idle
+from official_bert.system import child_commands, local_paths
 
 FLAGS = flags.FLAGS
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 import numpy as np
 from absl import flags
 
+from official_bert.commands import commands
+from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.data import (
     build_checks,
     build_notes,
@@ -34,8 +36,7 @@ from official_bert.data import (
 from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
-from official_bert.system import commands, local_paths
-from official_bert.system.flag_definitions import FlagDefinitions, apply, idle
+from official_bert.system import local_paths
 from official_bert.system.places import is_remote
 
 _SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]

@@ -18,18 +18,13 @@ from collections.abc import Sequence
 from absl import flags
 
 from official_bert import recipes, stacking
+from official_bert.commands import commands
+from official_bert.commands.flag_definitions import apply, contradiction, idle
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock
 from official_bert.model.config import BertConfig
-from official_bert.system import (
-    child_commands,
-    commands,
-    local_paths,
-    quiet_tensorflow,
-    whole_files,
-)
-from official_bert.system.flag_definitions import apply, contradiction, idle
+from official_bert.system import child_commands, local_paths, quiet_tensorflow, whole_files
 
 FLAGS = flags.FLAGS
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from official_bert.commands import commands
 from official_bert.prediction import loading
-from official_bert.system import commands, local_paths
+from official_bert.system import local_paths
 
 if TYPE_CHECKING:
     from official_bert.prediction.blank_filler import Guess

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from absl import flags
 
+from official_bert.commands import commands, flag_definitions
 from official_bert.data import corpus, text_forms, tokenization
-from official_bert.system import commands, flag_definitions, local_paths
+from official_bert.system import local_paths
 
 
 def learn_vocabulary(

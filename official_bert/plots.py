@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from official_bert.system import commands, local_paths
+from official_bert.commands import commands
+from official_bert.system import local_paths
 from official_bert.training.log_lines import read_log
 
 FLAGS = flags.FLAGS

@@ -32,21 +32,20 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from official_bert import pretraining_flags
+from official_bert.commands import commands, pretraining_flags
+from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.system import (
     child_commands,
-    commands,
     environment,
     local_paths,
     quiet_tensorflow,
     whole_files,
 )
-from official_bert.system.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.system.settings import Bounds
 
 if TYPE_CHECKING:
-    from official_bert.compilers import gpu_compiler, tpu_compiler
-    from official_bert.compilers.programs import Compiled
+    from official_bert.rehearsal import gpu_compiler, tpu_compiler
+    from official_bert.rehearsal.programs import Compiled
     from official_bert.stages import Run, Stage
 
     Topology = tpu_compiler.Topology | gpu_compiler.Topology
@@ -86,13 +85,13 @@ def define_flags() -> None:
 
 
 def _of_gpus(values):
-    from official_bert.compilers import gpu_compiler
+    from official_bert.rehearsal import gpu_compiler
 
     return gpu_compiler.is_name(values.topology)
 
 
 def _one_host(values):
-    from official_bert.compilers import gpu_compiler
+    from official_bert.rehearsal import gpu_compiler
 
     return not _of_gpus(values) or gpu_compiler.hosts(values.topology) <= 1
 
@@ -158,12 +157,12 @@ def compiler_for(topology: str) -> ModuleType:
     Raises:
         ImportError: without what it needs.
     """
-    from official_bert.compilers import gpu_compiler
+    from official_bert.rehearsal import gpu_compiler
 
     if gpu_compiler.is_name(topology):
         return gpu_compiler
     quiet_tensorflow.import_tensorflow()
-    from official_bert.compilers import tpu_compiler
+    from official_bert.rehearsal import tpu_compiler
 
     return tpu_compiler
 
@@ -239,7 +238,7 @@ def rehearse(
             the stages (`stacking.check`).
     """
     from official_bert import stacking
-    from official_bert.compilers import programs
+    from official_bert.rehearsal import programs
 
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     stacking.check(run.config, run.stages)
@@ -395,7 +394,7 @@ def _begin_child():
 
 
 def _compile(topology, module):
-    from official_bert.compilers import tpu_compiler
+    from official_bert.rehearsal import tpu_compiler
 
     return tpu_compiler.compile_for(tpu_compiler.Topology(topology), module)
 
@@ -419,8 +418,8 @@ def _lower(run, stage, num_cores):
     """The update of one replica as StableHLO."""
     import tensorflow as tf
 
-    from official_bert.compilers import tpu_compiler
     from official_bert.engines.tf_update import make_replica_update
+    from official_bert.rehearsal import tpu_compiler
     from official_bert.training.stage_model import make_model_and_optimizer
 
     strategy = tpu_compiler.ReplicaStrategy(num_cores)

@@ -11,8 +11,9 @@ import pathlib
 
 from absl import flags
 
-from official_bert.run_report import contents, page
-from official_bert.system import commands, local_paths, whole_files
+from official_bert.commands import commands
+from official_bert.reporting import contents, page
+from official_bert.system import local_paths, whole_files
 
 FLAGS = flags.FLAGS
 

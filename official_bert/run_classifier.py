@@ -12,8 +12,7 @@ import os
 
 from absl import flags
 
-from official_bert import classifier_flags, fine_tuning
-from official_bert.system import commands
+from official_bert.commands import classifier_flags, commands, fine_tuning
 
 LABELS = "labels.json"
 _PATHS = ("data_dir", "train_file", "dev_file", "predict_file")
@@ -93,7 +92,7 @@ def _known_labels(values):
 
 def _labels_beside(values):
     """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
-    from official_bert.conversion import sources
+    from official_bert.checkpoints import sources
 
     return sources.open_for(fine_tuning.config(values), values.init_checkpoint).labels
 

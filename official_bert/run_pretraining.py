@@ -14,13 +14,12 @@ import sys
 
 from absl import flags
 
-from official_bert import optimizer_flags, pretraining_flags, recipes, stages
-from official_bert.conversion import model_folder, tokenizer_files
+from official_bert import recipes, stages
+from official_bert.checkpoints import model_folder, tokenizer_files
+from official_bert.commands import commands, flag_definitions, optimizer_flags, pretraining_flags
 from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
 from official_bert.system import (
-    commands,
-    flag_definitions,
     freed_memory,
     hidden_modules,
     local_paths,
@@ -49,7 +48,7 @@ def _main(values):
     freed_memory.keep()
     _import_engine(values)  # takes seconds; what can be refused before it is
     with _leaving_others(values.engine), _lost_workers_named(values.engine):
-        from official_bert.training import exits
+        from official_bert.commands import exits
 
         trainer = _trainer(values)
         return exits.train(trainer)

@@ -18,8 +18,8 @@ import os
 
 from absl import flags
 
-from official_bert import fine_tuning, squad_flags
-from official_bert.system import commands, local_paths
+from official_bert.commands import commands, fine_tuning, squad_flags
+from official_bert.system import local_paths
 from official_bert.tasks import squad_data, squad_evaluation
 
 

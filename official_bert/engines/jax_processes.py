@@ -16,8 +16,9 @@ import time
 import traceback
 from collections.abc import Iterator, MutableMapping
 
+from official_bert.commands import commands
 from official_bert.engines import cluster
-from official_bert.system import commands, quiet_tensorflow, tpu_environment
+from official_bert.system import quiet_tensorflow, tpu_environment
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost

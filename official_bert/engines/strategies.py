@@ -6,8 +6,8 @@ import signal
 
 import tensorflow as tf
 
+from official_bert.commands import flag_definitions
 from official_bert.engines import cluster
-from official_bert.system import flag_definitions
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 

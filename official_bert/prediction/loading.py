@@ -69,7 +69,7 @@ def _open(folder, vocab_file, do_lower_case, dtype):
     """The checkpoint, what `run.json` says of its run ({} without one), and a Keras policy."""
     local_paths.require_local(folder=folder, vocab_file=vocab_file)
     quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
-    from official_bert.conversion import model_folder, sources
+    from official_bert.checkpoints import model_folder, sources
     from official_bert.stages import DTYPE_POLICIES
     from official_bert.training import model_directory
 
@@ -110,7 +110,7 @@ def _newest(path, run):
 
 
 def _check(source, folder):
-    from official_bert.conversion import names, sources
+    from official_bert.checkpoints import names, sources
 
     has_unknown_head = not _head(source) and source.left_over and not sources.is_larger(source)
     if "encoder" not in source.parts or has_unknown_head:
@@ -215,7 +215,7 @@ def _windows(source, run):
 
 
 def _labels(source, outputs):
-    from official_bert.conversion import heads
+    from official_bert.checkpoints import heads
     from official_bert.tasks import labels
 
     unnamed = {"number": [None, None]} if outputs == 1 else None

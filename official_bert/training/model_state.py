@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from official_bert.conversion import finding, names
+from official_bert.checkpoints import finding, names
 from official_bert.system.places import AnyPath, is_remote, place
 
 _BYTES_AT_ONCE = 1 << 24  # when a digest is computed
@@ -135,7 +135,7 @@ def load_weights(
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
             another shape or one that is not finite, or not the moments that are needed.
     """
-    from official_bert.conversion import sources  # which need TensorFlow for its checkpoints
+    from official_bert.checkpoints import sources
 
     source = sources.open_for(model.config, path)
     weights = source.weights | _head_alone(model, source)

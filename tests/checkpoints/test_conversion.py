@@ -16,7 +16,7 @@ from bert_checkpoints import (
 )
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import names, safetensors_files, sources
+from official_bert.checkpoints import names, safetensors_files, sources
 from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
@@ -110,7 +110,7 @@ def test_moments_of_every_optimizer_of_tensorflow_1_are_known(tmp_path, spelling
 
 
 def test_large_checkpoints_are_written_in_parts_and_read_like_any(tmp_path, monkeypatch):
-    from official_bert.conversion import bundles
+    from official_bert.checkpoints import bundles
 
     monkeypatch.setattr(bundles, "_PART_BYTES", 3_000)
     arrays = make_hugging_face(tmp_path / "hf")

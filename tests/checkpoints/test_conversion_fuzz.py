@@ -20,7 +20,7 @@ from bert_checkpoints import (
 )
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import names, safetensors_files
+from official_bert.checkpoints import names, safetensors_files
 
 FOLDERS = {"hugging_face": 400, "tf1": 200, "tf_models": 200, "keras": 200}
 ROWS = {row.official: row for row in names.rows(CONFIG)}

@@ -22,7 +22,7 @@ from bert_checkpoints import (
 )
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import sources
+from official_bert.checkpoints import sources
 from official_bert.training import checkpoints
 
 FORMATS = ("huggingface", "tf1", "keras", "savedmodel")
@@ -61,9 +61,9 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
     make_hugging_face(tmp_path / "in")
     program = (
         "import os, sys\n"
-        "from official_bert.system import commands\n"
+        "from official_bert.commands import commands\n"
         "from official_bert import convert_checkpoint\n"
-        "from official_bert.conversion import safetensors_files\n"
+        "from official_bert.checkpoints import safetensors_files\n"
         "def write(path, tensors):\n"
         "    open(path, 'w').write('half')\n"
         "    os.kill(os.getpid(), number)\n"

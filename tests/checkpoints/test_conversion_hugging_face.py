@@ -25,7 +25,7 @@ from bert_checkpoints import (
 from small_text import SHARED, needs_shared
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import safetensors_files, sources
+from official_bert.checkpoints import safetensors_files, sources
 from official_bert.data import tokenization
 
 

@@ -25,7 +25,7 @@ from bert_checkpoints import (
 )
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import keras_files, sources
+from official_bert.checkpoints import keras_files, sources
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.pretrainer import BertPretrainer

@@ -19,7 +19,7 @@ from bert_checkpoints import (
 
 import official_bert
 from official_bert import convert_checkpoint
-from official_bert.conversion import safetensors_files, sources
+from official_bert.checkpoints import safetensors_files, sources
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints, model_state
 

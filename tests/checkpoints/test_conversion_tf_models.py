@@ -18,7 +18,7 @@ from bert_checkpoints import (
 from bert_shapes import tiny
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import names, sources
+from official_bert.checkpoints import names, sources
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.training import model_state

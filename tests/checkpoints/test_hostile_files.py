@@ -11,7 +11,7 @@ import pytest
 from bert_checkpoints import make_source
 
 from official_bert import convert_checkpoint
-from official_bert.conversion import sources
+from official_bert.checkpoints import sources
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.records import DynamicRecord, frame
 from official_bert.tasks import labels

@@ -9,15 +9,10 @@ from absl import flags
 from bert_checkpoints import CONFIG, make_hugging_face, make_source, write_vocabulary
 
 import official_bert
-from official_bert import (
-    classifier_flags,
-    convert_checkpoint,
-    fine_tuning,
-    pretraining_flags,
-    run_pretraining,
-)
-from official_bert.conversion import heads, model_folder, sources
-from official_bert.conversion.model_folder import ModelFolder
+from official_bert import convert_checkpoint, run_pretraining
+from official_bert.checkpoints import heads, model_folder, sources
+from official_bert.checkpoints.model_folder import ModelFolder
+from official_bert.commands import classifier_flags, fine_tuning, pretraining_flags
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import manifest, tokenization
 from official_bert.data.instances import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from official_bert import __file__ as package
-from official_bert.command_line import COMMANDS, description, find
+from official_bert.commands.command_line import COMMANDS, description, find
 
 ROOT = Path(__file__).parents[2]
 MODULES = {

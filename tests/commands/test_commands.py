@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from official_bert import command_line
-from official_bert.system import command_help
+from official_bert.commands import command_help, command_line
 
 PACKAGE = Path(__file__).parents[2] / "official_bert"
 COMMANDS = sorted(
@@ -86,7 +85,7 @@ def ended_by(number):
     """A command that gets a signal: as `subprocess.run` gives it back."""
     script = (
         "import os\n"
-        "from official_bert.system import commands\n"
+        "from official_bert.commands import commands\n"
         f"commands.run(lambda: os.kill(os.getpid(), {number.value}))"
     )
     return subprocess.run(

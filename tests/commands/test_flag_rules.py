@@ -3,16 +3,14 @@
 import pytest
 from absl import flags
 
-from official_bert import (
+from official_bert import convert_checkpoint, create_pretraining_data, demo, rehearse
+from official_bert.commands import (
     classifier_flags,
-    convert_checkpoint,
-    create_pretraining_data,
-    demo,
+    commands,
+    flag_definitions,
     pretraining_flags,
-    rehearse,
     squad_flags,
 )
-from official_bert.system import commands, flag_definitions
 
 COMMANDS = {
     "create_pretraining_data": (create_pretraining_data._define_flags, create_pretraining_data),
@@ -200,7 +198,7 @@ def test_a_number_out_of_bounds_is_refused_by_its_flag(parse, command, given, me
 
 def test_the_ends_of_the_bounds_are_legal(parse):
     values, _ = parse("run_pretraining", "--global_clipnorm=0 --beta_1=0 --layer_decay=1")
-    from official_bert import optimizer_flags
+    from official_bert.commands import optimizer_flags
 
     assert optimizer_flags.optimizer(values).global_clipnorm == 0
 

@@ -7,7 +7,7 @@ from bert_checkpoints import CONFIG
 from bundle_tables import block, entry, header, table, varint
 
 from lamb_tf.bundle_index import open_bundle
-from official_bert.conversion import bundles
+from official_bert.checkpoints import bundles
 
 HELD = 24  # bytes of the data file: six float32
 

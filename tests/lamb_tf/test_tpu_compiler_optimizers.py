@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import lamb_tf
-from official_bert.compilers import tpu_compiler
+from official_bert.rehearsal import tpu_compiler
 
 peers.load("jax")
 peers.load("libtpu")

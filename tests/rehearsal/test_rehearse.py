@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 from official_bert import rehearse, stages
-from official_bert.compilers import programs, tpu_compiler
 from official_bert.model import flops
 from official_bert.model.config import BertConfig
+from official_bert.rehearsal import programs, tpu_compiler
 
 peers.load("jax")
 peers.load("libtpu")
@@ -315,7 +315,7 @@ def test_an_import_that_fails_is_told_in_a_line(tmp_path):
     config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
     script = (
         "import sys\n"
-        "sys.modules['official_bert.compilers.tpu_compiler'] = None\n"
+        "sys.modules['official_bert.rehearsal.tpu_compiler'] = None\n"
         "from official_bert import rehearse\n"
         "rehearse.define_flags()\n"
         "rehearse.commands.run(rehearse.main)"

@@ -18,7 +18,7 @@ from PIL import Image
 from small_runs import LONG, SHORT, log_lines, make_run, train
 
 from official_bert import report
-from official_bert.run_report import charts, contents, heat_map, page, scales
+from official_bert.reporting import charts, contents, heat_map, page, scales
 from official_bert.stages import LoopOptions
 
 KERNELS = [

@@ -14,7 +14,7 @@ ERRORS = (ValueError, OSError)
 
 
 def _opened(folder):
-    from official_bert.conversion import names, sources
+    from official_bert.checkpoints import names, sources
 
     source = sources.open_checkpoint(folder)
     sources.check(source, names.PARTS)

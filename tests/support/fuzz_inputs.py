@@ -226,7 +226,7 @@ def logs(folder: Path):
     """All files of a model directory that a report shows: values of other kinds, damaged text."""
     import datetime
 
-    from official_bert.run_report import contents, page
+    from official_bert.reporting import contents, page
 
     ratios = {"bert/encoder/layer_0/output/dense/kernel": 0.1, "cls/a": 1.0}
     line = {"kind": "train", "step": 10, "stage": 0, "loss": 8.0, "accuracy": 0.5}
@@ -274,7 +274,7 @@ def flag_values(folder: Path):
     """Command lines of the commands that train: all that is checked before the first file."""
     from absl import flags
 
-    from official_bert import classifier_flags, pretraining_flags, squad_flags
+    from official_bert.commands import classifier_flags, pretraining_flags, squad_flags
     from official_bert.run_pretraining import run_from_flags
 
     (folder / "config.json").write_text(json.dumps({"vocab_size": 40}))

@@ -6,9 +6,9 @@ The notes are lines of "first stop", numbers of records over all files, in `$NOT
 import os
 import pathlib
 
-from official_bert import pretraining_flags, run_pretraining
+from official_bert import run_pretraining
+from official_bert.commands import commands, pretraining_flags
 from official_bert.data import input_pipeline, record_files
-from official_bert.system import commands
 
 input_pipeline.WINDOW_RECORDS = 2048
 read, fingerprint = record_files.RecordFiles.read, record_files.RecordFiles.fingerprint

@@ -7,9 +7,9 @@ import os
 import pathlib
 import time
 
-from official_bert import pretraining_flags, run_pretraining
+from official_bert import run_pretraining
+from official_bert.commands import commands, pretraining_flags
 from official_bert.data import input_pipeline
-from official_bert.system import commands
 
 read = input_pipeline.Batches.__getitem__
 

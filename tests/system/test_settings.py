@@ -6,9 +6,10 @@ import math
 import pytest
 from absl import flags
 
-from official_bert import pretraining_flags, stages
+from official_bert import stages
+from official_bert.commands import pretraining_flags
+from official_bert.commands.flag_definitions import FlagDefinitions
 from official_bert.system import settings
-from official_bert.system.flag_definitions import FlagDefinitions
 from official_bert.system.settings import setting
 from official_bert.tasks.pretraining import Pretraining
 

@@ -26,8 +26,8 @@ from small_runs import SHORT, final_tensors, log_lines, train
 from small_runs import make_run as make_pretraining
 from small_text import SHARED
 
-from official_bert import classifier_flags, convert_checkpoint, run_classifier
-from official_bert.system import commands
+from official_bert import convert_checkpoint, run_classifier
+from official_bert.commands import classifier_flags, commands
 from official_bert.tasks import classification_metrics, glue
 
 OFFICIAL_DEFAULTS = {

@@ -25,9 +25,9 @@ from small_squad import DEV, needs_squad, qa, write_squad, write_vocabulary
 from small_text import UNCASED
 
 import official_bert
-from official_bert import fine_tuning_flags, run_squad, squad_flags
+from official_bert import run_squad
+from official_bert.commands import commands, fine_tuning_flags, squad_flags
 from official_bert.data import tokenization
-from official_bert.system import commands
 from official_bert.tasks import squad_data
 
 OFFICIAL_DEFAULTS = {
@@ -485,8 +485,8 @@ def test_real_questions_are_trained_on_answered_and_scored(files, tmp_path, caps
 
 
 def test_what_both_commands_take_is_declared_once():
-    from official_bert import classifier_flags
-    from official_bert.system.flag_definitions import FlagDefinitions
+    from official_bert.commands import classifier_flags
+    from official_bert.commands.flag_definitions import FlagDefinitions
 
     shared = flags.FlagValues()
     fine_tuning_flags.define(FlagDefinitions(shared))

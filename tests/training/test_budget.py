@@ -18,11 +18,11 @@ import small_runs
 import tensorflow as tf
 from absl import flags
 
-from official_bert import pretraining_flags, recipes, run_pretraining
+from official_bert import recipes, run_pretraining
+from official_bert.commands import commands, pretraining_flags
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.system import commands
 from official_bert.training import budget, model_directory
 from official_bert.training.run_records import RunRecords
 from official_bert.training.trainer import Trainer

@@ -17,12 +17,12 @@ from absl import flags
 from command_processes import without
 
 import official_bert
-from official_bert import pretraining_flags, run_pretraining
+from official_bert import run_pretraining
+from official_bert.commands import commands, pretraining_flags
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.system import commands
 from official_bert.training import checkpoints, starts
 
 OFFICIAL_DEFAULTS = {

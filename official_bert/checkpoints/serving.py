@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from official_bert.conversion import bundles
-from official_bert.conversion.sources import Source
-from official_bert.conversion.tensors import Tensor
-from official_bert.conversion.text_graph import TextToIds
+from official_bert.checkpoints import bundles
+from official_bert.checkpoints.sources import Source
+from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.text_graph import TextToIds
 from official_bert.data import tokenization
 from official_bert.model import fused
 from official_bert.model.pretrainer import BertPretrainer

@@ -3,9 +3,9 @@
 import datetime
 import html
 
-from official_bert.run_report import curves, scales, tables
-from official_bert.run_report.appearance import SCRIPT, STYLE
-from official_bert.run_report.contents import Contents
+from official_bert.reporting import curves, scales, tables
+from official_bert.reporting.appearance import SCRIPT, STYLE
+from official_bert.reporting.contents import Contents
 
 _KINDS = {"classification": "Sentence classification", "squad": "Question answering"}
 

@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-from official_bert.compilers import programs
+from official_bert.rehearsal import programs
 
 
 @dataclasses.dataclass(frozen=True)

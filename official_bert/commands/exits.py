@@ -1,6 +1,6 @@
 """Trains and maps the outcome to an exit code."""
 
-from official_bert.system import commands
+from official_bert.commands import commands
 from official_bert.training.trainer import Diverged, Trainer
 from official_bert.training.training_log import Stopped
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from official_bert.conversion.tensors import Tensor
+from official_bert.checkpoints.tensors import Tensor
 
 
 class Head(NamedTuple):

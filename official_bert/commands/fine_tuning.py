@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from official_bert import optimizer_flags
-from official_bert.system import commands, freed_memory, local_paths, quiet_tensorflow
-from official_bert.system.flag_definitions import warn
+from official_bert.commands import commands, optimizer_flags
+from official_bert.commands.flag_definitions import warn
+from official_bert.system import freed_memory, local_paths, quiet_tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -139,7 +139,7 @@ def _take_from_folder(values):
 
     That is the folder of the run in --output_dir once it is there, else of --init_checkpoint.
     """
-    from official_bert.conversion import model_folder
+    from official_bert.checkpoints import model_folder
     from official_bert.data import tokenization
 
     named = {name: values[name].value for name in ("bert_config_file", "vocab_file")}
@@ -194,7 +194,8 @@ def _begins(values):
 
 def _run_seed(values, work, engine, seed, folder):
     """Trains or loads a model and puts it to use; the exit code, and what was measured."""
-    from official_bert.training import exits, fine_tuned, model_directory
+    from official_bert.commands import exits
+    from official_bert.training import fine_tuned, model_directory
 
     if values.do_train:
         trainer = _trainer(values, work, engine, seed, folder)
@@ -227,7 +228,7 @@ def _results(values, seed, folder, step, metrics):
 
 
 def _trainer(values, work, engine, seed, folder):
-    from official_bert.conversion import tokenizer_files
+    from official_bert.checkpoints import tokenizer_files
     from official_bert.data import tokenization
     from official_bert.stages import LoopOptions
     from official_bert.training.trainer import Trainer

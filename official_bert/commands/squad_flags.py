@@ -4,8 +4,8 @@ import sys
 
 from absl import flags
 
-from official_bert import fine_tuning_flags, optimizer_flags
-from official_bert.system.flag_definitions import (
+from official_bert.commands import fine_tuning_flags, optimizer_flags
+from official_bert.commands.flag_definitions import (
     FlagDefinitions,
     apply,
     contradiction,

@@ -5,9 +5,8 @@ Most are fields of the dataclasses in `stages` and `tasks.pretraining`, where th
 
 from absl import flags
 
-from official_bert import optimizer_flags
-from official_bert.stages import LoopOptions, Run, Stage
-from official_bert.system.flag_definitions import (
+from official_bert.commands import optimizer_flags
+from official_bert.commands.flag_definitions import (
     FlagDefinitions,
     apply,
     contradiction,
@@ -15,6 +14,7 @@ from official_bert.system.flag_definitions import (
     require_finite,
     several,
 )
+from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system.settings import Bounds
 from official_bert.tasks.pretraining import Pretraining
 

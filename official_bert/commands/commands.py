@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-from official_bert.system import command_help
+from official_bert.commands import command_help
 
 _REQUIRED = re.compile(r"flag --(\w+)=None: Flag --\1 must have a value other than None\.")
 _OUT_OF_BOUNDS = re.compile(r"flag --(\w+)=.*?: (must be .*)", re.DOTALL)

@@ -5,13 +5,13 @@ import pathlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from official_bert.conversion import heads, names, safetensors_files
-from official_bert.conversion.tensors import Tensor
+from official_bert.checkpoints import heads, names, safetensors_files
+from official_bert.checkpoints.tensors import Tensor
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
 
 if TYPE_CHECKING:
-    from official_bert.conversion.sources import Source
+    from official_bert.checkpoints.sources import Source
 
 _TO_HF = {"gelu": "gelu_new", "gelu_erf": "gelu"}  # "gelu" is the exact one there
 _ARCHITECTURES = {

@@ -101,7 +101,7 @@ def _unknown(name):
 def _run(command, flags):
     """Runs the command's module as `python -m` does, under the name that the user typed."""
     try:
-        from official_bert.system import commands
+        from official_bert.commands import commands
 
         commands.program = f"{PROGRAM} {command}"
         sys.argv[1:] = flags

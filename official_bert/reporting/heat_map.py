@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 
-from official_bert.run_report import charts, scales
+from official_bert.reporting import charts, scales
 
 MAX_COLUMNS = 400
 _MAX_LABELLED = 44  # rows; of more, only the layers are named

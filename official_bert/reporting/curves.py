@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from official_bert.run_report import charts, heat_map
-from official_bert.run_report.charts import Backdrop, Curve
-from official_bert.run_report.contents import Contents
+from official_bert.reporting import charts, heat_map
+from official_bert.reporting.charts import Backdrop, Curve
+from official_bert.reporting.contents import Contents
 from official_bert.training import checkpoint_names
 from official_bert.training.log_lines import Log
 

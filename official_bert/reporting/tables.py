@@ -5,9 +5,9 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from official_bert.run_report import scales
-from official_bert.run_report.contents import Contents
-from official_bert.run_report.curves import logs_of
+from official_bert.reporting import scales
+from official_bert.reporting.contents import Contents
+from official_bert.reporting.curves import logs_of
 from official_bert.training.log_lines import Log
 
 _OWN_TABLE = ("config", "stages", "optimizer", "records", "changes")

@@ -12,7 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from official_bert.conversion import finding, heads
+from official_bert.checkpoints import finding, heads
 from official_bert.data import tokenization
 from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.config import BertConfig

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from official_bert.conversion import names
+from official_bert.checkpoints import names
 
 SAFETENSORS = "model.safetensors"
 _SHARD = re.compile(r"-\d+-of-\d+$")

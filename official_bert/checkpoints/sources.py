@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from official_bert.conversion import (
+from official_bert.checkpoints import (
     finding,
     heads,
     hugging_face,
@@ -20,8 +20,8 @@ from official_bert.conversion import (
     names,
     safetensors_files,
 )
-from official_bert.conversion.model_folder import ModelFolder
-from official_bert.conversion.tensors import Tensor
+from official_bert.checkpoints.model_folder import ModelFolder
+from official_bert.checkpoints.tensors import Tensor
 from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.config import BertConfig
@@ -279,7 +279,7 @@ def _read_bundle(prefix, config):
 
     if importlib.util.find_spec("tensorflow"):
         quiet_tensorflow.import_tensorflow()
-    from official_bert.conversion import bundles
+    from official_bert.checkpoints import bundles
 
     return bundles.read(prefix, config)
 

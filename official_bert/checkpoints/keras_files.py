@@ -22,13 +22,13 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from official_bert.conversion import heads, names
-from official_bert.conversion.tensors import Tensor
+from official_bert.checkpoints import heads, names
+from official_bert.checkpoints.tensors import Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
 
 if TYPE_CHECKING:
-    from official_bert.conversion.sources import Source
+    from official_bert.checkpoints.sources import Source
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from official_bert.run_report import scales
-from official_bert.run_report.scales import Scale
+from official_bert.reporting import scales
+from official_bert.reporting.scales import Scale
 
 MAX_POINTS = 600  # of a curve; of more, neighbours are averaged
 _FORMATS = {"number": scales.number, "percent": scales.percent, "prefix": scales.with_prefix}

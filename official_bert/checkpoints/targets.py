@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert.conversion import (
+from official_bert.checkpoints import (
     heads,
     hugging_face,
     keras_files,
@@ -22,7 +22,7 @@ from official_bert.conversion import (
     safetensors_files,
     tokenizer_files,
 )
-from official_bert.conversion.sources import Source
+from official_bert.checkpoints.sources import Source
 from official_bert.system.whole_files import sync
 
 
@@ -108,7 +108,7 @@ def _write_tf1(folder: pathlib.Path, source: Source) -> None:
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.conversion import bundles
+    from official_bert.checkpoints import bundles
 
     tensors = {**source.weights, **source.head_weights, **source.slots}
     if source.slots and source.step is not None:  # on which Adam's bias correction depends
@@ -126,7 +126,7 @@ def _write_savedmodel(folder: pathlib.Path, source: Source) -> None:
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.conversion import serving
+    from official_bert.checkpoints import serving
 
     serving.save(folder, source)
     _write_official_files(folder, source)

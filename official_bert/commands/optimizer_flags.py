@@ -4,8 +4,8 @@ from typing import Any
 
 from absl import flags
 
+from official_bert.commands.flag_definitions import FlagDefinitions, idle
 from official_bert.stages import Optimizer
-from official_bert.system.flag_definitions import FlagDefinitions, idle
 
 FIELDS = {  # the field of `stages.Optimizer` that each one sets
     "optimizer_type": "type",

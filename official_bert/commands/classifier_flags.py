@@ -2,8 +2,8 @@
 
 from absl import flags
 
-from official_bert import fine_tuning_flags, optimizer_flags
-from official_bert.system.flag_definitions import (
+from official_bert.commands import fine_tuning_flags, optimizer_flags
+from official_bert.commands.flag_definitions import (
     FlagDefinitions,
     apply,
     contradiction,

@@ -5,14 +5,14 @@ Flags that all training has are fields of the dataclasses in `stages`, which con
 
 from absl import flags
 
-from official_bert import optimizer_flags
-from official_bert.stages import LoopOptions, Run
-from official_bert.system.flag_definitions import (
+from official_bert.commands import optimizer_flags
+from official_bert.commands.flag_definitions import (
     FlagDefinitions,
     contradiction,
     idle,
     require_finite,
 )
+from official_bert.stages import LoopOptions, Run
 from official_bert.system.settings import Bounds
 
 STRATEGIES = ("off", "one_device", "mirrored")

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import compile_target
-from official_bert.compilers import programs
+from official_bert.rehearsal import programs
 from official_bert.system import quiet_tensorflow
 
 

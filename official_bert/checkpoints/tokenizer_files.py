@@ -17,7 +17,7 @@ from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
 
 if TYPE_CHECKING:
-    from official_bert.conversion.sources import Source
+    from official_bert.checkpoints.sources import Source
 
 VOCABULARY = "vocab.txt"
 
