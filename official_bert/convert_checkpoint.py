@@ -16,7 +16,7 @@ from absl import flags, logging
 from official_bert.checkpoints import model_folder, names, sources, targets
 from official_bert.commands import commands
 from official_bert.commands.flag_definitions import apply, contradiction, idle
-from official_bert.system import child_commands, local_paths
+from official_bert.system import child_commands, local_paths, messages
 
 FLAGS = flags.FLAGS
 
@@ -168,7 +168,7 @@ def main() -> None:
         child_commands.raise_on_signals()
         lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
     except child_commands.Interrupted:
-        raise commands.Failed("interrupted; nothing was written.", 130) from None
+        raise messages.Failed("interrupted; nothing was written.", 130) from None
     print("\n".join(lines))
 
 

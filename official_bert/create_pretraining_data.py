@@ -36,7 +36,7 @@ from official_bert.data import (
 from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
-from official_bert.system import local_paths
+from official_bert.system import local_paths, messages
 from official_bert.system.places import is_remote
 
 _SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]
@@ -337,11 +337,11 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise commands.Failed(
+        raise messages.Failed(
             f"{error}. The finished part is kept: free some space, then run the same command again."
         ) from error
     except KeyboardInterrupt:
-        raise commands.Failed("interrupted; run the same command again to resume.", 130) from None
+        raise messages.Failed("interrupted; run the same command again to resume.", 130) from None
 
 
 if __name__ == "__main__":

@@ -24,7 +24,13 @@ from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock
 from official_bert.model.config import BertConfig
-from official_bert.system import child_commands, local_paths, quiet_tensorflow, whole_files
+from official_bert.system import (
+    child_commands,
+    local_paths,
+    messages,
+    quiet_tensorflow,
+    whole_files,
+)
 
 FLAGS = flags.FLAGS
 
@@ -63,7 +69,7 @@ def main() -> int:
         reason = str(error).replace("--input_format", "--corpus_format")
         reason = reason.replace("Name one with --json_field", "The demo reads no other field")
         reason = reason.replace(", or name another field with --json_field", "")
-        raise commands.Failed(reason) from error
+        raise messages.Failed(reason) from error
     return 0
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from absl import flags
 
-from official_bert.commands import commands, flag_definitions
+from official_bert.commands import commands
 from official_bert.data import corpus, text_forms, tokenization
-from official_bert.system import local_paths
+from official_bert.system import local_paths, messages
 
 
 def learn_vocabulary(
@@ -63,7 +63,7 @@ def learn_vocabulary(
             "permissions, or write elsewhere."
         )
     for reason in text_forms.check(paths, input_format, json_field).values():
-        flag_definitions.warn(reason)
+        messages.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
     size = tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
     if report:

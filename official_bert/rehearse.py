@@ -38,6 +38,7 @@ from official_bert.system import (
     child_commands,
     environment,
     local_paths,
+    messages,
     quiet_tensorflow,
     whole_files,
 )
@@ -140,12 +141,12 @@ def main() -> int:
             compile_stage = functools.partial(compiled_by_jax, FLAGS.shard_optimizer)
         report = rehearse(run, topology, FLAGS.price_per_chip_hour, compile_stage=compile_stage)
     except concurrent.futures.process.BrokenProcessPool:
-        raise commands.Failed(
+        raise messages.Failed(
             "the compiler process was killed, probably because memory ran out. Free some memory, "
             "or rehearse a smaller batch per device."
         ) from None
     except ImportError as error:
-        raise commands.Failed(error) from error
+        raise messages.Failed(error) from error
     if FLAGS.report_file:
         whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
     return 0 if report["fits"] else 1

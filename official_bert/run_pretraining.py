@@ -23,6 +23,7 @@ from official_bert.system import (
     freed_memory,
     hidden_modules,
     local_paths,
+    messages,
     places,
     quiet_tensorflow,
     tpu_environment,
@@ -34,7 +35,7 @@ WORKER_LOST = 4  # exit code
 
 def main(values: flags.FlagValues = flags.FLAGS) -> int:
     """Trains what the flags say; returns the exit code."""
-    return commands.resumable(lambda: _main(values))
+    return messages.resumable(lambda: _main(values))
 
 
 def _main(values):
@@ -264,7 +265,7 @@ def _leaving_others(engine):
         return contextlib.nullcontext()
     from official_bert.engines.jax_processes import leaving_others_on_errors
 
-    return leaving_others_on_errors(commands.program or "run_pretraining")
+    return leaving_others_on_errors(messages.program or "run_pretraining")
 
 
 @contextlib.contextmanager
@@ -277,13 +278,13 @@ def _lost_workers_named(engine):
 
     try:
         yield
-    except (ValueError, OSError, commands.Failed):
+    except (ValueError, OSError, messages.Failed):
         raise
     except Exception as error:
         reason = lost_worker(error)
         if reason is None:
             raise
-        raise commands.Failed(reason, WORKER_LOST) from error
+        raise messages.Failed(reason, WORKER_LOST) from error
 
 
 def _pair(text):

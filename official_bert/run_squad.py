@@ -19,7 +19,7 @@ import os
 from absl import flags
 
 from official_bert.commands import commands, fine_tuning, squad_flags
-from official_bert.system import local_paths
+from official_bert.system import local_paths, messages
 from official_bert.tasks import squad_data, squad_evaluation
 
 
@@ -67,7 +67,7 @@ def _evaluate(values):
     try:
         scores = evaluate(values.predict_file, values.predictions_file, values.null_odds_file)
     except OverflowError as error:
-        raise commands.Failed(error) from error
+        raise messages.Failed(error) from error
     print(json.dumps(scores))
     return 0
 

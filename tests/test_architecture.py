@@ -9,17 +9,22 @@ PACKAGE = Path(__file__).parents[1] / "official_bert"
 FLOORS = (
     {"system"},
     {"model", "stacking"},
-    {"data", "engines", "compilers"},
-    {"tasks", "conversion", "create_pretraining_data", "learn_vocabulary", "command_line"},
+    {"data", "engines"},
+    {"tasks", "checkpoints"},
     {"stages"},
-    {"optimizer_flags"},
-    {"recipes", "training", "pretraining_flags", "fine_tuning_flags"},
-    {"run_pretraining", "prediction", "fine_tuning", "convert_checkpoint", "plots"},
-    {"demonstration", "rehearse", "fill_blanks", "run_report"},
+    {"recipes", "training"},
+    {"prediction", "commands"},
+    {
+        "learn_vocabulary",
+        "create_pretraining_data",
+        "run_pretraining",
+        "run_squad",
+        "run_classifier",
+    },
+    {"convert_checkpoint", "plots", "rehearsal"},
+    {"demonstration", "rehearse", "fill_blanks", "reporting"},
     {"demo", "report"},
 )
-# Commands of fine-tuning stand on the loop.
-FINE_TUNING = {"run_squad", "squad_flags", "run_classifier", "classifier_flags"}
 
 
 def rooms():
@@ -58,26 +63,24 @@ def executed(node):
 def floor(room):
     if room == "__init__":  # `official_bert.load`, which is called from outside
         return len(FLOORS) + 1
-    if room in FINE_TUNING:
-        return len(FLOORS)
     return next(number for number, floor in enumerate(FLOORS) if room in floor)
 
 
 def test_every_room_has_a_floor():
-    assert rooms() - FINE_TUNING == set().union(*FLOORS)
+    assert rooms() == set().union(*FLOORS)
 
 
 def test_the_page_shows_the_floors():
     page = (PACKAGE.parent / "docs/architecture.md").read_text()
     _, _, shown = page.partition("## Imports lead downward")
     lines = re.findall("^    (.*)", shown, re.M)
-    shown = [set(line.split()) - FINE_TUNING for line in lines[::-1]]
-    assert [floor for floor in shown if floor] == [*FLOORS]
+    shown = [set(line.split()) for line in lines[::-1]]
+    assert shown == [*FLOORS]
 
 
 def test_imports_lead_downward():
     wrong = [(a, b) for a, b in imports() if floor(b) >= floor(a)]
-    assert [pair for pair in wrong if not set(pair) <= FINE_TUNING] == []
+    assert wrong == []
 
 
 def test_neither_the_loop_nor_an_engine_imports_a_task():

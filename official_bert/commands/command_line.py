@@ -101,9 +101,9 @@ def _unknown(name):
 def _run(command, flags):
     """Runs the command's module as `python -m` does, under the name that the user typed."""
     try:
-        from official_bert.commands import commands
+        from official_bert.system import messages
 
-        commands.program = f"{PROGRAM} {command}"
+        messages.program = f"{PROGRAM} {command}"
         sys.argv[1:] = flags
         runpy.run_module(f"official_bert.{COMMANDS[command]}", run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:  # while modules are imported

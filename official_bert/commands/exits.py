@@ -1,6 +1,6 @@
 """Trains and maps the outcome to an exit code."""
 
-from official_bert.commands import commands
+from official_bert.system import messages
 from official_bert.training.trainer import Diverged, Trainer
 from official_bert.training.training_log import Stopped
 
@@ -11,7 +11,7 @@ def train(trainer: Trainer) -> int:
     """Trains to the end, or until the process is asked to stop; returns the exit code.
 
     Raises:
-        commands.Failed: the run diverged, or the disk failed it.
+        messages.Failed: the run diverged, or the disk failed it.
         ValueError: as `Trainer.train`.
     """
     try:
@@ -20,10 +20,10 @@ def train(trainer: Trainer) -> int:
         print(stopped)
         return stopped.code
     except Diverged as error:
-        raise commands.Failed(error, DIVERGED) from error
+        raise messages.Failed(error, DIVERGED) from error
     except OSError as error:  # the disk, in the middle of the run
         reason = str(error).rstrip(".")
-        raise commands.Failed(
+        raise messages.Failed(
             f"{reason}. The checkpoints already written in {trainer.model_dir} are intact."
         ) from error
     return 0

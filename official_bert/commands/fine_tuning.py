@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from official_bert.commands import commands, optimizer_flags
-from official_bert.commands.flag_definitions import warn
-from official_bert.system import freed_memory, local_paths, quiet_tensorflow
+from official_bert.commands import optimizer_flags
+from official_bert.system import freed_memory, local_paths, messages, quiet_tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -64,9 +63,9 @@ def run(values: flags.FlagValues, make_work: Callable[[flags.FlagValues], Work])
         make_work: Reads what the flags name; called when TensorFlow is there.
 
     Raises:
-        ValueError, OSError, commands.Failed: for the user.
+        ValueError, OSError, messages.Failed: for the user.
     """
-    return commands.resumable(lambda: _run(values, make_work))
+    return messages.resumable(lambda: _run(values, make_work))
 
 
 def seeds_and_folders(values: flags.FlagValues) -> list[tuple[int, str]]:
@@ -170,7 +169,7 @@ def _run(values, make_work):
     strategy = make_strategy(values.distribution_strategy.lower(), num_gpus=values.num_gpus)
     engine, work, of_seeds = TfDistribute(strategy), make_work(values), []
     if values.do_train and not values.init_checkpoint and _begins(values):
-        warn(
+        messages.warn(
             "training starts from random weights, because --init_checkpoint is not given. Give the "
             "folder of a pre-trained model, unless this is intended."
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from absl import flags
 
+from official_bert.system import messages
 from official_bert.system.settings import Bounds
 
 _SAME = object()  # as the field's
@@ -68,14 +69,9 @@ def apply(values: flags.FlagValues, rules: Iterable[Rule]) -> None:
         reason = rule.reason.format(**values.flag_values_dict())
         if rule.is_error:
             raise ValueError(f"{listed}: {reason}")
-        warn(f"{listed} {'has' if len(given) == 1 else 'have'} no effect {reason}")
+        messages.warn(f"{listed} {'has' if len(given) == 1 else 'have'} no effect {reason}")
         for name in given:
             values[name].unparse()
-
-
-def warn(text: str) -> None:
-    """Prints a warning to stderr."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class _Number(flags.ArgumentParser):

@@ -16,9 +16,8 @@ import time
 import traceback
 from collections.abc import Iterator, MutableMapping
 
-from official_bert.commands import commands
 from official_bert.engines import cluster
-from official_bert.system import quiet_tensorflow, tpu_environment
+from official_bert.system import messages, quiet_tensorflow, tpu_environment
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
@@ -180,13 +179,13 @@ def _ended(code, said, lost_code):
     """Says how a child ended, unless it has done so itself; the exit code."""
     if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
         return code if code >= 0 else 128 - code
-    command = commands.program or "run_pretraining"
+    command = messages.program or "run_pretraining"
     if code == -signal.SIGABRT and any(sign in said for sign in _SIGNS_OF_ABORTS):
-        return commands.report(command, LOST, lost_code)
+        return messages.report(command, LOST, lost_code)
     lines = [line for line in said.splitlines() if line[:1].strip() and line[0] not in "@*"]
     last = f"; its last output: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
     reason = f"The process was ended by {signal.Signals(-code).name}{last}"
-    return commands.report(command, reason, 128 - code)
+    return messages.report(command, reason, 128 - code)
 
 
 @contextlib.contextmanager
@@ -218,7 +217,7 @@ def _said(command, error):
         raise error
 
     try:
-        return commands.exit_code(command, lambda: commands.resumable(fail), [])
+        return messages.exit_code(command, lambda: messages.resumable(fail), [])
     except BaseException:
         traceback.print_exc()
         return 1

@@ -6,8 +6,8 @@ import signal
 
 import tensorflow as tf
 
-from official_bert.commands import flag_definitions
 from official_bert.engines import cluster
+from official_bert.system import messages
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
@@ -112,7 +112,7 @@ def make_strategy(
         return tf.distribute.OneDeviceStrategy(devices[0])
     reduction = _chosen(all_reduce_alg, _ON_ONE_HOST)
     if reduction and len(devices) == 1:
-        flag_definitions.warn(
+        messages.warn(
             f"--all_reduce_alg has no effect with one device, {devices[0]}. Leave it out, or use "
             "several GPUs (--num_gpus)."
         )

@@ -120,7 +120,7 @@ class Loaded:
 def load_weights(
     model: keras.Model, path: str | os.PathLike, optimizer: keras.optimizers.Optimizer | None = None
 ) -> Loaded:
-    """Puts the weights of a checkpoint of any dialect into a model (`conversion/sources.py`).
+    """Puts the weights of a checkpoint of any dialect into a model (`checkpoints/sources.py`).
 
     Args:
         model: The model, built.
@@ -231,7 +231,7 @@ def _step_with_moments(model, optimizer, source):
 
 
 def _official(name):
-    """What `conversion` calls a slot: momentum is a first moment."""
+    """What `checkpoints` calls a slot: momentum is a first moment."""
     return re.sub("/momentum$", "/adam_m", name)
 
 

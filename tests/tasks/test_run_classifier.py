@@ -28,6 +28,7 @@ from small_text import SHARED
 
 from official_bert import convert_checkpoint, run_classifier
 from official_bert.commands import classifier_flags, commands
+from official_bert.system import messages
 from official_bert.tasks import classification_metrics, glue
 
 OFFICIAL_DEFAULTS = {
@@ -64,8 +65,8 @@ def call(settings):
     try:
         values = parse(*as_flags(settings))
     except flags.Error as error:
-        return commands.report("run_classifier", commands.in_our_words(error))
-    return commands.exit_code("run_classifier", lambda: run_classifier.main(values), [])
+        return messages.report("run_classifier", commands.in_our_words(error))
+    return messages.exit_code("run_classifier", lambda: run_classifier.main(values), [])
 
 
 SMALL = {

@@ -28,6 +28,7 @@ import official_bert
 from official_bert import run_squad
 from official_bert.commands import commands, fine_tuning_flags, squad_flags
 from official_bert.data import tokenization
+from official_bert.system import messages
 from official_bert.tasks import squad_data
 
 OFFICIAL_DEFAULTS = {
@@ -93,8 +94,8 @@ def call(settings):
     try:
         values = parse(*as_flags(settings))
     except flags.Error as error:
-        return commands.report("run_squad", commands.in_our_words(error))
-    return commands.exit_code("run_squad", lambda: run_squad.main(values), [])
+        return messages.report("run_squad", commands.in_our_words(error))
+    return messages.exit_code("run_squad", lambda: run_squad.main(values), [])
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ import tensorflow as tf
 from absl import flags
 
 from official_bert import recipes, run_pretraining
-from official_bert.commands import commands, pretraining_flags
+from official_bert.commands import pretraining_flags
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
+from official_bert.system import messages
 from official_bert.training import budget, model_directory
 from official_bert.training.run_records import RunRecords
 from official_bert.training.trainer import Trainer
@@ -262,7 +263,7 @@ def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(
 
 
 def ended(values):
-    return commands.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
+    return messages.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
 
 
 def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):

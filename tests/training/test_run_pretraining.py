@@ -23,6 +23,7 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.system import messages
 from official_bert.training import checkpoints, starts
 
 OFFICIAL_DEFAULTS = {
@@ -57,8 +58,8 @@ def call(*arguments):
     try:
         values = parse(*arguments)
     except flags.Error as error:
-        return commands.report("run_pretraining", commands.in_our_words(error))
-    return commands.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
+        return messages.report("run_pretraining", commands.in_our_words(error))
+    return messages.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Messages and exit codes of the commands.
+
+Exit codes: 0 done; 2 usage or input; 3 the run diverged; 4 a worker is lost; 130 and 143 stopped by
+Ctrl-C or SIGTERM. Errors are one line on stderr: `COMMAND: error: REASON`.
+"""
+
+import sys
+from collections.abc import Callable
+
+USAGE = 2
+STOPPED = (130, 143)
+
+program: str | None = None
+"""What the user typed to start the command, where that is not its module: `lamb-bert pretrain`."""
+
+
+class Failed(Exception):
+    """The end of a command, with a reason for the user and an exit code."""
+
+    def __init__(self, reason: object, code: int = USAGE):
+        super().__init__(str(reason))
+        self.code = code
+
+
+def exit_code(
+    command: str, main: Callable[..., int | None], given: list[str], arguments: bool = False
+) -> int:
+    """Calls a command's `main` and prints its error, if any; the exit code."""
+    if given and not arguments:
+        reason = f"unexpected argument {given[0]!r}; flags begin with --, globs need quotes."
+        return report(command, reason)
+    try:
+        return (main(given) if arguments else main()) or 0
+    except Failed as failed:
+        return report(command, failed, failed.code)
+    except (ValueError, OSError) as error:
+        return report(command, error)
+    except KeyboardInterrupt:
+        return report(command, "interrupted.", STOPPED[0])
+
+
+def resumable(work: Callable[[], int]) -> int:
+    """Calls the work of a command that the same command resumes; returns its exit code.
+
+    Ctrl-C before the first update, or for the second time, ends it without a checkpoint.
+    """
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("Stopped at once. Run the same command again to resume from the last checkpoint.")
+        return STOPPED[0]
+
+
+def report(command: str, reason: object, code: int = USAGE) -> int:
+    """Prints why a command ends; returns its exit code."""
+    kind = "" if code in STOPPED else "error: "
+    print(f"{command}: {kind}{' '.join(str(reason).split())}", file=sys.stderr)
+    return code
+
+
+def warn(text: str) -> None:
+    """Prints a warning to stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
