@@ -26,11 +26,11 @@ from official_bert.data import (
     build_notes,
     build_progress,
     corpus,
-    dropped_text,
+    coverage,
+    format_detection,
     manifest,
     record_builder,
     shard_sets,
-    text_forms,
     tokenization,
 )
 from official_bert.data.build_worker import BuildPlan
@@ -127,7 +127,7 @@ def create_pretraining_data(
     shards = build_checks.shard_paths(output_file, num_shards)
     build_checks.check_apart(shards, input_file, paths, vocab_file)
     shard_sets.require_free(shards)
-    unread = text_forms.check(paths, input_format, json_field, language)
+    unread = format_detection.check(paths, input_format, json_field, language)
     if report:
         for reason in unread.values():
             report(f"warning: {reason}")
@@ -167,7 +167,7 @@ def create_pretraining_data(
     build_checks.make_folder(os.path.dirname(os.path.abspath(shards[0])))
     build_checks.check_disk(paths, shards, plan)
     progress = build_progress.Progress(source, report)
-    check = functools.partial(dropped_text.check, plan=plan, allowed=allow_dropped_text)
+    check = functools.partial(coverage.check, plan=plan, allowed=allow_dropped_text)
     builder = record_builder.Builder(plan, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
     counts |= {
@@ -183,7 +183,7 @@ def create_pretraining_data(
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = build_progress.describe(summary, settings.max_seq_length)
-        warned = source.bad_lines.warnings() + dropped_text.warnings(summary, plan)
+        warned = source.bad_lines.warnings() + coverage.warnings(summary, plan)
         report("\nwarning: ".join([said, *warned]))
     return summary
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from absl import flags
 
 from official_bert.commands import commands
-from official_bert.data import corpus, text_forms, tokenization
+from official_bert.data import corpus, format_detection, tokenization
 from official_bert.system import local_paths, messages
 
 
@@ -62,7 +62,7 @@ def learn_vocabulary(
             f"vocab_file must be in a folder that can be written to; got {folder}. Check its "
             "permissions, or write elsewhere."
         )
-    for reason in text_forms.check(paths, input_format, json_field).values():
+    for reason in format_detection.check(paths, input_format, json_field).values():
         messages.warn(reason)
     text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
     size = tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from official_bert.data import corpus, dropped_text
+from official_bert.data import corpus, coverage
 
 
 def describe(summary: dict, max_seq_length: int) -> str:
@@ -17,7 +17,7 @@ def describe(summary: dict, max_seq_length: int) -> str:
         f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
         f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
         f"{unknown:.2%} of the text's tokens unknown\n"
-        f"{dropped_text.describe(summary)}\n"
+        f"{coverage.describe(summary)}\n"
         f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
         f"{sequences / seconds:,.0f} sequences/s"
     )

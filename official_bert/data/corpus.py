@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import sentencex
 
-from official_bert.data import text_files, text_forms
+from official_bert.data import format_detection, text_files
 from official_bert.system import local_paths
 
-FORMS = text_forms.FORMS
+FORMS = format_detection.FORMS
 BLOCK_BYTES = 2 << 20
 MAX_DOCUMENTS = 10_000  # of a block: each becomes a record at least, in every pass
 LONGEST_SPLIT = 4096  # characters per call of the library for sentences
@@ -307,7 +307,7 @@ def documents(
             broken archive or JSON line; the message names file and line.
     """
     for path in paths:
-        chosen = text_forms.recognise(path, form)
+        chosen = format_detection.recognise(path, form)
         lines = text_files.lines(
             path, advance, whole=whole, objects=chosen == "jsonl", bad_line=bad_line
         )

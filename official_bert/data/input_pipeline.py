@@ -197,7 +197,7 @@ class Batches:
         Raises:
             ValueError: if the batch cannot be divided so, or the records are compressed.
         """
-        from official_bert.data import graph_batches
+        from official_bert.data.slice import graph_batches
 
         _check_sharding(self._batch_size, shard_index, num_shards)
         rows = self._batch_size // num_shards

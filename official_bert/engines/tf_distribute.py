@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from official_bert.stages import Run
     from official_bert.tasks import Batches, Task
 
-# What `data.graph_batches` asserts, and what TensorFlow says of a file.
+# What `data.slice.graph_batches` asserts, and what TensorFlow says of a file.
 _REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
 _PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 

@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import dynamic_masking, graph_random
+from official_bert.data import dynamic_masking
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
 from official_bert.data.records import frame
+from official_bert.data.slice import graph_random
 from official_bert.engines.tf_distribute import TfDistribute
 
 LENGTH, PREDICTIONS = 32, 5

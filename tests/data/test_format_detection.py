@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from official_bert.data import corpus, text_forms
+from official_bert.data import corpus, format_detection
 from official_bert.learn_vocabulary import learn_vocabulary
 
 
@@ -48,7 +48,7 @@ PAGE = '<doc id="1" url="u" title="T">\nT\n\nSome text.\n</doc>\n'
 )
 def test_a_form_is_found_out_whatever_blank_stands_before_it(tmp_path, name, content, form):
     path = write(tmp_path, name, content)
-    assert text_forms.recognise(path) == form
+    assert format_detection.recognise(path) == form
     assert [document.lines for document in corpus.documents([path])] == [["Some text."]]
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
     ) as e:
         list(corpus.documents([path]))
     assert "\n" not in str(e.value)
-    assert text_forms.recognise(path, "sentences") == "sentences"
+    assert format_detection.recognise(path, "sentences") == "sentences"
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_binary_files_are_refused_by_name_in_whatever_form(tmp_path, name, conte
     ids=shown,
 )
 def test_sentences_with_commas_or_brackets_are_text(tmp_path, content):
-    assert text_forms.recognise(write(tmp_path, "a.txt", content)) == "sentences"
+    assert format_detection.recognise(write(tmp_path, "a.txt", content)) == "sentences"
 
 
 def test_the_topics_of_the_language_reference_are_text(small_text):
-    assert text_forms.recognise(small_text.path) == "sentences"
+    assert format_detection.recognise(small_text.path) == "sentences"
 
 
 def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
@@ -175,7 +175,7 @@ def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
     with pytest.raises(ValueError, match="must begin with `<doc `, as WikiExtractor.*; got 'Some"):
         list(corpus.documents([path], "wikiextractor"))
     with pytest.raises(ValueError, match="input_format must be auto, .*; got 'xml'"):
-        text_forms.recognise(path, "xml")
+        format_detection.recognise(path, "xml")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
 def test_options_that_cannot_be_meant_are_refused(tmp_path, name, options, message):
     path = write(tmp_path, name, '{"body": "Some text."}\n' if ".jsonl" in name else "Some text.\n")
     with pytest.raises(ValueError, match=message):
-        text_forms.check([path], "auto", **options)
+        format_detection.check([path], "auto", **options)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_options_without_effect_on_the_files_are_named_with_what_to_do(
     tmp_path, name, options, idle
 ):
     path = write(tmp_path, name, '{"body": "Some text."}\n' if ".jsonl" in name else "Some text.\n")
-    found = text_forms.check([path], **{"form": "auto"} | options)
+    found = format_detection.check([path], **{"form": "auto"} | options)
     assert {*found} == idle
     for option, reason in found.items():
         assert reason.startswith(f"--{option}={options[option]} has no effect: ")

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from official_bert.data import graph_masking
 from official_bert.data.dynamic_masking import DynamicMasking, Rows
 from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
-from official_bert.data.graph_random import Draws, keys_of, permutation
 from official_bert.data.record_files import RecordFiles
+from official_bert.data.slice import graph_masking
+from official_bert.data.slice.graph_random import Draws, keys_of, permutation
 
 _BYTES_AT_ONCE = 1 << 18  # of a file
 _UNREADABLE = "In the records that a host read, "  # so begins what is asserted of them
