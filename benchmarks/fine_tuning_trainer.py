@@ -127,7 +127,7 @@ def _sst2(vocab_file, files, settings, config):
 
 
 def _squad(vocab_file, files, settings, config):
-    cut = squad_features.Settings(
+    cut = squad_data.Windows(
         max_seq_length=settings["max_seq_length"], doc_stride=settings["doc_stride"]
     )
     questions, _ = squad_data.for_training(squad_data.read(files["train_file"]).questions)

@@ -20,7 +20,7 @@ from absl import flags
 
 from official_bert.commands import commands, fine_tuning, squad_flags
 from official_bert.system import local_paths, messages
-from official_bert.tasks import squad_data, squad_evaluation
+from official_bert.tasks import squad_data, squad_decoding, squad_evaluation
 
 
 def main(values: flags.FlagValues = flags.FLAGS) -> int:
@@ -92,9 +92,7 @@ def _read_values(path, kind, expected):
 
 
 def _work(values):
-    from official_bert.tasks import squad_answers, squad_decoding
-
-    settings = squad_decoding.Settings(
+    decoding = squad_decoding.Decoding(
         version_2_with_negative=values.version_2_with_negative,
         n_best_size=values.n_best_size,
         max_answer_length=values.max_answer_length,
@@ -103,27 +101,26 @@ def _work(values):
     task, dataset = _task(values), None
     fine_tuning.config(values)  # checks the length
     if values.predict_file:
-        dataset = squad_answers.read(task, values.predict_file, scored=values.do_eval)
+        dataset = task.read_asked(values.predict_file, scored=values.do_eval)
     return fine_tuning.Work(
         task=task,
-        use=functools.partial(_use, values, task, dataset, settings),
+        use=functools.partial(_use, values, task, dataset, decoding),
         train_file=values.train_file,
         examples=_examples(values, task) if values.do_train else 0,
         eval_files=(values.predict_file,) if values.do_eval else (),
         evaluated_on={"predict_file": values.predict_file},
-        not_of_the_seed=squad_answers.NOT_OF_THE_SEED,
+        not_of_the_seed=squad_evaluation.NOT_OF_THE_SEED,
     )
 
 
 def _task(values):
-    from official_bert.tasks import squad_features
     from official_bert.tasks.squad import QuestionAnswering
 
     return QuestionAnswering(
         vocab_file=values.vocab_file,
         do_lower_case=values.do_lower_case,
         version_2_with_negative=values.version_2_with_negative,
-        windows=squad_features.Settings(
+        windows=squad_data.Windows(
             max_seq_length=values.max_seq_length,
             doc_stride=values.doc_stride,
             max_query_length=values.max_query_length,
@@ -160,9 +157,8 @@ def _name_left_out(file, kept):
             print(f"left out: {question.id}: {texts}")
 
 
-def _use(values, task, dataset, settings, engine, model, folder):
+def _use(values, task, dataset, decoding, engine, model, folder):
     """Answers, and scores the answers; returns the scores."""
-    from official_bert.tasks import squad_answers, squad_decoding
     from official_bert.training import fine_tuned
 
     if dataset is None:
@@ -170,14 +166,14 @@ def _use(values, task, dataset, settings, engine, model, folder):
     features = task.features(dataset.questions, model.config)
     size = values.predict_batch_size if values.do_predict else values.eval_batch_size
     logits = fine_tuned.outputs_of_rows(engine, model, features, size)
-    answers = squad_answers.decode(dataset, features, logits, settings)
+    predictions = squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
     if values.do_predict:
-        squad_decoding.write(answers.predictions, folder)
+        squad_decoding.write(predictions, folder)
         path = os.path.join(folder, "predictions.json")
         print(f"answered {len(dataset.questions):,} questions: {path}")
     if not values.do_eval:
         return {}
-    scores = answers.scores()
+    scores = squad_decoding.scores(dataset, predictions)
     if "best_f1_thresh" in scores:
         print(
             f"best F1 {scores['best_f1']:.4f} with "

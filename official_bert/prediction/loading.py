@@ -206,12 +206,12 @@ def _question_answerer(source, run, policy):
 
 def _windows(source, run):
     """How the run cut its windows; else as the official script does, if the model is so long."""
-    from official_bert.tasks.squad_features import Settings
+    from official_bert.tasks.squad_data import Windows
 
     if "windows" in run:
-        return Settings(**run["windows"])
-    longest = min(Settings.max_seq_length, source.max_length)
-    return Settings(longest, doc_stride=longest // 3, max_query_length=longest // 6)
+        return Windows(**run["windows"])
+    longest = min(Windows.max_seq_length, source.max_length)
+    return Windows(longest, doc_stride=longest // 3, max_query_length=longest // 6)
 
 
 def _labels(source, outputs):

@@ -12,7 +12,7 @@ from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.prediction import forward, inputs
 from official_bert.tasks import squad_decoding, squad_features
-from official_bert.tasks.squad_data import Question
+from official_bert.tasks.squad_data import Question, Windows
 from official_bert.tasks.squad_features import Features
 
 _QUESTIONS_AT_ONCE = 256  # whose logits are in memory
@@ -66,7 +66,7 @@ class QuestionAnswerer:
         vocab_file: str | os.PathLike,
         do_lower_case: Casing,
         *,
-        windows: squad_features.Settings,
+        windows: Windows,
         version_2_with_negative: bool,
         origin: str,
     ):
@@ -111,7 +111,7 @@ class QuestionAnswerer:
         """
         if version_2_with_negative is None:
             version_2_with_negative = self.version_2_with_negative
-        settings = squad_decoding.Settings(
+        decoding = squad_decoding.Decoding(
             version_2_with_negative=version_2_with_negative,
             null_score_diff_threshold=null_score_diff_threshold,
         )
@@ -124,7 +124,7 @@ class QuestionAnswerer:
             part = asked[start : start + _QUESTIONS_AT_ONCE]
             features = squad_features.make_features(part, *self._vocabulary, self.windows)
             logits = self._logits(features, batch_size)
-            found += squad_decoding.decode(features, logits[..., 0], logits[..., 1], settings)
+            found += squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
         return [_answer(prediction) for prediction in found]
 
     def _logits(self, features: Features, batch_size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""SQuAD as a task: where in a window of text does the answer to a question begin and end?"""
+"""The SQuAD task: predicts the first and last position of an answer in a window of text."""
 
 import dataclasses
 import functools
@@ -15,10 +15,9 @@ from official_bert.data.row_batches import RowBatches
 from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.model.tensor_types import Tensor, Tensors
-from official_bert.tasks import squad_data, squad_features
-from official_bert.tasks.squad_data import Counts, Question
+from official_bert.tasks import squad_data, squad_evaluation, squad_features
+from official_bert.tasks.squad_data import Counts, Dataset, Question, Windows
 from official_bert.tasks.squad_features import Features
-from official_bert.tasks.squad_features import Settings as Windows
 
 if TYPE_CHECKING:
     from official_bert.stages import Stage
@@ -116,8 +115,7 @@ class QuestionAnswering:
             ValueError: the file is missing or broken, no question has an answer, or some have none
                 and that was not expected.
         """
-        dataset = squad_data.read(file)
-        self.require_version(file, dataset.questions)
+        dataset = self.read_asked(file)
         kept, counts = squad_data.for_training(dataset.questions)
         if not kept:
             raise ValueError(
@@ -126,14 +124,30 @@ class QuestionAnswering:
             )
         return kept, counts
 
-    def require_version(self, file: str, questions: Sequence[Question]) -> None:
-        """Refuses questions that are marked as unanswerable where none is expected."""
-        marked = sum(question.is_impossible for question in questions)
+    def read_asked(self, file: str, scored: bool = False) -> Dataset:
+        """The questions of a file to answer.
+
+        Args:
+            file: SQuAD's JSON; answers are needed only to score.
+            scored: Whether the answers are to be scored.
+
+        Raises:
+            ValueError: the file is broken, or questions without answers do not fit the task, or one
+                has no answers to compare with.
+        """
+        dataset = squad_data.read(file)
+        marked = sum(question.is_impossible for question in dataset.questions)
         if marked and not self.version_2_with_negative:
             raise ValueError(
                 f"{file} must have no question marked is_impossible; got {marked} of "
-                f"{len(questions)}. Give --version_2_with_negative, or another file."
+                f"{len(dataset.questions)}. Give --version_2_with_negative, or another file."
             )
+        if scored:
+            try:
+                squad_evaluation.require_answers(dataset)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from None
+        return dataset
 
     def features(self, questions: Sequence[Question], config: BertConfig) -> Features:
         """The windows of any questions.

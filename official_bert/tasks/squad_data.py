@@ -1,10 +1,11 @@
-"""Questions about paragraphs: reads SQuAD's JSON files, versions 1.1 and 2.0.
+"""Reads SQuAD's JSON files, versions 1.1 and 2.0: questions about paragraphs.
 
 file → `read` → questions → (`for_training`) → `squad_features` → … → `squad_decoding`
                      └──────────────────────────────────────────→ `squad_evaluation`
 """
 
 import bisect
+import dataclasses
 import functools
 import itertools
 import json
@@ -13,6 +14,37 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from official_bert.data import text_files
+from official_bert.system import settings
+from official_bert.system.settings import setting
+
+
+@settings.documented
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """How long contexts are cut into windows; names and defaults are the official flags'.
+
+    Raises:
+        ValueError: a setting is too small, or the longest question leaves no room for a context.
+    """
+
+    max_seq_length: int = setting(
+        "Length of a window in tokens, question included.", 384, minimum=1
+    )
+    doc_stride: int = setting(
+        "Stride between the windows of a long text, in tokens.", 128, minimum=1
+    )
+    max_query_length: int = setting(
+        "Maximum length of a question in tokens; longer ones are cut.", 64, minimum=1
+    )
+
+    def __post_init__(self):
+        settings.check(self)
+        if self.max_seq_length < self.max_query_length + 4:
+            raise ValueError(
+                f"max_seq_length must be at least {self.max_query_length + 4}, for "
+                f"max_query_length ({self.max_query_length}), [CLS], two [SEP] and a word piece of "
+                f"the context; got {self.max_seq_length}. Raise it, or lower max_query_length."
+            )
 
 
 class Answer(NamedTuple):
@@ -40,18 +72,18 @@ class Dataset(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What `for_training` did with the questions of a file."""
+    """Numbers of questions of a file, from `for_training`."""
 
     kept: int
-    moved: int  # of those kept: the answer stood elsewhere than the file says
+    moved: int  # of those kept: the answer was not at its stated position
     left_out: int  # no answer is found in the context
 
 
 def read(path: str) -> Dataset:
     """Reads a file of questions; `.gz`, `.bz2`, `.xz` and `.zst` are unpacked.
 
-    Where more of the file's answers stand at their offsets if these count UTF-16 units than if they
-    count characters, they do: so count JavaScript and Java, for which an emoji is two.
+    Offsets count UTF-16 units, as in JavaScript and Java, if more of the file's answers then match
+    the context than when counting characters.
 
     Args:
         path: JSON in the form of SQuAD 1.1 or 2.0, with or without a byte order mark.
@@ -90,7 +122,7 @@ def read_json(path: str) -> Any:
 
 
 def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]:
-    """The questions that can be trained on, with one answer each at the place where it stands.
+    """The questions that can be trained on, with one answer each at its position in the context.
 
     The answer is the first that `locate` finds. Answerable questions without such an answer are
     left out; unanswerable ones are kept, without answers.
@@ -107,7 +139,7 @@ def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]
 
 
 def _in_characters(path: str, questions: list[Question]) -> list[Question]:
-    """The questions with offsets that count characters, if those of the file count UTF-16 units."""
+    """The questions with offsets in characters, converted if the file counts UTF-16 units."""
     converted = [_from_utf16(question) for question in questions]
     fits = [
         sum(_is_in_place(q, a) for q in some for a in q.answers) for some in (questions, converted)
@@ -136,7 +168,7 @@ def _report_utf16(path: str, by_characters: int, by_units: int) -> None:
 
 
 def _from_utf16(question: Question) -> Question:
-    """The same question, its offsets taken for numbers of UTF-16 units."""
+    """The same question, its offsets read as numbers of UTF-16 units."""
     context = question.context
     if context.isascii() or max(context) <= "\uffff":
         return question
@@ -151,18 +183,17 @@ def _from_utf16(question: Question) -> Question:
 
 
 def _is_in_place(question: Question, answer: Answer) -> bool:
-    """Whether an answer stands where its offset says."""
+    """Whether an answer is at its offset."""
     text, start = answer
     in_text = text.strip() and start is not None and start >= 0
     return bool(in_text and question.context.startswith(text, start))
 
 
 def locate(question: Question) -> Answer | None:
-    """The first of a question's answers that stands in the context, as it stands there.
+    """The first of a question's answers that is in the context, in the context's spelling.
 
-    An answer that is not where the file says (offsets counted in bytes, or in another version of
-    the text) is looked for: the occurrence nearest to that place is taken, and any white space
-    matches any other.
+    If it is not at its offset (counted in bytes, or in another version of the text), the occurrence
+    nearest to it is taken; any white space matches any other.
     """
     if question.is_impossible:
         return None

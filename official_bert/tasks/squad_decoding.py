@@ -2,50 +2,54 @@
 
 A span runs from a start s to an end e of one window, has the score start_logit[s] + end_logit[e],
 and is at most `max_answer_length` pieces long. All of them are compared. (The official script pairs
-the `n_best_size` best starts with as many ends, question and separators included, and may be left
-with no pair at all.) A start counts in one window alone, that which sees most around it. Texts are
-cut from the context.
+the `n_best_size` best starts with the best ends, question and separators included, and may be left
+with no pair at all.) A start counts only in the window with most context around it. Texts are cut
+from the context.
 """
 
+import dataclasses
 import json
 import os
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from official_bert.system import settings
+from official_bert.system.settings import setting
 from official_bert.system.whole_files import write_text
-from official_bert.tasks.squad_features import Features
+from official_bert.tasks import squad_evaluation
+from official_bert.tasks.squad_data import Dataset
 
-ANSWER_ALL = sys.float_info.max  # a null_score_diff_threshold that no null odds exceed
+if TYPE_CHECKING:
+    from official_bert.tasks.squad_features import Features
+
 _WINDOWS_AT_ONCE = 32  # of 384 positions with 30 ends each: 3 MB of scores
 
 
-@dataclass(frozen=True)
-class Settings:
+@settings.documented
+@dataclasses.dataclass(frozen=True)
+class Decoding:
     """How answers are chosen; names and defaults are the official flags'.
 
     Raises:
         ValueError: a number is below 1, or the threshold is not finite.
     """
 
-    version_2_with_negative: bool = False  # questions may have no answer
-    n_best_size: int = 20
-    max_answer_length: int = 30  # in word pieces
-    null_score_diff_threshold: float = 0.0
+    version_2_with_negative: bool = setting("Allow questions without an answer (SQuAD 2.0).", False)
+    n_best_size: int = setting(
+        "Number of answers per question in nbest_predictions.json.", 20, minimum=1
+    )
+    max_answer_length: int = setting("Maximum length of an answer in tokens.", 30, minimum=1)
+    null_score_diff_threshold: float = setting(
+        "With --version_2_with_negative: margin by which the score of no answer must exceed the "
+        "score of the best answer, for the question to be left unanswered.",
+        0.0,
+    )
 
     def __post_init__(self):
-        for name in ("n_best_size", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if not np.isfinite(self.null_score_diff_threshold):
-            raise ValueError(
-                "null_score_diff_threshold must be a finite number; got "
-                f"{self.null_score_diff_threshold}. Typical values are between -5 and -1."
-            )
+        settings.check(self)
 
 
 class Candidate(NamedTuple):
@@ -63,20 +67,21 @@ class Candidate(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a model answers to one question."""
+    """A model's answer to one question."""
 
     id: str
     text: str
     candidates: list[Candidate]  # texts differ, best first; at most n_best_size, or 1 more for ""
     probabilities: list[float]  # softmax of the candidates' scores
     null_odds: float | None  # score of no answer - score of the best answer; None in version 1.1
+    best_text: str  # of the best span, even if the odds leave the question unanswered
 
 
 def decode(
-    features: Features,
+    features: "Features",
     start_logits: np.ndarray,
     end_logits: np.ndarray,
-    settings: Settings = Settings(),
+    decoding: Decoding = Decoding(),
 ) -> list[Prediction]:
     """The answers of a model, in the order of `features.questions`.
 
@@ -87,15 +92,14 @@ def decode(
 
     Args:
         features: The windows that the model read.
-        start_logits: Shape (windows, max_seq_length); those of [PAD] are not looked at.
-        end_logits: Likewise.
-        settings: How answers are chosen.
+        start_logits, end_logits: Shape (windows, max_seq_length); those of [PAD] are ignored.
+        decoding: How answers are chosen.
 
     Raises:
-        ValueError: the shapes are others, or a logit is not finite.
+        ValueError: a shape is wrong, or a logit is not finite.
     """
     logits = np.stack([_checked(features, start_logits), _checked(features, end_logits)])
-    rows, starts, ends = best_spans(features, logits[0], logits[1], settings)
+    rows, starts, ends = _best_spans(features, logits[0], logits[1], decoding)
     characters = features.characters(rows, starts, ends).tolist()
     scores = np.stack([logits[0, rows, starts], logits[1, rows, ends]], axis=1).tolist()
     bounds = np.searchsorted(rows, features.first_of).tolist()
@@ -107,36 +111,14 @@ def decode(
             for (first, stop), (start_logit, end_logit) in zip(characters[part], scores[part])
         ]
         nulls = logits[:, slice(*features.first_of[number : number + 2]), 0].T.tolist()
-        predictions.append(_predict(question.id, spans, nulls, settings))
+        predictions.append(_predict(question.id, spans, nulls, decoding))
     return predictions
 
 
-def at_threshold(predictions: Iterable[Prediction], threshold: float) -> list[Prediction]:
-    """The predictions with another `null_score_diff_threshold` than they were decoded with.
+def _best_spans(features, start_logits, end_logits, decoding):
+    """Windows, first and last positions of the `n_best_size` best spans of each, best first.
 
-    Args:
-        predictions: From `decode`, with a threshold that left no answer out: `ANSWER_ALL`.
-        threshold: Questions with larger null odds get the answer `""`.
-    """
-    return [
-        p._replace(text="") if p.null_odds is not None and p.null_odds > threshold else p
-        for p in predictions
-    ]
-
-
-def best_spans(
-    features: Features, start_logits: np.ndarray, end_logits: np.ndarray, settings: Settings
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The `n_best_size` best spans of every window; of equal ones the first, then the shorter.
-
-    Args:
-        features: The windows.
-        start_logits: Finite, of shape (windows, max_seq_length).
-        end_logits: Likewise.
-        settings: How many there are, and how long they may be.
-
-    Returns:
-        The window, the first and the last position of each, window by window, best first.
+    Of equal ones the first comes first, then the shorter.
     """
     found = [np.zeros((3, 0), np.intp)]
     for first in range(0, len(features), _WINDOWS_AT_ONCE):
@@ -144,12 +126,12 @@ def best_spans(
         starts, ends = start_logits[rows].copy(), end_logits[rows].copy()
         for index in range(len(starts)):
             _forbid(features, first + index, starts[index], ends[index])
-        block = _best_of_block(starts, ends, settings)
+        block = _best_of_block(starts, ends, decoding)
         found.append(np.stack([first + block[0], *block[1:]]))
-    return tuple(np.concatenate(found, axis=1))
+    return np.concatenate(found, axis=1)
 
 
-def _forbid(features: Features, row: int, starts: np.ndarray, ends: np.ndarray) -> None:
+def _forbid(features, row, starts, ends):
     """Sets the logits of one window to -inf where no answer may start or end."""
     sees_best = features.sees_best(row)
     first = features.context_position(row)
@@ -158,18 +140,18 @@ def _forbid(features: Features, row: int, starts: np.ndarray, ends: np.ndarray) 
     starts[first : first + len(sees_best)][~sees_best] = -np.inf
 
 
-def _best_of_block(starts: np.ndarray, ends: np.ndarray, settings: Settings):
+def _best_of_block(starts, ends, decoding):
     """Rows, starts and ends of the best spans of some windows, sorted by row and score."""
-    longest = min(settings.max_answer_length, starts.shape[1])
+    longest = min(decoding.max_answer_length, starts.shape[1])
     rows = np.arange(len(starts))[:, None]
     ends = np.pad(ends, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
     ends = sliding_window_view(ends, longest, axis=1)  # (rows, starts, lengths)
     # The n best spans begin at the n starts whose own best spans are best.
     of_starts = starts + ends.max(axis=2)
-    firsts = np.sort(_largest(of_starts, settings.n_best_size), axis=1)
+    firsts = np.sort(_largest(of_starts, decoding.n_best_size), axis=1)
     scores = starts[rows, firsts][:, :, None] + ends[rows, firsts]  # (rows, n, lengths)
     scores = scores.reshape(len(scores), -1)
-    best = _largest(scores, settings.n_best_size)
+    best = _largest(scores, decoding.n_best_size)
     rank, lengths = np.divmod(best, longest)
     firsts = firsts[rows, rank]
     row, column = np.nonzero(scores[rows, best] > -np.inf)
@@ -181,8 +163,8 @@ def _largest(values: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-values, axis=1, kind="stable")[:, :count]
 
 
-def _checked(features: Features, logits: np.ndarray) -> np.ndarray:
-    """Logits as float64, in which sums of two are exact enough to be told apart."""
+def _checked(features, logits):
+    """Logits as float64, in which sums of two are exact enough to be distinguished."""
     logits = np.asarray(logits, np.float64)
     shape = (len(features), features.settings.max_seq_length)
     if logits.shape != shape:
@@ -202,22 +184,20 @@ def _checked(features: Features, logits: np.ndarray) -> np.ndarray:
     return logits
 
 
-def _predict(id: str, spans: list[Candidate], nulls, settings: Settings) -> Prediction:
+def _predict(id, spans, nulls, decoding):
     """Chooses the answer from the spans and the logits of [CLS] in all windows of a question."""
-    spans = _distinct(spans, settings.n_best_size)
-    if not settings.version_2_with_negative:
-        spans = spans or [_NOTHING]
-        return Prediction(id, spans[0].text, spans, _softmax(spans), None)
+    spans = _distinct(spans, decoding.n_best_size)
+    best = spans[0] if spans else Candidate("", 0.0, 0.0)
+    if not decoding.version_2_with_negative:
+        spans = spans or [best]
+        return Prediction(id, best.text, spans, _softmax(spans), None, best.text)
     null = Candidate("", *min(nulls, key=sum))
-    odds = null.score - (spans or [_NOTHING])[0].score
-    text = spans[0].text if spans and odds <= settings.null_score_diff_threshold else ""
+    odds = null.score - best.score
+    text = best.text if odds <= decoding.null_score_diff_threshold else ""
     candidates = sorted([*spans, null], key=lambda candidate: -candidate.score)
-    if len(candidates) > settings.n_best_size and candidates[-1] is not null:
+    if len(candidates) > decoding.n_best_size and candidates[-1] is not null:
         candidates.pop()
-    return Prediction(id, text, candidates, _softmax(candidates), odds)
-
-
-_NOTHING = Candidate("", 0.0, 0.0)
+    return Prediction(id, text, candidates, _softmax(candidates), odds, best.text)
 
 
 def _distinct(spans: list[Candidate], count: int) -> list[Candidate]:
@@ -234,22 +214,40 @@ def _softmax(candidates: list[Candidate]) -> list[float]:
     return (odds / odds.sum()).tolist()
 
 
-def write(predictions: Iterable[Prediction], folder: str | os.PathLike) -> None:
-    """Writes what the official script does: question id → what is known of the answer.
+def scores(dataset: Dataset, predictions: Iterable[Prediction]) -> dict[str, float]:
+    """The official scores of predictions, in percent; see `squad_evaluation.evaluate`.
 
-    `predictions.json` holds texts, `nbest_predictions.json` lists of candidates with their
-    probabilities and logits, and `null_odds.json`, for version 2.0 alone, null odds.
+    For a file of version 2.0 whose null odds are known, the best thresholds are included.
     """
     predictions = list(predictions)
-    files = {
+    found = squad_evaluation.evaluate(dataset, {p.id: p.text for p in predictions})
+    odds = _null_odds(predictions)
+    if not odds or not dataset.version_2:
+        return found
+    best = squad_evaluation.evaluate(dataset, {p.id: p.best_text for p in predictions}, odds)
+    return found | {name: best[name] for name in best if name.startswith("best_")}
+
+
+def write(predictions: Iterable[Prediction], folder: str | os.PathLike) -> None:
+    """Writes the official script's files, JSON objects by question id.
+
+    `predictions.json` contains texts, `nbest_predictions.json` lists of candidates with their
+    probabilities and logits, and `null_odds.json` null odds, for version 2.0 only.
+    """
+    predictions = list(predictions)
+    files: dict[str, dict] = {
         "predictions.json": {p.id: p.text for p in predictions},
         "nbest_predictions.json": {p.id: _candidates(p) for p in predictions},
     }
-    odds = {p.id: p.null_odds for p in predictions if p.null_odds is not None}
+    odds = _null_odds(predictions)
     if odds:
         files["null_odds.json"] = odds
     for name, contents in files.items():
         write_text(os.path.join(folder, name), json.dumps(contents, indent=4) + "\n")
+
+
+def _null_odds(predictions):
+    return {p.id: p.null_odds for p in predictions if p.null_odds is not None}
 
 
 def _candidates(prediction: Prediction) -> list[dict]:

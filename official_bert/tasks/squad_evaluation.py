@@ -1,9 +1,9 @@
 """Scores answers to SQuAD's questions as the official scripts of versions 1.1 and 2.0 do.
 
 Exact match and F1 compare normalized texts: lower case, no ASCII punctuation, no articles, single
-blanks. A question's score is the best over its answers. The two versions differ where nothing is
-left of a text: two such texts have F1 = 0 in version 1.1 and 1 in version 2.0, where the right
-answer to an unanswerable question is the empty text.
+blanks. A question's score is the best over its answers. Two texts of which normalization leaves
+nothing have F1 = 0 in version 1.1, and 1 in version 2.0, where the empty text is the right answer
+to an unanswerable question.
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from official_bert.tasks.squad_data import Dataset, Question
 
+# Suffixes of scores that do not depend on the seed, and of thresholds, of which none is the best.
+NOT_OF_THE_SEED = ("total", "unanswered", "thresh")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
@@ -35,7 +37,7 @@ def score(prediction: str, question: Question, version_2: bool) -> Score:
     """The best score of a prediction over a question's answers.
 
     Args:
-        version_2: Whether an empty text is an answer, the right one where there is no other.
+        version_2: Whether an empty text is an answer, right for a question without any.
     """
     answers = [normalize(answer.text) for answer in question.answers]
     if version_2:
@@ -64,14 +66,13 @@ def evaluate(
 
     Args:
         dataset: What `squad_data.read` returned; every question must have its answers.
-        predictions: Question id → answer; `""` says that there is none. They are scored as they
-            are, whatever `null_odds` are.
-        null_odds: Question id → how far the model prefers no answer to the best answer, as
-            `squad_decoding` has it (or a probability); version 2.0 alone.
+        predictions: Question id → answer, `""` for none; `null_odds` do not change them.
+        null_odds: Question id → margin of no answer over the best answer, as of `squad_decoding`
+            (or a probability); only for version 2.0.
 
     Returns:
-        `exact_match`, `f1`, `total` (number of questions) and `unanswered` (of those, how many the
-        predictions lack; they score 0). For version 2.0 also `HasAns_…` and `NoAns_…` over the
+        `exact_match`, `f1`, `total` (number of questions) and `unanswered` (number of those
+        without a prediction; they score 0). For version 2.0 also `HasAns_…` and `NoAns_…` over the
         questions with and without answers; with `null_odds` the scores at the best threshold,
         `best_exact` and `best_f1`, and the threshold, `best_exact_thresh` and `best_f1_thresh`:
         questions with larger odds are left unanswered.
@@ -119,9 +120,9 @@ def _best(dataset: Dataset, scores: dict[str, Score], null_odds) -> dict[str, fl
 def best_threshold(gains: list[tuple[float, float]]) -> tuple[float, float]:
     """The threshold for null odds that gains most over answering nothing.
 
-    The official script may stop between questions with equal odds, at a score that no threshold
-    has; here they are answered together or not at all. Where answering nothing is best, its
-    threshold is always 0, which is right for probabilities alone; here no odds are below it.
+    Questions with equal odds are answered together or not at all; the official script may stop
+    between them, at a score that no threshold has. If answering nothing is best, the official
+    threshold is always 0, which is right only for probabilities; here it is below all odds.
 
     Args:
         gains: Per question its null odds and the score that answering it adds.
@@ -145,14 +146,23 @@ def require_answers(dataset: Dataset) -> None:
     """Refuses questions that no prediction can be scored against.
 
     Raises:
-        ValueError: naming the first question without an answer, or with one although it is marked
-            as unanswerable.
+        ValueError: naming the first question without an answer, or marked as unanswerable with one.
     """
     for question in dataset.questions:
-        _check_answers(question, dataset.version_2)
+        if not question.answers and not question.is_impossible:
+            also = ", or be marked is_impossible" if dataset.version_2 else ""
+            raise ValueError(
+                f"question {question.id!r} must have an answer to compare with{also}; got none. A "
+                "test set without answers cannot be scored."
+            )
+        if question.answers and question.is_impossible:
+            raise ValueError(
+                f"question {question.id!r} must have an answer or be marked is_impossible; got "
+                f"both, with the answer {question.answers[0].text[:40]!r}. Remove one of the two."
+            )
 
 
-def _check(dataset: Dataset, predictions, null_odds) -> None:
+def _check(dataset, predictions, null_odds):
     require_answers(dataset)
     ids = {question.id for question in dataset.questions}
     if not ids & predictions.keys():
@@ -160,26 +170,9 @@ def _check(dataset: Dataset, predictions, null_odds) -> None:
             f"predictions must be for the {len(ids)} questions of the file; got "
             f"{len(predictions)}, all for others. Are they for another file?"
         )
-    if null_odds is not None:
-        _check_odds(ids, null_odds, dataset.version_2)
-
-
-def _check_answers(question: Question, version_2: bool) -> None:
-    if not question.answers and not question.is_impossible:
-        also = ", or be marked is_impossible" if version_2 else ""
-        raise ValueError(
-            f"question {question.id!r} must have an answer to compare with{also}; got none. A test "
-            "set without answers cannot be scored."
-        )
-    if question.answers and question.is_impossible:
-        raise ValueError(
-            f"question {question.id!r} must have an answer or be marked is_impossible; got both, "
-            f"with the answer {question.answers[0].text[:40]!r}. Remove one of the two."
-        )
-
-
-def _check_odds(ids: set[str], null_odds, version_2: bool) -> None:
-    if not version_2:
+    if null_odds is None:
+        return
+    if not dataset.version_2:
         raise ValueError(
             "null odds must be left out for questions of version 1.1, each of which has an answer."
         )

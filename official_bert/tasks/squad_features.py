@@ -1,4 +1,4 @@
-"""Questions → windows of word pieces that a model reads, which know their place in the text.
+"""Cuts contexts into overlapping windows of word pieces with their positions in the text.
 
 Every context is tokenized once; a window is a question, a first piece and a length. Padded arrays
 are made batch by batch, so all of SQuAD's training set takes some tens of megabytes.
@@ -6,42 +6,17 @@ are made batch by batch, so all of SQuAD's training set takes some tens of megab
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from official_bert.data import array_fingerprint, character_spans, tokenization
 from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.character_spans import Pieces
-from official_bert.tasks import squad_data, squad_windows
-from official_bert.tasks.squad_data import Question
+from official_bert.tasks import squad_data
+from official_bert.tasks.squad_data import Question, Windows
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How windows are cut, in word pieces; names and defaults are the official flags'.
-
-    Raises:
-        ValueError: a setting is too small, or the longest question leaves no room for a context.
-    """
-
-    max_seq_length: int = 384
-    doc_stride: int = 128
-    max_query_length: int = 64
-
-    def __post_init__(self):
-        for name, least in (("doc_stride", 1), ("max_query_length", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
-        if self.max_seq_length < self.max_query_length + 4:
-            raise ValueError(
-                f"max_seq_length must be at least {self.max_query_length + 4}, for "
-                f"max_query_length ({self.max_query_length}), [CLS], two [SEP] and a word piece of "
-                f"the context; got {self.max_seq_length}. Raise it, or lower max_query_length."
-            )
-
-
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Features:
     """Windows over the contexts of questions, in the questions' order; made by `make_features`.
 
@@ -49,7 +24,7 @@ class Features:
     """
 
     questions: Sequence[Question]
-    settings: Settings
+    settings: Windows
     special_ids: dict[str, int]
     contexts: Pieces
     context_of: np.ndarray  # (questions,): number of the context in `contexts`
@@ -92,7 +67,7 @@ class Features:
         }
 
     def fingerprint(self) -> str:
-        """A digest of all that `batch` gives; it detects other windows."""
+        """A digest of everything that `batch` returns; it detects other windows."""
         arrays = {
             "settings": np.array(dataclasses.astuple(self.settings)),
             "special_ids": np.array([id for _, id in sorted(self.special_ids.items())]),
@@ -116,7 +91,7 @@ class Features:
         return np.concatenate([start, query, separator, self.contexts.ids[first:last], separator])
 
     def _pieces(self, rows):
-        """Where the pieces of windows begin and end in `contexts`."""
+        """First and one past the last piece of windows in `contexts`."""
         firsts = self.contexts.bounds[self.context_of[self.question_of[rows]]]
         starts, lengths = self.windows[rows].T
         return firsts + starts, firsts + starts + lengths
@@ -131,7 +106,7 @@ class Features:
 
         Returns:
             int32 of shape (pieces of the window, 2): the first character and one past the last.
-            Piece n stands at position `context_position(row) + n` of the row.
+            Piece n is at position `context_position(row) + n` of the row.
         """
         return self.contexts.spans[slice(*self._pieces(row))]
 
@@ -140,8 +115,7 @@ class Features:
 
         Args:
             rows: Numbers of windows, shape (spans,).
-            starts: Positions in these rows of the first piece, in the context.
-            ends: Likewise of the last piece.
+            starts, ends: Positions in these rows of the first and the last piece.
 
         Returns:
             int32 of shape (spans, 2): the first character and one past the last.
@@ -151,37 +125,34 @@ class Features:
         return np.stack([spans[shift + starts, 0], spans[shift + ends, 1]], axis=1)
 
     def sees_best(self, row: int) -> np.ndarray:
-        """Which pieces of a window are answered from this window and from no other.
-
-        Returns:
-            bool of shape (pieces of the window,); see `squad_windows.sees_best`.
-        """
+        """Pieces of a window that are answered only from it: see `sees_best`."""
         first, last = self.first_of[self.question_of[row] + np.arange(2)]
         if last - first == 1:
             return np.ones(self.windows[row, 1], bool)
-        return squad_windows.sees_best(self.windows[first:last], row - first)
+        return sees_best(self.windows[first:last], row - first)
 
 
 def make_features(
     questions: Sequence[Question],
     vocab_file: str,
     do_lower_case: Casing = True,
-    settings: Settings = Settings(),
+    settings: Windows | None = None,
 ) -> Features:
     """Tokenizes questions and contexts, and cuts windows.
 
-    The windows of a question depend on it alone: parts of the questions may be given to several
-    processes. Only the first `max_query_length` pieces of a question are used.
+    The windows of a question depend only on it, so processes may share the questions. Only the
+    first `max_query_length` pieces of a question are used.
 
     Args:
         questions: From `squad_data.read`; to train on, from `squad_data.for_training`.
         vocab_file: The model's vocabulary.
         do_lower_case: Whether it is an uncased one.
-        settings: How windows are cut.
+        settings: How windows are cut; by default with the settings of `Windows`.
 
     Raises:
         ValueError: the vocabulary cannot be read, or is a cased one and `do_lower_case` is on.
     """
+    settings = settings or Windows()
     vocabulary = tokenization.read_vocabulary(vocab_file)
     tokenization.check_case(vocabulary, vocab_file, do_lower_case)
     tokenizer = tokenization.load(vocab_file, do_lower_case)
@@ -189,7 +160,9 @@ def make_features(
     contexts = character_spans.encode(tokenizer, texts)
     context_of = np.array([texts[question.context] for question in questions], np.int64)
     queries = _queries(questions, tokenizer, settings.max_query_length)
-    cuts = _cuts(np.diff(contexts.bounds)[context_of], np.diff(queries.bounds), settings)
+    rooms = settings.max_seq_length - np.diff(queries.bounds) - 3
+    pieces = np.diff(contexts.bounds)[context_of]
+    cuts = [cut(*each, settings.doc_stride) for each in zip(pieces.tolist(), rooms.tolist())]
     features = Features(
         questions=questions,
         settings=settings,
@@ -213,13 +186,48 @@ def _queries(questions: Sequence[Question], tokenizer, longest: int) -> Pieces:
     return Pieces(pieces.ids[place < longest], pieces.spans[place < longest], bounds)
 
 
-def _cuts(contexts: np.ndarray, queries: np.ndarray, settings: Settings) -> list[np.ndarray]:
-    """The windows of every question, from the numbers of pieces."""
-    rooms = settings.max_seq_length - queries - 3
-    return [
-        squad_windows.cut(pieces, room, settings.doc_stride)
-        for pieces, room in zip(contexts.tolist(), rooms.tolist(), strict=True)
-    ]
+def cut(pieces: int, room: int, stride: int) -> np.ndarray:
+    """First pieces and lengths of the windows over a context, as in the official script.
+
+    Each begins `stride` pieces after the one before (at most `room`, so that no piece is skipped)
+    and fills the room; the first that reaches the end is the last. An empty context has one empty
+    window.
+
+    Args:
+        pieces: Length of the context.
+        room: Longest window.
+        stride: Pieces from the beginning of a window to that of the next.
+
+    Returns:
+        int64 of shape (windows, 2).
+    """
+    step = min(room, stride)
+    count = 1 + max(0, -(-(pieces - room) // step))
+    starts = step * np.arange(count)
+    return np.stack([starts, np.minimum(room, pieces - starts)], axis=1)
+
+
+def sees_best(windows: np.ndarray, number: int) -> np.ndarray:
+    """Pieces of a window that have their largest context there ("is max context").
+
+    Each piece is answered from only one of the windows that contain it: the first with the largest
+    sum of its smaller distance to the two ends and a hundredth of the window's length.
+
+    Args:
+        windows: All windows of the context, from `cut`.
+        number: The number of the window.
+
+    Returns:
+        bool of shape (pieces of the window,).
+    """
+    start, length = windows[number]
+    overlap = np.flatnonzero((windows[:, 0] < start + length) & (windows.sum(axis=1) > start))
+    starts, lengths = windows[overlap, :, None].transpose(1, 0, 2)  # (overlapping windows, 1) each
+    before = np.arange(start, start + length) - starts
+    after = lengths - 1 - before
+    margin = np.minimum(before, after)  # negative where a window does not hold the piece
+    scores = np.where(margin < 0, -np.inf, margin + 0.01 * lengths)
+    return overlap[scores.argmax(axis=0)] == number if len(overlap) else np.zeros(0, bool)
 
 
 def _positions(features: Features) -> np.ndarray:

@@ -61,7 +61,7 @@ def test_a_run_answers_as_its_task_does(small_questions, run):
     assert len(features) > len(questions)  # some contexts are several windows
     model, _ = fine_tuned.load(task, folder, engine())
     logits = np.asarray(model(features.batch(range(len(features)))))
-    settings = squad_decoding.Settings(version_2_with_negative=task.version_2_with_negative)
+    settings = squad_decoding.Decoding(version_2_with_negative=task.version_2_with_negative)
     wanted = squad_decoding.decode(features, logits[..., 0], logits[..., 1], settings)
     for answer, prediction, question in zip(found, wanted, questions, strict=True):
         assert answer.text == prediction.text == question.context[answer.start : answer.stop]

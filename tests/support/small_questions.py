@@ -11,11 +11,11 @@ from small_squad import qa, write_squad, write_vocabulary
 from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks.squad import QuestionAnswering
-from official_bert.tasks.squad_features import Settings
+from official_bert.tasks.squad_data import Windows
 
 PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta")
 PLACES = ("Rome", "Paris", "Lima", "Oslo", "Cairo", "New Delhi")
-WINDOWS = Settings(max_seq_length=32, doc_stride=10, max_query_length=8)
+WINDOWS = Windows(max_seq_length=32, doc_stride=10, max_query_length=8)
 WHOLE = dataclasses.replace(WINDOWS, max_seq_length=48)  # one window holds all of a text
 STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 

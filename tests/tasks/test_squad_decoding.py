@@ -1,6 +1,5 @@
 """From logits to answers, against all spans of all windows written out one by one."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -14,11 +13,11 @@ from hypothesis import strategies as st
 from small_squad import WORDS, question, write_vocabulary
 
 from official_bert.tasks import squad_decoding, squad_evaluation
-from official_bert.tasks.squad_data import Dataset
-from official_bert.tasks.squad_decoding import ANSWER_ALL, Candidate, decode
-from official_bert.tasks.squad_features import Settings, make_features
+from official_bert.tasks.squad_data import Dataset, Windows
+from official_bert.tasks.squad_decoding import Candidate, decode
+from official_bert.tasks.squad_features import make_features
 
-SMALL = Settings(max_seq_length=10, doc_stride=2, max_query_length=3)
+SMALL = Windows(max_seq_length=10, doc_stride=2, max_query_length=3)
 CONTEXT = "the  river runs\tpast an old mill and under the old bridges"
 
 
@@ -92,7 +91,7 @@ QUESTION = st.builds(
     st.lists(st.sampled_from(WORDS), max_size=4),
 )
 CHOSEN = st.builds(
-    squad_decoding.Settings,
+    squad_decoding.Decoding,
     version_2_with_negative=st.booleans(),
     n_best_size=st.integers(1, 6),
     max_answer_length=st.sampled_from([1, 2, 3, 20]),
@@ -154,7 +153,7 @@ def test_the_question_and_the_padding_are_never_an_answer(vocab_file):
         values[0, 5:7] = -50.0
         values[0, 8:] = np.nan  # nothing is known of what a model makes of padding
     for version_2 in (False, True):
-        chosen = squad_decoding.Settings(version_2_with_negative=version_2)
+        chosen = squad_decoding.Decoding(version_2_with_negative=version_2)
         (prediction,) = decode(features, starts, ends, chosen)
         spans = [c for c in prediction.candidates if c.text]
         assert sorted(c.text for c in spans) == ["mill", "the", "the mill"]
@@ -176,7 +175,7 @@ def test_the_null_score_is_the_smallest_over_the_windows(vocab_file):
     features = make_features([question(CONTEXT)], vocab_file, settings=SMALL)
     starts, ends = logits(features, (0, 0, 1, 3.0), null=(6.0, 6.0))
     starts[2, 0] = -2.0
-    chosen = squad_decoding.Settings(version_2_with_negative=True)
+    chosen = squad_decoding.Decoding(version_2_with_negative=True)
     (prediction,) = decode(features, starts, ends, chosen)
     assert prediction.null_odds == 4.0 - 6.0
     assert prediction.text == "the  river"
@@ -187,7 +186,7 @@ def test_the_null_score_is_the_smallest_over_the_windows(vocab_file):
 )
 def test_odds_above_the_threshold_leave_the_question_unanswered(vocab_file, threshold, text):
     features = make_features([question(CONTEXT)], vocab_file, settings=SMALL)
-    chosen = squad_decoding.Settings(True, null_score_diff_threshold=threshold)
+    chosen = squad_decoding.Decoding(True, null_score_diff_threshold=threshold)
     (prediction,) = decode(features, *logits(features, (0, 0, 1, 3.0), null=(2.0, 2.0)), chosen)
     assert (prediction.text, prediction.null_odds) == (text, -2.0)
 
@@ -205,7 +204,7 @@ def test_the_best_threshold_of_the_odds_gives_the_best_score_when_decoding(vocab
     data = Dataset(questions, True)
 
     def scores(threshold):
-        chosen = squad_decoding.Settings(True, null_score_diff_threshold=threshold)
+        chosen = squad_decoding.Decoding(True, null_score_diff_threshold=threshold)
         predictions = decode(features, starts, ends, chosen)
         odds = {p.id: p.null_odds for p in predictions}
         return squad_evaluation.evaluate(data, {p.id: p.text for p in predictions}, odds)
@@ -216,21 +215,19 @@ def test_the_best_threshold_of_the_odds_gives_the_best_score_when_decoding(vocab
     assert chosen["f1"] > everything["f1"]
 
 
-def test_a_threshold_can_be_applied_after_decoding(vocab_file):
+def test_the_best_text_is_that_without_a_threshold(vocab_file):
     draw = np.random.default_rng(5)
     contexts = [CONTEXT, "old mill", "", "past an old mill"] * 5
     questions = [question(text)._replace(id=str(n)) for n, text in enumerate(contexts)]
     features = make_features(questions, vocab_file, settings=SMALL)
-    starts, ends = draw.normal(size=(2, len(features), 10))
+    logits = draw.normal(size=(2, len(features), 10))
     for n_best_size, threshold in itertools.product((1, 20), (-1.5, 0.0, 2.0)):
-        chosen = squad_decoding.Settings(True, n_best_size, 30, threshold)
-        answer_all = dataclasses.replace(chosen, null_score_diff_threshold=ANSWER_ALL)
-        expected = decode(features, starts, ends, chosen)
-        decoded = decode(features, starts, ends, answer_all)
-        assert squad_decoding.at_threshold(decoded, threshold) == expected
-        assert decoded != expected
-    plain = decode(features, starts, ends)
-    assert squad_decoding.at_threshold(plain, -99.0) == plain
+        found = [
+            decode(features, *logits, squad_decoding.Decoding(True, n_best_size, 30, limit))
+            for limit in (threshold, 1e300)
+        ]
+        assert [p.best_text for p in found[0]] == [p.text for p in found[1]]
+        assert [p.text for p in found[0]] != [p.best_text for p in found[0]]
 
 
 @pytest.mark.parametrize("context", ["", " \u200b"])
@@ -238,7 +235,7 @@ def test_a_context_without_pieces_has_the_empty_answer(vocab_file, context):
     features = make_features([question(context)], vocab_file)
     (first,) = decode(features, *logits(features, null=(1.0, 2.0)))
     assert (first.text, first.candidates, first.probabilities) == ("", [Candidate("", 0, 0)], [1])
-    chosen = squad_decoding.Settings(version_2_with_negative=True, null_score_diff_threshold=99.0)
+    chosen = squad_decoding.Decoding(version_2_with_negative=True, null_score_diff_threshold=99.0)
     (second,) = decode(features, *logits(features, null=(1.0, 2.0)), chosen)
     assert (second.text, second.candidates, second.null_odds) == ("", [Candidate("", 1, 2)], 3.0)
 
@@ -266,13 +263,13 @@ def test_logits_that_are_not_finite_or_of_another_shape_are_refused(vocab_file):
 )
 def test_settings_out_of_range_are_refused(chosen, message):
     with pytest.raises(ValueError, match=message):
-        squad_decoding.Settings(**chosen)
+        squad_decoding.Decoding(**chosen)
 
 
 @pytest.mark.parametrize("version_2", [False, True])
 def test_the_files_are_those_of_the_official_script(vocab_file, tmp_path, version_2):
     features = make_features([question("the «mill»", id="x")], vocab_file)
-    chosen = squad_decoding.Settings(version_2, n_best_size=2)
+    chosen = squad_decoding.Decoding(version_2, n_best_size=2)
     predictions = decode(features, *logits(features, (0, 0, 0, 3.0)), chosen)
     squad_decoding.write(predictions, tmp_path)
     files = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}

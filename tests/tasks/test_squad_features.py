@@ -15,11 +15,12 @@ from small_squad import DEV, SPECIAL, WORDS, needs_squad, question, write_vocabu
 from small_text import UNCASED
 
 from official_bert.data import tokenization
-from official_bert.tasks import squad_data
-from official_bert.tasks.squad_features import Settings, make_features
+from official_bert.tasks import squad_data, squad_features
+from official_bert.tasks.squad_data import Windows
+from official_bert.tasks.squad_features import make_features
 
 PAD, CLS, SEP = (SPECIAL.index(token) for token in ("[PAD]", "[CLS]", "[SEP]"))
-SMALL = Settings(max_seq_length=12, doc_stride=3, max_query_length=4)
+SMALL = Windows(max_seq_length=12, doc_stride=3, max_query_length=4)
 CONTEXT = "The river runs past an old mill and under bridges to the mill."
 
 
@@ -144,7 +145,7 @@ def test_a_cased_vocabulary_with_lower_casing_is_refused(tmp_path):
 )
 def test_settings_that_leave_no_room_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Settings(**settings)
+        Windows(**settings)
 
 
 def test_text_in_other_scripts_is_cut_where_it_stands(tmp_path):
@@ -220,7 +221,7 @@ def test_every_process_makes_the_same_features_whatever_its_threads_and_hash_see
 def test_windows_and_characters_are_those_of_hugging_face():
     transformers = peers.load("transformers")
     peer = transformers.BertTokenizer(vocab=tokenization.read_vocabulary(str(UNCASED)))
-    settings = Settings(max_seq_length=128, doc_stride=40)
+    settings = Windows(max_seq_length=128, doc_stride=40)
     questions = squad_data.read(str(DEV)).questions[::40]
     features = make_features(questions, str(UNCASED), settings=settings)
     for number, asked in enumerate(questions):
@@ -259,3 +260,53 @@ def test_nearly_every_answer_is_cut_whole_from_the_real_texts():
         cut[asked.id], wanted[asked.id] = asked.context[start:stop], asked.answers[0].text
     assert len(cut) >= 10_560
     assert sum(cut[i] == wanted[i] for i in cut) > 0.995 * len(cut)
+
+
+# Windows, against the official script's description of them
+
+SIZES = {"pieces": st.integers(1, 60), "room": st.integers(1, 12), "stride": st.integers(1, 15)}
+
+
+def described_windows(pieces, room, stride):
+    """Window after window, until one reaches the end."""
+    windows, start = [], 0
+    while start < pieces:
+        length = min(room, pieces - start)
+        windows.append((start, length))
+        if start + length == pieces:
+            break
+        start += min(length, stride)
+    return windows
+
+
+def described_owner(windows, piece):
+    """The window that gives a piece the best score, the first of equal ones."""
+    best, owner = None, None
+    for number, (start, length) in enumerate(windows):
+        if start <= piece < start + length:
+            score = min(piece - start, start + length - 1 - piece) + 0.01 * length
+            if best is None or score > best:
+                best, owner = score, number
+    return owner
+
+
+@settings(deadline=None)
+@given(**SIZES)
+def test_windows_are_those_of_the_official_script(pieces, room, stride):
+    windows = squad_features.cut(pieces, room, stride)
+    assert list(map(tuple, windows.tolist())) == described_windows(pieces, room, stride)
+
+
+@settings(deadline=None)
+@given(**SIZES)
+def test_each_piece_is_answered_from_the_window_with_most_context(pieces, room, stride):
+    windows = squad_features.cut(pieces, room, stride)
+    owners = [described_owner(windows.tolist(), piece) for piece in range(pieces)]
+    for number, (start, length) in enumerate(windows.tolist()):
+        expected = [owner == number for owner in owners[start : start + length]]
+        assert squad_features.sees_best(windows, number).tolist() == expected
+
+
+def test_one_window_of_thousands_is_compared_only_with_its_neighbours():
+    windows = squad_features.cut(100_000, 300, 10)
+    assert np.count_nonzero(squad_features.sees_best(windows, 5000)) == 10

@@ -14,7 +14,7 @@ from small_text import UNCASED
 from official_bert.tasks import squad_data, squad_decoding, squad_evaluation, squad_features
 from official_bert.tasks.squad_data import Dataset
 
-CUT = squad_features.Settings(max_seq_length=128, doc_stride=40, max_query_length=12)
+CUT = squad_data.Windows(max_seq_length=128, doc_stride=40, max_query_length=12)
 TEXTS = st.lists(
     st.sampled_from(["mill", "Mill,", "river's", "an", "24–10", "(old)", "Émile"]), max_size=4
 ).map(" ".join)
@@ -143,7 +143,7 @@ def test_answers_and_null_odds_are_those_of_tf_models(made, version_2):
         do_lower_case=True,
         version_2_with_negative=version_2,
     )
-    chosen = squad_decoding.Settings(version_2_with_negative=version_2)
+    chosen = squad_decoding.Decoding(version_2_with_negative=version_2)
     predictions = squad_decoding.decode(ours, *logits, chosen)
     same_text = same_odds = same_best = 0
     for prediction in predictions:
