@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from lamb_tf import _replicas
-from lamb_tf._kernels import kept
+from lamb_tf._kernels import where_finite
 from lamb_tf._types import Tensor, Variables
 
 
@@ -45,5 +45,5 @@ def overwrite(
     """Writes into each variable the largest of its rows, one from each replica."""
     for variable, values in zip(variables, rows):
         new = ops.cast(ops.max(values, axis=0), variable.dtype)
-        variable.assign(kept(finite, new, _replicas.read(variable)))
+        variable.assign(where_finite(finite, new, _replicas.read(variable)))
     return rows

@@ -1,19 +1,27 @@
 """Hyperparameters: validation, freezing after build, serialization.
 
-Each function checks a value and returns it. All take the value and the name of the argument, for
-the message of the ValueError.
+`_checks.py` has the checks of plain values.
 """
 
-import math
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
 import keras
-import numpy as np
 
 from lamb_tf import _multipliers, _replicas, _selection
-from lamb_tf._types import Bounds, Exclusions, LearningRate, WeightDecay
+from lamb_tf._checks import (
+    LARGEST,
+    boolean,
+    bounds,
+    count,
+    int_at_least_2,
+    name_or_none,
+    not_negative,
+    number,
+    positive_or_none,
+)
+from lamb_tf._types import Exclusions, LearningRate, WeightDecay
 
 EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
 OTHER_NAMES = {  # of arguments, in other libraries or older ones
@@ -24,91 +32,6 @@ OTHER_NAMES = {  # of arguments, in other libraries or older ones
 }
 CLIPS = "clipnorm", "clipvalue", "global_clipnorm"
 KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them, in its constructor
-
-
-def number(value: Any, argument: str) -> float:
-    """A real number."""
-    if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
-        raise ValueError(f"`{argument}` must be a number; got {value!r}.")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _number_that(holds: Callable[[float], bool], wanted: str) -> Callable[[object, str], float]:
-    def check(value, argument):
-        if not holds(number(value, argument)):
-            raise ValueError(f"`{argument}` must be {wanted}; got {value!r}.")
-        return float(value)
-
-    return check
-
-
-not_negative = _number_that(lambda x: 0 <= x < math.inf, "at least 0, and finite")
-positive = _number_that(lambda x: 0 < x < math.inf, "above 0, and finite")
-fraction = _number_that(lambda x: 0 <= x < 1, "in [0, 1)")
-
-
-def positive_or_none(value: object, argument: str) -> float | None:
-    """A finite number above 0, or None."""
-    return None if value is None else positive(value, argument)
-
-
-def count(value: Any, argument: str) -> int:
-    """A whole number of at least 1."""
-    if not 1 <= number(value, argument) < math.inf or int(value) != value:
-        raise ValueError(f"`{argument}` must be a whole number of at least 1; got {value!r}.")
-    return int(value)
-
-
-def several_or_none(value: object, argument: str) -> int | None:
-    """A whole number of at least 2, or None."""
-    if value is None:
-        return None
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 2:
-        return int(value)
-    raise ValueError(
-        f"`{argument}` must be a whole number of at least 2, or None; got {value!r}. None turns it "
-        "off."
-    )
-
-
-def truth(value: object, argument: str) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{argument}` must be True or False; got {value!r}.")
-    return bool(value)
-
-
-def name_or_none(value: object, argument: str) -> str | None:
-    """A name, or None."""
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise ValueError(f"`{argument}` must be a name, or None; got {value!r}.")
-
-
-def one_of(*choices: object) -> Callable[[object, str], object]:
-    """A check that takes one of `choices` only."""
-
-    def check(value, argument):
-        if value not in choices:
-            raise ValueError(f"`{argument}` must be one of {choices}; got {value!r}.")
-        return value
-
-    return check
-
-
-def bounds(value: object, argument: str) -> Bounds:
-    """A pair of numbers, 0 ≤ low ≤ high, or None."""
-    if value is None:
-        return None
-    pair = tuple(value) if np.iterable(value) else ()
-    if len(pair) == 2:
-        low, high = (number(bound, argument) for bound in pair)
-        if 0 <= low <= high:
-            return (low, high)
-    raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high; got {value!r}.")
 
 
 def decay(value: Any, argument: str) -> WeightDecay:
@@ -148,9 +71,8 @@ def keras_variable(value: Any, argument: str) -> None:
 
 
 def _is_finite_and_not_negative(value):
-    """In float32, which optimizers compute in: 1e39 is infinite there."""
     try:
-        return not_negative(value, "") <= float(np.finfo(np.float32).max)
+        return not_negative(value, "") <= LARGEST
     except ValueError:
         return False
 
@@ -186,16 +108,15 @@ class Configured(keras.optimizers.Optimizer):
 
     hyperparameters: ClassVar[dict[str, Callable]] = {  # what checks each
         "weight_decay": decay,
-        "weight_norm_bounds": bounds,
         "trust_ratio_bounds": bounds,
-        "master_weights": truth,
+        "master_weights": boolean,
         "shard_state": name_or_none,
         "clipnorm": positive_or_none,
         "clipvalue": positive_or_none,
         "global_clipnorm": positive_or_none,
         "loss_scale_factor": positive_or_none,
-        "gradient_accumulation_steps": several_or_none,
-        "use_ema": truth,
+        "gradient_accumulation_steps": int_at_least_2,
+        "use_ema": boolean,
     }
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -35,7 +35,7 @@ ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow makes a new res
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
-def fuses() -> bool:
+def in_compiled_graph() -> bool:
     """Whether what is being run will be fused by a compiler."""
     return BACKEND == "jax" or in_xla()
 
@@ -93,7 +93,7 @@ class AdamDirection:
         epsilon: float,
         finite: Tensor | None,
     ) -> AdamScalars:
-        """What all tensors share, of (β₁, β₂), (c₁, c₂) and ε; `finite` as in `kept`."""
+        """What all tensors share, of (β₁, β₂), (c₁, c₂) and ε; `finite` as in `where_finite`."""
         root = ops.sqrt(corrections[1])
         beta_1, beta_2 = (tf.constant(beta, root.dtype) for beta in betas)
         if finite is not None:
@@ -113,7 +113,7 @@ class AdamDirection:
         tf.raw_ops.AssignVariableOp(resource=u, value=decayed)
         tf.raw_ops.ResourceApplyAdam(var=u, m=m.handle, v=v.handle, grad=g, **scalars._asdict())
         value = tf.raw_ops.ReadVariableOp(resource=u, dtype=m.dtype)
-        with after([value]):
+        with control_dependencies([value]):
             tf.raw_ops.DestroyResourceOp(resource=u)
         return value
 
@@ -126,14 +126,14 @@ def subtract(x: Tensor, step_size: Tensor, u: Tensor) -> None:
         x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
 
 
-def zero_unless(
+def zeros_if_nonfinite(
     finite: Tensor | None, gradients: Sequence[Tensor], variables: Variables
 ) -> Sequence[Tensor]:
     """The gradients, or zeros where they are not finite: what the kernels above can be given.
 
     XLA's kernels select by themselves. The gradients are passed on, not copied.
     """
-    if BACKEND != "tensorflow" or finite is None or fuses():
+    if BACKEND != "tensorflow" or finite is None or in_compiled_graph():
         return gradients
 
     def zeros():
@@ -145,7 +145,7 @@ def zero_unless(
     return tf.cond(finite, lambda: gradients, zeros)
 
 
-def kept(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def where_finite(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
     """The new value, or the old one where the gradients were not finite (None: they are)."""
     return new if finite is None else ops.where(finite, new, old)
 
@@ -215,7 +215,7 @@ def groups(variables: Variables) -> list[range]:
     return [*ranges, range(start, len(variables))]
 
 
-def after(tensors: Sequence[Tensor]) -> AbstractContextManager:
+def control_dependencies(tensors: Sequence[Tensor]) -> AbstractContextManager:
     """The context in which operations wait for `tensors`: bounds what is in memory at once."""
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
@@ -223,7 +223,7 @@ def after(tensors: Sequence[Tensor]) -> AbstractContextManager:
 def sums_of_squares(tensors: Sequence[Tensor], dtype: str) -> Tensor:
     """Σ x² of each tensor, as a vector of this type."""
     tensors = [ops.cast(x, dtype) for x in tensors]
-    if BACKEND == "tensorflow" and not fuses():
+    if BACKEND == "tensorflow" and not in_compiled_graph():
         # In one pass of each, on all cores.
         return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
     return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
@@ -249,7 +249,7 @@ def _apart(tensors):
     return optimization_barrier(*tensors) if barred else tensors
 
 
-def elements(vector: Tensor) -> Sequence[Tensor]:
+def unstack(vector: Tensor) -> Sequence[Tensor]:
     """The elements of a vector as scalars.
 
     XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so

@@ -11,9 +11,9 @@ import keras
 from keras import ops
 
 from lamb_tf import _float8, _kernels, _master_weights, _multipliers, _replicas
-from lamb_tf._kernels import kept, quotient, square_root
+from lamb_tf._kernels import quotient, square_root, where_finite
 from lamb_tf._state import OptimizerState
-from lamb_tf._types import Slots, Tensor, Variables
+from lamb_tf._types import Bounds, Slots, Tensor, Variables
 
 
 class Scalars(NamedTuple):
@@ -34,16 +34,17 @@ class LayerwiseOptimizer(OptimizerState):
     in the type of the arithmetic, which is float32, or float64 where any of the variables is.
     """
 
+    weight_norm_bounds: Bounds  # of the subclasses that use `bounded_ratio`
     moves_along_u = True  # whether `move` is the plain x − step u
     has_kernels = True  # False: an operation at a time, to measure what kernels save
 
     def _build(self, variables):
         super()._build(variables)
         compiled = _kernels.compiled if self.has_kernels else lambda function: function
-        self._fused_equations = compiled(self._equations)
-        self._fused_move = compiled(self._move_and_average)
-        self._fused_renew = compiled(_master_weights.renew)
-        self._fused_average = compiled(self._average)
+        self._fused_direction = compiled(self._direction_traced)
+        self._fused_apply_step = compiled(self._apply_step_and_ema)
+        self._fused_sync_master = compiled(_master_weights.sync_master)
+        self._fused_update_ema = compiled(self._update_ema)
 
     @_replicas.not_converted
     def apply(
@@ -106,7 +107,7 @@ class LayerwiseOptimizer(OptimizerState):
                     _replicas.update_on_replicas(_float8.overwrite, [variable], [rows], finite)
                 self._constrain(trained, finite)
                 if self.use_ema:
-                    self._average_idle(trained, scalars)
+                    self._update_idle_ema(trained, scalars)
                 if self._telemetry and metrics:
                     self._telemetry.keep(ops.concatenate(metrics), self._indices(trained), finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
@@ -122,7 +123,7 @@ class LayerwiseOptimizer(OptimizerState):
         sums = []
         for gradient, variable, i in zip(grads, variables, self._indices(variables)):
             overwrites = _float8.is_overwritten(variable)
-            add = _replicas.raise_locally if overwrites else _replicas.add_locally
+            add = _replicas.local_max if overwrites else _replicas.add_locally
             sums.append(add(self._accumulators[i], _replicas.dense(gradient, variable)))
         return sums
 
@@ -187,15 +188,15 @@ class LayerwiseOptimizer(OptimizerState):
 
     def _update_tensors(self, variables, states, grads, scales, decays, adapted, factors, scalars):
         """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's metrics."""
-        grads = _kernels.zero_unless(scalars.finite, grads, variables)
-        decay_of, done, metrics = _kernels.elements(decays), [], []
+        grads = _kernels.zeros_if_nonfinite(scalars.finite, grads, variables)
+        decay_of, done, metrics = _kernels.unstack(decays), [], []
         for group in _kernels.groups(variables):
             part = slice(group.start, group.stop)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
-            with _kernels.after(done[-2:-1]):
+            with _kernels.control_dependencies(done[-2:-1]):
                 xs = [self._weights(variables[i], states[i]) for i in group]
                 us = [
-                    self._find_direction(x, grads[i], states[i], scales[i], decay_of[i], scalars)
+                    self._compute_direction(x, grads[i], states[i], scales[i], decay_of[i], scalars)
                     for i, x in zip(group, xs)
                 ]
             weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision))
@@ -206,9 +207,9 @@ class LayerwiseOptimizer(OptimizerState):
                 scalars.learning_rate, None if factors is None else factors[part], ratios
             )
             # A product with a rate of 0 would not do: a ratio may be infinite.
-            step_sizes = kept(scalars.finite, step_sizes, 0.0)
-            for i, u, step_size in zip(group, us, _kernels.elements(step_sizes)):
-                self._move(variables[i], u, states[i], step_size, decay_of[i], scalars)
+            step_sizes = where_finite(scalars.finite, step_sizes, 0.0)
+            for i, u, step_size in zip(group, us, _kernels.unstack(step_sizes)):
+                self._apply_step(variables[i], u, states[i], step_size, decay_of[i], scalars)
             metrics.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
         return ops.concatenate(metrics)
@@ -216,21 +217,22 @@ class LayerwiseOptimizer(OptimizerState):
     def _weights(self, variable, state):
         """x: the values of the variable, or of its master copy."""
         if "master" in state:
-            self._fused_renew(state["master"], variable)
+            self._fused_sync_master(state["master"], variable)
         return _replicas.read(state.get("master", variable))
 
-    def _find_direction(self, x, g, state, scale, decay, scalars):
+    def _compute_direction(self, x, g, state, scale, decay, scalars):
         """u of one tensor, by the kernel where there is one; moves its slots."""
-        if not self._kernel or _kernels.fuses():
-            return self._fused_equations(x, g, state, scale, decay, scalars)
+        if not self._kernel or _kernels.in_compiled_graph():
+            return self._fused_direction(x, g, state, scale, decay, scalars)
         return self._kernel(x, self._scaled(g, scale), state, decay, scalars.coefficients.kernel)
 
-    def _equations(self, x, g, state, scale, decay, scalars):
+    def _direction_traced(self, x, g, state, scale, decay, scalars):
         g = self._scaled(g, scale)
         x = ops.cast(x, self._precision)
         old = {name: _replicas.read(slot) for name, slot in state.items()}
         moments = self.moments(x, g, old, decay)
-        slots = {n: kept(scalars.finite, value, old.get(n, value)) for n, value in moments.items()}
+        finite = scalars.finite
+        slots = {n: where_finite(finite, new, old.get(n, new)) for n, new in moments.items()}
         u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
         for name in slots.keys() & old.keys():
             self.assign(state[name], slots[name])
@@ -242,33 +244,33 @@ class LayerwiseOptimizer(OptimizerState):
             g = g * scale
         return self._clip(g, (-self.clipvalue, self.clipvalue)) if self.clipvalue else g
 
-    def _move(self, variable, u, state, step_size, decay, scalars):
+    def _apply_step(self, variable, u, state, step_size, decay, scalars):
         """Moves one tensor along u: its master copy, if it has one, and the variable with it."""
         x, noise = state.get("master", variable), None
         if "seed" in state:
-            with _kernels.after([step_size]):
+            with _kernels.control_dependencies([step_size]):
                 noise = _kernels.uniform(tuple(variable.shape), state["seed"])
         plain = self.moves_along_u and not self.use_ema and noise is None
-        if plain and self.has_kernels and not _kernels.fuses():
+        if plain and self.has_kernels and not _kernels.in_compiled_graph():
             _kernels.subtract(x, step_size, u)
         else:
-            self._fused_move(x, state, u, step_size, decay, noise, scalars)
+            self._fused_apply_step(x, state, u, step_size, decay, noise, scalars)
         if x is not variable:
             self.assign(variable, _replicas.read(x))
 
-    def _move_and_average(self, x, state, u, step_size, decay, noise, scalars):
+    def _apply_step_and_ema(self, x, state, u, step_size, decay, noise, scalars):
         finite, step = scalars.finite, scalars.step
         old_x = ops.cast(x, self._precision)
         old = {name: _replicas.read(slot) for name, slot in state.items()}
         new_x, moved = self.move(old_x, u, old, step_size, decay)
         if self.use_ema:
-            new_x, moved["average"] = self._averaged(new_x, old["average"], step)
+            new_x, moved["average"] = self._ema_values(new_x, old["average"], step)
         for name, value in moved.items():
-            self.assign(state[name], kept(finite, value, old[name]))
+            self.assign(state[name], where_finite(finite, value, old[name]))
         if noise is not None:
             dtype = keras.backend.standardize_dtype(x.dtype)
             new_x = _master_weights.round_stochastically(new_x, dtype, noise)
-        self.assign(x, kept(finite, new_x, _replicas.read(x)))
+        self.assign(x, where_finite(finite, new_x, _replicas.read(x)))
 
     def _constrain(self, variables, finite):
         """Applies the constraints of the variables, to their master copies where they have some."""
@@ -276,11 +278,11 @@ class LayerwiseOptimizer(OptimizerState):
             if variable.constraint is not None:
                 weights = self.slots(variable).get("master", variable)
                 constrained = variable.constraint(weights)
-                weights.assign(kept(finite, constrained, _replicas.read(weights)))
+                weights.assign(where_finite(finite, constrained, _replicas.read(weights)))
                 if weights is not variable:
                     variable.assign(ops.cast(weights, variable.dtype))
 
-    def _averaged(self, x, average, step):
+    def _ema_values(self, x, average, step):
         """The values and their average after an update. They are equal after the first one."""
         weight = 1.0 - self._scalar(self.ema_momentum)
         # Equal ones stay equal to all digits. Without a momentum there is nothing to average.
@@ -291,7 +293,7 @@ class LayerwiseOptimizer(OptimizerState):
             x = ops.where(due, average, x)
         return x, average
 
-    def _average_idle(self, variables, scalars):
+    def _update_idle_ema(self, variables, scalars):
         """The same for variables without gradient: what they were before counts less and less."""
         taking_part = self._indices(variables)
         for i, variable in enumerate(self.trainable_variables):
@@ -299,24 +301,24 @@ class LayerwiseOptimizer(OptimizerState):
                 with _replicas.on(_replicas.device_of(variable)):
                     state = self._state(variable)
                     _replicas.update_on_replicas(
-                        self._average_one, [variable], [state], scalars.finite, scalars.step
+                        self._update_idle_ema_of, [variable], [state], scalars.finite, scalars.step
                     )
 
-    def _average_one(self, variables, states, finite, step):
+    def _update_idle_ema_of(self, variables, states, finite, step):
         (variable,), (state,) = variables, states
         self._weights(variable, state)  # what was assigned to it goes over into its master copy
         holder = state.get("master", variable)
-        average = self._fused_average(holder, state["average"], finite, step)
+        average = self._fused_update_ema(holder, state["average"], finite, step)
         if self.ema_overwrite_frequency and holder is not variable:
             self.assign(variable, _replicas.read(holder))
         return average
 
-    def _average(self, holder, slot, finite, step):
+    def _update_ema(self, holder, slot, finite, step):
         old_x, old = ops.cast(_replicas.read(holder), self._precision), _replicas.read(slot)
-        x, average = self._averaged(old_x, old, step)
-        self.assign(slot, kept(finite, average, old))
+        x, average = self._ema_values(old_x, old, step)
+        self.assign(slot, where_finite(finite, average, old))
         if self.ema_overwrite_frequency:
-            self.assign(holder, kept(finite, x, old_x))
+            self.assign(holder, where_finite(finite, x, old_x))
         return average
 
     def _scalar(self, value):

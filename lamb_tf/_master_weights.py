@@ -17,12 +17,12 @@ from lamb_tf._types import Tensor
 FORMATS = {"bfloat16": (7, 2.0**-126), "float16": (10, 2.0**-24)}
 
 
-def are_for(variable: keras.Variable) -> bool:
+def needs_master(variable: keras.Variable) -> bool:
     """Whether this is a variable that rounding to nearest could freeze."""
     return keras.backend.standardize_dtype(variable.dtype) in FORMATS
 
 
-def renew(master: keras.Variable, variable: keras.Variable) -> None:
+def sync_master(master: keras.Variable, variable: keras.Variable) -> None:
     """Takes over into `master` what someone else assigned to the variable, element by element.
 
     Weights that were loaded, averaged or constrained are recognised by themselves: they are not

@@ -47,7 +47,7 @@ class Multipliers:
         if not self.items or not variables:
             return None
         otherwise = "None for one rate"
-        hits = _selection.hits(self.items, variables, ARGUMENT, otherwise, is_restored)
+        hits = _selection.match_matrix(self.items, variables, ARGUMENT, otherwise, is_restored)
         return np.select(hits, self.values, default=1.0)
 
     def to_be_saved(self, variables: Variables | None) -> list | None:

@@ -8,11 +8,13 @@ state is threaded through `keras.StatelessScope`; on torch all is eager.
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from lamb_tf._selection import path_of
 from lamb_tf._types import Tensor, Variables
 
 BACKEND = keras.backend.backend()
@@ -26,6 +28,7 @@ elif BACKEND == "jax":
 
 PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_record_training_state_sharding_spec": "on JAX, where older versions note what lies where",
+    "_layout": "of a keras.Variable: how its slots are spread over devices follows from it",
     "_trainable_variables": "on JAX, those of a LossScaleOptimizer, which Keras 3.10 leaves out",
 }
 
@@ -53,6 +56,59 @@ def strategy_of(variables: Variables) -> AbstractContextManager:
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
+def layout_of_slot(variable: keras.Variable, axis: str | None, is_restored: bool) -> Any:
+    """The layout of a variable's slots: that of the variable, divided along one more axis.
+
+    Replicas that hold the same weights need not hold the same moments: each may keep, and compute,
+    a part of them (arXiv 2004.13336; the first stage of ZeRO, arXiv 1910.02054). XLA divides the
+    computation as the state is divided; a norm is then the root of the sum over all parts.
+
+    Args:
+        variable: What is trained.
+        axis: Name of an axis of the mesh, `shard_state` of an optimizer; None divides no further.
+        is_restored: Whether the name comes from a saved config, which may be read where there is
+            no such mesh: the slots then lie as their variable does.
+
+    Returns:
+        A `keras.distribution.TensorLayout`, or None without a distribution. No dimension is divided
+        that is not a multiple of the devices along the axis.
+    """
+    layout = getattr(variable, "_layout", None)  # private: Keras has no public way to ask
+    if axis is None:
+        return layout
+    problem = _problem_of_layout(layout, axis)
+    if problem is None:
+        return _divided(layout, variable.shape, axis)
+    if not is_restored:
+        raise ValueError(
+            "`shard_state` must be an axis of the mesh of the distribution under which the "
+            f"variables were made; got {axis!r}, but {problem} (variable "
+            f"{path_of(variable)!r}). Pass `shard_state=None`; or, on the JAX backend, "
+            "call `keras.distribution.set_distribution(keras.distribution.DataParallel())`, "
+            "whose axis is 'batch', before the model is made."
+        )
+    return layout
+
+
+def _problem_of_layout(layout, axis):
+    if BACKEND != "jax":
+        return f"the backend {BACKEND} cannot divide the state"
+    if not isinstance(layout, keras.distribution.TensorLayout) or layout.device_mesh is None:
+        return "there was no distribution"
+    names = layout.device_mesh.axis_names
+    return None if axis in names else f"the mesh has only {', '.join(map(repr, names))}"
+
+
+def _divided(layout, shape, axis):
+    mesh, axes = layout.device_mesh, list(layout.axes)
+    devices = mesh.shape[mesh.axis_names.index(axis)]
+    free = [i for i, size in enumerate(shape) if axes[i] is None and size % devices == 0]
+    if axis in axes or not free:
+        return layout
+    axes[free[0]] = axis
+    return keras.distribution.TensorLayout(axes, mesh)
+
+
 def check_scope(variables: Variables) -> None:
     """Raises ValueError where a step would move a part of a variable, or one part for each replica.
 
@@ -69,7 +125,7 @@ def check_scope(variables: Variables) -> None:
         if not here.extended.variable_created_in_scope(native(variable)):
             made = f"the scope of a {type(owner).__name__}" if owner else "no strategy's scope"
             raise ValueError(
-                f"The variable {getattr(variable, 'path', variable.name)!r} must be made in the "
+                f"The variable {path_of(variable)!r} must be made in the "
                 f"scope of the strategy in whose `run` `apply` is called; got one made in {made}, "
                 f"and `apply` called in {'another' if tf.distribute.has_strategy() else 'none'}. "
                 "Make model and optimizer in `strategy.scope()` and step in `strategy.run`."
@@ -209,7 +265,7 @@ def add_locally(accumulator: keras.Variable, value: Tensor) -> Tensor:
     return accumulator.value
 
 
-def raise_locally(accumulator: keras.Variable, value: Tensor) -> Tensor:
+def local_max(accumulator: keras.Variable, value: Tensor) -> Tensor:
     """Raises the replica's own part of a variable to the value, if that is larger; returns it."""
     if BACKEND == "tensorflow":
         accumulator = native(accumulator)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lamb_tf._types import Exclusion, Exclusions, Variables
 
 
-class Record:
+class SavedExclusion:
     """A variable or predicate as it was saved, of which only the variables it named are known.
 
     `named` has their `paths`; if the optimizer was built, their `positions` too and the number of
@@ -35,7 +35,7 @@ class Record:
     def __repr__(self):
         return repr(self.named["paths"])
 
-    def among(self, variables: Variables) -> list[bool]:
+    def mask(self, variables: Variables) -> list[bool]:
         """One bool per variable: is it one of those?"""
         paths, here = self.named["paths"], [path_of(variable) for variable in variables]
         by_path = [any(is_same(path, other) for other in paths) for path in here]
@@ -152,7 +152,7 @@ def check(exclusions: Exclusions, argument: str) -> None:
         if isinstance(item, str):
             pattern(item, argument)
         elif isinstance(item, (bool, keras.layers.Layer, type)) or not (
-            callable(item) or is_variable(item) or isinstance(item, (int, Record))
+            callable(item) or is_variable(item) or isinstance(item, (int, SavedExclusion))
         ):
             raise TypeError(
                 f"`{argument}` must hold regular expressions, variables or predicates of a "
@@ -182,7 +182,7 @@ def to_be_saved(exclusions: Exclusions, variables: Variables | None) -> list | N
 
 
 def _record(item, variables):
-    if isinstance(item, Record):
+    if isinstance(item, SavedExclusion):
         return item.named
     record = {"paths": [path_of(item)]} if is_variable(item) else _reference(item)
     if variables is not None:
@@ -236,7 +236,7 @@ def _restored(record, argument, custom_objects):
             "keras.saving.register_keras_serializable or pass it in `custom_objects`; or load "
             "with compile=False and compile again."
         )
-    return Record(record)
+    return SavedExclusion(record)
 
 
 def is_variable(item: object) -> bool:
@@ -256,11 +256,11 @@ def excluded(
     exclusions, variables = as_list(exclusions), list(variables)
     if not exclusions or not variables:
         return [False] * len(variables)
-    rows = hits(exclusions, variables, argument, "[] to exclude nothing", is_restored)
+    rows = match_matrix(exclusions, variables, argument, "[] to exclude nothing", is_restored)
     return [any(column) for column in zip(*rows)]
 
 
-def hits(
+def match_matrix(
     items: Sequence[Exclusion],
     variables: Variables,
     argument: str,
@@ -289,8 +289,8 @@ def hits(
 
 
 def _named(item, variables):
-    if isinstance(item, Record):
-        return item.among(variables)
+    if isinstance(item, SavedExclusion):
+        return item.mask(variables)
     if isinstance(item, int):
         return [i == item for i in range(len(variables))]
     return [matches(item, variable) for variable in variables]

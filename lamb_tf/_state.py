@@ -3,8 +3,7 @@
 `_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
 names, `_hyperparameters.py` checks the arguments.
 
-Private parts of Keras are used here, in `_layouts.py` and in `_replicas.py` alone; `PRIVATE_HOOKS`
-names them.
+Private parts of Keras are used only here and in `_replicas.py`; `PRIVATE_HOOKS` names them.
 """
 
 import math
@@ -19,13 +18,11 @@ from keras import ops
 from lamb_tf import (
     _float8,
     _hyperparameters,
-    _layouts,
     _master_weights,
     _replicas,
     _selection,
 )
 from lamb_tf._multipliers import Multipliers
-from lamb_tf._saved_state import MASTER, difference
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
 from lamb_tf.telemetry import Metrics
 
@@ -41,10 +38,11 @@ PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
     "_filter_empty_gradients": "its warning and error for variables without gradient",
     "_track_variable": "state wider than its variable; the public methods copy the type",
     "_model_variables_moving_average": "where keras.callbacks.SwapEMAWeights looks for averages",
-    "_layout": "of a keras.Variable: how its slots are spread over devices follows from it",
     "_momentums": "m of keras.optimizers.Lamb",
     "_velocities": "v of keras.optimizers.Lamb",
 }
+
+MASTER = "master_"  # begins the key of a master copy in a file
 
 
 class OptimizerState(_hyperparameters.Configured):
@@ -63,12 +61,11 @@ class OptimizerState(_hyperparameters.Configured):
         learning_rate: LearningRate,
         weight_decay: WeightDecay,
         exclusions: tuple[Exclusions, Exclusions],
-        bounds: tuple[Bounds, Bounds],
-        master_weights: bool,
-        name: str | None,
         learning_rate_multipliers: Rules = None,
-        shard_state: Any = None,  # of kwargs: str | None
-        **kwargs: object,
+        trust_ratio_bounds: Bounds = None,
+        master_weights: bool = True,
+        shard_state: str | None = None,
+        **kwargs: Any,
     ):
         for other_name, own_name in _hyperparameters.OTHER_NAMES.items():
             if other_name in kwargs:
@@ -81,14 +78,14 @@ class OptimizerState(_hyperparameters.Configured):
             if _replicas.is_known(learning_rate):
                 _hyperparameters.rate(_replicas.to_numpy(learning_rate), "learning_rate")
             # For a number Keras would make a variable of its own, where the user's is to stand.
-            super().__init__(lambda: 0.0, weight_decay, name=name, **kwargs)
+            super().__init__(lambda: 0.0, weight_decay, **kwargs)
             self._learning_rate = learning_rate
         else:
             rate = _hyperparameters.rate(learning_rate, "learning_rate")
-            super().__init__(rate, weight_decay, name=name, **kwargs)
+            super().__init__(rate, weight_decay, **kwargs)
         if _replicas.BACKEND == "tensorflow":
             self._delete_tracking("_variables")
-        self.weight_norm_bounds, self.trust_ratio_bounds = bounds
+        self.trust_ratio_bounds = trust_ratio_bounds
         self.master_weights = master_weights
         self.shard_state = shard_state
         self._set_exclusions(*exclusions)
@@ -114,18 +111,17 @@ class OptimizerState(_hyperparameters.Configured):
         _selection.check_types(variables)
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
-        # What may refuse comes before Keras calls the optimizer built, so that a second try is as
-        # the first.
-        choice = self._chosen(variables)
+        # Validate before Keras marks the optimizer as built, so that build() can be retried.
+        masks = self._compute_masks(variables)
         self._factors = self._multipliers.factors(variables, self._is_restored)
         for variable in variables:
-            _layouts.of_slot(variable, self.shard_state, self._is_restored)
+            _replicas.layout_of_slot(variable, self.shard_state, self._is_restored)
         options = self.gradient_accumulation_steps, self.use_ema
         self.gradient_accumulation_steps, self.use_ema = None, False
         super().build(variables)  # with these options it would add state in the variable's type
         self.gradient_accumulation_steps, self.use_ema = options
 
-        self._choice = self._add_choice(choice)
+        self._choice = self._add_masks(masks)  # TensorFlow's checkpoints have it by this name
         self.skipped_updates = self._add_counter("skipped_updates")
         slots = {name: self._add_slots(variables, name) for name in self.slot_names}
         if self.use_ema:  # not a number: there is no average before the first update
@@ -134,7 +130,7 @@ class OptimizerState(_hyperparameters.Configured):
         if self.gradient_accumulation_steps:
             self._micro_step = self._add_counter("micro_step")
             self._accumulators = [self._add_slot(v, "accumulator", True) for v in variables]
-        if self.master_weights and any(map(_master_weights.are_for, variables)):
+        if self.master_weights and any(map(_master_weights.needs_master, variables)):
             self._masters = self._add_masters(variables)
         if self._records_telemetry:
             self.record_telemetry()
@@ -148,7 +144,7 @@ class OptimizerState(_hyperparameters.Configured):
                 f"{self.use_ema} and {'built' if self.built else 'not built'}. Build an optimizer "
                 "with `use_ema=True` first."
             )
-        narrow = [v for v in self._trainable_variables if _master_weights.are_for(v)]
+        narrow = [v for v in self._trainable_variables if _master_weights.needs_master(v)]
         if narrow and _replicas.BACKEND == "tensorflow":
             raise ValueError(
                 "On TensorFlow, variables that keras.callbacks.SwapEMAWeights swaps must be "
@@ -167,7 +163,7 @@ class OptimizerState(_hyperparameters.Configured):
         known, value = _replicas.read(average), ops.cast(_replicas.read(variable), average.dtype)
         return ops.where(ops.isnan(known), value, known)
 
-    def _chosen(self, variables):
+    def _compute_masks(self, variables):
         """Which variables are decayed, and which adapted: an array of two rows."""
         excluded = [
             _selection.excluded(variables, exclusions, argument, self._is_restored)
@@ -175,19 +171,19 @@ class OptimizerState(_hyperparameters.Configured):
         ]
         if self._exclusions["exclude_from_layer_adaptation"] is None:
             excluded[1] = excluded[0]
-        choice = np.logical_not(excluded)
-        choice[:, [_float8.is_overwritten(variable) for variable in variables]] = False
-        choice[1] &= np.array([self.adapts(variable) for variable in variables], bool)
+        masks = np.logical_not(excluded)
+        masks[:, [_float8.is_overwritten(variable) for variable in variables]] = False
+        masks[1] &= np.array([self.adapts(variable) for variable in variables], bool)
         if self.weight_decay != 0 and not self._is_restored:
             exclusions = self._exclusions["exclude_from_weight_decay"]
-            _selection.warn_of_norms(variables, choice[0], exclusions)
-        return choice
+            _selection.warn_of_norms(variables, masks[0], exclusions)
+        return masks
 
-    def _add_choice(self, choice):
-        """The choice as state, which is saved and restored."""
+    def _add_masks(self, masks):
+        """The masks as state, which is saved and restored."""
         return self.add_variable(
-            choice.shape,
-            initializer=lambda shape, dtype=None: ops.convert_to_tensor(choice, dtype),
+            masks.shape,
+            initializer=lambda shape, dtype=None: ops.convert_to_tensor(masks, dtype),
             dtype="bool",
             aggregation="only_first_replica",
             name="decayed_and_adapted",
@@ -217,14 +213,14 @@ class OptimizerState(_hyperparameters.Configured):
         return {
             str(i): self._add_slot(variable, "master", copies=True)
             for i, variable in enumerate(variables)
-            if _master_weights.are_for(variable)
+            if _master_weights.needs_master(variable)
         }
 
     def _add_slot(self, variable, name, on_each_replica=False, copies=False, fill=0.0):
         """A variable of the state: one number all over, or a copy of the variable's values.
 
         While TensorFlow traces, the copy is zeros: XLA's functions cannot make it, and the first
-        step does not need it (see `_master_weights.renew`).
+        step does not need it (see `_master_weights.sync_master`).
         """
 
         def values(shape, dtype):
@@ -233,7 +229,7 @@ class OptimizerState(_hyperparameters.Configured):
         can_copy = _replicas.is_eager() or _replicas.THREADS_STATE
         place = _replicas.on(_replicas.device_of(variable))
         is_scalar = name in self.scalar_slots
-        layout = _layouts.of_slot(variable, self.shard_state, self._is_restored)
+        layout = _replicas.layout_of_slot(variable, self.shard_state, self._is_restored)
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
                 values if copies and can_copy else keras.initializers.Constant(fill),
@@ -302,7 +298,7 @@ class OptimizerState(_hyperparameters.Configured):
         state = {n: slots[index] for n, slots in self._slots.items() if slots[index] is not None}
         if str(index) in self._masters:
             state["master"] = self._masters[str(index)]
-        elif _master_weights.are_for(variable):
+        elif _master_weights.needs_master(variable):
             state["seed"] = ops.stack([ops.cast(self._iterations, "int32"), index])
         return state
 
@@ -341,7 +337,7 @@ class OptimizerState(_hyperparameters.Configured):
         """
         variables = self._saved_variables()
         saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
-        problem = difference(variables, saved)
+        problem = _difference(variables, saved)
         if problem and not self.built:
             problem += (
                 "; the optimizer is not built: call `optimizer.build(model.trainable_variables)` "
@@ -404,6 +400,19 @@ class OptimizerState(_hyperparameters.Configured):
     def _indices(self, variables):
         """The positions of the variables among those that the optimizer was built with."""
         return [self._get_variable_index(variable) for variable in variables]
+
+
+def _difference(variables, saved):
+    """What keeps a saved state from being read into these variables; "" if nothing does."""
+    needed, found = (sum(not key.startswith(MASTER) for key in keys) for keys in (variables, saved))
+    if needed != found:
+        return f"the file holds {found} of its variables, expected {needed}"
+    for key in [key for key in variables if key in saved]:
+        shape, there = tuple(variables[key].shape), tuple(saved[key].shape)
+        if shape != there:
+            name = _selection.path_of(variables[key])
+            return f"in the file {name} has shape {there}, expected {shape}"
+    return ""
 
 
 def moments_of_keras_lamb(optimizer: "keras.optimizers.Lamb") -> Iterator[tuple]:

@@ -1,7 +1,7 @@
 """Names of the types that several modules take: what users give, and tensors of any backend."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 import keras
 
@@ -36,3 +36,21 @@ Exclusion: TypeAlias = str | keras.Variable | Callable[[keras.Variable], bool]
 Exclusions: TypeAlias = Exclusion | Iterable[Exclusion] | None
 # What names variables, and the factor on their learning rate.
 Rules: TypeAlias = Mapping[Exclusion, float] | Sequence[tuple[Exclusion, float]] | None
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that all optimizers of lamb_tf take; `lamb_tf.LAMB` describes them."""
+
+    trust_ratio_bounds: Bounds
+    master_weights: bool
+    learning_rate_multipliers: Rules
+    shard_state: str | None
+    name: str | None
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    loss_scale_factor: float | None
+    gradient_accumulation_steps: int | None

@@ -1,17 +1,19 @@
 """LAMB, the layerwise adaptive optimizer of arXiv 1904.00962, with its two Nesterov variants."""
 
+from __future__ import annotations  # so that help() shows the types by their names
+
 import math
 from collections.abc import Callable, Iterable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Unpack
 
 import keras
 import numpy as np
 from keras import ops
 
 from lamb_tf import _kernels
-from lamb_tf._hyperparameters import fraction, not_negative, one_of, truth
+from lamb_tf._checks import boolean, bounds, fraction, not_negative, one_of
 from lamb_tf._layerwise import LayerwiseOptimizer
-from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Options, Slots, Tensor, WeightDecay
 
 
 class Corrections(NamedTuple):
@@ -111,8 +113,9 @@ class LAMB(LayerwiseOptimizer):
         "beta_1": fraction,
         "beta_2": fraction,
         "epsilon": not_negative,
-        "bias_correction": truth,
+        "bias_correction": boolean,
         "nesterov": one_of(None, "first", "both"),
+        "weight_norm_bounds": bounds,
     }
 
     def __init__(
@@ -128,29 +131,16 @@ class LAMB(LayerwiseOptimizer):
         bias_correction: bool = True,
         nesterov: str | None = None,
         weight_norm_bounds: Bounds = None,
-        trust_ratio_bounds: Bounds = None,
-        master_weights: bool = True,
-        learning_rate_multipliers: Rules = None,
-        name: str | None = None,
-        **kwargs: object,
+        **kwargs: Unpack[Options],
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
-        bounds = weight_norm_bounds, trust_ratio_bounds
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            exclusions,
-            bounds,
-            master_weights,
-            name,
-            learning_rate_multipliers,
-            **kwargs,
-        )
+        super().__init__(learning_rate, weight_decay, exclusions, **kwargs)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
         self.bias_correction = bias_correction
         self.nesterov = nesterov
+        self.weight_norm_bounds = weight_norm_bounds
 
     def _build(self, variables):
         super()._build(variables)
@@ -165,7 +155,7 @@ class LAMB(LayerwiseOptimizer):
         c, kernel = (1.0,) * 4, None
         if self.bias_correction:
             c = tuple(one_minus_power(beta, t) for t in (step, step + 1) for beta in self._betas)
-        if self._kernel and not _kernels.fuses():
+        if self._kernel and not _kernels.in_compiled_graph():
             now = c[0], self._scalar(c[1])
             kernel = self._kernel.scalars(self._betas, now, self.epsilon, finite)
         return Corrections(*c, kernel)

@@ -1,20 +1,16 @@
 """LARS, layerwise adaptive rate scaling, in both of its published forms and a third in use."""
 
+from __future__ import annotations  # so that help() shows the types by their names
+
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import keras
 
-from lamb_tf._hyperparameters import (
-    Dependent,
-    fraction,
-    not_negative,
-    one_of,
-    positive_or_none,
-    truth,
-)
+from lamb_tf._checks import boolean, bounds, fraction, not_negative, one_of, positive_or_none
+from lamb_tf._hyperparameters import Dependent
 from lamb_tf._layerwise import LayerwiseOptimizer
-from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
+from lamb_tf._types import Bounds, Exclusions, LearningRate, Options, Slots, Tensor, WeightDecay
 
 
 @keras.saving.register_keras_serializable(package="lamb_tf")
@@ -90,7 +86,8 @@ class LARS(LayerwiseOptimizer):
         "ratio": one_of("before_momentum", "decayed_before_momentum", "after_momentum"),
         "trust_coefficient": positive_or_none,
         "epsilon": not_negative,
-        "nesterov": truth,
+        "nesterov": boolean,
+        "weight_norm_bounds": bounds,
     }
 
     def __init__(
@@ -106,29 +103,16 @@ class LARS(LayerwiseOptimizer):
         epsilon: float = 0.0,
         nesterov: bool = False,
         weight_norm_bounds: Bounds = None,
-        trust_ratio_bounds: Bounds = None,
-        master_weights: bool = True,
-        learning_rate_multipliers: Rules = None,
-        name: str | None = None,
-        **kwargs: object,
+        **kwargs: Unpack[Options],
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
-        bounds = weight_norm_bounds, trust_ratio_bounds
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            exclusions,
-            bounds,
-            master_weights,
-            name,
-            learning_rate_multipliers,
-            **kwargs,
-        )
+        super().__init__(learning_rate, weight_decay, exclusions, **kwargs)
         self.momentum = momentum
         self.ratio = ratio
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self.nesterov = nesterov
+        self.weight_norm_bounds = weight_norm_bounds
 
     @property
     def moves_along_u(self) -> bool:  # type: ignore[override]  # nothing assigns it

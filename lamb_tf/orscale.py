@@ -1,21 +1,24 @@
 """OrScale, Muon's orthogonal direction with a trust ratio for each layer (arXiv 2605.07815)."""
 
+from __future__ import annotations  # so that help() shows the types by their names
+
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import keras
 from keras import ops
 
 from lamb_tf import _selection
-from lamb_tf._hyperparameters import Dependent, fraction, not_negative, truth
+from lamb_tf._checks import boolean, fraction, not_negative
+from lamb_tf._hyperparameters import Dependent
 from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
-from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Slots, Tensor, WeightDecay
+from lamb_tf._types import Exclusions, LearningRate, Options, Slots, Tensor, WeightDecay
 from lamb_tf.lamb import one_minus_power, rounded
 
-_OF_ADAMS_SIZE = 0.2  # root mean square of an entry of s Q, as an update of Adam has it
+ADAM_UPDATE_RMS = 0.2  # root mean square of an entry of s Q, as an update of Adam has it
 _IS_THERE = 0.25  # ‖Q‖ / √min(m, n) from which on Q sets c; it is near 1 if M has full rank
 
 
@@ -132,7 +135,7 @@ class OrScale(LayerwiseOptimizer):
     hyperparameters: ClassVar[dict[str, Callable]] = {
         **LayerwiseOptimizer.hyperparameters,
         "momentum": fraction,
-        "calibrated": truth,
+        "calibrated": boolean,
         "adam_paths": patterns,
         "beta_1": fraction,
         "beta_2": fraction,
@@ -154,23 +157,10 @@ class OrScale(LayerwiseOptimizer):
         beta_2: float = 0.999,
         adam_epsilon: float = 1e-8,
         epsilon: float = 1e-6,
-        trust_ratio_bounds: Bounds = None,
-        master_weights: bool = True,
-        learning_rate_multipliers: Rules = None,
-        name: str | None = None,
-        **kwargs: object,
+        **kwargs: Unpack[Options],
     ):
         exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            exclusions,
-            (None, trust_ratio_bounds),
-            master_weights,
-            name,
-            learning_rate_multipliers,
-            **kwargs,
-        )
+        super().__init__(learning_rate, weight_decay, exclusions, **kwargs)
         self.momentum = momentum
         self.calibrated = calibrated
         self.adam_paths = adam_paths
@@ -178,12 +168,6 @@ class OrScale(LayerwiseOptimizer):
         self.beta_2 = beta_2
         self.adam_epsilon = adam_epsilon
         self.epsilon = epsilon
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments, in terms that can be saved."""
-        config = super().get_config()
-        del config["weight_norm_bounds"]  # which this optimizer has not
-        return config
 
     @property
     def moves_along_u(self) -> bool:  # type: ignore[override]  # nothing assigns it
@@ -218,7 +202,7 @@ class OrScale(LayerwiseOptimizer):
         ]
         if items and variables:
             otherwise = "None to move every matrix along Q"
-            _selection.hits(items, variables, "adam_paths", otherwise, self._is_restored)
+            _selection.match_matrix(items, variables, "adam_paths", otherwise, self._is_restored)
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple:
         """1 − β₁ᵗ and 1 − β₂ᵗ."""
@@ -234,7 +218,7 @@ class OrScale(LayerwiseOptimizer):
             }
         momentum = self.momentum * slots["momentum"] + g
         rows, columns = _rows_and_columns(x.shape)
-        scale = _OF_ADAMS_SIZE * math.sqrt(max(rows, columns)) if self.calibrated else 1.0
+        scale = ADAM_UPDATE_RMS * math.sqrt(max(rows, columns)) if self.calibrated else 1.0
         ahead = ops.reshape(self.momentum * momentum + g, (rows, columns))
         q = ops.reshape(orthogonal_factor(ahead, self.iteration), x.shape)
         moved = {"momentum": momentum, "D": decay * x + scale * q}

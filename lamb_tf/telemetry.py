@@ -18,7 +18,7 @@ import numpy as np
 from keras import ops
 
 from lamb_tf import _hyperparameters, _replicas, _selection
-from lamb_tf._kernels import kept
+from lamb_tf._kernels import where_finite
 from lamb_tf._types import Tensor
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Metrics:
         rows = ops.expand_dims(ops.convert_to_tensor(positions), 1)
         zeros = ops.zeros(self.layers.shape, "float32")
         layers = ops.scatter_update(zeros, rows, ops.cast(metrics, "float32"))
-        self.layers.assign(kept(finite, layers, _replicas.read(self.layers)))
+        self.layers.assign(where_finite(finite, layers, _replicas.read(self.layers)))
 
 
 def _add_variable(optimizer, shape, name):

@@ -121,10 +121,10 @@ def test_a_model_is_loaded_though_as_many_other_variables_are_trained(tmp_path, 
 
 
 def test_a_record_goes_by_the_paths_where_as_many_other_variables_are_trained():
-    record = _selection.Record({"paths": ["b/kernel"], "positions": [1], "variables": 2})
+    record = _selection.SavedExclusion({"paths": ["b/kernel"], "positions": [1], "variables": 2})
 
     def named(*paths):
-        return record.among([types.SimpleNamespace(path=path) for path in paths])
+        return record.mask([types.SimpleNamespace(path=path) for path in paths])
 
     assert named("a/kernel", "b/kernel") == [False, True]
     assert named("b/kernel", "c/kernel") == [True, False]

@@ -1,0 +1,104 @@
+"""Checks of arguments: each takes a value and the argument's name, and returns the value.
+
+What does not fit is a ValueError: `NAME` must be X; got Y.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lamb_tf._types import Bounds
+
+LARGEST = float(np.finfo(np.float32).max)  # optimizers compute in float32: 1e39 is infinite there
+
+
+def number(value: Any, argument: str, error: type[Exception] = ValueError) -> float:
+    """A real number; anything else raises `error`."""
+    if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
+        raise error(f"`{argument}` must be a number; got {value!r}.")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def number_that(
+    holds: Callable[[float], bool], wanted: str, error: type[Exception] = ValueError
+) -> Callable[[Any, str], float]:
+    """A check of a number, and of no number as `number` has it."""
+
+    def check(value, argument):
+        if not holds(number(value, argument, error)):
+            raise ValueError(f"`{argument}` must be {wanted}; got {value!r}.")
+        return float(value)
+
+    return check
+
+
+def optional(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """The check of a value that may be None, too."""
+    return lambda value, argument: None if value is None else check(value, argument)
+
+
+not_negative = number_that(lambda x: 0 <= x < math.inf, "at least 0, and finite")
+positive = number_that(lambda x: 0 < x < math.inf, "above 0, and finite")
+positive_or_none = optional(positive)
+fraction = number_that(lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def count(value: Any, argument: str) -> int:
+    """A whole number of at least 1."""
+    if not 1 <= number(value, argument) < math.inf or int(value) != value:
+        raise ValueError(f"`{argument}` must be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def int_at_least_2(value: object, argument: str) -> int | None:
+    """A whole number of at least 2, or None."""
+    if value is None:
+        return None
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 2:
+        return int(value)
+    raise ValueError(
+        f"`{argument}` must be a whole number of at least 2, or None; got {value!r}. None turns it "
+        "off."
+    )
+
+
+def boolean(value: object, argument: str) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{argument}` must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def name_or_none(value: object, argument: str) -> str | None:
+    """A name, or None."""
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"`{argument}` must be a name, or None; got {value!r}.")
+
+
+def one_of(*choices: object) -> Callable[[Any, str], Any]:
+    """A check that takes one of `choices` only."""
+
+    def check(value, argument):
+        if value not in choices:
+            raise ValueError(f"`{argument}` must be one of {choices}; got {value!r}.")
+        return value
+
+    return check
+
+
+def bounds(value: object, argument: str) -> Bounds:
+    """A pair of numbers, 0 ≤ low ≤ high, or None."""
+    if value is None:
+        return None
+    pair = tuple(value) if np.iterable(value) else ()
+    if len(pair) == 2:
+        low, high = (number(bound, argument) for bound in pair)
+        if 0 <= low <= high:
+            return (low, high)
+    raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high; got {value!r}.")
