@@ -274,7 +274,7 @@ def plot(
     drawing.colorbar(image, ax=maps, label=f"log10 of {metric.replace('_', ' ')}")
     maps.set_yticks(range(len(variables)), variables, fontsize=6)
     maps.invert_yaxis()
-    maps.set_xlabel("updates")
+    maps.set_xlabel("step")
     if output is not None:
         drawing.savefig(output, dpi=120)
     return drawing

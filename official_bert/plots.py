@@ -1,41 +1,44 @@
-"""Plots of a run, from the JSON-lines log that the training loop writes.
+"""Plots of a pre-training run, from the JSON-lines log that the training loop writes.
 
     lamb-bert plot --log_file=model/train_log.jsonl --output_dir=plots
 
 Needs matplotlib (`pip install "lamb_tf[plot]"`).
 """
 
-import itertools
 import os
 import pathlib
-import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from official_bert.commands import commands
+from official_bert.reporting import charts
+from official_bert.reporting.charts import Backdrop, Chart, Curve
+from official_bert.reporting.contents import Contents
+from official_bert.reporting.drawing import RAMP
 from official_bert.system import local_paths
-from official_bert.training.log_lines import read_log
+from official_bert.training.log_lines import Log, read_log
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FLAGS = flags.FLAGS
 
-_TRAINING, _HELD_OUT, _GUESSING = "#4477aa", "#cc3311", "#777777"
-_DRAWN = {"stage", "masked_lm_loss", "masked_lm_accuracy", "learning_rate", "trust_ratios"}
-_STAGE_SHADES = ("#f4f4f4", "#ffffff")
+_STYLES: dict[str, dict] = {
+    "training": {"color": "#4477aa"},
+    "held-out": {"color": "#cc3311"},
+    "guess": {"color": "#777777", "linestyle": "--", "linewidth": 1},
+    "neighbours": {"color": "#777777", "linestyle": ":", "linewidth": 1},
+}
+_PICTURES = {
+    "loss": ("masked_lm_loss", "next_sentence_loss"),
+    "accuracy": ("masked_lm_accuracy", "next_sentence_accuracy"),
+    "learning_rate": ("learning_rate",),
+}
 
 PLATEAU_MARGIN = 0.3  # nats below word frequencies: what a run on the plateau never shows
-
-# Where a variable stands in the network, and the panel of the trust-ratio plot that shows it.
-PANELS = {
-    "query": r"attention/self/query/kernel$",
-    "key": r"attention/self/key/kernel$",
-    "value": r"attention/self/value/kernel$",
-    "attention output": r"attention/output/dense/kernel$",
-    "intermediate": r"intermediate/dense/kernel$",
-    "output": r"layer_\d+/output/dense/kernel$",
-    "embeddings": r"embeddings/\w+_embeddings$",
-    "heads": r"(^cls/.*/(kernel|output_weights)|pooler/dense/kernel)$",
-}
 
 
 def plot_log(
@@ -48,53 +51,57 @@ def plot_log(
     Args:
         log_file: The `train_log.jsonl` of a model directory.
         output_dir: Folder for the pictures; made if need be.
-        baselines: What guessing gets at the held-out positions, to draw beside the curves: for each
-            stage what `neighbour_baseline.evaluate` returns.
+        baselines: Scores of guessing at the held-out positions, to draw next to the curves: for
+            each stage the result of `neighbour_baseline.evaluate`.
 
     Returns:
         The paths of the pictures.
 
     Raises:
-        ValueError: if the log does not exist or holds no line of training.
+        ValueError: if the log does not exist or has no line of pre-training.
     """
     local_paths.require_local(log_file=log_file, output_dir=output_dir)
-    train, held_out = _read(log_file)
+    contents = Contents(pathlib.Path(log_file).parent, _read(log_file))
+    backdrop = charts.backdrop(contents)
+    found = {chart.metric: chart for chart in charts.charts(contents)}
+    for metric in ("loss", "accuracy") if baselines else ():
+        name = f"masked_lm_{metric}"
+        found[name] = _with_baselines(found[name], backdrop, baselines or (), metric)
     output_dir = pathlib.Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    pictures = {
-        "loss": _plot_loss,
-        "accuracy": _plot_accuracy,
-        "learning_rate": _plot_learning_rate,
-        "trust_ratios": _plot_trust_ratios,
+    figures = {
+        name: _figure([found[metric] for metric in metrics if metric in found], backdrop)
+        for name, metrics in _PICTURES.items()
     }
-    return [
-        _save(draw(train, held_out, baselines or []), output_dir / f"{name}.png")
-        for name, draw in pictures.items()
-    ]
+    if (end := plateau_end(contents.log.train, baselines or ())) is not None:
+        _mark_plateau(figures["loss"].axes[0], end)
+    figures["trust_ratios"] = _map(contents.log, backdrop)
+    for name, figure in figures.items():
+        figure.savefig(output_dir / f"{name}.png", dpi=120)
+    return [output_dir / f"{name}.png" for name in figures]
 
 
-def _read(log_file):
+def _read(log_file) -> Log:
     try:
         pathlib.Path(log_file).open().close()
     except OSError as error:
         raise ValueError(f"{log_file} cannot be read: {error.strerror}.") from None
     log = read_log(pathlib.Path(log_file))
-    train = [line for line in log.train if line.keys() >= _DRAWN]
-    if log.train and not train:
-        raise ValueError(
-            f"{log_file} must be a log of pre-training; got lines without some of "
-            f"{sorted(_DRAWN)}. `lamb-bert report MODEL_DIR` shows the log of any run."
-        )
-    if not train:
+    if not log.train:
         raise ValueError(
             f"{log_file} must contain training lines; got none yet. Plot it once the run has "
             "logged some."
         )
-    return train, log.held_out
+    if not any("masked_lm_loss" in line for line in log.train):
+        raise ValueError(
+            f"{log_file} must be a log of pre-training; got lines without masked_lm_loss. "
+            "`lamb-bert report MODEL_DIR` shows the log of any run."
+        )
+    return log
 
 
 def plateau_end(train: Sequence[dict], baselines: Sequence[dict]) -> int | None:
-    """The update after which a run has left the plateau of word frequencies, or `None`.
+    """The step after which a run has left the plateau of word frequencies, or `None`.
 
     Args:
         train: The training lines of a log.
@@ -104,184 +111,105 @@ def plateau_end(train: Sequence[dict], baselines: Sequence[dict]) -> int | None:
         The step of the first line whose loss is `PLATEAU_MARGIN` below that of guessing by word
         frequencies.
     """
-    for line in train:
+    for line in train if baselines else ():
         frequencies = baselines[line["stage"]]["word frequencies"]["loss"]
-        loss = line["masked_lm_loss"]
+        loss = line.get("masked_lm_loss")
         if loss is not None and loss < frequencies - PLATEAU_MARGIN:
             return line["step"]
     return None
 
 
-def _plot_loss(train, held_out, baselines):
-    figure, axes = _panels(train, _tasks(train), "loss (nats)")
-    for task, axis in axes.items():
-        _curve(axis, train, held_out, f"{task}_loss")
-    _guesses(axes["masked_lm"], train, baselines, "loss")
-    end = plateau_end(train, baselines) if baselines else None
-    if end is not None:
-        axes["masked_lm"].axvline(end, color=_GUESSING, linewidth=1)
-        axes["masked_lm"].annotate(
-            f"the plateau ends\n(update {end})",
-            (end, 0.97),
-            xycoords=axes["masked_lm"].get_xaxis_transform(),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="top",
-            fontsize=7,
-            color=_GUESSING,
-        )
-    return figure
+def _mark_plateau(axes, end):
+    axes.axvline(end, color="#777777", linewidth=1)
+    axes.annotate(
+        f"the plateau ends\n(step {end})",
+        (end, 0.97),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="top",
+        fontsize=7,
+        color="#777777",
+    )
 
 
-def _guesses(axis, train, baselines, figure):
-    """A line for each baseline, over the stages it was measured for."""
-    spans = list(_stage_spans(train).items()) if baselines else []
-    for name, style in zip(("word frequencies", "neighbours"), ("--", ":")):
-        for number, (stage, (start, end)) in enumerate(spans):
-            value = baselines[stage][name][figure]
-            label = None if number else f"{name} (counted)"
-            axis.plot([start, end], [value] * 2, style, color=_GUESSING, linewidth=1, label=label)
-    axis.legend(loc="best")
+def _with_baselines(chart: Chart, backdrop: Backdrop, baselines: Sequence[dict], metric) -> Chart:
+    """The chart with a line for each baseline over the stages, instead of a worse guess."""
+    curves = [curve for curve in chart.curves if curve.style != "guess"]
+    for name, style in ("word frequencies", "guess"), ("neighbours", "neighbours"):
+        spans = zip(backdrop.stages, baselines)
+        points = [(step, scores[name][metric]) for span, scores in spans for step in span]
+        curves.append(Curve(f"{name} (counted)", points, style))
+    return chart._replace(curves=curves)
 
 
-def _plot_accuracy(train, held_out, baselines):
-    figure, axes = _panels(train, _tasks(train), "accuracy")
-    for task, axis in axes.items():
-        _curve(axis, train, held_out, f"{task}_accuracy")
-        axis.yaxis.set_major_formatter("{x:.0%}")
-        axis.set_ylim(bottom=0)
-    _guesses(axes["masked_lm"], train, baselines, "accuracy")
-    guessed = [line for line in held_out if "most_frequent_token_accuracy" in line]
-    if guessed and not baselines:  # which are the better guesses
-        axes["masked_lm"].step(
-            [line["step"] for line in guessed],
-            [line["most_frequent_token_accuracy"] for line in guessed],
-            color=_GUESSING,
-            linestyle="--",
-            linewidth=1,
-            label="most frequent token",
-        )
-        axes["masked_lm"].legend(loc="best")
-    return figure
-
-
-def _plot_learning_rate(train, held_out, baselines):
-    figure, axes = _panels(train, [""], "learning rate")
-    _line(axes[""], train, "learning_rate", color=_TRAINING)
-    axes[""].set_ylim(bottom=0)
-    return figure
-
-
-def _plot_trust_ratios(train, held_out, baselines):
-    """One panel for each kind of kernel, one line for each layer, from light (first) to dark."""
-    from matplotlib import colormaps
-
-    paths = train[-1]["trust_ratios"]
-    panels = {
-        title: [path for path in paths if re.search(pattern, path)]
-        for title, pattern in PANELS.items()
-    }
-    panels = {title: members for title, members in panels.items() if members}
-    panels = panels or {"no layer is adapted": []}
-    figure, axes = _panels(train, panels, "trust ratio", columns=4, share_y=True)
-    layers = 1 + max((_layer(path) or 0 for path in paths), default=0)
-    for title, members in panels.items():
-        for index, path in enumerate(members):
-            layer = _layer(path)
-            number, last = (index, len(members) - 1) if layer is None else (layer, layers - 1)
-            lines = [line for line in train if path in line["trust_ratios"]]
-            axes[title].plot(
-                [line["step"] for line in lines],
-                [line["trust_ratios"][path] for line in lines],
-                color=colormaps["viridis_r"](0.15 + 0.85 * number / max(1, last)),
-                linewidth=1.4,
-                label=_short_name(path) if layer is None else f"layer {layer}",
-            )
-        axes[title].set_yscale("log")
-        if 0 < len(members) <= 6:
-            axes[title].legend(fontsize=7)
-    return figure
-
-
-def _panels(train, names, y_label, columns=2, share_y=False):
-    """A figure with a titled panel for each name, the stages of the run as shades behind each."""
+def _figure(panels: Sequence[Chart], backdrop: Backdrop) -> "Figure":
+    """A picture with a panel for each chart."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    names = list(names)
-    columns = min(columns, len(names))
-    rows = -(-len(names) // columns)
-    figure = Figure(figsize=(1 + 4.4 * columns, 0.6 + 2.9 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
-    for axis in grid[len(names) :]:
-        axis.remove()
-    for index, (name, axis) in enumerate(zip(names, grid)):
-        _shade_stages(axis, train)
-        axis.set_title(
-            {"masked_lm": "masked LM", "next_sentence": "next sentence"}.get(name, name), pad=14
+    figure = Figure(figsize=(1 + 4.4 * len(panels), 3.5), layout="constrained")
+    for axes, chart in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        _prepare(axes, chart.title, backdrop)
+        named: set[str] = set()
+        for curve in chart.curves:
+            steps, values = zip(*curve.points)
+            dots: dict = {"marker": "o", "markersize": 4} if curve.has_dots else {}
+            label = f"_{curve.name}" if curve.name in named else curve.name  # once in the legend
+            axes.plot(steps, values, **_STYLES[curve.style], **dots, label=label)
+            named.add(curve.name)
+        if len(named) > 1 or chart.metric != "learning_rate":
+            axes.legend(loc="best")
+        if chart.form == "percent":
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        if chart.from_zero:
+            axes.set_ylim(bottom=0)
+    return figure
+
+
+def _map(log: Log, backdrop: Backdrop) -> "Figure":
+    """Trust ratios as colours: a row for each adapted variable, dark for a small ratio."""
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.figure import Figure
+
+    ratios = charts.ratio_map(log.train, backdrop.last_step)
+    count = len(ratios.rows) if ratios else 0
+    figure = Figure(figsize=(9, 1.5 + 0.16 * count), layout="constrained")
+    axes = figure.subplots()
+    _prepare(axes, "Trust ratios" if ratios else "no layer is adapted", backdrop)
+    axes.set_yticks([])
+    if ratios:
+        colours = [tuple(part / 255 for part in colour) for colour in RAMP]
+        image = axes.imshow(
+            [[value or float("nan") for value in row] for row in ratios.rows],
+            LinearSegmentedColormap.from_list("ratios", colours),
+            LogNorm(ratios.low, ratios.high),
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, backdrop.last_step, count - 0.5, -0.5),
         )
-        axis.set_xlabel("step")
-        axis.set_xlim(0, train[-1]["step"])
-        axis.spines[["top", "right"]].set_visible(False)
-        if index % columns == 0 or not share_y:
-            axis.set_ylabel(y_label)
-    return figure, dict(zip(names, grid))
+        figure.colorbar(image, ax=axes, label="trust ratio")
+        labels = [f"{layer}  {name}" for layer, name in ratios.labels(count)]
+        axes.set_yticks(range(count), labels, fontsize=6)
+    return figure
 
 
-def _stage_spans(train):
-    """Stage → first and last step, as far as the log's lines tell."""
-    starts = {0: 0}
-    for before, line in itertools.pairwise(train):
-        if line["stage"] != before["stage"]:
-            starts[line["stage"]] = before["step"]
-    ends = [*list(starts.values())[1:], train[-1]["step"]]
-    return dict(zip(starts, zip(starts.values(), ends)))
-
-
-def _shade_stages(axis, train):
-    spans = _stage_spans(train)
-    if len(spans) > 1:
-        for stage, (start, end) in spans.items():
-            axis.axvspan(start, end, color=_STAGE_SHADES[stage % 2], zorder=0, linewidth=0)
-            axis.text(
-                (start + end) / 2,
-                0.99,
-                f"stage {stage + 1}",
-                transform=axis.get_xaxis_transform(),
-                ha="center",
-                va="bottom",
-                fontsize=7,
-                color=_GUESSING,
-            )
-
-
-def _curve(axis, train, held_out, name):
-    _line(axis, train, name, color=_TRAINING, label="training")
-    if held_out:
-        _line(axis, held_out, name, color=_HELD_OUT, marker="o", markersize=4, label="held out")
-    axis.legend(loc="best")
-
-
-def _line(axis, lines, name, **style):
-    lines = [line for line in lines if name in line]
-    axis.plot([line["step"] for line in lines], [line[name] for line in lines], **style)
-
-
-def _tasks(train):
-    return ["masked_lm", *(["next_sentence"] if "next_sentence_loss" in train[0] else [])]
-
-
-def _layer(path):
-    match = re.search(r"layer_(\d+)/", path)
-    return int(match[1]) if match else None
-
-
-def _short_name(path):
-    return re.sub(r"^bert/embeddings/|^bert/|^cls/|_embeddings$|(/dense)?/kernel$", "", path)
-
-
-def _save(figure, path):
-    figure.savefig(path, dpi=120)
-    return path
+def _prepare(axes: "Axes", title: str, backdrop: Backdrop) -> None:
+    """Title, steps, and the stages as shades, if there are several."""
+    axes.set_title(title, pad=14)
+    axes.set_xlabel("step")
+    axes.set_xlim(0, backdrop.last_step)
+    axes.spines[["top", "right"]].set_visible(False)
+    for number, (first, last) in enumerate(backdrop.stages if len(backdrop.stages) > 1 else ()):
+        axes.axvspan(first, last, color=("#f4f4f4", "#ffffff")[number % 2], zorder=0, linewidth=0)
+        axes.annotate(
+            f"stage {number + 1}",
+            ((first + last) / 2, 1),
+            xycoords=axes.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            fontsize=7,
+            color="#777777",
+        )
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""One HTML page that shows a run: what it holds (`contents`), drawn (`charts`), laid out (`page`).
+"""Reports of a run: its files (`contents`), its charts (`charts`), their HTML (`drawing`, `page`).
 
 Needs neither TensorFlow nor a drawing library.
 """

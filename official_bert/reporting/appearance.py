@@ -1,17 +1,14 @@
-"""The style sheet and the script of a report; both stand in the page itself."""
+"""Style sheet and script of a report, which are part of the page itself."""
 
 STYLE = """
-:root { color-scheme: light dark; --ground: #fbfaf8; --card: #fff; --ink: #22242a; --quiet: #686c76;
-  --line: #e4e2dd; --band: #f3f1ec; --training: #2b62b8; --held-out: #c8432b; --guess: #8a8d94;
-  --abandoned: #b8b4aa; --accent: #2b62b8; }
-@media (prefers-color-scheme: dark) { :root:not([data-theme=light]) { --ground: #16181d;
-  --card: #1e2127; --ink: #e6e7ea; --quiet: #9ba0ab; --line: #32363f; --band: #242831;
-  --training: #74a7f2; --held-out: #f08a6c; --guess: #8a8f9a; --abandoned: #5d616b;
-  --accent: #74a7f2; } }
+:root { color-scheme: light dark; --ground: light-dark(#fbfaf8, #16181d);
+  --card: light-dark(#fff, #1e2127); --ink: light-dark(#22242a, #e6e7ea);
+  --quiet: light-dark(#686c76, #9ba0ab); --line: light-dark(#e4e2dd, #32363f);
+  --band: light-dark(#f3f1ec, #242831); --training: light-dark(#2b62b8, #74a7f2);
+  --held-out: light-dark(#c8432b, #f08a6c); --guess: light-dark(#8a8d94, #8a8f9a);
+  --abandoned: light-dark(#b8b4aa, #5d616b); --accent: light-dark(#2b62b8, #74a7f2); }
 :root[data-theme=light] { color-scheme: light; }
-:root[data-theme=dark] { color-scheme: dark; --ground: #16181d; --card: #1e2127; --ink: #e6e7ea;
-  --quiet: #9ba0ab; --line: #32363f; --band: #242831; --training: #74a7f2; --held-out: #f08a6c;
-  --guess: #8a8f9a; --abandoned: #5d616b; --accent: #74a7f2; }
+:root[data-theme=dark] { color-scheme: dark; }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.5;
   font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }

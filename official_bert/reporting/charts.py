@@ -1,20 +1,30 @@
-"""Charts as HTML: an SVG that stretches with the page, and labels that do not.
+"""The charts of a run: the numbers of its log that belong together, and how to read them.
 
-The drawing has the corners (0, 0) and (1000, 1000) and takes any shape; its lines keep their
-width. Labels are text of the page, so they are as legible on a phone as on a wide screen.
+One description for both drawings: HTML by `drawing`, pictures by `official_bert.plots`.
 """
 
-import html
-import json
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from official_bert.reporting import scales
-from official_bert.reporting.scales import Scale
+from official_bert.reporting.contents import Contents
+from official_bert.training import checkpoint_names
 
-MAX_POINTS = 600  # of a curve; of more, neighbours are averaged
-_FORMATS = {"number": scales.number, "percent": scales.percent, "prefix": scales.with_prefix}
+MAX_COLUMNS = 400  # of the map of trust ratios
+_TASKS = {"masked_lm": "Masked LM", "next_sentence": "Next sentence", "": "Task"}
+_GUESSES = {
+    "most_frequent_token_accuracy": "always the most frequent token",
+    "majority_class_accuracy": "always the most frequent class",
+}
+_IF_IT_CHANGES = ("skipped_updates", "loss_scale")
+_KERNELS = (  # kernels within a layer
+    (r"attention/self/(query|key|value)/kernel$", r"\1"),
+    (r"attention/output/dense/kernel$", "attention output"),
+    (r"intermediate/dense/kernel$", "intermediate"),
+    (r"layer_\d+/output/dense/kernel$", "output"),
+)
 
 
 class Curve(NamedTuple):
@@ -22,19 +32,62 @@ class Curve(NamedTuple):
 
     Attributes:
         name: For the legend.
-        points: (step, value), by step; of values that are `None` or not finite nothing is shown.
-        style: A class of the style sheet: `training`, `held-out`, `abandoned` or `guess`.
+        points: (step, value), by step; all finite.
+        style: `training`, `held-out`, `abandoned`, `guess` or `neighbours`.
         has_dots: Whether each point gets a dot: right for few.
     """
 
     name: str
-    points: Sequence[tuple[int, float | None]]
+    points: Sequence[tuple[int, float]]
     style: str = "training"
     has_dots: bool = False
 
 
+class Chart(NamedTuple):
+    """Curves over the steps.
+
+    Attributes:
+        metric: Name of the first curve's numbers in the log.
+        title: The quantity, with its unit.
+        words: How to read it, one sentence.
+        curves: The curves; the first is drawn below the others.
+        form: Format of values: `number`, `percent` or `prefix`.
+        from_zero: Whether the axis of the values begins at 0.
+        is_logarithmic: Whether that axis is logarithmic.
+    """
+
+    metric: str
+    title: str
+    words: str
+    curves: Sequence[Curve]
+    form: str = "number"
+    from_zero: bool = True
+    is_logarithmic: bool = False
+
+
+_SINGLE = (
+    Chart("learning_rate", "Learning rate", "At the last step of each log line.", ()),
+    Chart(
+        "gradient_norm",
+        "Gradient norm",
+        "Global norm over all replicas, before clipping. Peaks often precede a rising loss.",
+        (),
+        is_logarithmic=True,
+    ),
+    Chart(
+        "tokens_per_second",
+        "Throughput (tokens per second)",
+        "Without padding. It falls with longer sequences and while waiting for batches.",
+        (),
+        "prefix",
+    ),
+    Chart("skipped_updates", "Skipped updates", "Counted from the start.", ()),
+    Chart("loss_scale", "Loss scale", "Halved when a gradient overflows.", ()),
+)
+
+
 class Backdrop(NamedTuple):
-    """What stands behind all charts of a run.
+    """The background of all charts of a run.
 
     Attributes:
         last_step: The right end.
@@ -47,162 +100,186 @@ class Backdrop(NamedTuple):
     returns: Sequence[int] = ()
 
 
-def line_chart(
-    title: str,
-    words: str,
-    curves: Sequence[Curve],
-    backdrop: Backdrop,
-    form: str = "number",
-    logarithmic: bool = False,
-    from_zero: bool = False,
-) -> str:
-    """A chart of curves over the steps, as HTML; empty if no curve has a point.
+class RatioMap(NamedTuple):
+    """Trust ratios of every adapted variable over the steps.
 
-    Args:
-        title: What is shown, with its unit.
-        words: How to read it, one sentence.
-        curves: The curves; the first is drawn below the others.
-        backdrop: Stages and returns.
-        form: How values are written: `number`, `percent` or `prefix`.
-        logarithmic: Whether the values' axis is.
-        from_zero: Whether the axis begins at 0.
+    Attributes:
+        paths: The variables, a row each.
+        rows: Their ratios in equal spans of steps; `None` where there is none.
+        low, high: Nearly the smallest and the largest ratio: the ends of the colours.
     """
-    finite = [(curve, _finite(curve.points, logarithmic)) for curve in curves]
-    curves = [curve._replace(points=thinned(points)) for curve, points in finite if points]
-    if not curves:
-        return ""
-    values = [value for curve in curves for _, value in curve.points if value is not None]
-    y = scales.logarithmic(values) if logarithmic else scales.linear(values, from_zero)
-    x = scales.steps(backdrop.last_step)
-    drawing = [_bands(x, backdrop), _grid(y), *(_path(curve, x, y) for curve in curves)]
-    plot = _svg(drawing) + axis_labels(x, y, _FORMATS[form]) + stage_labels(x, backdrop)
-    return _figure(title, words, _legend(curves), plot, _data(curves, x, y, form))
+
+    paths: Sequence[str]
+    rows: Sequence[Sequence[float | None]]
+    low: float
+    high: float
+
+    def labels(self, most: int) -> list[tuple[str, str]]:
+        """Layer and name to write at each row.
+
+        The layer is written at its first row. With more than `most` rows only layers are named.
+        """
+        layers = [_layer(path) for path in self.paths]
+        return [
+            (
+                layer if layer != before else "",
+                _short_name(path) if not layer or len(layers) <= most else "",
+            )
+            for before, layer, path in zip(["", *layers], layers, self.paths)
+        ]
+
+    def names(self) -> list[str]:
+        """The full name of each row."""
+        return [
+            f"layer {_layer(path)}, {_short_name(path)}" if _layer(path) else _short_name(path)
+            for path in self.paths
+        ]
 
 
-def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `MAX_POINTS` points: means over neighbours; the first and the last remain."""
-    if len(points) <= MAX_POINTS:
-        return list(points)
-    size = math.ceil((len(points) - 2) / (MAX_POINTS - 2))
-    inner = [points[i : i + size] for i in range(1, len(points) - 1, size)]
-    inner[-1] = [point for point in inner[-1] if point != points[-1]] or inner[-1]
-    means = [(group[-1][0], sum(value for _, value in group) / len(group)) for group in inner]
-    return [points[0], *(mean for mean in means if mean[0] < points[-1][0]), points[-1]]
+def charts(contents: Contents) -> list[Chart]:
+    """Every chart that the logs contain numbers for."""
+    tasks = [task for task in _TASKS if task and _has(contents, f"{task}_loss")] or [""]
+    found = [
+        *(_loss(contents, task) for task in tasks),
+        *(_accuracy(contents, task) for task in tasks),
+        *(_single(contents, chart) for chart in _SINGLE),
+    ]
+    return [chart for chart in found if chart.curves]
 
 
-def axis_labels(x: Scale, y: Scale | None, text: Callable[[float], str]) -> str:
-    """The numbers at the axes, each at its share of the plot's width or height."""
-    below = "".join(
-        f'<span class="x" style="left:{100 * x.place(tick):.2f}%">{scales.number(tick)}</span>'
-        for tick in x.ticks
-    )
-    ticks = [(tick, text(tick).replace(".0 %", " %")) for tick in (y.ticks if y else ())]
-    beside = "".join(
-        f'<span class="y" style="top:{100 - 100 * y.place(tick):.2f}%">{words}</span>'
-        for tick, words in ticks
-        if y
-    )
-    return below + beside
+def _has(contents, name):
+    return any(name in line for log in contents.logs for line in log.train)
 
 
-def stage_labels(x: Scale, backdrop: Backdrop) -> str:
-    """The number of each stage above its part of the plot, and a mark at each return."""
-    several = backdrop.stages if len(backdrop.stages) > 1 else ()
-    stages = "".join(
-        f'<span class="stage" style="left:{50 * (x.place(first) + x.place(last)):.2f}%">'
-        f"stage {number}</span>"
-        for number, (first, last) in enumerate(several, 1)
-        if x.place(last) - x.place(first) > 0.12  # room for the word
-    )
-    returns = "".join(
-        f'<span class="return" style="left:{100 * x.place(step):.2f}%" '
-        f'title="returned to step {step:,}">↶</span>'
-        for step in backdrop.returns
-    )
-    return stages + returns
+def _loss(contents, task):
+    words = "Lower is better. Held-out loss rising while training loss falls means memorizing."
+    name = f"{task}_loss".lstrip("_")
+    return Chart(name, f"{_TASKS[task]} loss (nats)", words, _both(contents, name), from_zero=False)
 
 
-def _finite(points, positive):
+def _accuracy(contents, task):
+    name = f"{task}_accuracy".lstrip("_")
+    curves = _both(contents, name)
+    for guess, words in _GUESSES.items() if curves and task != "next_sentence" else ():
+        points = [point for log in contents.logs for point in _points(log.held_out, guess)]
+        if points:
+            ends = [(0, points[0][1]), (backdrop(contents).last_step, points[-1][1])]
+            curves.insert(0, Curve(words, ends, "guess"))
+    words = "Share of correct predictions: higher is better."
+    return Chart(name, f"{_TASKS[task]} accuracy", words, curves, "percent")
+
+
+def _both(contents, name):
+    """Curves of a metric in training and on held-out text, and those that a return abandoned."""
+    curves = []
+    for newest, log in contents.abandoned.items():
+        returns = [c for c in contents.run.get("changes", ()) if c.get("instead_of") == newest]
+        start = _step_of_return(returns[-1]) if returns else 0
+        left = [line for line in log.train if line["step"] > start]
+        curves.append(Curve("before the return", _points(left, name), "abandoned"))
+    lengths = [stage.get("max_seq_length") for stage in contents.run.get("stages", ())]
+    for log in contents.logs:
+        curves.append(Curve("training", _points(log.train, name)))
+        # Evaluations at different sequence lengths do not compare, so they are not joined.
+        by_length = itertools.groupby(
+            log.held_out, lambda line: dict(enumerate(lengths)).get(line.get("stage", 0))
+        )
+        curves += [
+            Curve("held out", _points(lines, name), "held-out", True) for _, lines in by_length
+        ]
+    return [curve for curve in curves if curve.points]
+
+
+def _single(contents, chart):
+    """A chart of one metric of training; the title names its only curve."""
+    lines = [line for log in contents.logs for line in log.train]
+    if chart.metric in _IF_IT_CHANGES and len({line.get(chart.metric) for line in lines}) < 2:
+        return chart
+    name = "value" if len(contents.logs) == 1 else "each seed"
+    points = [_points(log.train, chart.metric, chart.is_logarithmic) for log in contents.logs]
+    return chart._replace(curves=[Curve(name, found) for found in points if found])
+
+
+def _points(lines, name, positive=False):
+    """(step, value) of the lines with a finite value."""
+    found = [(line["step"], {**line.get("timing", {}), **line}.get(name)) for line in lines]
     return [
         (step, value)
-        for step, value in points
-        if isinstance(value, int | float) and math.isfinite(value) and (value > 0 or not positive)
+        for step, value in found
+        if value is not None and math.isfinite(value) and (value > 0 or not positive)
     ]
 
 
-def _bands(x, backdrop):
-    """Every second stage is shaded; a dashed line marks a return."""
-    bands = "".join(
-        f'<rect class="band" x="{1000 * x.place(first):.1f}" y="0" height="1000" '
-        f'width="{1000 * (x.place(last) - x.place(first)):.1f}"/>'
-        for first, last in backdrop.stages[1::2]
-    )
-    return bands + "".join(
-        f'<path class="mark" d="M{1000 * x.place(step):.1f} 0V1000"/>' for step in backdrop.returns
-    )
+def backdrop(contents: Contents) -> Backdrop:
+    """Stages and returns of a run, as far as it has come."""
+    logs = [contents.log, *contents.seeds, *contents.abandoned.values()]
+    last = max((line["step"] for log in logs for line in log.train), default=1)
+    if "stages" in contents.run:
+        ends = list(itertools.accumulate(stage.get("steps", 0) for stage in contents.run["stages"]))
+    else:  # as far as the log tells
+        pairs = itertools.pairwise(contents.log.train)
+        ends = [a["step"] for a, b in pairs if a.get("stage") != b.get("stage")]
+    borders = [0, *(end for end in ends if end < last), last]
+    returns = [_step_of_return(change) for change in contents.run.get("changes", ())]
+    return Backdrop(last, list(itertools.pairwise(borders)), returns)
 
 
-def _grid(y):
-    lines = "".join(f"M0 {_down(y, tick):.1f}H1000" for tick in y.ticks)
-    return f'<path class="grid" d="{lines}"/>'
+def _step_of_return(change):
+    name = change.get("resumed_from")
+    return checkpoint_names.step_and_count(name)[0] if name else 0
 
 
-def _path(curve, x, y):
-    places = [(1000 * x.place(step), _down(y, value)) for step, value in curve.points]
-    line = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
-    drawn = f'<path class="curve {curve.style}" d="M{line}"/>'
-    if curve.has_dots or len(places) == 1:  # a line without length and with round ends is a dot
-        dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in places)
-        drawn += f'<path class="dots {curve.style}" d="{dots}"/>'
-    return drawn
+def adapted(train: Sequence[Mapping]) -> list[str]:
+    """The variables whose ratio is not 1 throughout, in the order of the last line.
+
+    Args:
+        train: Lines of a training log, each with `trust_ratios`.
+    """
+    ratios = [line.get("trust_ratios", {}) for line in train]
+    paths = dict.fromkeys(path for line in [*ratios[-1:], *ratios] for path in line)
+    return [p for p in paths if any(_is_shown(r := line.get(p)) and r != 1.0 for line in ratios)]
 
 
-def _down(y, value):
-    return 1000 - 1000 * y.place(value)
-
-
-def _svg(parts):
-    shape = 'viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true"'
-    return f"<svg {shape}>{''.join(parts)}</svg>"
-
-
-def _legend(curves):
-    names = {curve.name: curve.style for curve in curves if curve.name}
-    if len(names) < 2 and not any(curve.has_dots for curve in curves):
-        return ""
-    keys = (
-        f'<span class="key {style}">{html.escape(name)}</span>' for name, style in names.items()
-    )
-    return f'<div class="legend">{"".join(keys)}</div>'
-
-
-def _data(curves, x, y, form):
-    """What the script shows under the pointer: for each curve its places, steps and values."""
-    of_curves = [
-        {
-            "name": curve.name,
-            "style": curve.style,
-            "points": [
-                [step, float(f"{y.place(value):.4g}"), _FORMATS[form](value)]
-                for step, value in curve.points
-            ],
-        }
-        for curve in curves
-        if curve.name
+def ratio_map(train: Sequence[Mapping], last_step: int) -> RatioMap | None:
+    """The map of trust ratios of a log; `None` if no variable is adapted."""
+    paths, columns = adapted(train), _columns(train, last_step)
+    rows = [
+        [value if _is_shown(value := column.get(path)) else None for column in columns]
+        for path in paths
     ]
-    return {"last": x.high, "curves": of_curves}
+    logs = sorted(math.log10(value) for row in rows for value in row if value)
+    if not logs:
+        return None
+    low, high = logs[len(logs) // 100], logs[-1 - len(logs) // 100]
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    return RatioMap(paths, rows, 10**low, 10**high)
 
 
-def _figure(title, words, legend, plot, data):
-    return (
-        f'<figure class="chart"><figcaption><h3>{html.escape(title)}</h3>{legend}</figcaption>'
-        f'<div class="plot" role="img" aria-label="{html.escape(title)} over the steps">{plot}'
-        f'<div class="pointer" hidden></div><div class="tip" hidden></div></div>'
-        f"<p>{html.escape(words)}</p>"
-        f'<script type="application/json">{script_json(data)}</script></figure>'
-    )
+def _columns(train, last_step):
+    """The ratios in each of equal spans of steps: those of the first line at or after its end."""
+    train = [line for line in train if line.get("trust_ratios")]
+    count, position = min(MAX_COLUMNS, len(train)), 0
+    columns = []
+    for column in range(1, count + 1):
+        while position < len(train) - 1 and train[position]["step"] < column / count * last_step:
+            position += 1
+        columns.append(train[position]["trust_ratios"])
+    return columns
 
 
-def script_json(data: object) -> str:
-    """JSON that can stand in a script element: no text in it can end the element."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+def _is_shown(value):
+    return value is not None and 0 < value < math.inf
+
+
+def _layer(path):
+    match = re.search(r"layer_(\d+)/", path)
+    return match[1] if match else ""
+
+
+def _short_name(path):
+    for pattern, name in _KERNELS:
+        if match := re.search(pattern, path):
+            return match.expand(name)
+    ends = r"_embeddings$|(/dense)?/kernel$|/output_weights$"
+    short = re.sub(rf"^bert/(embeddings/)?|^cls/|{ends}", "", path)
+    return short.replace("_", " ")

@@ -1,7 +1,9 @@
-"""Reads a model directory, as far as its files are there, for a report."""
+"""Reads the files of a model directory for a report, as far as they exist."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from official_bert.training import checkpoint_names, forms, model_directory, starts
 from official_bert.training.log_lines import Log, decoded, read_lines, read_log
@@ -9,8 +11,7 @@ from official_bert.training.log_lines import Log, decoded, read_lines, read_log
 LOG = "train_log.jsonl"
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A checkpoint in the folder: its name, the step it was written at, its size in bytes."""
 
     name: str
@@ -20,39 +21,44 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What was found in a folder.
+    """The files of a run; what is missing is empty.
 
     Attributes:
         folder: The folder.
-        run: What `run.json` holds; empty if there is none.
         log: The training log.
+        run: Content of `run.json`.
         abandoned: {checkpoint that was the newest then: the log before the return}.
-        seeds: {folder: its log}, where each seed has a folder of its own.
-        best: What `best/best.json` holds; empty if there is none.
-        summary: What a run writes at its end, `training_summary.txt`; empty if there is none.
-        known_good: What `known_good.json` holds; empty if there is none.
-        scores: What `results.json` of a fine-tuned model holds; empty if there is none.
+        seeds: The log of each seed, where each has a folder of its own.
+        best: Content of `best/best.json`.
+        summary: Content of `training_summary.txt`, which a run writes at its end.
+        known_good: Content of `known_good.json`.
+        scores: Content of `results.json` of a fine-tuned model.
         starts: Time, command and versions of each start of the run.
-        checkpoints: Those that are still there.
-        notes: Sentences on what is missing or damaged.
+        checkpoints: Those that still exist.
+        notes: Sentences on missing or damaged files.
     """
 
     folder: Path
-    run: dict
     log: Log
-    abandoned: dict[str, Log]
-    seeds: dict[str, Log]
-    best: dict
-    summary: dict
-    known_good: dict
-    scores: dict
-    starts: list[dict]
-    checkpoints: list[Checkpoint]
-    notes: list[str]
+    run: dict = dataclasses.field(default_factory=dict)
+    abandoned: dict[str, Log] = dataclasses.field(default_factory=dict)
+    seeds: Sequence[Log] = ()
+    best: dict = dataclasses.field(default_factory=dict)
+    summary: dict = dataclasses.field(default_factory=dict)
+    known_good: dict = dataclasses.field(default_factory=dict)
+    scores: dict = dataclasses.field(default_factory=dict)
+    starts: Sequence[dict] = ()
+    checkpoints: Sequence[Checkpoint] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def logs(self) -> Sequence[Log]:
+        """The logs to draw: that of the run, or one of each seed."""
+        return self.seeds if self.seeds and not self.log.train else [self.log]
 
 
 def read(folder: Path) -> Contents:
-    """Reads all of a folder that a report shows.
+    """Reads all files of a folder that a report shows.
 
     Args:
         folder: A model directory, or the output folder of fine-tuning over several seeds.
@@ -61,22 +67,25 @@ def read(folder: Path) -> Contents:
         ValueError: if it is no such folder, or its `run.json` is damaged.
     """
     _require_run(folder)
-    notes = []
+    notes: list[str] = []
     log = read_log(folder / LOG)
-    seeds = {path.parent.name: read_log(path) for path in _by_number(folder, f"seed_*/{LOG}")}
+    seeds = [read_log(path) for path in _by_number(folder, f"seed_*/{LOG}")]
     return Contents(
         folder=folder,
         run=_run_of(folder),
         log=log,
-        abandoned={_word(path): read_log(path) for path in _by_number(folder, "train_log.*.jsonl")},
+        abandoned={
+            path.name.removeprefix("train_log.").removesuffix(".jsonl"): read_log(path)
+            for path in _by_number(folder, "train_log.*.jsonl")
+        },
         seeds=seeds,
         best=_object(folder / "best/best.json", forms.BEST, notes),
         summary=_object(folder / "summaries/training_summary.txt", forms.SUMMARY, notes),
         known_good=_object(folder / "known_good.json", forms.KNOWN_GOOD, notes),
         scores=_object(folder / "results.json", forms.SCORES, notes),
-        starts=list(read_lines(folder / starts.FILE, forms.START)[0]),
+        starts=read_lines(folder / starts.FILE, forms.START)[0],
         checkpoints=_checkpoints(folder),
-        notes=notes + _missing(folder, log, seeds),
+        notes=[*notes, *_missing(folder, log, seeds)],
     )
 
 
@@ -96,30 +105,22 @@ def _require_run(folder):
 
 
 def _run_of(folder):
-    """What `run.json` holds, or that of the first seed."""
+    """Content of `run.json`, or of that of the first seed."""
     first = next(iter(_by_number(folder, "seed_*/run.json")), folder / "run.json").parent
     run = model_directory.describes(folder) or model_directory.describes(first) or {}
     if wrong := list(forms.misfits(run, forms.RUN)):
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        name = ascii(wrong[0][:99])[1:-1] + more  # fit for a terminal
         raise ValueError(
-            f"{folder / 'run.json'} is damaged: {names_of(wrong)} is not what a run writes there. "
+            f"{folder / 'run.json'} is damaged: {name} is not what a run writes there. "
             "Restore the file, or remove it: the report then shows only the log."
         )
     return run
 
 
-def names_of(wrong: list[str]) -> str:
-    """The first of the names of values that are not of their form, fit for a terminal."""
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    return ascii(wrong[0][:99])[1:-1] + more
-
-
 def _by_number(folder: Path, pattern: str) -> list[Path]:
     """The files of a pattern, seed_2 before seed_10."""
     return sorted(folder.glob(pattern), key=lambda path: (len(str(path)), str(path)))
-
-
-def _word(path):
-    return path.name.removeprefix("train_log.").removesuffix(".jsonl")
 
 
 def _object(path, form, notes):
@@ -143,15 +144,13 @@ def _checkpoints(folder):
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
-def _missing(folder, log, seeds):
-    logs = [log, *seeds.values()]
-    notes = []
+def _missing(folder: Path, log: Log, seeds: Sequence[Log]) -> Iterator[str]:
+    logs = [log, *seeds]
     if not any(one.train for one in logs):
-        notes.append("The log has no training line yet, so there are no curves.")
+        yield "The log has no training line yet, so there are no curves."
     elif not any(one.held_out for one in logs):
-        notes.append("No held-out text was evaluated, so only the training curves are shown.")
+        yield "No held-out text was evaluated, so only the training curves are shown."
     if damaged := sum(one.damaged for one in logs):
-        notes.append(f"{damaged} line(s) of {LOG} cannot be read and are left out.")
+        yield f"{damaged} line(s) of {LOG} cannot be read and are left out."
     if not (folder / "run.json").exists() and not seeds:
-        notes.append("run.json is missing, so the settings of the run are unknown.")
-    return notes
+        yield "run.json is missing, so the settings of the run are unknown."

@@ -1,35 +1,39 @@
-"""The page of a report: a heading, the numbers to know first, charts, tables."""
+"""Lays out the page of a report: a heading, the numbers to know first, charts, tables."""
 
 import datetime
 import html
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 
-from official_bert.reporting import curves, scales, tables
+from official_bert.reporting import charts, drawing, scales
 from official_bert.reporting.appearance import SCRIPT, STYLE
 from official_bert.reporting.contents import Contents
 
 _KINDS = {"classification": "Sentence classification", "squad": "Question answering"}
+_OWN_TABLE = ("config", "stages", "optimizer", "records", "changes")  # of run.json
 
 
 def render(contents: Contents, now: datetime.datetime) -> str:
     """The whole page as HTML that needs no other file.
 
     Args:
-        contents: What was found in the folder.
-        now: When the report was made.
+        contents: The files of the folder.
+        now: Time of the report.
     """
     name = html.escape(contents.folder.resolve().name)
     body = "".join(
         (
             _heading(contents, name),
             _tiles(contents),
-            tables.scores(contents),
+            _section(f"Scores: {contents.scores.get('task', 'held out')}", *_scores(contents)),
             _notes(contents),
             _charts(contents),
-            tables.stages(contents),
-            tables.changes(contents),
-            tables.starts(contents),
-            tables.settings(contents),
-            tables.files(contents),
+            _section("Stages", _stages(contents)),
+            _section("Returns and changes", _changes(contents)),
+            _section("Starts", _starts(contents)),
+            _section("Settings", *_settings(contents)),
+            _section("Checkpoints", _checkpoints(contents)),
         )
     )
     return (
@@ -44,15 +48,6 @@ def render(contents: Contents, now: datetime.datetime) -> str:
 
 def _heading(contents, name):
     kind = _KINDS.get(contents.run.get("task"), "Pre-training" if contents.run else "Training")
-    switch = '<button id="theme" type="button" title="dark or light">◐</button>'
-    return (
-        f'<header><p class="kind">{kind}</p><h1>{name}</h1>{switch}'
-        f"<p>{html.escape(_sentence(contents))}</p>{_progress(contents)}</header>"
-    )
-
-
-def _sentence(contents):
-    """Model and optimizer in a line."""
     config, optimizer = contents.run.get("config", {}), contents.run.get("optimizer", {})
     parts = []
     if {"num_hidden_layers", "hidden_size"} <= config.keys():
@@ -61,33 +56,23 @@ def _sentence(contents):
         parts.append(f"trained with {str(optimizer['type']).upper()}")
     if contents.seeds:
         parts.append(f"{len(contents.seeds)} seeds")
-    return ", ".join(parts) + "." if parts else ""
-
-
-def _steps(contents):
-    """Steps done, and in all; `None` if that is not known."""
-    done = max((line["step"] for line in contents.log.train), default=0)
-    planned = sum(stage["steps"] for stage in contents.run.get("stages", ())) or None
-    return done, planned
-
-
-def _has_ended(contents, planned):
-    """Whether the run came to its end, where it writes its summary.
-
-    A run that has returned to a checkpoint since has another last loss in its log.
-    """
-    ended = contents.summary.get("total_training_steps", 0) >= planned
-    train = contents.log.train
-    return ended and (not train or train[-1].get("loss") == contents.summary.get("train_loss"))
+    sentence = html.escape(", ".join(parts) + "." * bool(parts))
+    switch = '<button id="theme" type="button" title="dark or light">◐</button>'
+    return (
+        f'<header><p class="kind">{kind}</p><h1>{name}</h1>{switch}<p>{sentence}</p>'
+        f"{_progress(contents)}</header>"
+    )
 
 
 def _progress(contents):
-    if contents.seeds:
+    planned = sum(stage.get("steps", 0) for stage in contents.run.get("stages", ()))
+    if contents.seeds or not planned:
         return ""
-    done, planned = _steps(contents)
-    if planned is None:
-        return ""
-    if _has_ended(contents, planned):
+    train, summary = contents.log.train, contents.summary
+    done = max((line["step"] for line in train), default=0)
+    # A run that has returned to a checkpoint since its end has another last loss in its log.
+    same_loss = not train or train[-1].get("loss") == summary.get("train_loss")
+    if summary.get("total_training_steps", 0) >= planned and same_loss:
         return f'<p class="state">Finished after {planned:,} steps.</p>'
     if done >= planned:
         return (
@@ -103,15 +88,18 @@ def _progress(contents):
 
 def _tiles(contents):
     """The numbers to know first."""
-    train, held_out = contents.log.train, contents.log.held_out
-    last, seen = (lines[-1] if lines else {} for lines in (train, held_out))
+    last, seen = (
+        lines[-1] if lines else {} for lines in (contents.log.train, contents.log.held_out)
+    )
+    timing = last.get("timing", {})
+    loss, accuracy = ("masked_lm_loss", "loss"), ("masked_lm_accuracy", "accuracy")
     found = [
-        ("training loss", _number(last, "masked_lm_loss", "loss"), ""),
-        ("held-out loss", _number(seen, "masked_lm_loss", "loss"), _best(contents)),
-        ("held-out accuracy", _share(seen, "masked_lm_accuracy", "accuracy"), ""),
-        ("steps", f"{last['step']:,}" if last else "–", ""),
-        ("training time", scales.duration(_timing(last).get("seconds")), ""),
-        ("model FLOP/s", scales.with_prefix(_timing(last).get("model_flops_per_second")), ""),
+        ("training loss", scales.number(_first(last, loss)), ""),
+        ("held-out loss", scales.number(_first(seen, loss)), _best(contents)),
+        ("held-out accuracy", scales.percent(_first(seen, accuracy)), ""),
+        ("steps", scales.number(last.get("step")), ""),
+        ("training time", scales.duration(timing.get("seconds")), ""),
+        ("model FLOP/s", scales.with_prefix(timing.get("model_flops_per_second")), ""),
     ]
     tiles = "".join(
         f'<div class="tile"><span>{name}</span><b>{html.escape(value)}</b>'
@@ -122,42 +110,173 @@ def _tiles(contents):
     return f'<div class="tiles">{tiles}</div>' if tiles else ""
 
 
+def _first(line, names):
+    return next((line[name] for name in names if name in line), None)
+
+
 def _best(contents):
-    """Where the best weights are from; losses at another length do not compare with the last."""
-    best, step = contents.best, contents.best.get("step")
-    if not isinstance(step, int):
+    """The step of the best weights; losses at another length do not compare with the last."""
+    step, length = contents.best.get("step"), contents.best.get("max_seq_length")
+    if step is None:
         return ""
-    length = best.get("max_seq_length")
     last = contents.log.held_out[-1].get("stage", 0) if contents.log.held_out else None
-    stages = contents.run.get("stages", ())
-    if length is None or last is None or last >= len(stages):
-        return f"best at step {step:,}"
-    same = stages[last].get("max_seq_length") == length
-    return f"best at step {step:,}" + ("" if same else f", of length {length:,}")
-
-
-def _number(line, *names):
-    return scales.number(next((line[name] for name in names if name in line), None))
-
-
-def _share(line, *names):
-    return scales.percent(next((line[name] for name in names if name in line), None))
-
-
-def _timing(line):
-    timing = line.get("timing")
-    return timing if isinstance(timing, dict) else {}
+    lengths = [stage.get("max_seq_length") for stage in contents.run.get("stages", ())]
+    known = length is not None and last is not None and last < len(lengths)
+    other = f", of length {length:,}" if known and lengths[last] != length else ""
+    return f"best at step {step:,}{other}"
 
 
 def _notes(contents):
     notes = list(contents.notes)
-    adapts_nothing = contents.log.train and not curves.heat_map.adapted(contents.log.train)
-    if adapts_nothing:
+    if contents.log.train and not charts.adapted(contents.log.train):
         notes.append("The optimizer adapts no layer, so there is no map of trust ratios.")
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 
 def _charts(contents):
-    drawn = "".join(curves.all_charts(contents))
-    return f'<section class="charts" aria-label="charts">{drawn}</section>' if drawn else ""
+    backdrop = charts.backdrop(contents)
+    drawn = [drawing.line_chart(chart, backdrop) for chart in charts.charts(contents)]
+    if ratios := charts.ratio_map(contents.log.train, backdrop.last_step):
+        drawn.append(drawing.heat_map(ratios, backdrop))
+    return f'<section class="charts" aria-label="charts">{"".join(drawn)}</section>' * bool(drawn)
+
+
+# Tables
+
+
+def _section(title: str, *parts: str) -> str:
+    """A titled part of the page; empty if nothing is in it."""
+    content = "".join(parts)
+    return f"<section><h2>{html.escape(title)}</h2>{content}</section>" if content else ""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "words") -> str:
+    """A table that scrolls if it is too wide; empty without rows.
+
+    The first column has the heads of the rows. Cells of `words` are aligned to the left, of
+    `numbers` to the right.
+    """
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(str(first))}</th>'
+        + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
+        + "</tr>"
+        for first, *cells in rows
+    )
+    head = f"<thead><tr>{head}</tr></thead>" if heads else ""
+    table = f'<div class="scroll"><table class="{kind}">{head}<tbody>{body}</tbody></table></div>'
+    return table if body else ""
+
+
+def _scores(contents: Contents) -> Iterator[str]:
+    """The scores of a fine-tuned model: over the seeds, and of each seed."""
+    summary, runs = contents.scores.get("summary", {}), contents.scores.get("runs", [])
+    if len(runs) > 1:
+        keys = ("mean", "standard_deviation", "median", "best")
+        rows = [(name, *(_score(of.get(key)) for key in keys)) for name, of in summary.items()]
+        yield _table(("metric", "mean", "deviation", "median", "best"), rows, "numbers")
+    metrics = [run.get("metrics", {}) for run in runs]
+    names = dict.fromkeys(name for found in metrics for name in found)
+    heads = ("metric", *(f"seed {run.get('seed', '–')}" for run in runs))
+    rows = [(name, *(_score(found.get(name)) for found in metrics)) for name in names]
+    yield _table(heads, rows, "numbers")
+
+
+def _score(value):
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "–" if value is None else str(value)
+
+
+def _stages(contents):
+    """The settings of each stage, its last loss and its median rates."""
+    settings = {
+        "steps": "steps",
+        "batch": "batch_size",
+        "length": "max_seq_length",
+        "learning rate": "learning_rate",
+        "warm-up": "warmup_steps",
+        "ends at": "end_learning_rate",
+    }
+    rows = []
+    for index, stage in enumerate(contents.run.get("stages", ())):
+        lines = [line for line in contents.logs[0].train if line.get("stage") == index]
+        rates = [
+            scales.with_prefix(_median(line.get("timing", {}).get(key) for line in lines))
+            for key in ("tokens_per_second", "examples_per_second")
+        ]
+        loss = scales.number(lines[-1].get("loss") if lines else None)
+        set_to = [scales.number(stage.get(key)) for key in settings.values()]
+        rows.append((index + 1, *set_to, loss, *rates))
+    return _table(("stage", *settings, "loss", "tokens/s", "examples/s"), rows, "numbers")
+
+
+def _median(values):
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
+
+
+def _changes(contents):
+    """Intended changes: returns to checkpoints, longer last stages."""
+    rows = [
+        (
+            change.get("resumed_from") or "the start",
+            change.get("instead_of") or "–",
+            "; ".join(map(str, change.get("differences", ()))) or "nothing",
+        )
+        for change in contents.run.get("changes", ())
+    ]
+    return _table(("resumed from", "instead of", "changed"), rows)
+
+
+def _starts(contents):
+    """Time, versions, machine and command of each start of the run."""
+    rows = [
+        (
+            start.get("time", "–"),
+            scales.number(start.get("step")),
+            " ".join(f"{name} {text}" for name, text in start.get("versions", {}).items()),
+            f"{start.get('machine', '–')}, {start.get('replicas', '–')} replica(s)",
+            " ".join(map(str, start.get("command") or ())),
+        )
+        for start in contents.starts
+    ]
+    return _table(("started", "at step", "versions", "machine", "command"), rows)
+
+
+def _settings(contents: Contents) -> Iterator[str]:
+    """Model, optimizer and the other settings, each in a part that opens."""
+    run = contents.run
+    parts = {
+        "Model": run.get("config", {}),
+        "Optimizer": run.get("optimizer", {}),
+        "Run": {name: value for name, value in run.items() if name not in _OWN_TABLE},
+        "Digests of the records": {
+            f"stage {number}": digests for number, digests in enumerate(run.get("records", ()), 1)
+        },
+    }
+    for title, values in parts.items():
+        if rows := [(name, _setting(value)) for name, value in values.items()]:
+            yield f"<details><summary>{title}</summary>{_table((), rows)}</details>"
+
+
+def _setting(value):
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _checkpoints(contents):
+    """The checkpoints in the folder, and which of them is the last good one."""
+    good = contents.known_good.get("checkpoint")
+    rows = [
+        (
+            one.name,
+            scales.number(one.step),
+            f"{one.size / 1e6:,.1f} MB",
+            "known to be good" if one.name == good else "",
+        )
+        for one in contents.checkpoints
+    ]
+    return _table(("name", "step", "size", ""), rows)

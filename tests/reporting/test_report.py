@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from small_runs import LONG, SHORT, log_lines, make_run, train
+from small_runs import SHORT, log_lines, make_run, train
 
 from official_bert import report
-from official_bert.reporting import charts, contents, heat_map, page, scales
+from official_bert.reporting import charts, contents, drawing, page, scales
 from official_bert.stages import LoopOptions
 
 KERNELS = [
@@ -87,12 +87,12 @@ def command(*arguments):
 
 @pytest.fixture(scope="module")
 def trained(small_corpus, tmp_path_factory):
-    """The model directory of a real run of two stages, evaluated on held-out records."""
+    """The model directory of a real run, evaluated on held-out records."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     options = LoopOptions(
         log_steps=2, save_checkpoints_steps=4, eval_steps=4, eval_files=(small_corpus.train,)
     )
-    train(make_run(small_corpus, (SHORT, LONG)), folder, options)
+    train(make_run(small_corpus, (SHORT,)), folder, options)
     return folder
 
 
@@ -112,7 +112,7 @@ def test_the_report_of_a_real_run_shows_the_numbers_of_its_log(trained):
         *titles(text)
     }
     assert "Throughput (tokens per second)" in titles(text)
-    assert "Finished after 12 steps." in text
+    assert "Finished after 8 steps." in text
     for checkpoint in trained.glob("ctl_step_*.index"):
         assert checkpoint.stem in text
 
@@ -131,8 +131,8 @@ def test_the_map_has_a_row_for_each_adapted_variable_and_its_extremes_at_the_end
     with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
         pixels = np.asarray(image)
     assert pixels.shape == (len(KERNELS), 10, 4)
-    assert (*pixels[0, 0, :3],) == heat_map.RAMP[0]  # the first variable's ratio is the smallest
-    assert (*pixels[-1, -1, :3],) == heat_map.RAMP[-1]
+    assert (*pixels[0, 0, :3],) == drawing.RAMP[0]  # the first variable's ratio is the smallest
+    assert (*pixels[-1, -1, :3],) == drawing.RAMP[-1]
     assert (pixels[..., 3] == 255).all()
 
 
@@ -141,16 +141,14 @@ def test_a_variable_that_comes_later_is_clear_until_then():
         {"step": 1, "trust_ratios": {"a": 0.5}},
         {"step": 2, "trust_ratios": {"a": 0.5, "b": 0.2}},
     ]
-    assert heat_map.adapted(lines) == ["a", "b"]
-    drawn = heat_map.heat_map(lines, charts.Backdrop(2, [(0, 2)]))
-    data = json.loads(re.search(r"json\">(.*?)</script>", drawn)[1])
-    assert data["values"] == [[0.5, 0.5], [None, 0.2]]
+    ratios = charts.ratio_map(lines, 2)
+    assert ratios.paths == ["a", "b"]
+    assert ratios.rows == [[0.5, 0.5], [None, 0.2]]
 
 
 def test_the_label_of_the_next_sentence_head_is_short_enough_for_its_margin():
-    lines = [{"step": 1, "trust_ratios": {"cls/seq_relationship/output_weights": 0.5}}]
-    drawn = heat_map.heat_map(lines, charts.Backdrop(1, [(0, 1)]))
-    assert ">seq relationship</span>" in drawn
+    ratios = charts.RatioMap(["cls/seq_relationship/output_weights"], [[0.5]], 0.1, 1)
+    assert ratios.labels(44) == [("", "seq relationship")]
 
 
 def test_what_is_missing_is_left_out_with_a_word(tmp_path):
@@ -340,8 +338,8 @@ def test_a_logarithmic_scale_gives_equal_factors_equal_lengths(values):
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=3000))
 def test_long_curves_are_thinned_between_their_ends(values):
     points = list(enumerate(values))
-    thin = charts.thinned(points)
-    assert len(thin) <= charts.MAX_POINTS
+    thin = drawing.thinned(points)
+    assert len(thin) <= drawing.MAX_POINTS
     assert thin[0] == points[0]
     assert thin[-1] == points[-1]
     assert [step for step, _ in thin] == sorted({step for step, _ in thin})
