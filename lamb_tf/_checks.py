@@ -3,13 +3,16 @@
 What does not fit is a ValueError: `NAME` must be X; got Y.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lamb_tf._types import Bounds
+if TYPE_CHECKING:  # it needs Keras 3
+    from lamb_tf._types import Bounds
 
 LARGEST = float(np.finfo(np.float32).max)  # optimizers compute in float32: 1e39 is infinite there
 
@@ -102,3 +105,26 @@ def bounds(value: object, argument: str) -> Bounds:
         if 0 <= low <= high:
             return (low, high)
     raise ValueError(f"`{argument}` must be (low, high) with 0 <= low <= high; got {value!r}.")
+
+
+class Dependent:
+    """An argument of which None stands for a value that other arguments decide, until it is built.
+
+    Args:
+        value: The value by the optimizer.
+    """
+
+    def __init__(self, value: Callable[[Any], Any]):
+        self.value = value
+
+    def __set_name__(self, owner: type, name: str):
+        self.name = name
+
+    def __get__(self, optimizer: object, owner: type | None = None) -> Any:
+        if optimizer is None:
+            return self
+        given = vars(optimizer).get(self.name)
+        return self.value(optimizer) if given is None else given
+
+    def __set__(self, optimizer: object, value: object):
+        vars(optimizer)[self.name] = value

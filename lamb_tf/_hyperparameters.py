@@ -77,29 +77,6 @@ def _is_finite_and_not_negative(value):
         return False
 
 
-class Dependent:
-    """An argument of which None stands for a value that other arguments decide, until it is built.
-
-    Args:
-        value: The value by the optimizer.
-    """
-
-    def __init__(self, value: Callable[[Any], Any]):
-        self.value = value
-
-    def __set_name__(self, owner: type, name: str):
-        self.name = name
-
-    def __get__(self, optimizer: object, owner: type | None = None) -> Any:
-        if optimizer is None:
-            return self
-        given = vars(optimizer).get(self.name)
-        return self.value(optimizer) if given is None else given
-
-    def __set__(self, optimizer: object, value: object):
-        vars(optimizer)[self.name] = value
-
-
 class Configured(keras.optimizers.Optimizer):
     """A Keras optimizer whose arguments are checked, fixed when it is built, and saved.
 

@@ -7,8 +7,15 @@ from typing import Any, ClassVar, Unpack
 
 import keras
 
-from lamb_tf._checks import boolean, bounds, fraction, not_negative, one_of, positive_or_none
-from lamb_tf._hyperparameters import Dependent
+from lamb_tf._checks import (
+    Dependent,
+    boolean,
+    bounds,
+    fraction,
+    not_negative,
+    one_of,
+    positive_or_none,
+)
 from lamb_tf._layerwise import LayerwiseOptimizer
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Options, Slots, Tensor, WeightDecay
 

@@ -13,11 +13,10 @@ variables); a step in which any gradient is not finite changes nothing; `epsilon
 
 from __future__ import annotations
 
-import math
 import numbers
 import os
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
@@ -25,12 +24,13 @@ try:
     import tf_keras
 except ImportError as error:
     raise ImportError(
-        'lamb_tf.legacy needs tf_keras: `pip install "lamb_tf[legacy]"`, or, beside a TensorFlow '
+        'lamb_tf.legacy needs tf_keras: `pip install "lamb_tf[legacy]"`, or, next to a TensorFlow '
         "of yours, `pip install --no-deps tf-keras`."
     ) from error
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
 from lamb_tf import _selection
+from lamb_tf._checks import Dependent, boolean, fraction, not_negative, one_of, optional
 from lamb_tf._selection import biases_and_norms
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own metho
     "_use_locking": "what Keras 2 hands to each assignment",
 }
 
+_EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
+_CLIPS = "clipnorm", "clipvalue", "global_clipnorm"
 _BY_NAME = {"predicate": biases_and_norms.__name__}  # in a config
 _register = tf_keras.utils.register_keras_serializable(package="lamb_tf")
 _Schedule = tf_keras.optimizers.schedules.LearningRateSchedule
@@ -66,17 +68,9 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
     """
 
     _slot_order: tuple[str, ...] = ()
-    _settled: tuple[str, ...] = ("clipnorm", "clipvalue", "global_clipnorm")  # by the first step
+    _checks: ClassVar[dict[str, Callable]] = {}  # of attributes that a traced step reads once
 
-    def __init__(
-        self,
-        learning_rate,
-        weight_decay,
-        exclude_from_weight_decay,
-        exclude_from_layer_adaptation,
-        name,
-        **kwargs,
-    ):
+    def __init__(self, learning_rate, weight_decay, exclusions, name, **kwargs):
         if "weight_decay_rate" in kwargs:
             weight_decay = kwargs.pop("weight_decay_rate")
             warnings.warn(
@@ -87,14 +81,11 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         learning_rate = kwargs.get("lr", learning_rate)  # an old name; tf_keras warns of it
         weight_decay = 0.0 if weight_decay is None else weight_decay
         super().__init__(name, **kwargs)
-        self._set_hyper("learning_rate", _schedule(_checked("learning_rate", learning_rate)))
+        self._set_hyper("learning_rate", _schedule(_checked(learning_rate, "learning_rate")))
         self._set_hyper("decay", self._initial_decay)
-        self._set_hyper("weight_decay", _schedule(_checked("weight_decay", weight_decay)))
+        self._set_hyper("weight_decay", _schedule(_checked(weight_decay, "weight_decay")))
         self._decays = not (isinstance(weight_decay, numbers.Real) and weight_decay == 0)
-        self._exclusions = (
-            _patterns("exclude_from_weight_decay", exclude_from_weight_decay),
-            _patterns("exclude_from_layer_adaptation", exclude_from_layer_adaptation),
-        )
+        self._exclusions = tuple(map(_patterns, exclusions, _EXCLUSIONS))
         self._exclusions_were_checked = False
         self._is_restored = False  # from a config
 
@@ -105,8 +96,12 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         these are variables.
         """
         name = "learning_rate" if name == "lr" else name  # as in the base class
+        if name in self._checks:
+            value = self._checks[name](value, name)
         stepped = vars(self).get("_exclusions_were_checked")
-        if stepped and (name in self._settled or (name in self._hyper and callable(value))):
+        if stepped and (
+            name in (*_CLIPS, *self._checks) or (name in self._hyper and callable(value))
+        ):
             raise AttributeError(
                 f"`{name}` must stay as it is after the first step, because the traced step would "
                 f"not use a change; got {value!r}. Make a new {type(self).__name__} and restore a "
@@ -129,8 +124,8 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         return {
             **super().get_config(),
             **{name: self._serialize_hyperparameter(name) for name in names},
-            "exclude_from_weight_decay": _to_be_saved(self._exclusions[0]),
-            "exclude_from_layer_adaptation": _to_be_saved(self._exclusions[1]),
+            **{name: vars(self)[name] for name in self._checks},  # as given: see `Dependent`
+            **dict(zip(_EXCLUSIONS, map(_to_be_saved, self._exclusions))),
         }
 
     @classmethod
@@ -142,7 +137,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         for name in ("learning_rate", "weight_decay"):
             if isinstance(config.get(name), dict):
                 config[name] = _restored_schedule(config[name], custom_objects)
-        for name in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+        for name in _EXCLUSIONS:
             if name in config:
                 config[name] = _restored(config[name])
         optimizer = super().from_config(config, custom_objects)
@@ -153,8 +148,8 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
         _selection.check_types(var_list)
         if not self._exclusions_were_checked:
             undecayed, _ = (
-                _selection.excluded(var_list, getattr(self, argument), argument, self._is_restored)
-                for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation")
+                _selection.excluded(var_list, exclusions, argument, self._is_restored)
+                for exclusions, argument in zip(self._exclusions, _EXCLUSIONS)
             )
             if self._decays and not self._is_restored:
                 decayed = [not is_excluded for is_excluded in undecayed]
@@ -273,7 +268,7 @@ class LAMB(_Layerwise):
     """
 
     _slot_order = ("m", "v")
-    _settled = (*_Layerwise._settled, "epsilon")
+    _checks: ClassVar = {"epsilon": not_negative}
 
     def __init__(
         self,
@@ -287,17 +282,11 @@ class LAMB(_Layerwise):
         name: str = "LAMB",
         **kwargs: object,
     ):
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            name,
-            **kwargs,
-        )
-        self._set_hyper("beta_1", _checked("beta_1", beta_1, below=1))
-        self._set_hyper("beta_2", _checked("beta_2", beta_2, below=1))
-        self.epsilon = _checked("epsilon", epsilon)
+        exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
+        super().__init__(learning_rate, weight_decay, exclusions, name, **kwargs)
+        self._set_hyper("beta_1", _checked(beta_1, "beta_1", fraction))
+        self._set_hyper("beta_2", _checked(beta_2, "beta_2", fraction))
+        self.epsilon = epsilon
 
     def _prepare_local(self, var_device, var_dtype, apply_state):
         super()._prepare_local(var_device, var_dtype, apply_state)
@@ -323,32 +312,15 @@ class LAMB(_Layerwise):
             **super().get_config(),
             "beta_1": self._serialize_hyperparameter("beta_1"),
             "beta_2": self._serialize_hyperparameter("beta_2"),
-            "epsilon": self.epsilon,
         }
 
 
 @_register
 class LARS(_Layerwise):
-    """LARS as a tf_keras optimizer, in the forms of `lamb_tf.LARS`, with the slot `momentum`.
+    """LARS as a tf_keras optimizer, with the slot `momentum`.
 
-    `ratio="before_momentum"`, arXiv 1708.03888, with trust coefficient η = 0.001 and rate γ:
-
-        ratio = η ‖x‖ / (‖g‖ + λ ‖x‖ + ε)
-        v ← μ v + γ ratio (g + λ x)
-        x ← x - v                             (Nesterov: x ← x - μ v - γ ratio (g + λ x))
-
-    `ratio="decayed_before_momentum"`, as in tf-models: the same, but with
-
-        ratio = η ‖x‖ / (‖g + λ x‖ + ε)
-
-    `ratio="after_momentum"`, arXiv 1904.00962, where the momentum averages; η is 1 by default:
-
-        m ← μ m + (1 - μ) (g + λ x)
-        u = m                                 (Nesterov: u = μ m + (1 - μ) (g + λ x))
-        x ← x - γ η ‖x‖ / (‖u‖ + ε) · u
-
-    The ratio is 1 if a norm is 0, and for variables excluded from layer adaptation. The arguments
-    are those of `lamb_tf.LARS`. Rate, decay, exclusions and errors are those of `LAMB` above.
+    Equations and arguments are those of `lamb_tf.LARS`, with φ(z) = z; rate, decay, exclusions and
+    errors are those of `LAMB` above.
 
     Args:
         momentum: μ in [0, 1).
@@ -366,14 +338,14 @@ class LARS(_Layerwise):
     """
 
     _slot_order = ("momentum",)
-    _settled = (
-        *_Layerwise._settled,
-        "momentum",
-        "ratio",
-        "trust_coefficient",
-        "epsilon",
-        "nesterov",
-    )
+    _checks: ClassVar = {
+        "momentum": fraction,
+        "ratio": one_of("before_momentum", "decayed_before_momentum", "after_momentum"),
+        "trust_coefficient": optional(not_negative),
+        "epsilon": not_negative,
+        "nesterov": boolean,
+    }
+    trust_coefficient: Any = Dependent(lambda self: 1.0 if self._averages else 0.001)
 
     def __init__(
         self,
@@ -390,37 +362,22 @@ class LARS(_Layerwise):
         name: str = "LARS",
         **kwargs: object,
     ):
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            exclude_from_weight_decay,
-            exclude_from_layer_adaptation,
-            name,
-            **kwargs,
-        )
-        ratios = ("before_momentum", "decayed_before_momentum", "after_momentum")
-        if ratio not in ratios:
-            raise ValueError(f"`ratio` must be one of {ratios}; got {ratio!r}.")
-        self.momentum = _checked("momentum", momentum, below=1)
+        exclusions = exclude_from_weight_decay, exclude_from_layer_adaptation
+        super().__init__(learning_rate, weight_decay, exclusions, name, **kwargs)
+        self.momentum = momentum
         self.ratio = ratio
         self.trust_coefficient = trust_coefficient
-        self.epsilon = _checked("epsilon", epsilon)
-        self.nesterov = bool(nesterov)
+        self.epsilon = epsilon
+        self.nesterov = nesterov
 
     @property
-    def trust_coefficient(self) -> float:
-        """η; where none was given, that of the form."""
-        by_form = 1.0 if self.ratio == "after_momentum" else 0.001
-        return by_form if self._trust_coefficient is None else self._trust_coefficient
-
-    @trust_coefficient.setter
-    def trust_coefficient(self, value: float | None) -> None:
-        self._trust_coefficient = value if value is None else _checked("trust_coefficient", value)
+    def _averages(self):
+        return self.ratio == "after_momentum"
 
     def _step(self, x, g, slots, c, weight_decay, adapted):
         mu, slot = self.momentum, slots["momentum"]
         decayed = g + weight_decay * x
-        if self.ratio != "after_momentum":
+        if not self._averages:
             sum_of_norms = tf.norm(g) + weight_decay * tf.norm(x)
             norm = sum_of_norms if self.ratio == "before_momentum" else tf.norm(decayed)
             ratio = self._ratio(x, norm, adapted)
@@ -435,11 +392,6 @@ class LARS(_Layerwise):
         if not adapted:
             return 1.0
         return _trust_ratio(tf.norm(x), update_norm + self.epsilon, self.trust_coefficient)
-
-    def get_config(self) -> dict[str, object]:
-        names = ("momentum", "ratio", "epsilon", "nesterov")
-        settings = {name: getattr(self, name) for name in names}
-        return {**super().get_config(), **settings, "trust_coefficient": self._trust_coefficient}
 
 
 def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> tf_keras.Model:
@@ -541,7 +493,7 @@ def _found(exclusions, variable):
     return any(_selection.matches(item, variable) for item in exclusions or ())
 
 
-def _patterns(argument, value):
+def _patterns(value, argument):
     if value is None:
         return None
     for item in _selection.as_list(value):
@@ -569,10 +521,7 @@ def _restored(exclusions):
     return [biases_and_norms if item == _BY_NAME else item for item in exclusions]
 
 
-def _checked(argument, value, below=math.inf):
-    """`value`; its range is checked if it is a plain number."""
-    is_wrong = value is None or isinstance(value, bool | str)
-    if is_wrong or (isinstance(value, numbers.Real) and not 0 <= value < below):
-        limits = "≥ 0 and finite" if below == math.inf else f"in [0, {below})"
-        raise ValueError(f"`{argument}` must be {limits}; got {value!r}.")
-    return value
+def _checked(value, argument, check=not_negative):
+    """The value, checked where it is not a tensor, function or schedule."""
+    is_plain = value is None or isinstance(value, (str, numbers.Real))
+    return check(value, argument) if is_plain else value

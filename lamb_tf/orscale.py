@@ -11,8 +11,7 @@ import keras
 from keras import ops
 
 from lamb_tf import _selection
-from lamb_tf._checks import boolean, fraction, not_negative
-from lamb_tf._hyperparameters import Dependent
+from lamb_tf._checks import Dependent, boolean, fraction, not_negative
 from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
 from lamb_tf._types import Exclusions, LearningRate, Options, Slots, Tensor, WeightDecay

@@ -10,21 +10,66 @@ to float32 round-off below 2^31 steps, also near the end of a long decay, where 
 total_steps` would lose its digits.
 """
 
+import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import keras
-import numpy as np
 from keras import ops
 
+from lamb_tf._checks import LARGEST, number_that, one_of
 from lamb_tf._types import Schedule, Tensor
 
 _MOST = 2**31 - 1  # steps
-_LARGEST = float(np.finfo(np.float32).max)
 
 _register = keras.saving.register_keras_serializable(package="lamb_tf")
+
+
+def _steps(value, argument, least=0):
+    try:
+        steps = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"`{argument}` must be a whole number of steps; got {value!r}. Write int(...) or "
+            "round(...)."
+        ) from None
+    if steps < least:
+        raise ValueError(f"`{argument}` must be ≥ {least}; got {steps}.")
+    if steps > _MOST:
+        raise ValueError(f"`{argument}` must be below 2^31, as updates are counted; got {steps}.")
+    return steps
+
+
+def _boundaries(values, argument):
+    steps = [_steps(value, argument, 1) for value in values]
+    if not steps or steps != sorted(set(steps)):
+        raise ValueError(f"`{argument}` must be rising steps, at least one; got {steps}.")
+    return steps
+
+
+_positive_steps = functools.partial(_steps, least=1)
+_rate = number_that(lambda x: 0 <= x <= LARGEST, "finite (in float32) and ≥ 0", TypeError)
+_positive = number_that(lambda x: 0 < x < math.inf, "positive and finite", TypeError)
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {  # of the arguments of all schedules
+    "peak_learning_rate": _rate,
+    "end_learning_rate": _rate,
+    "warmup_steps": _steps,
+    "start_warmup_step": functools.partial(_steps, least=-_MOST),
+    "total_steps": _positive_steps,
+    "decay_steps": _positive_steps,
+    "power": number_that(
+        lambda x: 0 < x <= LARGEST,
+        "finite (in float32) and > 0 (WarmupConstant has a constant rate)",
+        TypeError,
+    ),
+    "decay_rate": number_that(lambda x: 0 < x <= 1, "in (0, 1]", TypeError),
+    "decay_from": one_of("warmup_end", "start"),
+    "staircase": lambda value, _: bool(value),
+    "boundaries": _boundaries,
+}
 
 
 class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
@@ -32,14 +77,17 @@ class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
 
         rate(t) = peak · max(0, t - s) / warmup_steps     for t < s + warmup_steps
 
-    with s = `start_warmup_step`.
+    with s = `start_warmup_step`. The subclass is a dataclass, whose fields are its arguments.
     """
 
-    def __init__(self, peak_learning_rate: float, warmup_steps: int, start_warmup_step: int):
-        self.peak_learning_rate = _number("peak_learning_rate", peak_learning_rate)
-        self.warmup_steps = _steps("warmup_steps", warmup_steps)
-        self.start_warmup_step = _steps("start_warmup_step", start_warmup_step, least=-_MOST)
-        _steps("start_warmup_step + warmup_steps", self.warmup_end)
+    peak_learning_rate: float
+    warmup_steps: int
+    start_warmup_step: int
+
+    def __post_init__(self):
+        for name, value in self.get_config().items():
+            setattr(self, name, _CHECKS[name](value, name))
+        _steps(self.warmup_end, "start_warmup_step + warmup_steps")
 
     @property
     def warmup_end(self) -> int:
@@ -57,34 +105,25 @@ class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
         return ops.where(step < self.warmup_end, warmed, decayed)
 
     def get_config(self) -> dict[str, object]:
-        return {
-            "peak_learning_rate": self.peak_learning_rate,
-            "warmup_steps": self.warmup_steps,
-            "start_warmup_step": self.start_warmup_step,
-        }
+        """The arguments by their names."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 class _WarmupToTotal(_Warmup):
     """A warm-up and a decay that reaches `end_learning_rate` at `total_steps`."""
 
-    def __init__(
-        self,
-        peak_learning_rate,
-        total_steps,
-        warmup_steps,
-        end_learning_rate,
-        decay_from,
-        start_warmup_step,
-    ):
-        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
-        self.total_steps = _steps("total_steps", total_steps, least=1)
-        self.end_learning_rate = _number("end_learning_rate", end_learning_rate)
-        self.decay_from = _decay_from(decay_from)
+    total_steps: int
+    end_learning_rate: float
+    decay_from: str
+
+    def __post_init__(self):
+        super().__post_init__()
         if self.warmup_end > self.total_steps:
             raise ValueError(
-                f"The warm-up (start_warmup_step={start_warmup_step}, warmup_steps={warmup_steps}) "
-                f"ends at step {self.warmup_end}, after total_steps={total_steps}. "
-                "Shorten the warm-up or train longer."
+                "The warm-up must end by `total_steps`; got start_warmup_step="
+                f"{self.start_warmup_step} and warmup_steps={self.warmup_steps}, which end at step "
+                f"{self.warmup_end}, after total_steps={self.total_steps}. Shorten the warm-up or "
+                "train longer."
             )
 
     def _decayed(self, step):
@@ -93,16 +132,9 @@ class _WarmupToTotal(_Warmup):
         span = self.peak_learning_rate - self.end_learning_rate
         return self.end_learning_rate + span * self._factor(remaining)
 
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "total_steps": self.total_steps,
-            "end_learning_rate": self.end_learning_rate,
-            "decay_from": self.decay_from,
-        }
-
 
 @_register
+@dataclasses.dataclass(eq=False)
 class WarmupPolynomialDecay(_WarmupToTotal):
     """Linear warm-up, then polynomial decay to `end_learning_rate` at `total_steps`.
 
@@ -138,36 +170,20 @@ class WarmupPolynomialDecay(_WarmupToTotal):
         [0.0, 0.002, 0.005, 0.0025, 0.0]
     """
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        total_steps: int,
-        warmup_steps: int = 0,
-        end_learning_rate: float = 0.0,
-        power: float = 1.0,
-        decay_from: str = "warmup_end",
-        start_warmup_step: int = 0,
-    ):
-        super().__init__(
-            peak_learning_rate,
-            total_steps,
-            warmup_steps,
-            end_learning_rate,
-            decay_from,
-            start_warmup_step,
-        )
-        self.power = _number("power", power)
-        if self.power == 0:
-            raise ValueError("power must be > 0; got 0. For a constant rate use WarmupConstant.")
+    peak_learning_rate: float
+    total_steps: int
+    warmup_steps: int = 0
+    end_learning_rate: float = 0.0
+    power: float = 1.0
+    decay_from: str = "warmup_end"
+    start_warmup_step: int = 0
 
     def _factor(self, remaining):
         return remaining**self.power
 
-    def get_config(self) -> dict[str, object]:
-        return {**super().get_config(), "power": self.power}
-
 
 @_register
+@dataclasses.dataclass(eq=False)
 class WarmupCosineDecay(_WarmupToTotal):
     """Linear warm-up, then half a cosine down to `end_learning_rate` at `total_steps`.
 
@@ -182,23 +198,12 @@ class WarmupCosineDecay(_WarmupToTotal):
         [0.5, 1.0, 0.5, 0.0]
     """
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        total_steps: int,
-        warmup_steps: int = 0,
-        end_learning_rate: float = 0.0,
-        decay_from: str = "warmup_end",
-        start_warmup_step: int = 0,
-    ):
-        super().__init__(
-            peak_learning_rate,
-            total_steps,
-            warmup_steps,
-            end_learning_rate,
-            decay_from,
-            start_warmup_step,
-        )
+    peak_learning_rate: float
+    total_steps: int
+    warmup_steps: int = 0
+    end_learning_rate: float = 0.0
+    decay_from: str = "warmup_end"
+    start_warmup_step: int = 0
 
     def _factor(self, remaining):
         # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which is accurate near the end, where 1 + cos is
@@ -207,6 +212,7 @@ class WarmupCosineDecay(_WarmupToTotal):
 
 
 @_register
+@dataclasses.dataclass(eq=False)
 class WarmupExponentialDecay(_Warmup):
     """Linear warm-up, then the rate falls by `decay_rate` every `decay_steps` updates.
 
@@ -231,23 +237,13 @@ class WarmupExponentialDecay(_Warmup):
         [0.5, 1.0, 0.5, 0.25]
     """
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        decay_steps: int,
-        decay_rate: float,
-        warmup_steps: int = 0,
-        staircase: bool = False,
-        decay_from: str = "warmup_end",
-        start_warmup_step: int = 0,
-    ):
-        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
-        self.decay_steps = _steps("decay_steps", decay_steps, least=1)
-        self.decay_rate = _number("decay_rate", decay_rate)
-        if not 0 < self.decay_rate <= 1:
-            raise ValueError(f"decay_rate must be in (0, 1]; got {decay_rate}.")
-        self.staircase = bool(staircase)
-        self.decay_from = _decay_from(decay_from)
+    peak_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    warmup_steps: int = 0
+    staircase: bool = False
+    decay_from: str = "warmup_end"
+    start_warmup_step: int = 0
 
     def _decayed(self, step):
         first = self.warmup_end if self.decay_from == "warmup_end" else 0
@@ -259,17 +255,9 @@ class WarmupExponentialDecay(_Warmup):
             periods = periods + _share(past % self.decay_steps, self.decay_steps)
         return self.peak_learning_rate * ops.exp(math.log(self.decay_rate) * periods)
 
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "decay_steps": self.decay_steps,
-            "decay_rate": self.decay_rate,
-            "staircase": self.staircase,
-            "decay_from": self.decay_from,
-        }
-
 
 @_register
+@dataclasses.dataclass(eq=False)
 class WarmupMultiStepDecay(_Warmup):
     """Linear warm-up, then the rate falls by `decay_rate` at each boundary.
 
@@ -293,28 +281,20 @@ class WarmupMultiStepDecay(_Warmup):
         [0.5, 1.0, 1.0, 0.1, 0.01]
     """
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        boundaries: Sequence[int],
-        decay_rate: float = 0.1,
-        warmup_steps: int = 0,
-        start_warmup_step: int = 0,
-    ):
-        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
-        self.boundaries = [_steps("boundaries", step, least=1) for step in boundaries]
-        if not self.boundaries or self.boundaries != sorted(set(self.boundaries)):
-            raise ValueError(
-                f"boundaries must be rising steps, at least one; got {self.boundaries}."
-            )
+    peak_learning_rate: float
+    boundaries: Sequence[int]
+    decay_rate: float = 0.1
+    warmup_steps: int = 0
+    start_warmup_step: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
         if self.boundaries[0] < self.warmup_end:
             raise ValueError(
-                f"The first boundary, {self.boundaries[0]}, lies inside the warm-up, which ends at "
-                f"step {self.warmup_end}. Boundaries count from step 0."
+                "`boundaries` must begin after the warm-up; got the first at step "
+                f"{self.boundaries[0]}, inside the warm-up, which ends at step {self.warmup_end}. "
+                "Boundaries count from step 0."
             )
-        self.decay_rate = _number("decay_rate", decay_rate)
-        if not 0 < self.decay_rate <= 1:
-            raise ValueError(f"decay_rate must be in (0, 1]; got {decay_rate}.")
 
     def _decayed(self, step):
         rate = self.peak_learning_rate * ops.ones_like(step, dtype="float32")
@@ -324,15 +304,9 @@ class WarmupMultiStepDecay(_Warmup):
             )
         return rate
 
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "boundaries": list(self.boundaries),
-            "decay_rate": self.decay_rate,
-        }
-
 
 @_register
+@dataclasses.dataclass(eq=False)
 class WarmupConstant(_Warmup):
     """Linear warm-up, then constantly `peak_learning_rate`.
 
@@ -344,17 +318,15 @@ class WarmupConstant(_Warmup):
         [0.0, 0.5, 1.0, 1.0]
     """
 
-    def __init__(
-        self, peak_learning_rate: float, warmup_steps: int = 0, start_warmup_step: int = 0
-    ):
-        super().__init__(peak_learning_rate, warmup_steps, start_warmup_step)
+    peak_learning_rate: float
+    warmup_steps: int = 0
+    start_warmup_step: int = 0
 
     def _decayed(self, step):
         return self.peak_learning_rate * ops.ones_like(step, dtype="float32")
 
 
 @_register
-@keras.saving.register_keras_serializable("lamb_tf", "Stages")  # as files of version 0.1.0 say
 class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     """One schedule after another, each counting from the start of its own stage: re-warm-up.
 
@@ -382,19 +354,10 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, stages: Sequence[tuple[Schedule, int]]):
-        stages = list(stages)
-        for stage in stages:
-            if not isinstance(stage, (tuple, list)) or len(stage) != 2:
-                raise TypeError(
-                    "`stages` must be pairs of a LearningRateSchedule and its number of steps; got "
-                    f"{stage!r}."
-                )
-        self.stages = [
-            (_schedule(schedule), _steps("steps", steps, 1)) for schedule, steps in stages
-        ]
+        self.stages = [_stage(stage) for stage in stages]
         if not self.stages:
             raise ValueError("`stages` must have at least one (schedule, steps) pair; got none.")
-        _steps("The step at which the last stage begins", sum(n for _, n in self.stages[:-1]))
+        _steps(sum(n for _, n in self.stages[:-1]), "steps of all stages before the last")
 
     def __call__(self, step: int | Tensor) -> Tensor:
         step = ops.convert_to_tensor(step)
@@ -420,9 +383,6 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
         return cls([(deserialize(schedule), steps) for schedule, steps in config["stages"]])
 
 
-Stages = JoinedSchedules  # its name in version 0.1.0
-
-
 def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the square-root rule, base · √(batch / base batch).
 
@@ -437,7 +397,7 @@ def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: 
         >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
         [0.005, 0.0025, 0.000625]
     """
-    rate = _number("base_learning_rate", base_learning_rate)
+    rate = _rate(base_learning_rate, "base_learning_rate")
     return _scaled(rate, math.sqrt(_batch_ratio(batch_size, base_batch_size)))
 
 
@@ -450,7 +410,7 @@ def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate
         >>> linear_scaling(1024, 256, 0.1)
         0.4
     """
-    rate = _number("base_learning_rate", base_learning_rate)
+    rate = _rate(base_learning_rate, "base_learning_rate")
     return _scaled(rate, _batch_ratio(batch_size, base_batch_size))
 
 
@@ -507,13 +467,13 @@ def legw(
         (16.0, 391, 14075)
     """
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
-    num_examples = _positive("num_examples", num_examples)
-    warmup_epochs = _number("base_warmup_epochs", base_warmup_epochs)
+    num_examples = _positive(num_examples, "num_examples")
+    warmup_epochs = _rate(base_warmup_epochs, "base_warmup_epochs")
     # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
     warmup_steps = warmup_epochs * num_examples / float(base_batch_size)
     if warmup_steps > _MOST:
         raise ValueError(
-            f"warmup_steps must be below 2^31; got {warmup_steps:g}, base_warmup_epochs · "
+            f"`warmup_steps` must be below 2^31; got {warmup_steps:g}, base_warmup_epochs · "
             "num_examples / base_batch_size. Check these."
         )
     warmup_steps = round(warmup_steps)
@@ -522,23 +482,23 @@ def legw(
     expected = "a function (peak_learning_rate, warmup_steps, steps_per_epoch) -> schedule"
     if not callable(decay) or _is_schedule(decay):
         raise TypeError(
-            f"decay must be {expected}, or None; got {decay!r}. For example: lambda peak, warmup, "
-            "per_epoch: WarmupPolynomialDecay(peak, round(90 * per_epoch), warmup)."
+            f"`decay` must be {expected}, or None; got {decay!r}. For example: lambda peak, "
+            "warmup, per_epoch: WarmupPolynomialDecay(peak, round(90 * per_epoch), warmup)."
         )
     schedule = decay(peak, warmup_steps, num_examples / float(batch_size))
     if not _is_schedule(schedule):
         raise TypeError(
-            f"decay must be {expected}; got a function that returned {schedule!r}. Return a "
+            f"`decay` must be {expected}; got a function that returned {schedule!r}. Return a "
             "LearningRateSchedule."
         )
     return schedule
 
 
 def _batch_ratio(batch_size, base_batch_size):
-    ratio = _positive("batch_size", batch_size) / _positive("base_batch_size", base_batch_size)
+    ratio = _positive(batch_size, "batch_size") / _positive(base_batch_size, "base_batch_size")
     if not 0 < ratio < math.inf:
         raise ValueError(
-            f"batch_size / base_batch_size must be positive and finite; got {batch_size} / "
+            f"`batch_size / base_batch_size` must be positive and finite; got {batch_size} / "
             f"{base_batch_size}. Check both."
         )
     return ratio
@@ -546,7 +506,7 @@ def _batch_ratio(batch_size, base_batch_size):
 
 def _scaled(rate, factor):
     scaled = rate * factor
-    if scaled > _LARGEST:
+    if scaled > LARGEST:
         raise ValueError(
             f"The scaled learning rate must be finite (in float32); got {rate:g} · {factor:g}. "
             "Check the rate and both batch sizes."
@@ -565,55 +525,17 @@ def _share(steps, of, most=None):
     return share if most is None else ops.minimum(share, most)
 
 
-def _number(name, value):
-    number = _real(name, value)
-    if not 0 <= number <= _LARGEST:
-        raise ValueError(f"{name} must be finite (in float32) and ≥ 0; got {value}.")
-    return number
-
-
-def _positive(name, value):
-    number = _real(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive and finite; got {value}.")
-    return number
-
-
-def _real(name, value):
-    try:
-        if not isinstance(value, (str, bytes)):
-            return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"{name} must be a number; got {value!r}.")
-
-
-def _steps(name, value, least=0):
-    try:
-        steps = operator.index(value)
-    except TypeError:
+def _stage(stage):
+    """(schedule, steps), of a tuple or a list."""
+    if not isinstance(stage, (tuple, list)) or len(stage) != 2:
         raise TypeError(
-            f"{name} must be a whole number of steps; got {value!r}. Write int(...) or round(...)."
-        ) from None
-    if steps < least:
-        raise ValueError(f"{name} must be ≥ {least}; got {steps}.")
-    if steps > _MOST:
-        raise ValueError(f"{name} must be below 2^31, as updates are counted; got {steps}.")
-    return steps
-
-
-def _decay_from(value):
-    if value not in ("warmup_end", "start"):
-        raise ValueError(f'decay_from must be "warmup_end" or "start"; got {value!r}.')
-    return value
-
-
-def _schedule(value):
-    if not isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-        raise TypeError(
-            f"A stage must be (schedule, steps) with a keras LearningRateSchedule; got {value!r}. "
-            "For a constant rate use WarmupConstant."
+            "`stages` must be pairs of a LearningRateSchedule and its number of steps; got "
+            f"{stage!r}."
         )
-    return value
+    schedule, steps = stage
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise TypeError(
+            "`stages` must be (schedule, steps) with a keras LearningRateSchedule; got "
+            f"{schedule!r}. For a constant rate use WarmupConstant."
+        )
+    return schedule, _positive_steps(steps, "steps")

@@ -528,12 +528,16 @@ def test_lars_takes_sparse_gradients_and_is_made_again_from_its_config():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"learning_rate": -0.1}, ValueError, "`learning_rate` must be ≥ 0 and finite"),
+        ({"learning_rate": -0.1}, ValueError, "`learning_rate` must be at least 0, and finite"),
         ({"learning_rate": None}, ValueError, "`learning_rate`.*None"),
-        ({"weight_decay": np.inf}, ValueError, "`weight_decay` must be ≥ 0 and finite"),
-        ({"weight_decay": np.float32(-1)}, ValueError, "`weight_decay` must be ≥ 0 and finite"),
-        ({"weight_decay": True}, ValueError, "`weight_decay` must be ≥ 0 and finite; got True"),
-        ({"learning_rate": "0.1"}, ValueError, "`learning_rate` must be ≥ 0 and finite; got '0.1'"),
+        ({"weight_decay": np.inf}, ValueError, "`weight_decay` must be at least 0, and finite"),
+        (
+            {"weight_decay": np.float32(-1)},
+            ValueError,
+            "`weight_decay` must be at least 0, and finite",
+        ),
+        ({"weight_decay": True}, ValueError, "`weight_decay` must be a number; got True"),
+        ({"learning_rate": "0.1"}, ValueError, "`learning_rate` must be a number; got '0.1'"),
         (
             {"exclude_from_weight_decay": 5},
             TypeError,
@@ -546,7 +550,7 @@ def test_lars_takes_sparse_gradients_and_is_made_again_from_its_config():
         ),
         ({"beta_1": 1.0}, ValueError, r"`beta_1` must be in \[0, 1\); got 1.0"),
         ({"beta_2": -0.1}, ValueError, "`beta_2`"),
-        ({"epsilon": -1e-6}, ValueError, "`epsilon` must be ≥ 0"),
+        ({"epsilon": -1e-6}, ValueError, "`epsilon` must be at least 0"),
         ({"weight_decay": -0.1}, ValueError, "`weight_decay`"),
         ({"exclude_from_weight_decay": [3]}, TypeError, "3 of type int"),
         ({"no_such_argument": 1}, TypeError, "no_such_argument"),

@@ -163,17 +163,6 @@ def test_stages_hold_for_their_own_steps_also_when_their_schedule_is_longer():
     assert [float(schedule(step)) for step in range(7)] == [1, 1, 1, 0, 1, 2, 2]
 
 
-def test_joined_schedules_saved_by_version_0_1_0_as_stages_are_read():
-    schedule = JoinedSchedules([(WarmupConstant(1.0), 3), (WarmupConstant(2.0), 5)])
-    config = keras.optimizers.schedules.serialize(schedule)
-    old = {"class_name": "Stages", "registered_name": "lamb_tf>Stages"}
-    assert config["registered_name"] == "lamb_tf>JoinedSchedules"
-    again = keras.optimizers.schedules.deserialize(config | old)
-    assert type(again) is JoinedSchedules
-    assert schedules.Stages is JoinedSchedules  # for code of that version
-    assert again.get_config() == schedule.get_config()
-
-
 def test_stages_survive_their_config_and_json_and_nest():
     inner = JoinedSchedules([(WarmupConstant(1.0, 2), 4), (WarmupCosineDecay(1.0, 10), 10)])
     schedule = JoinedSchedules([(inner, 14), (WarmupMultiStepDecay(1.0, [5, 7]), 9)])
@@ -275,12 +264,12 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: WarmupPolynomialDecay(-1.0, 10), ValueError, "peak_learning_rate .* -1.0"),
+        (lambda: WarmupPolynomialDecay(-1.0, 10), ValueError, "`peak_learning_rate` .* -1.0"),
         (lambda: WarmupPolynomialDecay(math.nan, 10), ValueError, "peak_learning_rate"),
-        (lambda: WarmupPolynomialDecay("fast", 10), TypeError, "peak_learning_rate .* 'fast'"),
-        (lambda: WarmupPolynomialDecay(1.0, 1e3), TypeError, "total_steps .* int"),
-        (lambda: WarmupPolynomialDecay(1.0, 0), ValueError, "total_steps must be ≥ 1; got 0"),
-        (lambda: WarmupPolynomialDecay(1.0, 10, -1), ValueError, "warmup_steps must be ≥ 0"),
+        (lambda: WarmupPolynomialDecay("fast", 10), TypeError, "`peak_learning_rate` .* 'fast'"),
+        (lambda: WarmupPolynomialDecay(1.0, 1e3), TypeError, "`total_steps` .* int"),
+        (lambda: WarmupPolynomialDecay(1.0, 0), ValueError, "`total_steps` must be ≥ 1; got 0"),
+        (lambda: WarmupPolynomialDecay(1.0, 10, -1), ValueError, "`warmup_steps` must be ≥ 0"),
         (lambda: WarmupPolynomialDecay(1.0, 10, 11), ValueError, "after total_steps=10"),
         (lambda: WarmupPolynomialDecay(1.0, 10, 5, start_warmup_step=6), ValueError, "step 11"),
         (lambda: WarmupPolynomialDecay(1.0, 10, power=0), ValueError, "WarmupConstant"),
@@ -288,7 +277,7 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
         (lambda: WarmupPolynomialDecay(1.0, 10, decay_from="end"), ValueError, "warmup_end"),
         (lambda: WarmupCosineDecay(1.0, 10, end_learning_rate=-1), ValueError, "end_learning"),
         (lambda: WarmupExponentialDecay(1.0, 0, 0.5), ValueError, "decay_steps"),
-        (lambda: WarmupExponentialDecay(1.0, 10, 1.5), ValueError, "decay_rate .* 1.5"),
+        (lambda: WarmupExponentialDecay(1.0, 10, 1.5), ValueError, "`decay_rate` .* 1.5"),
         (lambda: WarmupMultiStepDecay(1.0, []), ValueError, "at least one"),
         (lambda: WarmupMultiStepDecay(1.0, [5, 5]), ValueError, "rising"),
         (lambda: WarmupMultiStepDecay(1.0, [5, 8], 0), ValueError, "decay_rate"),
@@ -297,25 +286,33 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
         (lambda: JoinedSchedules([WarmupConstant(0.1)]), TypeError, "pairs of a LearningRateSch"),
         (lambda: JoinedSchedules([(WarmupConstant(0.1), 1, 2)]), TypeError, "pairs of a Learning"),
         (lambda: JoinedSchedules([(0.1, 10)]), TypeError, "WarmupConstant"),
-        (lambda: JoinedSchedules([(WarmupConstant(0.1), 0)]), ValueError, "steps must be ≥ 1"),
-        (lambda: WarmupConstant(1.0, 2**31), ValueError, "warmup_steps must be below 2.31"),
-        (lambda: WarmupConstant(1.0, 10, 2**31 - 10), ValueError, r"start_.* \+ warmup_steps must"),
+        (lambda: JoinedSchedules([(WarmupConstant(0.1), 0)]), ValueError, "`steps` must be ≥ 1"),
+        (lambda: WarmupConstant(1.0, 2**31), ValueError, "`warmup_steps` must be below 2.31"),
+        (
+            lambda: WarmupConstant(1.0, 10, 2**31 - 10),
+            ValueError,
+            r"start_.* \+ warmup_steps` ",
+        ),
         (lambda: WarmupConstant(1e39), ValueError, "finite .in float32"),
-        (lambda: WarmupExponentialDecay(1.0, 2**33, 0.5), ValueError, "decay_steps must be below"),
-        (lambda: WarmupMultiStepDecay(1.0, [2**33]), ValueError, "boundaries must be below 2.31"),
+        (
+            lambda: WarmupExponentialDecay(1.0, 2**33, 0.5),
+            ValueError,
+            "`decay_steps` must be b",
+        ),
+        (lambda: WarmupMultiStepDecay(1.0, [2**33]), ValueError, "`boundaries` must be below 2.31"),
         (
             lambda: JoinedSchedules([(WarmupConstant(1.0), 2**30)] * 3),
             ValueError,
-            "last stage begins must be below 2.31, as updates are counted; got 2147483648",
+            "stages before the last` must be below 2.31, as updates are counted; got 2147483648",
         ),
-        (lambda: legw(8, 4, 1, 10, 10**10), ValueError, "warmup_steps must be below 2.31"),
-        (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "batch_size must be positive .* got 0"),
-        (lambda: sqrt_scaling("4", 1, 0.1), TypeError, "^batch_size must be a number; got '4'"),
-        (lambda: sqrt_scaling(4, "a", 0.1), TypeError, "base_batch_size must be a number"),
-        (lambda: sqrt_scaling(10**400, 1, 0.1), ValueError, "batch_size must be .* finite"),
-        (lambda: legw(8, 4, 1, 1, "10"), TypeError, "num_examples must be a number; got '10'"),
-        (lambda: linear_scaling(math.inf, 1, 0.1), ValueError, "batch_size must be positive and"),
-        (lambda: sqrt_scaling(4, 1, math.nan), ValueError, "base_learning_rate must be finite"),
+        (lambda: legw(8, 4, 1, 10, 10**10), ValueError, "`warmup_steps` must be below 2.31"),
+        (lambda: sqrt_scaling(0, 256, 0.1), ValueError, "`batch_size` must be positive .* got 0"),
+        (lambda: sqrt_scaling("4", 1, 0.1), TypeError, "^`batch_size` must be a number; got '4'"),
+        (lambda: sqrt_scaling(4, "a", 0.1), TypeError, "`base_batch_size` must be a number"),
+        (lambda: sqrt_scaling(10**400, 1, 0.1), ValueError, "`batch_size` must be .* finite"),
+        (lambda: legw(8, 4, 1, 1, "10"), TypeError, "`num_examples` must be a number; got '10'"),
+        (lambda: linear_scaling(math.inf, 1, 0.1), ValueError, "`batch_size` must be positive and"),
+        (lambda: sqrt_scaling(4, 1, math.nan), ValueError, "`base_learning_rate` must be finite"),
         (lambda: legw(8, 4, -1, 1, 10, decay=print), ValueError, "base_learning_rate"),
         (lambda: legw(8, 4, 1, 1, math.inf), ValueError, "num_examples"),
         (lambda: linear_scaling(256, -1, 0.1), ValueError, "base_batch_size"),
@@ -325,16 +322,31 @@ def test_the_linear_rule_scales_the_rate_with_the_batch():
             (lambda rule=rule, batches=batches: rule(*batches, 1.0), ValueError, message)
             for rule in (linear_scaling, sqrt_scaling, lambda *args: legw(*args, 1, 10))
             for batches, message in (
-                ((1e300, 1e-300), r"batch_size / base_batch_size must be .*; got 1e\+300 / 1e-300"),
-                ((1e-300, 1e300), "batch_size / base_batch_size must be positive and finite"),
+                (
+                    (1e300, 1e-300),
+                    r"`batch_size / base_batch_size` must .*; got 1e\+300 / 1e-300",
+                ),
+                ((1e-300, 1e300), "`batch_size / base_batch_size` must be positive and finite"),
                 ((1e300, 1e-7), "The scaled learning rate must be finite .*Check the rate"),
             )
         ),
-        (lambda: legw(1, 1e-300, 1e-200, 1e10, 10), ValueError, "warmup_steps must be below 2.31"),
-        (lambda: legw(8, 4, 1, 1, 10, "poly"), TypeError, "decay must be a function.*'poly'.*For"),
-        (lambda: legw(8, 4, 1, 1, 10, WarmupConstant(1.0)), TypeError, "decay must be a function"),
+        (
+            lambda: legw(1, 1e-300, 1e-200, 1e10, 10),
+            ValueError,
+            "`warmup_steps` must be below 2.31",
+        ),
+        (
+            lambda: legw(8, 4, 1, 1, 10, "poly"),
+            TypeError,
+            "`decay` must be a .*'poly'.*For",
+        ),
+        (
+            lambda: legw(8, 4, 1, 1, 10, WarmupConstant(1.0)),
+            TypeError,
+            "`decay` must be a function",
+        ),
         (lambda: legw(8, 4, 1, 1, 10, lambda *_: None), TypeError, "returned None. Return a"),
-        (lambda: legw(8, 4, 1, 1, 10, lambda *_: 0.1), TypeError, "decay must .*returned 0.1"),
+        (lambda: legw(8, 4, 1, 1, 10, lambda *_: 0.1), TypeError, "`decay` must .*returned 0.1"),
         (lambda: legw(8, 4, 1, 1, 10, lambda *_: WarmupConstant), TypeError, "returned <class"),
     ],
 )
