@@ -467,10 +467,10 @@ def legw(
         (16.0, 391, 14075)
     """
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
-    num_examples = _positive(num_examples, "num_examples")
+    examples = _positive(num_examples, "num_examples")
     warmup_epochs = _rate(base_warmup_epochs, "base_warmup_epochs")
     # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
-    warmup_steps = warmup_epochs * num_examples / float(base_batch_size)
+    warmup_steps = warmup_epochs * examples / float(base_batch_size)
     if warmup_steps > _MOST:
         raise ValueError(
             f"`warmup_steps` must be below 2^31; got {warmup_steps:g}, base_warmup_epochs · "
@@ -485,7 +485,7 @@ def legw(
             f"`decay` must be {expected}, or None; got {decay!r}. For example: lambda peak, "
             "warmup, per_epoch: WarmupPolynomialDecay(peak, round(90 * per_epoch), warmup)."
         )
-    schedule = decay(peak, warmup_steps, num_examples / float(batch_size))
+    schedule = decay(peak, warmup_steps, examples / float(batch_size))
     if not _is_schedule(schedule):
         raise TypeError(
             f"`decay` must be {expected}; got a function that returned {schedule!r}. Return a "
