@@ -137,8 +137,8 @@ def pretraining(cell):
 
     from official_bert.engines.jax_mesh import JaxMesh
     from official_bert.engines.loop_state import first_state
-    from official_bert.model.flops import step_flops
     from official_bert.stages import Optimizer, Run, Stage
+    from official_bert.training.flops import step_flops
     from official_bert.training.stage_model import make_model_and_optimizer
 
     stage = Stage(
@@ -170,10 +170,10 @@ def pretraining(cell):
     done, updates, waits = {"steps": 0, "state": first_state(run)}, cell["updates"], []
 
     def by_loop():
-        waited = done["state"]["input_wait"]
+        waited = done["state"].input_wait
         done["state"] = loop(feed, done["steps"], updates, done["state"])
         done["steps"] += updates
-        waits.append((done["state"]["input_wait"] - waited) / updates)
+        waits.append((done["state"].input_wait - waited) / updates)
 
     def after():
         known = jax.local_devices()[0].memory_stats() or {}  # a CPU has none

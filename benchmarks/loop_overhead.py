@@ -24,7 +24,6 @@ import stdlib_records
 import tensorflow as tf
 from absl import app, flags
 
-from official_bert.engines import loop_state
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import pretraining_sums
@@ -123,7 +122,7 @@ def make_loop(run, updates, model_dir):
             trainer._reports.train(
                 trainer.step, 0, trainer._state, trainer.optimizer, trainer._pace
             )
-        trainer._state |= loop_state.new_window(run)
+        trainer._state = trainer._state.new_window()
         trainer._pace.restart()
 
     return trainer, by_loop

@@ -23,11 +23,11 @@ import studies
 from absl import app, flags
 
 from official_bert import stacking
-from official_bert.model import flops
 from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.system import child_commands, quiet_tensorflow
 from official_bert.tasks.pretraining import Pretraining
+from official_bert.training import flops
 
 METHODS = ("scratch", "mslt", "mslt_long", "doubling")  # long: the first and the last stage
 

@@ -311,7 +311,7 @@ def rehearse_stage(
     Raises:
         programs.DoesNotFit: where a device has not the memory for it.
     """
-    from official_bert.model import flops
+    from official_bert.training import flops
 
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
     device, freeze = topology.device, run.optimizer.freeze
@@ -451,7 +451,7 @@ def _next_parts(run, index, topology, parts, needed):
     Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
     to the micro-batch. The number has to divide every stage's sequences per core.
     """
-    from official_bert.model import flops
+    from official_bert.training import flops
 
     stage = run.stages[index]
     fewest = parts + 1

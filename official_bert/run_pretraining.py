@@ -113,7 +113,7 @@ def _trainer(values):
     if run.minutes:
         # With an engine of its own: what it reads ahead and cannot read is no error of the run.
         place = values.model_dir, values.resume_from
-        run = budget.fix(run, options, engine.another(), *place)
+        run = budget.fix(run, options, engine.clone(), *place)
     made = trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
     if vocabulary and engine.is_chief:  # of which a model's folder is nothing without
         folder = places.place(values.model_dir)

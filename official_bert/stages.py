@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from official_bert.model.config import BertConfig
+from official_bert.protocols import Lengths, Task
 from official_bert.system import settings
 from official_bert.system.settings import setting
-from official_bert.tasks import Task
 from official_bert.tasks.pretraining import Pretraining
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class Stage:
                 f"max_predictions_per_seq must be at most max_seq_length, {self.max_seq_length}; "
                 f"got {self.max_predictions_per_seq}."
             )
+
+    @property
+    def lengths(self) -> Lengths:
+        """The shape of the stage's examples."""
+        return Lengths(self.max_seq_length, self.max_predictions_per_seq)
 
     @property
     def tokens(self) -> int:
@@ -268,9 +273,7 @@ class Run:
     loss_scale: str | None = setting(
         "Loss scale for --dtype=fp16: 'dynamic' (the default) or a number.", None
     )
-    task: Task = setting(
-        "The task to learn, from `official_bert.tasks`.", default_factory=Pretraining
-    )
+    task: Task = setting("The task to learn; see `protocols.Task`.", default_factory=Pretraining)
     gradient_accumulation_steps: int = setting(
         "Number of micro-batches per step. Each replica processes its share of the batch in this "
         "many parts, which saves memory; gradients are still reduced once per step.",
@@ -286,7 +289,7 @@ class Run:
     def __post_init__(self):
         settings.check(self)
         for stage in self.stages:
-            self.task.check(stage)
+            self.task.check(stage.lengths)
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit in 64 bits, with sign; got {self.seed}.")
         if self.init_moments and not self.init_checkpoint:

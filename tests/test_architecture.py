@@ -1,17 +1,25 @@
-"""The rooms of `official_bert` stand on floors: imports lead downward, never in a circle."""
+"""The rooms of `official_bert` stand on floors: imports lead downward, never in a circle.
+
+Imports for types only are counted as well: a reader follows them, too.
+"""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parents[1] / "official_bert"
 # From the ground up; what stands on one line imports nothing of its neighbours.
 FLOORS = (
     {"system"},
-    {"model", "stacking"},
-    {"data", "engines"},
+    {"model"},
+    {"protocols"},
+    {"data"},
     {"tasks", "checkpoints"},
     {"stages"},
+    {"stacking", "engines"},
     {"recipes", "training"},
     {"prediction", "commands"},
     {
@@ -28,43 +36,48 @@ FLOORS = (
 )
 
 
-def rooms():
-    wings = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    return wings | {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+def modules():
+    """{dotted name: path}"""
+    paths = {path.relative_to(PACKAGE.parent).with_suffix(""): path for path in walk()}
+    return {".".join(path.parts).removesuffix(".__init__"): found for path, found in paths.items()}
+
+
+def walk():
+    return PACKAGE.rglob("*.py")
 
 
 def imports():
-    """{(room, room that it imports)}; what only types are named by is not imported when it runs."""
-    found = set()
-    for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        for node in executed(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("official_bert"):
+    """{(module, module of the package that it imports)}"""
+    known, found = modules(), set()
+    for module, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
+                named = {name if name in known else node.module for name in names}
             elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
+                named = {alias.name for alias in node.names}
             else:
                 continue
-            for name in names:
-                parts = name.split(".")
-                if parts[0] == "official_bert" and len(parts) > 1 and parts[1] != room:
-                    found.add((room, parts[1]))
-    return {(a, b) for a, b in found if b in rooms()}
+            found |= {(module, name) for name in named if name in known and name != module}
+    return found
 
 
-def executed(node):
-    """The nodes of a module but for those below `if TYPE_CHECKING:`."""
-    yield node
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from executed(child)
+def room(module):
+    """A wing, or a module of the top; `official_bert.load` is called from outside."""
+    return (*module.split("."), "load")[1]
+
+
+def rooms():
+    return {room(module) for module in modules()} - {"load"}
+
+
+def between_rooms():
+    pairs = {(room(a), room(b)) for a, b in imports() if b != "official_bert"}
+    return {(a, b) for a, b in pairs if a != b}
 
 
 def floor(room):
-    if room == "__init__":  # `official_bert.load`, which is called from outside
-        return len(FLOORS) + 1
-    return next(number for number, floor in enumerate(FLOORS) if room in floor)
+    return next((n for n, floor in enumerate(FLOORS) if room in floor), len(FLOORS))
 
 
 def test_every_room_has_a_floor():
@@ -80,20 +93,30 @@ def test_the_page_shows_the_floors():
 
 
 def test_imports_lead_downward():
-    wrong = [(a, b) for a, b in imports() if floor(b) >= floor(a)]
+    wrong = [(a, b) for a, b in between_rooms() if floor(b) >= floor(a)]
     assert wrong == []
 
 
+@pytest.mark.xfail(reason="checkpoints.Source is moving out of sources.py")
+def test_no_modules_import_each_other_in_a_circle():
+    below = {module: set() for module in modules()}
+    for module, imported in imports():
+        below[module].add(imported)
+    graphlib.TopologicalSorter(below).prepare()  # a CycleError names the circle
+
+
 def test_neither_the_loop_nor_an_engine_imports_a_task():
-    assert not {("training", "tasks"), ("engines", "tasks")} & imports()
+    assert not {("training", "tasks"), ("engines", "tasks")} & between_rooms()
 
 
 def test_the_loop_knows_an_engine_by_what_the_trainer_is_given():
-    for path in (PACKAGE / "training").glob("*.py"):
-        for node in executed(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("official_bert.engines"):
-                names = {f"{node.module}.{alias.name}".split(".")[2] for alias in node.names}
-                assert names == {"loop_state"}, path
+    engines = {
+        engine
+        for module, engine in imports()
+        if room(module) == "training" and room(engine) == "engines"
+        if module != "official_bert.training.fine_tuned"  # after the loop
+    }
+    assert engines == {"official_bert.engines.loop_state"}
     assert "tf." not in (PACKAGE / "training/trainer.py").read_text()
 
 

@@ -128,7 +128,7 @@ class Training:
         self._task = Pretraining(use_next_sentence_label=False, masked_lm_prob=masked)
         self.model = self._task.make_model(self._config, seed, "float32")
         for variable in self.model.weights:
-            variable.trainable = self._task.trains(variable.path)
+            variable.trainable = self._task.is_trainable(variable.path)
         self.optimizer = optimizer
         optimizer.build(self.model.trainable_variables)
         self._fresh = [np.asarray(v.value) for v in optimizer.variables]

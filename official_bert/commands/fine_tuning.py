@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.model.config import BertConfig
-    from official_bert.tasks import Task
+    from official_bert.protocols import Task
 
 _INSTEAD = ", or --init_checkpoint, whose folder has one"
 RUN = "run.json"  # in the folder of each run
@@ -31,7 +31,7 @@ class Work:
     """What a command fine-tunes, and what it does with the model then.
 
     Args:
-        task: A task of `official_bert.tasks`.
+        task: A `protocols.Task`.
         use: Function of (engine, model, folder) that evaluates and predicts what the flags ask for,
             and returns the metrics, {name: number}.
         arrange: Function of (model, names of a checkpoint's classes, path of the checkpoint) that

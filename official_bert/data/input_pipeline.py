@@ -24,6 +24,7 @@ from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, perm
 from official_bert.data.example_parsing import DynamicParser, StaticParser
 from official_bert.data.record_files import RecordFiles, RecordRange
 from official_bert.data.record_pools import Pool, PoolReader
+from official_bert.protocols import ArraySpec
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -38,13 +39,6 @@ class Window(NamedTuple):
 
     pool: Pool
     orders: np.ndarray  # (sections, records in a section)
-
-
-class ArraySpec(NamedTuple):
-    """What an array of a batch looks like."""
-
-    shape: tuple[int, ...]
-    dtype: type
 
 
 class Batches:

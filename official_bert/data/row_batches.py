@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from official_bert.data.dynamic_masking import permutation
-from official_bert.data.input_pipeline import ArraySpec
+from official_bert.protocols import ArraySpec
 
 
 class Rows(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from official_bert.tasks import Batches
+    from official_bert.protocols import Batches
 
 
 class Feed:

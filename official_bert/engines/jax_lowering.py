@@ -11,11 +11,11 @@ from official_bert.engines.jax_placement import DATA, STACKED_ROWS, Placement
 from official_bert.engines.jax_update import make_updates
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
+    from official_bert.protocols import UpdateSettings
 
 
 def lower(
-    run: "Run",
+    run: "UpdateSettings",
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     placement: Placement,

@@ -18,16 +18,15 @@ from jax.experimental import multihost_utils
 from official_bert.engines import jax_update, loop_state
 from official_bert.engines.device_peaks import peak_flops
 from official_bert.engines.jax_input import Feed
-from official_bert.engines.jax_placement import Placement, whole_value
+from official_bert.engines.jax_placement import Placement, to_host
 from official_bert.engines.jax_update import TrainingLoop
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
-    from official_bert.tasks import Batches, Task
+    from official_bert.protocols import Batches, Task, UpdateSettings
 
 
 class JaxMesh:
-    """All devices of all processes; see `engine.Engine` for what each method is for.
+    """All devices of all processes; see `protocols.Engine` for what each method is for.
 
     Args:
         shards_optimizer: Whether each device holds, and computes, only a part of the optimizer's
@@ -56,7 +55,7 @@ class JaxMesh:
         self.is_chief = self.shard[0] == 0
         self._input_errors: list[Exception] = []
 
-    def another(self) -> "JaxMesh":
+    def clone(self) -> "JaxMesh":
         """An engine in the same place that knows nothing of this one's errors."""
         placement = self._placement
         return JaxMesh(placement.shards_optimizer, [*placement.mesh.devices.flat])
@@ -66,7 +65,7 @@ class JaxMesh:
         return contextlib.nullcontext()
 
     def training_loop(
-        self, run: "Run", model: keras.Model, optimizer: keras.optimizers.Optimizer
+        self, run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> TrainingLoop:
         """Several updates of a run in one call."""
         return TrainingLoop(run, model, optimizer, self._placement)
@@ -84,20 +83,20 @@ class JaxMesh:
         """This process's rows of the batches of `steps`, read ahead in a thread."""
         return Feed(open_batches(*self.shard), steps, on_read, self._input_errors)
 
-    def accept(self, batches: "Batches") -> None:
+    def validate(self, batches: "Batches") -> None:
         """Any batches will do: this process reads them itself."""
 
     def input_error(self, error: Exception) -> Exception | None:
         """The error itself, if reading a batch raised it; otherwise `None`."""
         return error if any(error is raised for raised in self._input_errors) else None
 
-    def micro_batches(self, run: "Run", rows: int) -> Iterator[np.ndarray]:
+    def micro_batches(self, run: "UpdateSettings", rows: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
         return loop_state.micro_batches(run, rows, self.num_replicas)
 
     def non_finite(
         self,
-        run: "Run",
+        run: "UpdateSettings",
         model: keras.Model,
         batch: Mapping[str, np.ndarray],
         rows: np.ndarray,
@@ -109,7 +108,7 @@ class JaxMesh:
         sums, gradients = recompute(batch, rows, step, loss_scale)
         return loop_state.names_of_non_finite(run, model, sums, gradients)
 
-    def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather(self, numbers: Sequence[float]) -> np.ndarray:
         """What each process says: the numbers of all of them, one row each. Waits for all."""
         mine = np.array([numbers], np.float64)
         if self.shard[1] == 1:
@@ -117,9 +116,9 @@ class JaxMesh:
         halves = multihost_utils.process_allgather(mine.view(np.uint32))  # JAX has no 64 bits
         return np.asarray(halves).reshape(self.shard[1], -1).view(np.float64)
 
-    def values(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    def to_host(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
         """The whole values of variables, wherever their parts are. All processes call it."""
-        return [whole_value(variable.value) for variable in variables]
+        return [to_host(variable.value) for variable in variables]
 
     def start_profile(self, folder: str) -> None:
         """Begins a profile for TensorBoard's profile page."""

@@ -65,7 +65,7 @@ class Placement:
     def _put(self, variable, sharding):
         value = variable.value
         if value.sharding != sharding:
-            host = whole_value(value)  # each process has it, so nothing needs to be sent
+            host = to_host(value)  # each process has it, so nothing needs to be sent
             value = jax.make_array_from_callback(value.shape, sharding, lambda index: host[index])
             variable.assign(value)
         return value
@@ -85,7 +85,7 @@ class Placement:
         )
 
 
-def whole_value(value: jax.Array) -> np.ndarray:
+def to_host(value: jax.Array) -> np.ndarray:
     """The whole of an array on this host; all processes call it if it has parts on others."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)

@@ -19,15 +19,13 @@ import numpy as np
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
-from official_bert.engines.engine import Reductions
 from official_bert.engines.jax_input import Feed
 from official_bert.engines.jax_placement import DATA, ROWS, STACKED_ROWS, WHOLE, Placement
-from official_bert.engines.loop_state import State
 from official_bert.model.dropout import seeds_of_rows
+from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
-    from official_bert.tasks import Task
+    from official_bert.protocols import Task, UpdateSettings
 
 _DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
@@ -44,7 +42,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        run: "Run",
+        run: "UpdateSettings",
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         placement: Placement,
@@ -56,11 +54,8 @@ class TrainingLoop:
         self._shardings = placement.of_optimizer(optimizer)
         self._capacity = 0  # steps of the longest call so far: shorter ones need no other program
 
-    def __call__(self, batches: Feed, first_step: int, steps: int, state: State) -> State:
-        """Does `steps` updates on the next batches.
-
-        Takes and returns the state that `loop_state.first_state` describes.
-        """
+    def __call__(self, batches: Feed, first_step: int, steps: int, state: LoopState) -> LoopState:
+        """Runs `steps` updates on the next batches."""
         started = time.perf_counter()
         arguments = self._arguments(batches.take(steps), first_step, state)
         waited = time.perf_counter() - started
@@ -70,9 +65,9 @@ class TrainingLoop:
         ):
             variable.assign(value)
         results = jax.device_get(results)
-        return _next_state(state, steps, results) | {"input_wait": state["input_wait"] + waited}
+        return _next_state(state, steps, results, state.input_wait + waited)
 
-    def reductions(self, batches: Feed, state: State) -> Reductions:
+    def reductions(self, batches: Feed, state: LoopState) -> Reductions:
         """The `Reductions` of one update, before the compiler merges some of them.
 
         Each gradient is summed once; beside them are what the loss is divided by, and the sums.
@@ -87,7 +82,7 @@ class TrainingLoop:
         self._capacity = max(self._capacity, len(batches))
         padded = [*batches, *[batches[-1]] * (self._capacity - len(batches))]  # which are not read
         stacked = {name: np.stack([batch[name] for batch in padded]) for name in batches[0]}
-        asked = np.full(jax.local_device_count(), state["stop_requests"], np.float32)
+        asked = np.full(jax.local_device_count(), state.stop_requests, np.float32)
         return (
             placement.put(self._trained, [whole] * len(self._trained)),
             placement.put(self._state, self._shardings),
@@ -96,13 +91,13 @@ class TrainingLoop:
             placement.global_batch({"asked": asked})["asked"],
             np.int32(first_step),
             np.int32(len(batches)),
-            np.float32(state["loss_scale"]),
-            np.int32(state["good_updates"]),
+            np.float32(state.loss_scale),
+            np.int32(state.good_updates),
         )
 
 
 def make_updates(
-    run: "Run",
+    run: "UpdateSettings",
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     placement: Placement,
@@ -276,7 +271,7 @@ def _values(model, placement):
 
 
 def make_recomputation(
-    run: "Run", model: keras.Model
+    run: "UpdateSettings", model: keras.Model
 ) -> Callable[[Mapping[str, np.ndarray], np.ndarray, int, float], tuple]:
     """A function that computes a micro-batch's sums and gradients once more, on one device.
 
@@ -302,20 +297,21 @@ def _stacked(task, sums):
     return jnp.stack([sums[name] for name in task.sums])
 
 
-def _next_state(state, steps, results):
+def _next_state(state, steps, results, input_wait):
     """The loop's state after some updates; sums are added up in 64 bits, which devices lack."""
-    sums, since_saved = np.array(state["sums"]), np.array(state["sums_since_saved"])
-    in_a_row = state["skipped_in_a_row"]
+    sums, since_saved = np.array(state.sums), np.array(state.sums_since_saved)
+    in_a_row = state.skipped_in_a_row
     for step in range(steps):
         skipped = results["skipped"][step]
         in_a_row = in_a_row + 1 if skipped else 0
         if not skipped:
             sums, since_saved = sums + results["sums"][step], since_saved + results["sums"][step]
-    return {
-        "sums": sums.tolist(),
-        "sums_since_saved": since_saved.tolist(),
-        "loss_scale": float(results["loss_scale"]),
-        "good_updates": int(results["good_updates"]),
-        "skipped_in_a_row": in_a_row,
-        "stop_requests": float(results["stop_requests"]),
-    }
+    return LoopState(
+        sums=sums.tolist(),
+        sums_since_saved=since_saved.tolist(),
+        loss_scale=float(results["loss_scale"]),
+        good_updates=int(results["good_updates"]),
+        skipped_in_a_row=in_a_row,
+        input_wait=input_wait,
+        stop_requests=float(results["stop_requests"]),
+    )

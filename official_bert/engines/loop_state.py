@@ -1,69 +1,46 @@
-"""The state of the training loop beside weights and moments, as JSON values, for any engine."""
+"""The parts of an update that no engine does in its own way: loss scale, micro-batches."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lamb_tf import loss_scale
+from official_bert.protocols import LoopState
 
 if TYPE_CHECKING:
     import keras
 
-    from official_bert.stages import Run
-
-State: TypeAlias = dict[str, Any]  # JSON values
+    from official_bert.protocols import UpdateSettings
 
 # Dynamic loss scaling, for float16.
 FIRST_LOSS_SCALE, (MIN_LOSS_SCALE, MAX_LOSS_SCALE) = loss_scale.INITIAL_SCALE, loss_scale.BOUNDS
 
 
-def first_state(run: "Run") -> State:
-    """The loop's own state before the first step, as JSON values.
-
-    `sums` and `input_wait`, the seconds for which a step waited for its batch, are those since the
-    last line of the log, `sums_since_saved` those since the last checkpoint. `stop_requests` is 1
-    if this process was asked to stop; the loop gives back the sum over all replicas, so that all
-    workers stop after the same update. The others drive the loss scale and the decision to give up.
-    """
+def first_state(run: "UpdateSettings") -> LoopState:
+    """The loop's own state before the first step."""
+    zeros = [0.0] * len(run.task.sums)
     first_scale = FIRST_LOSS_SCALE if scales_loss(run) else 1.0
-    return {
-        **new_window(run),
-        **new_interval(run),
-        "stop_requests": 0.0,
-        "loss_scale": run.fixed_loss_scale or first_scale,
-        "good_updates": 0,
-        "skipped_in_a_row": 0,
-    }
+    return LoopState(zeros, zeros, run.fixed_loss_scale or first_scale)
 
 
-def new_window(run: "Run") -> State:
-    """The part of the state that begins anew after every line of the log."""
-    return {"sums": [0.0] * len(run.task.sums), "input_wait": 0.0}
-
-
-def new_interval(run: "Run") -> State:
-    """The part of the state that begins anew with every checkpoint."""
-    return {"sums_since_saved": [0.0] * len(run.task.sums)}
-
-
-def scales_loss(run: "Run") -> bool:
+def scales_loss(run: "UpdateSettings") -> bool:
     """Whether the loss is scaled: the range of float16 needs it."""
     return run.dtype == "fp16"
 
 
-def adapts_loss_scale(run: "Run") -> bool:
+def adapts_loss_scale(run: "UpdateSettings") -> bool:
     """Whether the scale follows the overflows."""
     return scales_loss(run) and run.fixed_loss_scale is None
 
 
-def loss_scale_before_skip(run: "Run", scale: float) -> float:
+def loss_scale_before_skip(run: "UpdateSettings", scale: float) -> float:
     """The loss scale at a step whose update was skipped, from that after it."""
     adapted = adapts_loss_scale(run) and scale > MIN_LOSS_SCALE
     return min(2 * scale, MAX_LOSS_SCALE) if adapted else scale
 
 
-def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
+def micro_batches(run: "UpdateSettings", rows: int, replicas: int) -> Iterator[np.ndarray]:
     """Numbers of the rows of each micro-batch of a global batch.
 
     Args:
@@ -77,7 +54,7 @@ def micro_batches(run: "Run", rows: int, replicas: int) -> Iterator[np.ndarray]:
 
 
 def names_of_non_finite(
-    run: "Run", model: "keras.Model", sums: np.ndarray, gradients: Sequence[np.ndarray]
+    run: "UpdateSettings", model: "keras.Model", sums: np.ndarray, gradients: Sequence[np.ndarray]
 ) -> tuple[list[str], list[str]]:
     """Names of a micro-batch's losses that are not finite, and of variables by their gradient.
 

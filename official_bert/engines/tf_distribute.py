@@ -14,10 +14,10 @@ from official_bert.engines import loop_state, tf_update
 from official_bert.engines.device_peaks import peak_flops
 from official_bert.engines.tf_update import TrainingLoop
 from official_bert.model.tensor_types import Tensor
+from official_bert.protocols import GraphBatches
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
-    from official_bert.tasks import Batches, Task
+    from official_bert.protocols import Batches, Task, UpdateSettings
 
 # What `data.slice.graph_batches` asserts, and what TensorFlow says of a file.
 _REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
@@ -47,7 +47,7 @@ class TfDistribute:
         self._read_by_hosts = []  # the last batches of which hosts got a graph
         self._input_errors = []  # what reading batches raised so far
 
-    def another(self) -> "TfDistribute":
+    def clone(self) -> "TfDistribute":
         """An engine in the same place that knows nothing of this one's errors."""
         return TfDistribute(self._strategy)
 
@@ -56,7 +56,7 @@ class TfDistribute:
         return self._strategy.scope()
 
     def training_loop(
-        self, run: "Run", model: keras.Model, optimizer: keras.optimizers.Optimizer
+        self, run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> TrainingLoop:
         """Several updates of a run in one call: a `tf_update.TrainingLoop`."""
         return tf_update.make_training_loop(run, model, optimizer, self._strategy)
@@ -98,13 +98,13 @@ class TfDistribute:
         for _ in steps:
             yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
 
-    def micro_batches(self, run: "Run", rows: int) -> Iterator[np.ndarray]:
+    def micro_batches(self, run: "UpdateSettings", rows: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
         return loop_state.micro_batches(run, rows, self.num_replicas)
 
     def non_finite(
         self,
-        run: "Run",
+        run: "UpdateSettings",
         model: keras.Model,
         batch: Mapping[str, np.ndarray],
         rows: np.ndarray,
@@ -139,10 +139,16 @@ class TfDistribute:
         for_host = make_input(open_batches, steps, on_read)
         return iter(self._strategy.distribute_datasets_from_function(for_host))
 
-    def accept(self, batches: "Batches") -> None:
+    def validate(self, batches: "Batches") -> None:
         """Raises a ValueError for batches that `feed` would refuse."""
-        if self._hosts_run_no_python:
-            batches.dataset(range(1), 0, 1)
+        if not self._hosts_run_no_python:
+            return
+        if not isinstance(batches, GraphBatches):
+            raise ValueError(
+                "The task must be pre-training on a TPU slice, whose hosts read batches by a "
+                "graph; got one that has none. Use --engine=jax."
+            )
+        batches.dataset(range(1), 0, 1)
 
     def _graph_input(self, open_batches, steps, on_read):
         batches = open_batches(0, 1)
@@ -219,7 +225,7 @@ class TfDistribute:
                 return damage
         return str(error.message).strip().partition("\n")[0].rstrip(".") + "."
 
-    def from_all_workers(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather(self, numbers: Sequence[float]) -> np.ndarray:
         """What each worker says: the numbers of all of them, one row per worker. Waits for all.
 
         Args:
@@ -244,7 +250,7 @@ class TfDistribute:
 
         return gather
 
-    def values(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    def to_host(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
         """The values of variables, which are whole on every replica."""
         return [variable.numpy() for variable in variables]
 

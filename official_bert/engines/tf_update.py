@@ -16,19 +16,17 @@ import tensorflow as tf
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
-from official_bert.engines.engine import Reductions
-from official_bert.engines.loop_state import State
 from official_bert.model.dropout import seeds_of_rows
+from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
-    from official_bert.stages import Run
-    from official_bert.tasks import Task
+    from official_bert.protocols import Task, UpdateSettings
 
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
 def make_training_loop(
-    run: "Run",
+    run: "UpdateSettings",
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     strategy: tf.distribute.Strategy,
@@ -93,15 +91,14 @@ class TrainingLoop:
     def __init__(self, loop: tf.types.experimental.PolymorphicFunction):
         self._loop = loop
 
-    def __call__(self, iterator: Iterator, first_step: int, steps: int, state: State) -> State:
-        """Does `steps` updates on batches of a distributed iterator.
+    def __call__(
+        self, iterator: Iterator, first_step: int, steps: int, state: LoopState
+    ) -> LoopState:
+        """Runs `steps` updates on batches of a distributed iterator."""
+        tensors = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
+        return LoopState(**{name: value.numpy().tolist() for name, value in tensors.items()})
 
-        Takes and returns the state that `loop_state.first_state` describes.
-        """
-        state = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
-        return {name: value.numpy().tolist() for name, value in state.items()}
-
-    def reductions(self, iterator: Iterator, state: State) -> "Reductions":
+    def reductions(self, iterator: Iterator, state: LoopState) -> Reductions:
         """The `Reductions` of one update, read off its graph."""
         arguments = (iterator, tf.constant(0), tf.constant(0), _tensors(state))
         return reductions(self._loop.get_concrete_function(*arguments))
@@ -109,18 +106,18 @@ class TrainingLoop:
 
 def _tensors(state):
     return {
-        "sums": tf.constant(state["sums"], tf.float64),
-        "sums_since_saved": tf.constant(state["sums_since_saved"], tf.float64),
-        "loss_scale": tf.constant(state["loss_scale"], tf.float32),
-        "good_updates": tf.constant(state["good_updates"]),
-        "skipped_in_a_row": tf.constant(state["skipped_in_a_row"]),
-        "input_wait": tf.constant(state["input_wait"], tf.float64),
-        "stop_requests": tf.constant(state["stop_requests"], tf.float32),
+        "sums": tf.constant(state.sums, tf.float64),
+        "sums_since_saved": tf.constant(state.sums_since_saved, tf.float64),
+        "loss_scale": tf.constant(state.loss_scale, tf.float32),
+        "good_updates": tf.constant(state.good_updates),
+        "skipped_in_a_row": tf.constant(state.skipped_in_a_row),
+        "input_wait": tf.constant(state.input_wait, tf.float64),
+        "stop_requests": tf.constant(state.stop_requests, tf.float32),
     }
 
 
 def make_replica_update(
-    run: "Run", model: keras.Model, optimizer: keras.optimizers.Optimizer
+    run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[..., tf.Tensor]:
     """What each replica does for one update, to be called in `strategy.run`.
 
@@ -190,7 +187,7 @@ def make_prediction_step(
 
 
 def non_finite(
-    run: "Run",
+    run: "UpdateSettings",
     model: keras.Model,
     batch: Mapping[str, np.ndarray],
     rows: np.ndarray,
@@ -207,7 +204,7 @@ def non_finite(
 
 
 def sums_and_gradients(
-    run: "Run",
+    run: "UpdateSettings",
     model: keras.Model,
     batch: Mapping[str, np.ndarray],
     rows: np.ndarray,

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from keras import ops
@@ -15,20 +14,17 @@ from official_bert.data.basic_tokenizer import Casing
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.protocols import Lengths, Task
 from official_bert.tasks import classification_features, sentence_examples
 from official_bert.tasks.labels import Classes, Numbers, order_by_name
 from official_bert.tasks.sentence_examples import Columns, Examples
 
-if TYPE_CHECKING:
-    from official_bert.stages import Stage
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification:
+class Classification(Task):
     """The classification task (arXiv 1810.04805, section 4.1): model, batches, losses, metrics.
 
     The loss is the mean cross-entropy of classes, in nats, or the mean squared error of numbers.
-    `official_bert.tasks` says what a task has to offer.
 
     Args:
         labels: The classes in the order of the model's outputs; or that it says a number.
@@ -47,8 +43,6 @@ class Classification:
     header: tuple[str, ...] | None = None
     skip_broken: bool = False
     synonyms: tuple[tuple[str, ...], ...] = ()
-
-    weights: ClassVar[tuple[str, ...]] = ("example_weights",)
 
     @property
     def predicts_classes(self) -> bool:
@@ -79,14 +73,6 @@ class Classification:
             "vocabulary": tokenization.digest(tokenization.read_vocabulary(self.vocab_file)),
             "do_lower_case": self.do_lower_case,
         }
-
-    def check(self, stage: "Stage") -> None:
-        """Refuses a stage with masked words to predict."""
-        if stage.max_predictions_per_seq:
-            raise ValueError(
-                "max_predictions_per_seq must be 0 for classification; got "
-                f"{stage.max_predictions_per_seq}. It belongs to pre-training."
-            )
 
     # Model and batches
 
@@ -120,14 +106,10 @@ class Classification:
             model.head.arrange(order)
             print(f"reordered the outputs of {path} by their names: {theirs}", flush=True)
 
-    def trains(self, path: str) -> bool:
-        """All variables are of use."""
-        return True
-
     def batches(
         self,
         files: Sequence[str],
-        stage: "Stage",
+        lengths: Lengths,
         batch_size: int,
         config: BertConfig,
         *,
@@ -136,7 +118,7 @@ class Classification:
         held_out: bool = False,
     ) -> ArrayBatches:
         """An `ArrayBatches` of the labelled examples in tables; read once by a process."""
-        read = [self.labelled_arrays(file, stage.max_seq_length, config) for file in files]
+        read = [self.labelled_arrays(file, lengths.max_seq_length, config) for file in files]
         arrays = read[0]  # not a copy
         if len(read) > 1:
             arrays = {name: np.concatenate([part[name] for part in read]) for name in arrays}
@@ -187,10 +169,6 @@ class Classification:
         sums["loss"], sums["examples"] = ops.sum(weights * losses), ops.sum(weights)
         return sums | {"tokens": ops.cast(ops.sum(batch["input_mask"]), "float32")}
 
-    def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
-        """The rows' share of the global batch's mean loss."""
-        return ops.divide_no_nan(sums["loss"], weights[0])
-
     def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """`loss`, and `accuracy` or `mean_squared_error`, from a vector of `sums`.
 
@@ -203,7 +181,7 @@ class Classification:
             return {"loss": loss, "accuracy": values["correct"] / examples}
         return {"loss": loss, "mean_squared_error": loss}
 
-    def label_counts(
+    def baseline_counts(
         self, batch: Mapping[str, np.ndarray], config: BertConfig | None
     ) -> np.ndarray:
         """How often each class is a label; or the number, sum and sum of squares of the labels."""
@@ -226,7 +204,7 @@ class Classification:
             guessing = {"mean_label_squared_error": float(mean_square - mean**2)}
         return self.metrics(sums) | guessing | examples
 
-    def guessing_loss(self, config: BertConfig) -> float:
+    def baseline_loss(self, config: BertConfig) -> float:
         """The loss of guessing all classes with equal probability; of the worst number in bounds.
 
         Infinite for numbers without bounds, whose scale is not known.
@@ -235,7 +213,7 @@ class Classification:
             return math.log(len(self.labels.names))
         return (self.labels.high - self.labels.low) ** 2
 
-    def held_out_line(self, metrics: dict[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         """Held-out metrics as one line of text."""
         if not self.predicts_classes:
             return (

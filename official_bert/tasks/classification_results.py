@@ -33,7 +33,7 @@ def scores(
     batch = {**arrays, "example_weights": np.ones(len(outputs), np.float32)}
     sums = task.batch_sums(outputs, batch)
     held_out = task.held_out_metrics(
-        np.array([float(sums[name]) for name in task.sums]), task.label_counts(batch, None)
+        np.array([float(sums[name]) for name in task.sums]), task.baseline_counts(batch, None)
     )
     predictions = task.predictions(outputs)
     return classification_metrics.compute(metrics, predictions, arrays["labels"]) | held_out

@@ -9,24 +9,24 @@ import numpy as np
 
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.protocols import Lengths, Task
 from official_bert.system import settings
 from official_bert.system.settings import setting
 
 if TYPE_CHECKING:
     from official_bert.data.input_pipeline import Batches
     from official_bert.model.pretrainer import BertPretrainer
-    from official_bert.stages import Stage
 
 _OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
 
 
 @settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretraining:
+class Pretraining(Task):
     """The pre-training task (arXiv 1810.04805): model, batches, losses, metrics.
 
-    `official_bert.tasks` says what a task has to offer. What needs Keras is imported when it is
-    used, because the flags of `run_pretraining` are made from the fields.
+    What needs Keras is imported when it is used, because the flags of `run_pretraining` are made
+    from the fields.
     """
 
     use_next_sentence_label: bool = setting("Train the next-sentence task.", True)
@@ -70,14 +70,15 @@ class Pretraining:
         settings.check(self)
 
     def describe(self) -> dict:
-        """The entries of `run.json`: they stand beside the run's own, as in version 0.1.0."""
+        """The entries of `run.json`: they are next to the run's own."""
         return dataclasses.asdict(self)
 
-    def check(self, stage: "Stage") -> None:
+    def check(self, lengths: Lengths) -> None:
         """Refuses a stage without predictions."""
-        if stage.max_predictions_per_seq < 1:
+        if lengths.max_predictions_per_seq < 1:
             raise ValueError(
-                f"max_predictions_per_seq must be at least 1; got {stage.max_predictions_per_seq}."
+                "max_predictions_per_seq must be at least 1; got "
+                f"{lengths.max_predictions_per_seq}."
             )
 
     # Model and batches
@@ -88,14 +89,14 @@ class Pretraining:
 
         return BertPretrainer(config, seed=seed, dtype=dtype)
 
-    def trains(self, path: str) -> bool:
-        """Whether a variable is of use: the pooler is to the next sentence alone."""
+    def is_trainable(self, path: str) -> bool:
+        """Whether a variable is used: the pooler only for the next sentence."""
         return self.use_next_sentence_label or not path.startswith(_OF_NEXT_SENTENCE)
 
     def batches(
         self,
         files: Sequence[str],
-        stage: "Stage",
+        lengths: Lengths,
         batch_size: int,
         config: BertConfig,
         *,
@@ -118,8 +119,7 @@ class Pretraining:
         return Batches(
             files,
             batch_size,
-            stage.max_seq_length,
-            stage.max_predictions_per_seq,
+            *lengths,
             seed=seed,
             vocab_size=config.vocab_size,
             shard_index=shard[0],
@@ -141,12 +141,7 @@ class Pretraining:
         return {**pretraining_sums(outputs, batch), "tokens": tokens}
 
     def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
-        """The rows' share of the global batch's loss, in nats.
-
-        Args:
-            sums: Of these rows, by name.
-            weights: Of the global batch: the totals of what `self.weights` names, in its order.
-        """
+        """The rows' share of the global batch's loss, in nats."""
         from keras import ops
 
         loss = ops.divide_no_nan(sums["masked_lm_loss"], weights[0])
@@ -169,17 +164,17 @@ class Pretraining:
         metrics["loss"] = sum(metrics[f"{part}_loss"] for part in parts)
         return metrics
 
-    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
+    def baseline_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """How often each word piece is a label of a batch: a vector."""
         ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
         return np.bincount(ids, weights, minlength=config.vocab_size)
 
     def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-        """`metrics`, and beside them what guessing would get.
+        """`metrics`, and those of a baseline.
 
         Args:
             sums: Vector of `sums` over all held-out examples.
-            counts: The `label_counts` over all of them.
+            counts: The `baseline_counts` over all of them.
 
         Returns:
             `metrics`, `most_frequent_token_accuracy`: what always guessing the commonest of the
@@ -191,11 +186,11 @@ class Pretraining:
             "examples": int(sums[self.sums.index("next_sentence_weight")]),
         }
 
-    def guessing_loss(self, config: BertConfig) -> float:
+    def baseline_loss(self, config: BertConfig) -> float:
         """The loss, in nats, of guessing every word and label with equal probability."""
         return math.log(config.vocab_size * (2 if self.use_next_sentence_label else 1))
 
-    def held_out_line(self, metrics: Mapping[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         """Held-out metrics as one line of text."""
         text = (
             f"masked LM loss {metrics['masked_lm_loss']:.3f}, accuracy "

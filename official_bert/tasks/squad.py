@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from keras import ops
@@ -15,24 +15,21 @@ from official_bert.data.row_batches import RowBatches
 from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.protocols import Lengths, Task
 from official_bert.tasks import squad_data, squad_evaluation, squad_features
 from official_bert.tasks.squad_data import Counts, Dataset, Question, Windows
 from official_bert.tasks.squad_features import Features
-
-if TYPE_CHECKING:
-    from official_bert.stages import Stage
 
 _POOLER = "bert/pooler/"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuestionAnswering:
+class QuestionAnswering(Task):
     """The question-answering task (arXiv 1810.04805, section 4.2): model, batches, losses, metrics.
 
     An example is a window. The loss is the mean of two cross-entropies, in nats: of the answer's
     first position and of its last, over all positions of the window, padding too, as in the
     official script. Where a window does not hold the whole answer, both are those of [CLS].
-    `official_bert.tasks` says what a task has to offer.
 
     Args:
         vocab_file: The vocabulary that the model was pre-trained with.
@@ -47,7 +44,6 @@ class QuestionAnswering:
     windows: Windows = dataclasses.field(default_factory=Windows)
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "correct", "examples", "tokens")
-    weights: ClassVar[tuple[str, ...]] = ("example_weights",)
     loss_in_nats: ClassVar[bool] = True
     progress: ClassVar[dict[str, str]] = {"span_accuracy": "spans {:.1%}"}
 
@@ -61,17 +57,13 @@ class QuestionAnswering:
             "do_lower_case": self.do_lower_case,
         }
 
-    def check(self, stage: "Stage") -> None:
+    def check(self, lengths: Lengths) -> None:
         """Refuses a stage with masked words to predict, or with another length."""
-        if stage.max_predictions_per_seq:
-            raise ValueError(
-                "max_predictions_per_seq must be 0 for question answering; got "
-                f"{stage.max_predictions_per_seq}. It belongs to pre-training."
-            )
-        if stage.max_seq_length != self.windows.max_seq_length:
+        super().check(lengths)
+        if lengths.max_seq_length != self.windows.max_seq_length:
             raise ValueError(
                 f"max_seq_length of a stage must be {self.windows.max_seq_length}, that of the "
-                f"windows; got {stage.max_seq_length}."
+                f"windows; got {lengths.max_seq_length}."
             )
 
     # Model and batches
@@ -80,14 +72,14 @@ class QuestionAnswering:
         """A built `BertQuestionAnswering`."""
         return BertQuestionAnswering(config, seed=seed, dtype=dtype)
 
-    def trains(self, path: str) -> bool:
+    def is_trainable(self, path: str) -> bool:
         """Whether a variable is of use: the pooler is not."""
         return not path.startswith(_POOLER)
 
     def batches(
         self,
         files: Sequence[str],
-        stage: "Stage",
+        lengths: Lengths,
         batch_size: int,
         config: BertConfig,
         *,
@@ -186,10 +178,6 @@ class QuestionAnswering:
             "tokens": ops.cast(ops.sum(batch["input_mask"]), "float32"),
         }
 
-    def loss(self, sums: Tensors, weights: Tensor) -> Tensor:
-        """The windows' share of the global batch's mean loss."""
-        return ops.divide_no_nan(sums["loss"], weights[0])
-
     def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """`loss` and `span_accuracy` from a vector of `sums`.
 
@@ -202,7 +190,7 @@ class QuestionAnswering:
             "span_accuracy": values["correct"] / examples,
         }
 
-    def label_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
+    def baseline_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """How often each span is a label: that from s to e is number S·s + e."""
         length = self.windows.max_seq_length
         spans = batch["start_positions"].astype(np.int64) * length + batch["end_positions"]
@@ -219,11 +207,11 @@ class QuestionAnswering:
             "examples": int(sums[self.sums.index("examples")]),
         }
 
-    def guessing_loss(self, config: BertConfig) -> float:
+    def baseline_loss(self, config: BertConfig) -> float:
         """The loss, in nats, of guessing all positions with equal probability."""
         return math.log(self.windows.max_seq_length)
 
-    def held_out_line(self, metrics: dict[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         """Held-out metrics as one line of text."""
         return (
             f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (most "

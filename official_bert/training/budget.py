@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from official_bert.engines.loop_state import first_state
-from official_bert.model import flops
 from official_bert.system.places import AnyPath, place
 from official_bert.training import (
     checkpoints,
     disk_space,
+    flops,
     model_directory,
     model_state,
     run_checks,
@@ -28,7 +28,7 @@ from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
 if TYPE_CHECKING:
-    from official_bert.engines.engine import Engine
+    from official_bert.protocols import Engine
     from official_bert.stages import LoopOptions, Run, Stage
 
 MEASURED_SHARE = 0.1  # of the budget, at most: what is left over by then is estimated
@@ -285,4 +285,4 @@ def _left(engine, until):
 
 def _slowest(engine, seconds):
     """The largest of all workers' numbers, by which all of them decide the same."""
-    return float(engine.from_all_workers([seconds]).max())
+    return float(engine.all_gather([seconds]).max())

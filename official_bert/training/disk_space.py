@@ -3,9 +3,9 @@
 import shutil
 from typing import TYPE_CHECKING
 
-from official_bert.model import flops
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place, RemotePath
+from official_bert.training import flops
 
 if TYPE_CHECKING:
     from official_bert.stages import LoopOptions, Run, Stage

@@ -8,15 +8,14 @@ import keras
 import numpy as np
 
 if TYPE_CHECKING:
-    from official_bert.engines.engine import Engine
-    from official_bert.tasks import Batches, Task
+    from official_bert.protocols import Batches, Engine, Task
 
 
 class Evaluator:
     """Evaluates one model, as it is then; its graph is traced once for each shape of batches.
 
     Args:
-        task: What is trained; see `official_bert.tasks`.
+        task: The task that is trained.
         model: Its model, made in the engine's scope.
         engine: Where the model lives.
     """
@@ -39,10 +38,10 @@ class Evaluator:
         def count(batch):
             nonlocal counts
             with lock:
-                counts = counts + self._task.label_counts(batch, self._config)
+                counts = counts + self._task.baseline_counts(batch, self._config)
 
         steps = range(open_batches(*self._engine.shard).num_batches)
         batches = self._engine.feed(open_batches, steps, count)
         sums = np.sum([np.asarray(self._step(batches), np.float64) for _ in steps], axis=0)
-        counts = self._engine.from_all_workers(counts).sum(0)
+        counts = self._engine.all_gather(counts).sum(0)
         return self._task.held_out_metrics(sums, counts)

@@ -17,7 +17,7 @@ from official_bert.training.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
     from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.tasks import Task
+    from official_bert.protocols import Task
 
 
 def load(
@@ -26,7 +26,7 @@ def load(
     """The model of a run from its newest whole checkpoint.
 
     Args:
-        task: The task that it was trained for; see `official_bert.tasks`.
+        task: The task that it was trained for.
         model_dir: The model directory.
         engine: Where the model is to live.
         dtype: Data type of the computation: `"fp32"`, `"bf16"` or `"fp16"`.
@@ -85,7 +85,7 @@ def load_checkpoint(
     with engine.scope():
         model = task.make_model(config, None, DTYPE_POLICIES[dtype])
     loaded = model_state.load_weights(model, path)
-    if any(task.trains(name) for name in loaded.fresh):
+    if any(task.is_trainable(name) for name in loaded.fresh):
         raise ValueError(
             "The checkpoint must be fine-tuned for this task; got one that lacks weights of it: "
             f"{loaded}. Fine-tune it first (--do_train)."

@@ -41,7 +41,7 @@ class KnownGood:
     def __init__(self, run: "Run", store: checkpoints.CheckpointStore):
         self._store = store
         self._task = run.task
-        self._guessing = run.task.guessing_loss(run.config)
+        self._guessing = run.task.baseline_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
         self._first: float | None = None  # such a loss, the first of this stage
         self._candidate: str | None = (

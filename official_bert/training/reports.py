@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import keras
 
 from lamb_tf import telemetry
-from official_bert.model import flops
 from official_bert.system.places import Place
+from official_bert.training import flops
 from official_bert.training.summaries import Summaries
 from official_bert.training.training_log import TrainingLog, progress_line
 
 if TYPE_CHECKING:
-    from official_bert.engines.engine import Engine, Reductions
-    from official_bert.engines.loop_state import State
+    from official_bert.protocols import Engine, LoopState, Reductions
     from official_bert.stages import LoopOptions, Run, Stage
 
 Done = TypeVar("Done")
@@ -102,25 +101,25 @@ class Reports:
         self,
         step: int,
         stage_index: int,
-        state: "State",
+        state: "LoopState",
         optimizer: keras.optimizers.Optimizer,
-        pace: "Pace",
+        pace: "StepTimer",
     ) -> None:
         """Reports the updates since the last line.
 
         Args:
             step: Updates done.
             stage_index: The stage's place in the run.
-            state: The loop's state; see `loop_state.first_state`.
+            state: The loop's state.
             optimizer: The optimizer, which has recorded telemetry.
-            pace: A `Pace` that has watched these updates.
+            pace: A `StepTimer` that has watched these updates.
         """
         run = self._run
-        metrics = run.task.metrics(state["sums"])
+        metrics = run.task.metrics(state.sums)
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm = telemetry.gradient_norm(optimizer)
         layers = telemetry.read(optimizer)
-        skipped = int(self._engine.values([optimizer.skipped_updates])[0])
+        skipped = int(self._engine.to_host([optimizer.skipped_updates])[0])
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.log.last("train")
         timing = self._timing(stage_index, state, pace, step - self._last["step"])
@@ -131,7 +130,7 @@ class Reports:
             **metrics,
             learning_rate=learning_rate,
             gradient_norm=gradient_norm,
-            loss_scale=state["loss_scale"],
+            loss_scale=state.loss_scale,
             skipped_updates=skipped,
             trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
             timing=timing,
@@ -157,12 +156,12 @@ class Reports:
     def evaluation(self, step: int, stage_index: int, metrics: Mapping[str, float]) -> None:
         self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
         self._summarise("eval", step, metrics)
-        self.say(f"held out: {self._run.task.held_out_line(metrics)}")
+        self.say(f"held out: {self._run.task.format_metrics(metrics)}")
 
     def _timing(self, index, state, pace, updates):
         stage = self._run.stages[index]
         per_second = pace.steps_per_second * self._flops_per_update[index]
-        tokens = state["sums"][self._run.task.sums.index("tokens")] / updates  # without padding
+        tokens = state.sums[self._run.task.sums.index("tokens")] / updates  # without padding
         timing = {
             "seconds": pace.seconds,
             "examples_per_second": pace.steps_per_second * stage.batch_size,
@@ -171,7 +170,7 @@ class Reports:
             **self._communication,
         }
         if self._measures_input_wait:
-            timing["input_wait_seconds"] = state["input_wait"]
+            timing["input_wait_seconds"] = state.input_wait
         return timing | ({"share_of_peak": per_second / self._peak} if self._peak else {})
 
     def _summarise(self, kind, step, scalars, layers=None):
@@ -184,7 +183,7 @@ class Reports:
         self._summaries.write(kind, step, finite, histograms)
 
 
-class Pace:
+class StepTimer:
     """Steps/s since the last report, excluding the first (compiling) call of a stage.
 
     That call also traces and compiles. Where there is no other, it has to do.
@@ -214,7 +213,7 @@ class Pace:
         """Starts counting again, after a report."""
         self._steps, self._since = 0, 0.0
 
-    def cool(self) -> None:
+    def skip_next(self) -> None:
         """Excludes the next call from the rate: it is the first of a stage."""
         self.restart()
         self._is_warm = False

@@ -13,7 +13,7 @@ from official_bert.training import model_directory, model_state
 if TYPE_CHECKING:
     import keras
 
-    from official_bert.engines.engine import Engine
+    from official_bert.protocols import Engine
     from official_bert.stages import LoopOptions, Run
     from official_bert.system.places import Place
     from official_bert.training.run_records import RunRecords
@@ -42,7 +42,7 @@ def claim(
         OSError: if a file cannot be read.
     """
     check(run, options, engine.num_replicas)
-    description = run.describe() | {"records": records.check(engine.accept)}
+    description = run.describe() | {"records": records.check(engine.validate)}
     if run.init_checkpoint:
         description["init_weights"] = model_state.digest(run.init_checkpoint)
     return model_directory.check(model_dir, run.config, description, resume_from)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from official_bert.protocols import Batches, Lengths
     from official_bert.stages import LoopOptions, Run, Stage
-    from official_bert.tasks import Batches
 
 
 def same(was: str, now: str) -> bool:
@@ -29,7 +29,7 @@ class RunRecords:
     def __init__(self, run: "Run", options: "LoopOptions", shard: tuple[int, int]):
         self._run, self._options, self._shard = run, options, shard
         self._held_out = {}
-        self._fingerprints: dict[tuple[int, int], str] = {}  # of held-out examples, by lengths
+        self._fingerprints: dict[Lengths, str] = {}  # of held-out examples, by lengths
 
     def check(self, accept: "Callable[[Batches], object]") -> list[str]:
         """Reads some records of every stage, to fail early.
@@ -65,7 +65,7 @@ class RunRecords:
         They stay open until another length is needed: the records are parsed once, not at every
         evaluation.
         """
-        lengths = stage.max_seq_length, stage.max_predictions_per_seq
+        lengths = stage.lengths
         shard = shard_index, num_shards
         if lengths not in self._held_out:
             self._held_out = {lengths: {}}
@@ -77,15 +77,14 @@ class RunRecords:
 
     def held_out_fingerprint(self, stage: "Stage") -> str:
         """The fingerprint of a stage's held-out examples, which is computed once."""
-        lengths = stage.max_seq_length, stage.max_predictions_per_seq
-        if lengths not in self._fingerprints:
-            self._fingerprints[lengths] = self.held_out(stage, *self._shard).fingerprint()
-        return self._fingerprints[lengths]
+        if stage.lengths not in self._fingerprints:
+            self._fingerprints[stage.lengths] = self.held_out(stage, *self._shard).fingerprint()
+        return self._fingerprints[stage.lengths]
 
     def _open(self, files, stage, batch_size, shard, held_out=False):
         return self._run.task.batches(
             stage.resolve(files),
-            stage,
+            stage.lengths,
             batch_size,
             self._run.config,
             seed=self._run.seed,

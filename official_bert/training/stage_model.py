@@ -81,7 +81,7 @@ def _steps_below_head(path, depth):
 
 def _trains(run, stage, path):
     is_frozen = any(re.search(pattern, path) for pattern in run.optimizer.freeze)
-    return not is_frozen and run.task.trains(path) and stacking.trained(path, stage)
+    return not is_frozen and run.task.is_trainable(path) and stacking.trained(path, stage)
 
 
 def _without_frozen(settings, model):

@@ -16,26 +16,27 @@ import numpy as np
 
 from official_bert import stacking
 from official_bert.engines import loop_state
-from official_bert.model import flops
+from official_bert.protocols import LoopState
 from official_bert.system.places import AnyPath, place
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
     checkpoints,
     disk_space,
     evaluation,
+    flops,
     known_good,
     model_directory,
     model_state,
     run_checks,
     starts,
 )
-from official_bert.training.reports import Pace, Profiler, Reports
+from official_bert.training.reports import Profiler, Reports, StepTimer
 from official_bert.training.run_records import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 from official_bert.training.training_log import StopRequest
 
 if TYPE_CHECKING:
-    from official_bert.engines.engine import Engine
+    from official_bert.protocols import Engine
     from official_bert.stages import LoopOptions, Run
 
 
@@ -78,7 +79,7 @@ class Trainer:
         self.run, self.options, self.engine = run, options, engine
         self.model_dir = place(model_dir)
         self.step = 0  # updates done, those that were skipped included
-        self._pace = Pace(seconds=0.0)
+        self._pace = StepTimer(seconds=0.0)
         self._state = loop_state.first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
         self._reports = Reports(run, options, engine, self.model_dir)
@@ -142,7 +143,7 @@ class Trainer:
             raise
         if self.engine.is_chief:
             self._export()
-        self.engine.from_all_workers([self.step])  # barrier: wait for the chief
+        self.engine.all_gather([self.step])  # barrier: wait for the chief
 
     def _raise_input_error(self, error):
         """Raises what reading a batch raised, if that is behind `error`."""
@@ -170,21 +171,21 @@ class Trainer:
         )
         if self.engine.shard[1] > 1:
             self._reports.communication(self._loop.reductions(batches, self._state))
-        self._pace.cool()
+        self._pace.skip_next()
         while self.step < end:
             steps = self._steps_to_boundary(end)
-            self._state["stop_requests"] = float(stop.requested)
+            self._state = dataclasses.replace(self._state, stop_requests=float(stop.requested))
             self._profiler.at(self.step)
             self._state = self._pace.measure(
                 lambda steps=steps: self._loop(batches, self.step, steps, self._state), steps
             )
             self.step += steps
             self._profiler.at(self.step)
-            if self._state["skipped_in_a_row"] >= options.max_skipped_updates:
+            if self._state.skipped_in_a_row >= options.max_skipped_updates:
                 raise Diverged(self._diagnosis(index))
             if self._is_due(options.log_steps, end):
                 self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
-                self._state |= loop_state.new_window(self.run)
+                self._state = self._state.new_window()
                 self._pace.restart()
             if options.eval_files and self._is_due(options.eval_steps, end):
                 self._evaluate(index)
@@ -201,13 +202,13 @@ class Trainer:
         A skipped update changes nothing, so a checkpoint waits for the first that is not. Only the
         last of a stage does not: there may be no other update.
         """
-        return self._owes_checkpoint and (not self._state["skipped_in_a_row"] or self.step == end)
+        return self._owes_checkpoint and (not self._state.skipped_in_a_row or self.step == end)
 
     def _must_stop(self, stop):
         """Whether this process, or any one of several workers, was asked to before this call."""
         if self.engine.shard[1] == 1:
             return stop.requested
-        return self._state["stop_requests"] > 0
+        return self._state.stop_requests > 0
 
     def _begin(self, index):
         return self._ends[index] - self.run.stages[index].steps
@@ -240,7 +241,7 @@ class Trainer:
         before, stage = self.run.stages[index - 1 : index + 1]
         if stage.model_key() == before.model_key() and stage.carry_moments:
             return
-        tensors = model_state.gather(self.model, self.optimizer, self.engine.values)
+        tensors = model_state.gather(self.model, self.optimizer, self.engine.to_host)
         old_depth = self.model.config.num_hidden_layers
         self._make(stage)
         new_depth = self.model.config.num_hidden_layers
@@ -267,9 +268,9 @@ class Trainer:
         """Where the last step's gradients were not finite: it did not change the weights."""
         stage, step = self.run.stages[index], self.step - 1
         if self.engine.is_chief:
-            self._good.judge(self._state["sums_since_saved"])
+            self._good.judge(self._state.sums_since_saved)
         batch = self._records.training(stage)[step]
-        scale = loop_state.loss_scale_before_skip(self.run, self._state["loss_scale"])
+        scale = loop_state.loss_scale_before_skip(self.run, self._state.loss_scale)
 
         def found(rows):
             return self.engine.non_finite(self.run, self.model, batch, rows, step, scale)
@@ -281,7 +282,7 @@ class Trainer:
                 where = _first_row(rows, lambda some: any(found(some)))
                 break
         return (
-            f"Gradients were not finite for {self._state['skipped_in_a_row']} steps in a row, up "
+            f"Gradients were not finite for {self._state.skipped_in_a_row} steps in a row, up "
             f"to step {step} of stage {index + 1}, so all of them were skipped. Losses not finite: "
             f"{', '.join(losses) or 'none'}. Variables with such a gradient: {len(variables)} of "
             f"{len(self.model.trainable_variables)}, first "
@@ -293,23 +294,19 @@ class Trainer:
     # Files
 
     def _save(self):
-        exploded = (
-            self._good.judge(self._state["sums_since_saved"]) if self.engine.is_chief else None
-        )
-        self._state |= loop_state.new_interval(self.run)
+        exploded = self._good.judge(self._state.sums_since_saved) if self.engine.is_chief else None
+        self._state = self._state.new_interval()
         self._owes_checkpoint = False
-        tensors = model_state.gather(self.model, self.optimizer, self.engine.values)
+        tensors = model_state.gather(self.model, self.optimizer, self.engine.to_host)
         if self.engine.is_chief:
             tensors["global_step"] = np.int64(self.step)
-            state = {"loop": self._state, "seconds": self._pace.seconds}
+            state = {"loop": dataclasses.asdict(self._state), "seconds": self._pace.seconds}
             state |= self._good.state(tensors)
             self._require_alone()
             prefix = self._store.save(tensors, self.step, state)
             self._good.saved(place(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
-        self.engine.from_all_workers(
-            [self.step]
-        )  # barrier: the checkpoint is visible to all workers
+        self.engine.all_gather([self.step])  # barrier: the checkpoint is visible to all workers
 
     def _find_checkpoint(self):
         """The whole checkpoint to resume, or `None` at the start of a run."""
@@ -325,8 +322,8 @@ class Trainer:
     def _restore(self):
         if self._checkpoint is not None:
             self.step = self._checkpoint.step
-            self._state |= self._checkpoint.state["loop"]
-            self._pace = Pace(self._checkpoint.state["seconds"])
+            self._state = LoopState(**self._checkpoint.state["loop"])
+            self._pace = StepTimer(self._checkpoint.state["seconds"])
             self._good.resume(self._checkpoint)
             model_state.restore(self.model, self.optimizer, self._checkpoint.tensors())
             self._reports.say(f"resuming from {self._checkpoint.prefix}")
@@ -357,7 +354,7 @@ class Trainer:
         deciding = model_directory.deciding(self._claim.description)
         description = json.dumps(deciding, sort_keys=True).encode()
         mine = [self.step, zlib.crc32(description)]
-        steps, runs = self.engine.from_all_workers(mine).astype(int).T.tolist()
+        steps, runs = self.engine.all_gather(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
             raise ValueError(
                 "All workers must have the same settings; got other ones in worker "
@@ -373,7 +370,7 @@ class Trainer:
     def _weights(self):
         weights = self.model.weights
         paths = [variable.path for variable in weights]
-        return dict(zip(paths, self.engine.values(weights), strict=True))
+        return dict(zip(paths, self.engine.to_host(weights), strict=True))
 
     def _export(self):
         prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"

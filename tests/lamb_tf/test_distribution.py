@@ -12,9 +12,9 @@ import tensorflow as tf
 import worker_processes
 from two_replicas import two_replicas
 
-from official_bert.data.input_pipeline import ArraySpec
 from official_bert.engines import strategies, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.protocols import ArraySpec
 
 
 class CountedBatches:
@@ -100,7 +100,7 @@ def test_workers_in_tf_config_are_not_left_alone(monkeypatch):
 
 def test_ctrl_c_ends_a_worker_that_waits_for_others():
     script = """
-from official_bert.data.input_pipeline import ArraySpec
+from official_bert.protocols import ArraySpec
 from official_bert.engines import strategies
 strategies.make_strategy(
     "multi_worker_mirrored", worker_hosts="127.0.0.1:{},127.0.0.1:{}", task_index=0
@@ -124,7 +124,7 @@ def test_one_process_hears_itself_only_and_reads_everything(replicas):
     strategy = two_replicas() if replicas == 2 else tf.distribute.MirroredStrategy(["CPU:0"])
     engine = TfDistribute(strategy)
     assert engine.shard == (0, 1)
-    np.testing.assert_array_equal(engine.from_all_workers([7, 8]), [[7, 8]])
+    np.testing.assert_array_equal(engine.all_gather([7, 8]), [[7, 8]])
 
 
 def test_errors_of_a_lost_worker_are_told_from_others():

@@ -14,10 +14,9 @@ from official_bert import stacking
 from official_bert.data import input_pipeline
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.model import flops
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.training import checkpoints
+from official_bert.training import checkpoints, flops
 from official_bert.training.trainer import Trainer
 
 CONFIG = tiny(vocab_size=61, num_hidden_layers=6, initializer_range=0.2)

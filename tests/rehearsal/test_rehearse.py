@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 from official_bert import rehearse, stages
-from official_bert.model import flops
 from official_bert.model.config import BertConfig
 from official_bert.rehearsal import programs, tpu_compiler
+from official_bert.training import flops
 
 peers.load("jax")
 peers.load("libtpu")

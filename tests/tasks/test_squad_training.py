@@ -126,8 +126,8 @@ def test_twenty_updates_with_adamw_are_those_of_pytorch(peer, alike):
     adamw, rate = peer.adamw(theirs, run.optimizer), run.learning_rate()
     ours, expected, state = [], [], loop_state.first_state(run)
     for step in range(UPDATES):
-        state = loop(iterator, step, 1, state | loop_state.new_window(run))
-        ours.append(run.task.metrics(state["sums"])["loss"])
+        state = loop(iterator, step, 1, state.new_window())
+        ours.append(run.task.metrics(state.sums)["loss"])
         loss = peer_loss(theirs, batches[step])
         peer.update(theirs, adamw, loss, float(rate(step)), run.optimizer.global_clipnorm)
         expected.append(loss.item())

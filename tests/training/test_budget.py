@@ -218,7 +218,7 @@ def test_workers_whose_clocks_differ_make_the_same_number_of_measured_calls():
         made[worker] += 1
         time.sleep(0.02 * worker)  # the slower one leaves a call later
 
-    def from_all_workers(worker, numbers):
+    def all_gather(worker, numbers):
         said[worker] = numbers
         both.wait()
         rows = np.array(said)
@@ -226,7 +226,7 @@ def test_workers_whose_clocks_differ_make_the_same_number_of_measured_calls():
         return rows
 
     def measure(worker):
-        ask = functools.partial(from_all_workers, worker)
+        ask = functools.partial(all_gather, worker)
         return budget.seconds_of_a_call(lambda _: work(worker), ask, seconds=0.15, calls=2)
 
     with ThreadPoolExecutor(2) as workers:

@@ -10,9 +10,9 @@ from bert_shapes import BASE, LARGE, SMALL
 
 from official_bert import recipes, stacking
 from official_bert.engines.device_peaks import peak_flops
-from official_bert.model import flops
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
+from official_bert.training import flops
 from official_bert.training.reports import updates_left
 
 # Wide beside the things that are not counted.

@@ -12,8 +12,8 @@ from bert_shapes import BASE, LARGE, SMALL
 
 from lamb_tf import schedules
 from official_bert import recipes, stacking
-from official_bert.model import flops
 from official_bert.stages import Optimizer, Stage
+from official_bert.training import flops
 
 TABLE = {  # batch: updates of the LAMB paper's table 1; a in its rate 5 / (2^a · 10³); ratio
     512: (1_000_000, 3.0, 1 / 320),

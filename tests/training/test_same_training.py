@@ -73,8 +73,8 @@ def train_ours(run):
     before = {v.path: v.numpy() for v in model.weights}
     losses, state = [], loop_state.first_state(run)
     for step in range(UPDATES):
-        state = loop(iterator, step, 1, state | loop_state.new_window(run))
-        losses.append(run.task.metrics(state["sums"])["loss"])
+        state = loop(iterator, step, 1, state.new_window())
+        losses.append(run.task.metrics(state.sums)["loss"])
     return before, losses, {v.path: v.numpy() for v in model.weights}, batches
 
 

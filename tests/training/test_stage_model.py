@@ -15,9 +15,8 @@ from small_sentences import STAGE, make_run
 
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.model import flops
 from official_bert.stages import LoopOptions, Optimizer
-from official_bert.training import run_checks, stage_model
+from official_bert.training import flops, run_checks, stage_model
 
 UPDATES = 10
 LOWER_HALF = ("embeddings/", "layer_0/")
@@ -103,8 +102,8 @@ def test_updates_are_those_of_pytorch_with_a_rate_per_layer(peer, small_sentence
     iterator = TfDistribute(strategy).feed(lambda *_: batches, range(UPDATES))
     losses, state = [], loop_state.first_state(run)
     for step in range(UPDATES):
-        state = loop(iterator, step, 1, state | loop_state.new_window(run))
-        losses.append(run.task.metrics(state["sums"])["loss"])
+        state = loop(iterator, step, 1, state.new_window())
+        losses.append(run.task.metrics(state.sums)["loss"])
     np.testing.assert_allclose(losses, train_theirs(theirs, run, batches), rtol=1e-4)
     after = by_their_names({variable.path: variable.numpy() for variable in model.weights})
     moved = {path: np.abs(after[path] - x).max() for path, x in by_their_names(before).items()}

@@ -339,7 +339,7 @@ def test_lars_takes_over_the_momentum_of_a_checkpoint(small_corpus, tmp_path):
     begun = Trainer(run, QUIET, TfDistribute(tf.distribute.get_strategy()), tmp_path / "second")
     before = final_tensors(tmp_path / "first")
     for name, value in model_state.gather(
-        begun.model, begun.optimizer, begun.engine.values
+        begun.model, begun.optimizer, begun.engine.to_host
     ).items():
         if model_state.is_slot(name) or name == "optimizer/iterations":
             np.testing.assert_array_equal(value, before[name], err_msg=name)
@@ -424,7 +424,7 @@ def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
     )
     iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(1))
     state = loop(iterator, 0, 1, loop_state.first_state(run))
-    np.testing.assert_allclose(sums, state["sums"], rtol=1e-5)
+    np.testing.assert_allclose(sums, state.sums, rtol=1e-5)
 
 
 def test_the_loss_scale_of_a_skipped_step_is_known_after_it(small_corpus):
@@ -648,7 +648,7 @@ def test_the_log_says_how_long_steps_waited_for_their_batches(small_corpus):
     batches.asked.wait()  # so that batch 3 is there
     began = time.monotonic()
     state = loop(iterator, 3, 1, state | {"input_wait": 0.0})
-    assert state["input_wait"] < time.monotonic() - began
+    assert state.input_wait < time.monotonic() - began
     threading.Timer(5.0, batches.may.set).start()  # long: a busy machine may begin to wait late
     state = loop(iterator, 4, 1, state)
-    assert 1 < state["input_wait"] < time.monotonic() - began
+    assert 1 < state.input_wait < time.monotonic() - began
