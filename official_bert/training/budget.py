@@ -124,7 +124,7 @@ def fitted(
 
 def seconds_of_a_call(
     work: Callable[[int], object],
-    from_all_workers: Callable[[Sequence[float]], np.ndarray],
+    all_gather: Callable[[Sequence[float]], np.ndarray],
     seconds: float,
     calls: int,
 ) -> float:
@@ -134,13 +134,13 @@ def seconds_of_a_call(
 
     Args:
         work: Takes the number of the call, from 0.
-        from_all_workers: An engine's.
+        all_gather: An engine's.
         seconds: For so long at least, by the clock of every worker.
         calls: So many at least.
     """
-    from_all_workers([0.0])  # what it takes to begin is not measured
+    all_gather([0.0])  # what it takes to begin is not measured
     started, done = time.monotonic(), 0
-    while done < calls or from_all_workers([time.monotonic() - started]).min() < seconds:
+    while done < calls or all_gather([time.monotonic() - started]).min() < seconds:
         work(done)
         done += 1
     return (time.monotonic() - started) / done
@@ -260,7 +260,7 @@ def _seconds_of_updates(loop, batches, run, options, engine, until):
     def seconds_each(steps):
         # A part of the time that is left, for the evaluation needs some, too.
         seconds = min(MEASURED_SECONDS, _left(engine, until) / 4)
-        call = seconds_of_a_call(lambda _: train(steps), engine.from_all_workers, seconds, calls=1)
+        call = seconds_of_a_call(lambda _: train(steps), engine.all_gather, seconds, calls=1)
         return _slowest(engine, call) / steps
 
     _, first = _timed(engine, lambda: train(1))  # traces and compiles, as the run itself will
