@@ -14,7 +14,7 @@ from typing import Any
 
 from official_bert.checkpoints import finding, heads
 from official_bert.data import tokenization
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths
 

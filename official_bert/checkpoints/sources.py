@@ -23,7 +23,7 @@ from official_bert.checkpoints import (
 from official_bert.checkpoints.model_folder import ModelFolder
 from official_bert.checkpoints.tensors import Tensor
 from official_bert.data import tokenization, tokenizer_settings
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths, places
 

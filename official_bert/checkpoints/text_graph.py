@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from official_bert.data import tokenization
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 
 _TABLE_END = 0x32400  # from here on no character is changed or separated, except
 _TAGS = range(0xE0000, 0xE1000)  # these, and

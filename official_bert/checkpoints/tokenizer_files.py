@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tokenizers import processors
 
 from official_bert.data import tokenization, tokenizer_settings
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
 

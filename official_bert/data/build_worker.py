@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from official_bert.data import build_notes, corpus, records, tokenization
-from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.instances import (
     InstanceMaker,
     Sentences,
@@ -28,6 +27,7 @@ from official_bert.data.instances import (
     cut_long_sentences,
     sequences,
 )
+from official_bert.data.tokenization import Casing
 from official_bert.system import child_commands
 from official_bert.system.whole_files import write_whole
 

@@ -9,9 +9,21 @@ import csv
 import re
 from collections.abc import Iterable
 
-from official_bert.data import languages, records, text_files
+from official_bert.data import records, text_files
 
 FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
+
+# ISO 639-1 codes.
+LANGUAGES = frozenset(
+    """
+    aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de
+    dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia
+    id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo
+    lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl
+    ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk
+    tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+    """.split()  # noqa: SIM905 (a formatted list takes one line per code)
+)
 
 _HEAD_BYTES = 1 << 14
 _UNPACK = "unpack it and give the folder"
@@ -101,7 +113,7 @@ def check(
     Raises:
         ValueError: as `recognise`; the language is unknown.
     """
-    if language is not None and language not in languages.CODES:
+    if language is not None and language not in LANGUAGES:
         raise ValueError(
             f"language must be an ISO 639-1 code, such as en or de; got {language!r}. For a "
             "language without one, give the code of a language with the same punctuation."

@@ -1,7 +1,8 @@
-"""Numbered rows → the batch of step k, a function of (rows, seed, k) on any host."""
+"""Examples in memory → the batch of step k, a function of (examples, seed, k) on any host."""
 
 import hashlib
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -97,3 +98,48 @@ class RowBatches:
     def fingerprint(self) -> str:
         """A digest that detects other examples."""
         return self._rows.fingerprint()
+
+
+class Arrays:
+    """Arrays of one length as `Rows`.
+
+    Args:
+        arrays: {name: array}; the first axis of each counts the examples.
+
+    Raises:
+        ValueError: if there are no examples, or arrays of different lengths.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        counts = {name: len(array) for name, array in arrays.items()}
+        if len(set(counts.values())) != 1 or not min(counts.values()):
+            raise ValueError(f"arrays must have the same length, at least 1; got {counts}.")
+        self._arrays, self._count = arrays, next(iter(counts.values()))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows with these numbers, of every array."""
+        return {name: array[rows] for name, array in self._arrays.items()}
+
+    def fingerprint(self) -> str:
+        """A digest that detects other arrays."""
+        return fingerprint(self._arrays)
+
+
+class ArrayBatches(RowBatches):
+    """The `RowBatches` of `Arrays`; arguments and errors as theirs."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], batch_size: int, **settings: Any):
+        super().__init__(Arrays(arrays), batch_size, **settings)
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
+    """A digest of the names, types, shapes and values of arrays."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

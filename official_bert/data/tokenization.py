@@ -1,23 +1,44 @@
 """Vocabularies and word pieces: learn, load and check them; convert sentences to ids.
 
-The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer.
+The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer. The
+library has Google's steps ready-made, but with tables of an old Unicode version, without the Greek
+final sigma, and dropping private-use characters. Here the classes of characters come from the
+running Python, as in Google's tokenizer. Two differences of the library remain: it may lower-case
+letters that Unicode added after the version of the running Python, and it does not know the
+canonical decompositions that Unicode added after version 12.
 """
 
 import functools
 import hashlib
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain
+from typing import Literal, NamedTuple, TypeAlias
 
-from tokenizers import Tokenizer, decoders, models, trainers
+import numpy as np
+from tokenizers import (
+    Encoding,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
-from official_bert.data import basic_tokenizer, tokenizer_settings
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data import tokenizer_settings
 from official_bert.system.places import AnyPath, place
 from official_bert.system.whole_files import write_whole
 
+# Whether text is lower-cased. That strips accents too, but for "keep_accents": uncased models of
+# German, Japanese or Hindi need them.
+Casing: TypeAlias = bool | Literal["keep_accents"]
+
 _LETTERS = frozenset(string.ascii_lowercase)
+_AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
 
 # The characters that a learned vocabulary holds: enough of them to write this share of the text,
 # and the rarer ones that Google's English vocabulary holds too.
@@ -190,6 +211,193 @@ def load(vocab_file: str, do_lower_case: Casing = True) -> Tokenizer:
     return _tokenizer(read_vocabulary(vocab_file), do_lower_case)
 
 
+def _tokenizer(vocabulary: dict[str, int], do_lower_case: Casing) -> Tokenizer:
+    # Google's tokenizer accepts words of up to 200 characters; the library's default is 100.
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=200))
+    tokenizer.normalizer = _normalizer(do_lower_case)
+    classes = _classes()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(f"[{classes['spaces']}]+"), "removed"),
+            pre_tokenizers.Split(Regex(f"[{classes['alone']}]"), "isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+# Each ideograph is a word of its own.
+_IDEOGRAPHS = (
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
+# Σ after a letter and not before one becomes ς; accents, apostrophes and similar are skipped.
+_FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
+
+
+def _normalizer(do_lower_case: Casing) -> normalizers.Normalizer:
+    """Drops control characters; lower-cases and strips accents as `do_lower_case` says."""
+    drop = normalizers.Replace(Regex(f"[{_classes()['dropped']}]+"), "")
+    if not do_lower_case:
+        return drop
+    lower = [drop, normalizers.Replace(Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
+    if do_lower_case == "keep_accents":
+        return normalizers.Sequence(lower)
+    accents = normalizers.Replace(Regex(f"[{_classes()['accents']}]+"), "")
+    return normalizers.Sequence([*lower, normalizers.NFD(), accents])
+
+
+@functools.cache
+def _classes() -> dict[str, str]:
+    """Contents of bracket expressions, built from Python's Unicode database."""
+    ranges = {"dropped": [], "accents": [], "spaces": [], "alone": [*map(list, _IDEOGRAPHS)]}
+    # Beyond the first two planes, only plane 14 holds any of these categories.
+    for code in (*range(0x20000), *range(0xE0000, 0xE1000)):
+        name = _class_of(code, unicodedata.category(chr(code)))
+        if name and ranges[name] and ranges[name][-1][1] == code - 1:
+            ranges[name][-1][1] = code
+        elif name:
+            ranges[name].append([code, code])
+    return {
+        name: "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in found)
+        for name, found in ranges.items()
+    }
+
+
+def _class_of(code: int, category: str) -> str | None:
+    if chr(code) in " \t\n\r" or category in ("Zs", "Zl", "Zp"):
+        return "spaces"
+    if category in ("Cc", "Cf") or code == 0xFFFD:
+        return "dropped"
+    if category == "Mn":
+        return "accents"
+    # ASCII signs such as $ and ^ count as punctuation.
+    ascii_sign = 0x21 <= code <= 0x7E and not chr(code).isalnum()
+    return "alone" if ascii_sign or category.startswith("P") else None
+
+
+class SentenceEncoder:
+    """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
+
+    Google's tokenizer never looks beyond a space, so the pieces of each string between two spaces
+    can be cached: in natural text nine of ten repeat. A new string is looked up without the
+    punctuation around it, because each sign is a piece of its own.
+
+    `limit` bounds the number of entries, about 200 bytes each. Long strings and strings with many
+    pieces, such as sentences of a script without spaces, hardly repeat and are not cached.
+    """
+
+    _LONGEST_KEPT, _MAX_PIECES_KEPT = 40, 10  # characters, pieces
+
+    def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._pieces: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, sentences: Iterable[str]) -> list[list[int]]:
+        words = [sentence.split(" ") for sentence in sentences]
+        new = set(chain.from_iterable(words)).difference(self._pieces)
+        if len(self._pieces) + 2 * len(new) > self._limit:
+            self._pieces.clear()
+            new = set(chain.from_iterable(words))
+        self._learn(new)
+        find = self._pieces.__getitem__
+        encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
+        for word in new:
+            for text in (word, word.strip(string.punctuation)):  # which may be a word too
+                if len(text) > self._LONGEST_KEPT or self._has_many_pieces(text):
+                    self._pieces.pop(text, None)
+        return encoded
+
+    def _has_many_pieces(self, text: str) -> bool:
+        return len(self._pieces.get(text, ())) > self._MAX_PIECES_KEPT
+
+    def _learn(self, new: set[str]) -> None:
+        pieces = self._pieces
+        cores = {word: word.strip(string.punctuation) for word in new}
+        self._look_up({*cores.values(), *string.punctuation}.difference(pieces))
+        for word, core in cores.items():
+            if word not in pieces:
+                before, _, after = word.partition(core) if core else (word, "", "")
+                pieces[word] = (
+                    *chain.from_iterable(pieces[sign] for sign in before),
+                    *pieces[core],
+                    *chain.from_iterable(pieces[sign] for sign in after),
+                )
+
+    def _look_up(self, texts: Iterable[str]) -> None:
+        """Gets the pieces of `texts` from the library, a limited number at once."""
+        for batch in _batches(texts):
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            self._pieces.update(zip(batch, (tuple(e.ids) for e in encodings), strict=True))
+
+
+class Pieces(NamedTuple):
+    """The word pieces of several texts, concatenated; text n has bounds[n : n + 2]."""
+
+    ids: np.ndarray  # (pieces,) int32
+    spans: np.ndarray  # (pieces, 2) int32: first character in its text, and one past the last
+    bounds: np.ndarray  # (texts + 1,) int64
+
+
+def encode_with_spans(tokenizer: Tokenizer, texts: Iterable[str]) -> Pieces:
+    """Word pieces and their spans, in characters (code points) of the original text.
+
+    A piece that was lower-cased, stripped of accents or replaced by [UNK] still has its place in
+    the text. So text can be cut from the original instead of being put together from pieces.
+
+    Spans ascend. Accents that the tokenizer strips belong to the piece before them, and pieces of
+    one character (the parts of a Korean syllable) share its span. The library uses all cores; their
+    number does not change the result.
+
+    Args:
+        tokenizer: From `load`.
+        texts: Read once, some at a time, so memory is needed only for the arrays.
+    """
+    ids, spans, lengths = [], [], [0]
+    for batch in _batches(texts):
+        encodings = tokenizer.encode_batch(batch, add_special_tokens=False)
+        ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
+        spans += map(_spans, batch, encodings)
+        lengths += map(len, encodings)
+    return Pieces(
+        np.concatenate([np.zeros(0, np.int32), *ids]),
+        np.concatenate([np.zeros((0, 2), np.int32), *spans]),
+        np.cumsum(lengths, dtype=np.int64),
+    )
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size > _AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _spans(text: str, encoding: Encoding) -> np.ndarray:
+    spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    if not text.isascii() and any(map(_is_accent, set(text))):
+        nexts = [*spans[1:, 0].tolist(), len(text)]
+        for span, following in zip(spans, nexts):
+            while span[1] < following and _is_accent(text[span[1]]):
+                span[1] += 1
+    return spans
+
+
+def _is_accent(character: str) -> bool:
+    return unicodedata.category(character) == "Mn"
+
+
 def learn(
     texts: Iterable[str],
     vocab_file: str,
@@ -256,69 +464,6 @@ def learn(
     return len(vocabulary)
 
 
-class SentenceEncoder:
-    """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
-
-    Google's tokenizer never looks beyond a space, so the pieces of each string between two spaces
-    can be cached: in natural text nine of ten repeat. A new string is looked up without the
-    punctuation around it, because each sign is a piece of its own.
-
-    `limit` bounds the number of entries, about 200 bytes each. Long strings and strings with many
-    pieces, such as sentences of a script without spaces, hardly repeat and are not cached.
-    """
-
-    _LONGEST_KEPT, _MAX_PIECES_KEPT = 40, 10  # characters, pieces
-    _AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
-
-    def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
-        self._tokenizer = tokenizer
-        self._limit = limit
-        self._pieces: dict[str, tuple[int, ...]] = {}
-
-    def __call__(self, sentences: Iterable[str]) -> list[list[int]]:
-        words = [sentence.split(" ") for sentence in sentences]
-        new = set(chain.from_iterable(words)).difference(self._pieces)
-        if len(self._pieces) + 2 * len(new) > self._limit:
-            self._pieces.clear()
-            new = set(chain.from_iterable(words))
-        self._learn(new)
-        find = self._pieces.__getitem__
-        encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
-        for word in new:
-            for text in (word, word.strip(string.punctuation)):  # which may be a word too
-                if len(text) > self._LONGEST_KEPT or self._has_many_pieces(text):
-                    self._pieces.pop(text, None)
-        return encoded
-
-    def _has_many_pieces(self, text: str) -> bool:
-        return len(self._pieces.get(text, ())) > self._MAX_PIECES_KEPT
-
-    def _learn(self, new: set[str]) -> None:
-        pieces = self._pieces
-        cores = {word: word.strip(string.punctuation) for word in new}
-        self._look_up({*cores.values(), *string.punctuation}.difference(pieces))
-        for word, core in cores.items():
-            if word not in pieces:
-                before, _, after = word.partition(core) if core else (word, "", "")
-                pieces[word] = (
-                    *chain.from_iterable(pieces[sign] for sign in before),
-                    *pieces[core],
-                    *chain.from_iterable(pieces[sign] for sign in after),
-                )
-
-    def _look_up(self, texts: Iterable[str]) -> None:
-        """Gets the pieces of `texts` from the library, a limited number at once."""
-        batch, size = [], 0
-        for text in chain(texts, (None,)):
-            if batch and (text is None or size + len(text) > self._AT_ONCE):
-                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-                self._pieces.update(zip(batch, (tuple(e.ids) for e in encodings), strict=True))
-                batch, size = [], 0
-            if text is not None:
-                batch.append(text)
-                size += len(text)
-
-
 def _characters(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
     """How often each character of the normalized text occurs."""
     raw = Counter()
@@ -352,12 +497,3 @@ def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
     """Whether it can continue a word; punctuation and ideographs stand alone."""
     text = tokenizer.normalizer.normalize_str(f"a{character}")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
-
-
-def _tokenizer(vocabulary: dict[str, int], do_lower_case: Casing) -> Tokenizer:
-    # Google's tokenizer accepts words of up to 200 characters; the library's default is 100.
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=200))
-    tokenizer.normalizer = basic_tokenizer.normalizer(do_lower_case)
-    tokenizer.pre_tokenizer = basic_tokenizer.pre_tokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return tokenizer

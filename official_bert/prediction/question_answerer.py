@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.prediction import forward, inputs
 from official_bert.tasks import squad_decoding, squad_features

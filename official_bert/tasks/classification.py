@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.array_batches import ArrayBatches
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.row_batches import ArrayBatches
+from official_bert.data.tokenization import Casing
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors

@@ -5,7 +5,7 @@ They are those of a task of GLUE, in its folder, or tables of one's own.
 
 import dataclasses
 
-from official_bert.data.basic_tokenizer import Casing
+from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.tasks import glue, labels, sentence_examples
 from official_bert.tasks.classification import Classification

@@ -10,8 +10,8 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.basic_tokenizer import Casing
 from official_bert.data.row_batches import RowBatches
+from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.model.tensor_types import Tensor, Tensors

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from official_bert.data import array_fingerprint, character_spans, tokenization
-from official_bert.data.basic_tokenizer import Casing
-from official_bert.data.character_spans import Pieces
+from official_bert.data import row_batches, tokenization
+from official_bert.data.tokenization import Casing, Pieces
 from official_bert.tasks import squad_data
 from official_bert.tasks.squad_data import Question, Windows
 
@@ -80,7 +79,7 @@ class Features:
             "windows": self.windows,
             "positions": self.positions,
         }
-        return array_fingerprint.fingerprint(arrays)
+        return row_batches.fingerprint(arrays)
 
     def _ids(self, row: int) -> np.ndarray:
         separator = [self.special_ids[tokenization.SEP]]
@@ -157,7 +156,7 @@ def make_features(
     tokenization.check_case(vocabulary, vocab_file, do_lower_case)
     tokenizer = tokenization.load(vocab_file, do_lower_case)
     texts = {text: n for n, text in enumerate(dict.fromkeys(q.context for q in questions))}
-    contexts = character_spans.encode(tokenizer, texts)
+    contexts = tokenization.encode_with_spans(tokenizer, texts)
     context_of = np.array([texts[question.context] for question in questions], np.int64)
     queries = _queries(questions, tokenizer, settings.max_query_length)
     rooms = settings.max_seq_length - np.diff(queries.bounds) - 3
@@ -179,7 +178,7 @@ def make_features(
 
 
 def _queries(questions: Sequence[Question], tokenizer, longest: int) -> Pieces:
-    pieces = character_spans.encode(tokenizer, (question.text for question in questions))
+    pieces = tokenization.encode_with_spans(tokenizer, (question.text for question in questions))
     lengths = np.diff(pieces.bounds)
     place = np.arange(len(pieces.ids)) - np.repeat(pieces.bounds[:-1], lengths)
     bounds = np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from official_bert.data.array_batches import Arrays
-from official_bert.data.row_batches import RowBatches, Rows
+from official_bert.data.row_batches import Arrays, RowBatches, Rows
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
 from official_bert.training import model_directory, model_state

@@ -270,7 +270,7 @@ def test_model_task_and_recipes_are_imported_without_tensorflow_on_another_backe
     script = (
         "import sys\n"
         "from official_bert import recipes\n"
-        "from official_bert.data import array_batches\n"
+        "from official_bert.data import row_batches\n"
         "from official_bert.tasks import pretraining\n"
         "assert 'tensorflow' not in sys.modules"
     )

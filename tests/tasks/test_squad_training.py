@@ -15,8 +15,7 @@ from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
 from small_squad import qa, write_squad
 from two_replicas import two_replicas
 
-from official_bert.data.array_batches import ArrayBatches
-from official_bert.data.row_batches import RowBatches
+from official_bert.data.row_batches import ArrayBatches, RowBatches
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.question_answering import BertQuestionAnswering

@@ -13,7 +13,7 @@ from small_runs import QUIET, final_tensors, log_lines, train
 from two_replicas import two_replicas
 
 from official_bert.data import tokenization
-from official_bert.data.array_batches import ArrayBatches
+from official_bert.data.row_batches import ArrayBatches
 from official_bert.demonstration import stdlib_text
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Dense, Parts
