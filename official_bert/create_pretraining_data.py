@@ -22,15 +22,11 @@ from absl import flags
 from official_bert.commands import commands
 from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.data import (
-    build_checks,
-    build_notes,
-    build_progress,
     corpus,
     coverage,
     format_detection,
     manifest,
     record_builder,
-    shard_sets,
     tokenization,
 )
 from official_bert.data.build_worker import BuildPlan
@@ -124,9 +120,9 @@ def create_pretraining_data(
     local_paths.require_paths(vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
     vocabulary = tokenization.read_vocabulary(vocab_file)
-    shards = build_checks.shard_paths(output_file, num_shards)
-    build_checks.check_apart(shards, input_file, paths, vocab_file)
-    shard_sets.require_free(shards)
+    shards = coverage.shard_paths(output_file, num_shards)
+    coverage.check_apart(shards, input_file, paths, vocab_file)
+    manifest.require_free(shards)
     unread = format_detection.check(paths, input_format, json_field, language)
     if report:
         for reason in unread.values():
@@ -162,11 +158,11 @@ def create_pretraining_data(
         whole=one_random_stream,
         skip_bad_lines=skip_bad_lines,
     )
-    build_checks.check_memory(paths, plan)
-    build_checks.check_sample(source, plan, len(shards))
-    build_checks.make_folder(os.path.dirname(os.path.abspath(shards[0])))
-    build_checks.check_disk(paths, shards, plan)
-    progress = build_progress.Progress(source, report)
+    coverage.check_memory(paths, plan)
+    coverage.check_sample(source, plan, len(shards))
+    coverage.make_folder(os.path.dirname(os.path.abspath(shards[0])))
+    coverage.check_disk(paths, shards, plan)
+    progress = record_builder.Progress(source, report)
     check = functools.partial(coverage.check, plan=plan, allowed=allow_dropped_text)
     builder = record_builder.Builder(plan, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
@@ -182,7 +178,7 @@ def create_pretraining_data(
     record_builder.remove_parts(shards)
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
-        said = build_progress.describe(summary, settings.max_seq_length)
+        said = record_builder.describe(summary, settings.max_seq_length)
         warned = source.bad_lines.warnings() + coverage.warnings(summary, plan)
         report("\nwarning: ".join([said, *warned]))
     return summary
@@ -236,7 +232,7 @@ def _finished(shards: list[str], described: dict) -> dict | None:
     ] and all(
         os.path.exists(shard)
         and os.path.getsize(shard) == entry["bytes"]
-        and entry.get("crc32") in (None, build_notes.checksum(shard))  # None: of older versions
+        and entry["crc32"] == manifest.checksum(shard)
         for shard, entry in zip(shards, made["shards"], strict=True)
     )
     return (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from official_bert.data import build_notes, corpus, records, tokenization
+from official_bert.data import corpus, manifest, records, tokenization
 from official_bert.data.instances import (
     InstanceMaker,
     Sentences,
@@ -119,7 +119,7 @@ class Worker:
         }
         write_whole(f"{task.path}.records", framed)
         write_whole(f"{task.path}.lengths.npy", [lengths.getvalue()])
-        build_notes.write(f"{task.path}.json", made)
+        manifest.write_note(f"{task.path}.json", made)
         return made
 
     def _tokens(self, document: corpus.Document) -> Sentences:

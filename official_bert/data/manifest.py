@@ -1,9 +1,23 @@
-"""The manifest: a JSON file beside the shards that describes them, written last."""
+"""The files of a build: its shards, their manifest, and the notes of an unfinished build.
+
+The manifest is a JSON file next to the shards that describes them, written last.
+
+A glob for the shards of a build also matches the files of an earlier build under similar names.
+Training would then see that text twice as often, or text of other settings. So a build removes the
+files that are provably of an earlier build, and refuses to begin next to any others. And a reader
+refuses files that are not the set that their manifest lists.
+"""
 
 import base64
+import fnmatch
+import glob
+import hashlib
 import json
 import os
 import re
+import zlib
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +27,7 @@ FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"
 BUILDING = ".building"
 _SPECIAL = ("[CLS]", "[SEP]", "[MASK]")
+_NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
 
 
 def stem(shard: str) -> str:
@@ -60,9 +75,9 @@ def parse(path: str, text: bytes) -> dict:
     return made
 
 
-def tokens(made: dict) -> list[str] | None:
-    """The vocabulary that records were made with; None of a manifest of earlier versions."""
-    return made["tokens"].split("\n") if isinstance(made.get("tokens"), str) else None
+def tokens(made: dict) -> list[str]:
+    """The vocabulary that records were made with."""
+    return made["tokens"].split("\n")
 
 
 def _is_whole(made):
@@ -76,6 +91,7 @@ def _is_whole(made):
         and type(settings["gzip_compress"]) is bool
         and _is_count(vocabulary["size"], 1)
         and _is_count(each, 1)
+        and isinstance(made["tokens"], str)
         and isinstance(made["shards"], list)
         and all(_is_shard(entry, each) for entry in made["shards"])
     )
@@ -86,7 +102,7 @@ def _is_shard(entry, records_per_block):
     blocks = -(-entry["records"] // records_per_block)
     return (
         os.path.basename(entry["file"]) == entry["file"] != ""
-        and all(map(_is_count, (entry["records"], size, *offsets)))
+        and all(map(_is_count, (entry["records"], size, entry["crc32"], *offsets)))
         and len(offsets) == blocks
         and offsets == sorted(offsets)
         and (not offsets or offsets[-1] <= size)
@@ -121,3 +137,198 @@ def unpack_flags(packed: str, count: int) -> np.ndarray:
     return np.unpackbits(np.frombuffer(base64.b64decode(packed), np.uint8), count=count).astype(
         bool
     )
+
+
+def write_note(path: str, value: Any) -> None:
+    """Writes a note of a build about what it has finished, for the run that resumes it.
+
+    A kill or a loss of power may leave anything on the disk. So a note is a JSON value with a
+    digest of itself, and holds the checksums of the files that it vouches for.
+    """
+    write_whole(path, [json.dumps({"sha256": _digest(value), "note": value}).encode()])
+
+
+def read_note(path: str) -> Any:
+    """The value of a note; None if there is none, or it is damaged."""
+    try:
+        with open(path, "rb") as file:
+            made = json.loads(file.read())
+        return made["note"] if made["sha256"] == _digest(made["note"]) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def checksum(path: str) -> int | None:
+    """The CRC-32 of a file; None if there is none."""
+    crc = 0
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                crc = zlib.crc32(data, crc)
+    except FileNotFoundError:
+        return None
+    return crc
+
+
+def require_free(shards: list[str]) -> None:
+    """Refuses names if a glob for `shards` would also match other files.
+
+    An earlier build of the same name with another number of shards is allowed.
+
+    Raises:
+        ValueError: names the files of unknown origin, or the manifest of another build that lists
+            one of `shards` or would be replaced.
+    """
+    folder, own = os.path.dirname(shards[0]), path_for(shards)
+    names = set(map(os.path.basename, shards))
+    others = [name for name in _listed(own) if _whole(name) not in set(map(_whole, names))]
+    if others:
+        raise ValueError(
+            f"output_file must not replace the manifest of another build; got {own}, which lists "
+            f"{_several(others)}. Choose a name that differs before its ending, or remove that "
+            "build."
+        )
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), f"*{ENDING}"))):
+        taken = names.intersection(_listed(path))
+        if taken and os.path.basename(path) != os.path.basename(own):
+            raise ValueError(
+                f"output_file must not name a file of another build; got {_several(taken)}, listed "
+                f"in {path}. Choose another name, or remove that manifest and its files."
+            )
+    known = of_last_build(shards) | of_unfinished_build(shards)
+    strangers = set(_siblings(folder, names)).difference(names, map(os.path.basename, known))
+    if strangers:
+        raise ValueError(
+            "output_file must not match other files, which a glob would read together with the new "
+            f"ones; got {_several(strangers)} of an unknown build in {folder or '.'}. Remove them, "
+            "or choose another name."
+        )
+
+
+def of_last_build(shards: list[str]) -> set[str]:
+    """The files that the manifest for `shards` lists, if they still have the sizes listed there."""
+    return _as_made(shards, _listed(path_for(shards)))
+
+
+def of_unfinished_build(shards: list[str]) -> set[str]:
+    """The shards that an interrupted build of the same name had finished."""
+    made = {}
+    for path in glob.glob(f"{glob.escape(building_folder(shards))}/shard-*.json"):
+        entry = read_note(path)
+        if entry:
+            made[entry["file"]] = entry["bytes"]
+    return _as_made(shards, made)
+
+
+def require_whole(
+    patterns: Iterable[str], paths: list[str], manifests: dict[str, dict], building: Iterable[str]
+) -> None:
+    """Refuses files to read that are not exactly the sets that their manifests list.
+
+    Args:
+        patterns: The patterns that matched the files.
+        paths: The files.
+        manifests: The manifests of their folders, by path.
+        building: The folders of unfinished builds beside them.
+
+    Raises:
+        ValueError: names the files that are stale or missing.
+    """
+    sets = {path: _entries(path, made) for path, made in manifests.items()}
+    vouched = set().union(*sets.values())
+    for path, listed in sets.items():
+        stale = [p for p in paths if p not in vouched and path_for([p]) == path]
+        if stale:
+            raise ValueError(
+                f"Records must be those that {path} lists ({len(listed)} files); got also "
+                f"{_several(stale)}, left by another build. Remove these stale files."
+            )
+        missing = _missing(patterns, paths, listed)
+        if missing:
+            raise ValueError(
+                f"Records must be all {len(listed)} files that {path} lists; got all but "
+                f"{_several(missing)}. Fetch or make the missing files again, or name the files to "
+                "read one by one."
+            )
+    others = [path for path in paths if path not in vouched]
+    for path in others:
+        if building_folder([path]) in building:
+            raise ValueError(
+                f"{path} is part of an unfinished build. Run that command again, or remove "
+                f"{building_folder([path])}."
+            )
+    _check_one_count(others)
+
+
+def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> list[str]:
+    """The files of a set that a glob should have matched but did not."""
+    if listed.isdisjoint(paths):
+        return []
+    globs = [os.path.split(pattern) for pattern in patterns if glob.has_magic(pattern)]
+    return [
+        path
+        for path in listed.difference(paths)
+        if any(all(map(fnmatch.fnmatch, os.path.split(path), parts)) for parts in globs)
+    ]
+
+
+def _check_one_count(paths: Iterable[str]) -> None:
+    """Refuses `a-00000-of-00004` beside `a-00000-of-00008` if no manifest lists them."""
+    counts = {}
+    for path in paths:
+        match = _NUMBERED.fullmatch(path)
+        if match:
+            first = counts.setdefault(match[1], (match[2], path))
+            if first[0] != match[2]:
+                raise ValueError(
+                    f"{first[1]} and {path} must be of one copy of the data; got copies in "
+                    f"{int(first[0])} and {int(match[2])} files. Remove one of them."
+                )
+
+
+def _entries(path: str, made: dict) -> set[str]:
+    return {os.path.join(os.path.dirname(path), entry["file"]) for entry in made["shards"]}
+
+
+def _listed(path: str) -> dict[str, int]:
+    """The names and sizes of the files that a manifest lists; none if it is not a"""
+    try:
+        with open(path, "rb") as file:
+            made = parse(path, file.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return {entry["file"]: entry["bytes"] for entry in made["shards"]}
+
+
+def _as_made(shards: list[str], sizes: dict[str, int]) -> set[str]:
+    folder = os.path.dirname(shards[0])
+    paths = {os.path.join(folder, name): size for name, size in sizes.items()}
+    return {p for p, size in paths.items() if os.path.isfile(p) and os.path.getsize(p) == size}
+
+
+def _siblings(folder: str, names: set[str]) -> list[str]:
+    """Files in `folder` that a glob for `names` might match."""
+    whole, stems = set(map(_whole, names)), set(map(stem, names))
+    return [
+        name
+        for name in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
+        if stem(name) in stems and (name not in stems or name in whole)
+        if os.path.isfile(os.path.join(folder, name))
+    ]
+
+
+def _whole(name: str) -> str:
+    """The name without the shard number."""
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match else name
+
+
+def _several(names: Iterable[str], most: int = 3) -> str:
+    """Some names, for a sentence."""
+    names = sorted(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,13 +27,14 @@ from typing import NoReturn
 import numpy as np
 
 import official_bert
-from official_bert.data import build_notes, corpus, manifest, shard_sets
+from official_bert.data import corpus, coverage, manifest
 from official_bert.data.build_worker import BuildPlan, Part, Shard
 from official_bert.system import file_locks
 from official_bert.system.places import place
 
 # Parts of another version cannot be used if it cut or counted differently.
 PART_FORMAT = b"parts 4"
+SECONDS_BETWEEN_LINES = 5.0
 
 
 class Builder:
@@ -96,9 +98,9 @@ class Builder:
         )
         build += hashlib.sha256(place(self._plan.vocab_file).read_bytes()).hexdigest()
         are_whole = all(map(_is_whole, self._shards, self._finished_shards()))
-        if build_notes.read(path) != build or not are_whole:
+        if manifest.read_note(path) != build or not are_whole:
             self._clear()
-        build_notes.write(path, build)
+        manifest.write_note(path, build)
 
     def _fit_the_shards(self, parts: list[dict]) -> bool:
         """Whether the parts fit the shards of an earlier run, if any: they were made of the same.
@@ -108,8 +110,8 @@ class Builder:
         """
         path = os.path.join(self._folder, "parts.json")
         digests = [part["digest"] for part in parts]
-        earlier = build_notes.read(path)
-        build_notes.write(path, digests)
+        earlier = manifest.read_note(path)
+        manifest.write_note(path, digests)
         shards = self._finished_shards()
         if not any(shards):
             return True
@@ -118,21 +120,21 @@ class Builder:
 
     def _finished_shards(self) -> list[dict | None]:
         """The manifest's entries of the shards that an earlier run has made; else None."""
-        return [build_notes.read(self._made(number)) for number in range(len(self._shards))]
+        return [manifest.read_note(self._made(number)) for number in range(len(self._shards))]
 
     def _remove_last_build(self, whole: set[str]) -> None:
         """Removes the last build's shards: those of two builds must never be side by side.
 
         The manifest is removed last, because only it shows that the others may be removed.
         """
-        old = shard_sets.of_last_build(self._shards).union(self._shards) - whole
+        old = manifest.of_last_build(self._shards).union(self._shards) - whole
         for path in (*old, manifest.path_for(self._shards)):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
 
     def _clear(self) -> None:
-        kept = shard_sets.of_last_build(self._shards)
-        for shard in shard_sets.of_unfinished_build(self._shards) - kept:
+        kept = manifest.of_last_build(self._shards)
+        for shard in manifest.of_unfinished_build(self._shards) - kept:
             os.remove(shard)  # later, nothing would tell which build made them
         for name in os.listdir(self._folder):
             if name not in ("lock", "build.json"):
@@ -160,7 +162,7 @@ class Builder:
         begun = any(self._finished_shards())
 
         def make(ask: Callable, task: Part) -> None:
-            part = build_notes.read(f"{task.path}.json")
+            part = manifest.read_note(f"{task.path}.json")
             if not part or part["digest"] != task.digest or not _is_intact(task.path, part, begun):
                 part = ask(task)
             parts.append((task.index, {"path": task.path, **part}))
@@ -205,7 +207,7 @@ class Builder:
         def make(ask: Callable, task: tuple[int, Shard]) -> None:
             number, shard = task
             made[number] = ask(shard)
-            build_notes.write(self._made(number), made[number])
+            manifest.write_note(self._made(number), made[number])
             # A part whose records are in finished shards is removed, so the disk holds the records
             # hardly more than once.
             with counting:
@@ -216,6 +218,53 @@ class Builder:
 
         workers.work(tasks(), make)
         return list(filter(None, made))
+
+
+class Progress:
+    """Lines with the rate and the time left, every few seconds.
+
+    Args:
+        source: The text that is read.
+        report: Takes each line; None: no lines.
+    """
+
+    def __init__(self, source: corpus.Corpus, report: Callable[[str], object] | None):
+        self._source, self._report = source, report
+        self._started = self._last = time.monotonic()
+        self._bytes = self._sequences = 0
+
+    def __call__(self, text_bytes: int, sequences: int) -> None:
+        self._bytes += text_bytes
+        self._sequences += sequences
+        now = time.monotonic()
+        if self._report is None or now - self._last < SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        seconds = now - self._started
+        # Text that the workers still process does not count as done.
+        done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
+        left = round(max(0.0, seconds * (1 - done) / max(done, 1e-9)))
+        self._report(
+            f"{done:5.1%}  {self._sequences:,} sequences  {self._bytes / 1e6 / seconds:.2f} MB/s  "
+            f"{left // 60} min {left % 60:02d} s left"
+        )
+
+
+def describe(summary: dict, max_seq_length: int) -> str:
+    """The closing summary in words."""
+    sequences, tokens = summary["sequences"], summary["tokens"]
+    seconds = summary["seconds"] or float("nan")
+    unknown = summary["unknown_tokens"] / max(summary["text_tokens"], 1)
+    return (
+        f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
+        f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
+        f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
+        f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
+        f"{unknown:.2%} of the text's tokens unknown\n"
+        f"{coverage.describe(summary)}\n"
+        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
+        f"{sequences / seconds:,.0f} sequences/s"
+    )
 
 
 def remove_parts(shards: list[str]) -> None:
@@ -345,15 +394,15 @@ def _is_intact(path: str, part: dict, begun: bool) -> bool:
     Args:
         begun: Some shards are finished, so that the records of their parts were removed.
     """
-    records = build_notes.checksum(f"{path}.records")
-    if build_notes.checksum(f"{path}.lengths.npy") != part["lengths"]:
+    records = manifest.checksum(f"{path}.records")
+    if manifest.checksum(f"{path}.lengths.npy") != part["lengths"]:
         return False
     return records == part["records"] or (records is None and begun)
 
 
 def _is_whole(shard: str, finished: dict | None) -> bool:
     """Whether a shard of an earlier run, if it was finished, is as it was made."""
-    return not finished or build_notes.checksum(shard) == finished["crc32"]
+    return not finished or manifest.checksum(shard) == finished["crc32"]
 
 
 def _overlaps(

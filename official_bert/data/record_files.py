@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from official_bert.data import manifest, shard_sets
+from official_bert.data import manifest
 from official_bert.data.records import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -85,7 +85,7 @@ class RecordFiles:
         manifests, found = _Manifests(), []
         made = [manifests.of(path) for path in self.paths]
         self.manifest = next(filter(None, made), None)
-        shard_sets.require_whole(patterns, self.paths, manifests.all, manifests.unfinished)
+        manifest.require_whole(patterns, self.paths, manifests.all, manifests.unfinished)
         _check_same_make(self.paths, made)
         for number, path in enumerate(self.paths):
             found.extend(self._blocks(number, path, made[number]))

@@ -14,7 +14,7 @@ import pytest
 from small_text import topics
 
 from official_bert import create_pretraining_data as command
-from official_bert.data import build_progress, corpus, tokenization
+from official_bert.data import corpus, record_builder, tokenization
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 
@@ -366,7 +366,7 @@ def test_a_disk_that_fills_up_ends_with_one_line_and_the_parts_stay(small_text, 
 
 def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
-    monkeypatch.setattr(build_progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(record_builder, "SECONDS_BETWEEN_LINES", 0.0)
     lines = []
     create(small_text, tmp_path, Path(small_text.path).read_bytes(), report=lines.append)
     assert len(lines) > 5
@@ -379,11 +379,11 @@ def test_progress_tells_rate_and_time_left(small_text, tmp_path, monkeypatch):
     [(100, 1.000001, "0 min 00 s"), (100, 0.5, "1 min 40 s"), (59.6, 0.5, "1 min 00 s")],
 )
 def test_the_time_left_is_whole_seconds_and_never_less_than_none(monkeypatch, seconds, done, left):
-    monkeypatch.setattr(build_progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(record_builder, "SECONDS_BETWEEN_LINES", 0.0)
     lines = []
     source = SimpleNamespace(share_read=done, text_bytes=1000)
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    progress = build_progress.Progress(source, lines.append)
+    progress = record_builder.Progress(source, lines.append)
     monkeypatch.setattr("time.monotonic", lambda: seconds)
     progress(1000, 10)
     assert lines[0].endswith(f"  {left} left")

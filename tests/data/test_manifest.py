@@ -15,8 +15,9 @@ CONTENTS = {
     "vocabulary": {"size": 40},
     "records_per_block": 256,
     "shards": [],
+    "tokens": "a\nb",
 }
-SHARD = {"file": "a", "records": 3, "bytes": 9, "block_offsets": [0]}
+SHARD = {"file": "a", "records": 3, "bytes": 9, "crc32": 0, "block_offsets": [0]}
 
 
 @pytest.mark.parametrize(

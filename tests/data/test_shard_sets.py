@@ -238,7 +238,7 @@ def test_the_bookkeeping_of_shards_grows_with_parts_and_shards_not_with_their_pr
             return {"file": Path(task.path).name, "bytes": 0}
 
     written = []
-    monkeypatch.setattr(record_builder.build_notes, "write", lambda *_: None)
+    monkeypatch.setattr(manifest, "write_note", lambda *_: None)
     paths = [str(tmp_path / f"s-{n:05d}-of-{num_shards:05d}") for n in range(num_shards)]
     builder = record_builder.Builder(None, None, paths, 1, None, None)
     builder._make_shards(Workers(), parts)
