@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from official_bert.checkpoints import bundles
+from official_bert.checkpoints import tf_checkpoints
 from official_bert.checkpoints.sources import Source
 from official_bert.checkpoints.tensors import Tensor
 from official_bert.checkpoints.text_graph import TextToIds
@@ -65,7 +65,7 @@ def save(folder: Path, source: Source) -> None:
         try:
             tf.saved_model.save(module, str(folder), signatures)
         except tf.errors.OpError as error:
-            raise OSError(f"Cannot write {folder}: {bundles.reason(error)}") from None
+            raise OSError(f"Cannot write {folder}: {tf_checkpoints.reason(error)}") from None
     _fill(folder, model, source)
 
 
@@ -78,8 +78,8 @@ def _fill(folder, model, source):
         for number, variable in enumerate(model.weights)
     }
     tensors = {key: tensor.cast(np.float32) for key, tensor in tensors.items()}
-    graph = Tensor((), np.dtype(object), lambda: reader.get_tensor(bundles.OBJECT_GRAPH))
-    bundles.write(filled / "variables", tensors | {bundles.OBJECT_GRAPH: graph})
+    graph = Tensor((), np.dtype(object), lambda: reader.get_tensor(tf_checkpoints.OBJECT_GRAPH))
+    tf_checkpoints.write(filled / "variables", tensors | {tf_checkpoints.OBJECT_GRAPH: graph})
     shutil.rmtree(variables)
     filled.rename(variables)
     (folder / "fingerprint.pb").unlink(missing_ok=True)  # it was of the empty variables

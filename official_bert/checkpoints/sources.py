@@ -279,9 +279,9 @@ def _read_bundle(prefix, config):
 
     if importlib.util.find_spec("tensorflow"):
         quiet_tensorflow.import_tensorflow()
-    from official_bert.checkpoints import bundles
+    from official_bert.checkpoints import tf_checkpoints
 
-    return bundles.read(prefix, config)
+    return tf_checkpoints.read(prefix, config)
 
 
 def _read_keras(file, config):

@@ -108,12 +108,12 @@ def _write_tf1(folder: pathlib.Path, source: Source) -> None:
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    from official_bert.checkpoints import bundles
+    from official_bert.checkpoints import tf_checkpoints
 
     tensors = {**source.weights, **source.head_weights, **source.slots}
     if source.slots and source.step is not None:  # on which Adam's bias correction depends
         tensors["global_step"] = source.step.cast(np.dtype(np.int64))
-    bundles.write(folder / "bert_model.ckpt", tensors)
+    tf_checkpoints.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from official_bert.system import tensor_bundles
+from official_bert.checkpoints import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, place
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training import run_records

@@ -110,9 +110,9 @@ def test_moments_of_every_optimizer_of_tensorflow_1_are_known(tmp_path, spelling
 
 
 def test_large_checkpoints_are_written_in_parts_and_read_like_any(tmp_path, monkeypatch):
-    from official_bert.checkpoints import bundles
+    from official_bert.checkpoints import tf_checkpoints
 
-    monkeypatch.setattr(bundles, "_PART_BYTES", 3_000)
+    monkeypatch.setattr(tf_checkpoints, "_PART_BYTES", 3_000)
     arrays = make_hugging_face(tmp_path / "hf")
     convert_checkpoint.convert(tmp_path / "hf", tmp_path / "tf1", "tf1")
     assert len(list((tmp_path / "tf1").glob("*.data-*"))) > 2

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert.system import tensor_bundles
+from official_bert.checkpoints import tensor_bundles
 from official_bert.system.wire_format import delimited, number
 from official_bert.training import checkpoints
 

@@ -7,7 +7,7 @@ from bert_checkpoints import CONFIG
 from bundle_tables import block, entry, header, table, varint
 
 from lamb_tf.bundle_index import open_bundle
-from official_bert.checkpoints import bundles
+from official_bert.checkpoints import tf_checkpoints
 
 HELD = 24  # bytes of the data file: six float32
 
@@ -85,7 +85,7 @@ def test_a_claim_that_the_files_do_not_hold_is_refused_before_tensorflow_sees_it
     with pytest.raises(ValueError, match=words):
         open_bundle(prefix)
     with pytest.raises(ValueError, match=r"a is not a readable TensorFlow checkpoint: ") as error:
-        bundles.read(prefix, CONFIG)
+        tf_checkpoints.read(prefix, CONFIG)
     assert "\n" not in str(error.value)
 
 

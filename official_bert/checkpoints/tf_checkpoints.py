@@ -17,10 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from lamb_tf.bundle_index import open_bundle
-from official_bert.checkpoints import names
+from official_bert.checkpoints import names, tensor_bundles
 from official_bert.checkpoints.tensors import Tensor
 from official_bert.model.config import BertConfig
-from official_bert.system import tensor_bundles
 from official_bert.system.whole_files import start_writing_out
 
 if importlib.util.find_spec("tensorflow"):
