@@ -1,54 +1,123 @@
-"""Opens checkpoints of TensorFlow ("tensor bundles") whose index has been checked.
+"""Reads the index of a TensorFlow checkpoint ("tensor bundle") and checks all that it claims.
 
 TensorFlow's own reader ends the process where an index is damaged with right checksums, and asks
-for as much memory as a shape claims. So the index is read here first, as data:
+for as much memory as a shape claims. Here the index is data, read without TensorFlow:
 
-    PREFIX.index                  a table: key → BundleEntryProto (type, shape, file, offset, size)
-    PREFIX.data-00000-of-00001    the bytes of all tensors
+    PREFIX.index                a table: "" → BundleHeaderProto, a tensor's name → BundleEntryProto
+    PREFIX.data-00000-of-00001  the bytes of all tensors, one after another
 
-A table ends in a footer that names the index block, whose values name the other blocks. A block is
-a list of (length shared with the last key, length of the rest, length of the value, rest, value).
+    table   = block … | index of blocks | footer: handles of two blocks, magic number
+    block   = (shared, unshared, length, end of key, value) … | restarts | their number
+    entry   = type, shape, number of the data file, offset, size, checksum
+
+`tensorflow/core/util/tensor_bundle` describes the files, LevelDB's documentation the tables.
 """
 
+import itertools
 import math
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-_FOOTER = 48  # two block handles, padding and the magic number
-_TRAILER = 5  # after each block: its compression and its checksum
-_MOST_KEYS = 64 << 20  # bytes of all names together; a short entry may repeat a long name
-_MOST_AXES = 254  # TensorFlow's own bound
-_REFERENCES = 100  # from here on, types stand for references to tensors
+import ml_dtypes
+import numpy as np
+
+MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+FOOTER_BYTES = 48  # two block handles, padding and the magic number
+TRAILER_BYTES = 5  # after each block: its compression and its checksum
+_MAX_KEY_BYTES = 64 << 20  # of all names together; a short entry may repeat a long name
+_MAX_AXES = 254  # TensorFlow's own bound
+# The numbers of the types in `tensorflow/core/framework/types.proto`; of two with the same bytes,
+# such as quantized integers, the first is written.
+DTYPES = {
+    1: np.dtype(np.float32),
+    2: np.dtype(np.float64),
+    3: np.dtype(np.int32),
+    4: np.dtype(np.uint8),
+    5: np.dtype(np.int16),
+    6: np.dtype(np.int8),
+    7: np.dtype(object),  # strings
+    8: np.dtype(np.complex64),
+    9: np.dtype(np.int64),
+    10: np.dtype(np.bool_),
+    14: np.dtype(ml_dtypes.bfloat16),
+    17: np.dtype(np.uint16),
+    18: np.dtype(np.complex128),
+    19: np.dtype(np.float16),
+    22: np.dtype(np.uint32),
+    23: np.dtype(np.uint64),
+    24: np.dtype(ml_dtypes.float8_e5m2),
+    25: np.dtype(ml_dtypes.float8_e4m3fn),
+    11: np.dtype(np.int8),
+    12: np.dtype(np.uint8),
+    13: np.dtype(np.int32),
+    15: np.dtype(np.int16),
+    16: np.dtype(np.uint16),
+}
+_OBJECTS = {20: "resource", 21: "variant"}
 
 
-def open_bundle(prefix: str | os.PathLike) -> Any:
-    """TensorFlow's reader of a checkpoint, after its index has been checked.
+class Entry(NamedTuple):
+    """A tensor: its type (`object` for strings) and shape, where it is, its masked crc32c."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    size: int
+    crc: int
+
+
+def entries(
+    prefix: str | os.PathLike,
+    open_file: Callable[[str], Any] | None = None,
+    checksum: Callable[[bytes], int] | None = None,
+) -> dict[str, Entry]:
+    """The tensors of a checkpoint by name, each within its file and in the size of its shape.
 
     Args:
-        prefix: The checkpoint's files are `PREFIX.index` and `PREFIX.data-…`; addresses that
-            TensorFlow reads, such as `gs://bucket/a.ckpt`, too.
-
-    Returns:
-        What `tf.train.load_checkpoint` returns.
+        prefix: The checkpoint's files are `PREFIX.index` and `PREFIX.data-…`.
+        open_file: Opens a file for reading bytes; by default one of this machine.
+        checksum: Masked crc32c of some bytes; without it the checksums are not compared.
 
     Raises:
         ValueError: the index is damaged, claims more than the files hold, or has variables in
             slices, as partitioners and parameter servers save them, or of no plain type.
-        tf.errors.OpError: there is no such checkpoint, or TensorFlow cannot read it.
+        OSError: a file cannot be read.
     """
-    import tensorflow as tf
-
+    open_file = open_file or _open_local
     prefix = os.fspath(prefix)
-    with tf.io.gfile.GFile(f"{prefix}.index", "rb") as file:
+    with open_file(f"{prefix}.index") as file:
         index = file.read()
     try:
-        _check(prefix, dict(table(index)))
+        held = dict(table(index, checksum))
+        files = _data_files(prefix, held.pop(b"", None), open_file)
+        return {_name(key): _entry(_name(key), held[key], files, open_file) for key in held}
     except (IndexError, struct.error) as error:
         raise ValueError(f"{prefix}.index ends within an entry ({error})") from None
-    return tf.train.load_checkpoint(prefix)
+
+
+def strings(data: bytes, count: int) -> list[bytes]:
+    """The strings of a tensor from its bytes: their lengths, a checksum of these, and they."""
+    lengths, at = [], 0
+    for length, after in _string_lengths(data, count):
+        lengths.append(length)
+        at = after
+    ends = itertools.accumulate(lengths, initial=at + 4 * bool(count))
+    return [data[end : end + length] for end, length in zip(ends, lengths, strict=False)]
+
+
+def _string_lengths(data, count):
+    """(length, where the next one is) of each string."""
+    at = 0
+    for _ in range(count):
+        length, at = _varint(data, at)
+        yield length, at
+
+
+def _open_local(file: str) -> IO[bytes]:
+    return open(file, "rb")
 
 
 # The table
@@ -61,15 +130,15 @@ def table(
 
     Args:
         index: The bytes of `PREFIX.index`.
-        checksum: Masked crc32c of some bytes; without it the checksums are left to TensorFlow.
+        checksum: As of `entries`.
 
     Raises:
-        ValueError: the index is no table, damaged or compressed.
+        ValueError: the index is not a table, damaged or compressed.
         IndexError, struct.error: it ends within an entry.
     """
-    if index[-len(_MAGIC) :] != _MAGIC or len(index) < _FOOTER:
+    if index[-len(MAGIC) :] != MAGIC or len(index) < FOOTER_BYTES:
         raise ValueError("its index is not a table of TensorFlow, or is cut")
-    footer = index[-_FOOTER:]
+    footer = index[-FOOTER_BYTES:]
     of_names, at = _handle(footer, 0)
     if checksum:  # which is all that could be wrong with what nobody reads
         list(_block(index, of_names, checksum))
@@ -77,17 +146,10 @@ def table(
     for _, handle in _block(index, _handle(footer, at)[0], checksum):
         for key, value in _block(index, _handle(handle, 0)[0], checksum):
             held += len(key)
-            if (last is not None and key <= last) or held > _MOST_KEYS:
+            if (last is not None and key <= last) or held > _MAX_KEY_BYTES:
                 raise ValueError("the names in its index are not in order, or too long")
             last = key
             yield key, value
-
-
-def _handle(data, at):
-    """((offset, size) of a block, where the next byte is)."""
-    offset, at = _varint(data, at)
-    size, at = _varint(data, at)
-    return (offset, size), at
 
 
 def _varint(data, at):
@@ -102,143 +164,173 @@ def _varint(data, at):
     raise ValueError("a number of its index has over 10 bytes")
 
 
-def _block(index, place, checksum):
+def _handle(data, at):
+    """((offset, size) of a block, where the next byte is)."""
+    offset, at = _varint(data, at)
+    size, at = _varint(data, at)
+    return (offset, size), at
+
+
+def _block(index, handle, checksum):
     """(key, value) of the entries of one block."""
-    offset, size = place
+    offset, size = handle
     end = offset + size
-    if size < 4 or end + _TRAILER > len(index) - _FOOTER:
+    if size < 4 or end + TRAILER_BYTES > len(index) - FOOTER_BYTES:
         raise ValueError(f"a block of its index claims {size:,} bytes at {offset:,}")
     if index[end] != 0:
         raise ValueError(f"its index is compressed (kind {index[end]}), which is not supported")
-    said = int.from_bytes(index[end + 1 : end + _TRAILER], "little")
-    if checksum and checksum(index[offset : end + 1]) != said:
+    stated = int.from_bytes(index[end + 1 : end + TRAILER_BYTES], "little")
+    if checksum and checksum(index[offset : end + 1]) != stated:
         raise ValueError("its index does not match its checksum")
-    entries, starts = _entries_and_starts(index[offset:end])
-    at, key = 0, b""
-    begins = {0}
-    while at < len(entries):
-        shared, rest, length, begin = _lengths(entries, at)
-        if shared > len(key) or begin + rest + length > len(entries):
+    (restarts,) = struct.unpack("<I", index[end - 4 : end])
+    entries_end = size - 4 * (1 + restarts)
+    if entries_end < 0 or restarts == 0:
+        raise ValueError(f"a block of its index claims {restarts:,} restarts")
+    block = index[offset : offset + entries_end]
+    starts = struct.unpack(f"<{restarts}I", index[offset + entries_end : end - 4])
+    at, key, begins = 0, b"", {0}
+    while at < len(block):
+        here = at
+        shared, at = _varint(block, at)
+        rest, at = _varint(block, at)
+        length, at = _varint(block, at)
+        if shared > len(key) or at + rest + length > len(block):
             raise ValueError("an entry of its index claims more than its block holds")
         if shared == 0:
-            begins.add(at)
-        key = key[:shared] + entries[begin : begin + rest]
-        at = begin + rest + length
-        yield key, entries[begin + rest : at]
+            begins.add(here)
+        key = key[:shared] + block[at : at + rest]
+        at += rest + length
+        yield key, block[at - length : at]
     if not begins.issuperset(starts):
         raise ValueError("a block of its index is searched from where no key begins")
 
 
-def _entries_and_starts(block):
-    """The bytes of the entries, and the offsets at which a search may start."""
-    (number,) = struct.unpack("<I", block[-4:])
-    end = len(block) - 4 * (1 + number)
-    if end < 0 or number == 0:
-        raise ValueError(f"a block of its index claims {number:,} restarts")
-    return block[:end], struct.unpack(f"<{number}I", block[end:-4])
+# What the entries claim
 
 
-def _lengths(entries, at):
-    """(shared with the last key, rest of the key, value, where the rest begins)."""
-    shared, at = _varint(entries, at)
-    rest, at = _varint(entries, at)
-    value, at = _varint(entries, at)
-    return shared, rest, value, at
-
-
-# What the entries say
-
-
-def _check(prefix, entries):
-    """Raises ValueError unless every tensor lies within its file, in the size of its shape."""
-    import tensorflow as tf
-    from tensorflow.core.protobuf import tensor_bundle_pb2 as messages
-
-    header = _message(messages.BundleHeaderProto, entries.pop(b"", None), "the header")
-    shards = header.num_shards
+def _data_files(prefix, header, open_file):
+    """[(data file, its size in bytes)]."""
+    if header is None:
+        raise ValueError("its index lacks the header")
+    numbers, _ = _message("the header", header, {1, 2})
+    shards = numbers.get(1, 0)
     if not 1 <= shards <= 99_999:
         raise ValueError(f"its index claims {shards:,} data files")
-    files = [f"{prefix}.data-{n:05d}-of-{shards:05d}" for n in range(shards)]
-    sizes = [tf.io.gfile.stat(file).length for file in files]
-    for key, value in entries.items():
-        name = repr(key[:99].decode(errors="replace"))
-        entry = _message(messages.BundleEntryProto, value, name)
-        _check_place(name, entry, sizes)
-        _check_size(name, entry, files)
+    if numbers.get(2):
+        raise ValueError("it is big-endian, which is not supported")
+    files = []
+    for number in range(shards):
+        name = f"{prefix}.data-{number:05d}-of-{shards:05d}"
+        with open_file(name) as file:
+            file.seek(0, os.SEEK_END)
+            files.append((name, file.tell()))
+    return files
 
 
-def _message(kind, value, name):
-    if value is None:
-        raise ValueError(f"its index lacks {name}")
+def _name(key):
     try:
-        return kind.FromString(value)
-    except Exception as error:  # of protobuf's own kind
-        raise ValueError(f"{name} in its index is damaged ({error})") from None
+        return key.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"the name {key[:99]!r} in its index is damaged") from None
 
 
-def _check_place(name, entry, sizes):
-    if entry.slices:
+def _entry(name, value, files, open_file):
+    """An `Entry` that its data file holds."""
+    name = repr(name[:99])
+    numbers, rest = _message(name, value, {1, 3, 4, 5})
+    if 7 in rest:
         raise ValueError(
             f"{name} is saved in slices, as partitioners and parameter servers do it; load it with "
             "TensorFlow, and save it as a whole"
         )
-    if not 0 <= entry.shard_id < len(sizes):
-        raise ValueError(f"{name} lies in data file {entry.shard_id} of {len(sizes)}")
-    held = sizes[entry.shard_id]
-    if min(entry.offset, entry.size) < 0 or entry.offset + entry.size > held:
-        raise ValueError(
-            f"{name} has {entry.size:,} bytes at {entry.offset:,} of a file of {held:,} bytes"
-        )
+    kind, shard, offset, size = (numbers.get(field, 0) for field in (1, 3, 4, 5))
+    if not 0 <= shard < len(files):
+        raise ValueError(f"{name} is in data file {shard} of {len(files)}")
+    file, held = files[shard]
+    if min(offset, size) < 0 or offset + size > held:
+        raise ValueError(f"{name} has {size:,} bytes at {offset:,} of a file of {held:,} bytes")
+    shape = _shape(name, rest.get(2, ()))
+    count = math.prod(shape)
+    if kind in _OBJECTS:
+        raise ValueError(f"{name} is of type {_OBJECTS[kind]}; save the checkpoint without it")
+    if kind not in DTYPES:
+        raise ValueError(f"{name} has the type {kind}, which is not known")
+    crc = rest.get(6, [bytes(4)])[-1]
+    found = Entry(DTYPES[kind], shape, file, offset, size, int.from_bytes(crc, "little"))
+    if found.dtype == object:
+        _check_strings(name, found, count, open_file)
+    elif count * found.dtype.itemsize != size:
+        needed = count * found.dtype.itemsize
+        raise ValueError(f"{name} has {size:,} bytes; its shape {[*shape]} needs {needed:,}")
+    return found
 
 
-def _check_size(name, entry, files):
-    """Its shape and type are known, and need the bytes that it has."""
-    shape = [axis.size for axis in entry.shape.dim]
-    largest = math.prod(max(size, 1) for size in shape)  # TensorFlow multiplies from the left
-    known = not entry.shape.unknown_rank and min(shape, default=0) >= 0
-    if not known or len(shape) > _MOST_AXES or largest >= 2**63:
-        raise ValueError(f"{name} has the shape {shape[:9]}")
-    count, itemsize = (0 if 0 in shape else largest), _item_size(name, entry.dtype)
-    if itemsize is None:
-        _check_strings(name, entry, count, files[entry.shard_id])
-    elif count * itemsize != entry.size:
-        raise ValueError(
-            f"{name} has {entry.size:,} bytes; its shape {shape} needs {count * itemsize:,}"
-        )
-
-
-def _item_size(name, number):
-    """Bytes of a number of that type; None where they vary, as of strings."""
-    import tensorflow as tf
-
-    if not 0 < number < _REFERENCES:
-        raise ValueError(f"{name} has the type {number}, which is not known")
+def _message(name, data, numbers):
+    """({field: signed number} of the fields that are numbers, {field: values} of the others)."""
+    found, rest = {}, {}
     try:
-        dtype = tf.as_dtype(number)
-    except TypeError:
-        raise ValueError(f"{name} has the type {number}, which is not known") from None
-    return None if dtype in (tf.string, tf.variant, tf.resource) else dtype.size
+        for field, value in _fields(data):
+            if field in numbers:
+                if not isinstance(value, int):
+                    raise ValueError(f"its field {field} is not a number")
+                value &= 2**64 - 1
+                found[field] = value - 2**64 * (value >> 63)
+            elif not isinstance(value, int):
+                rest.setdefault(field, []).append(value)
+    except ValueError as error:
+        raise ValueError(f"{name} in its index is damaged ({error})") from None
+    return found, rest
 
 
-def _check_strings(name, entry, count, file):
-    """Strings lie in the file as their lengths, a checksum of these, and their bytes."""
-    import tensorflow as tf
+def _fields(data):
+    """(number, value) of each field of a message in protocol buffers' wire format.
 
+    A value is an unsigned number or, of what has a length or a fixed size, bytes.
+    """
+    at, end = 0, len(data)
+    while at < end:
+        try:
+            tag, at = _varint(data, at)
+            kind = tag & 7
+            length = {1: 8, 5: 4}.get(kind)
+            if kind in (0, 2):
+                length, at = _varint(data, at)
+        except IndexError:
+            raise ValueError("it ends within a field") from None
+        if kind == 0:
+            yield tag >> 3, length
+            continue
+        if length is None or at + length > end:
+            raise ValueError("a field is longer than it, or of an unknown kind")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _shape(name, messages):
+    """The axes; those of a repeated message are further ones, as for protocol buffers."""
+    shape, is_known = [], True
+    for message in messages:
+        unknown_rank, rest = _message(name, message, {3})
+        shape += [_message(name, axis, {1})[0].get(1, 0) for axis in rest.get(2, ())]
+        is_known &= not unknown_rank.get(3)
+    largest = math.prod(max(size, 1) for size in shape)  # TensorFlow multiplies from the left
+    if not is_known or min(shape, default=0) < 0 or len(shape) > _MAX_AXES or largest >= 2**63:
+        raise ValueError(f"{name} has the shape {shape[:9]}")
+    return tuple(shape)
+
+
+def _check_strings(name, entry, count, open_file):
     if count > entry.size:
         raise ValueError(f"{name} claims {count:,} strings in {entry.size:,} bytes")
-    if tf.as_dtype(entry.dtype) != tf.string:
-        raise ValueError(
-            f"{name} is of type {tf.as_dtype(entry.dtype).name}; save the checkpoint without it"
-        )
-    with tf.io.gfile.GFile(file, "rb") as data:
-        data.seek(entry.offset)
-        held = data.read(entry.size)
+    with open_file(entry.file) as file:
+        file.seek(entry.offset)
+        data = file.read(entry.size)
     at = total = 0
     try:
-        for _ in range(count):
-            length, at = _varint(held, at)
-            total += length
+        for length, after in _string_lengths(data, count):
+            total, at = total + length, after
     except (IndexError, ValueError):
-        raise ValueError(f"the lengths of the strings of {name} are damaged in {file}") from None
+        message = f"the lengths of the strings of {name} are damaged in {entry.file}"
+        raise ValueError(message) from None
     if count and at + 4 + total != entry.size:
         raise ValueError(f"{name} claims strings of {total:,} bytes in {entry.size:,}")

@@ -280,7 +280,7 @@ def _read_checkpoint(path):
 def _open_checkpoint(path):
     import tensorflow as tf
 
-    from lamb_tf.bundle_index import open_bundle
+    from lamb_tf import bundle_index
 
     if os.path.isdir(path):
         folder, inside = path, os.path.join(path, "variables", "variables")  # of a SavedModel
@@ -290,8 +290,9 @@ def _open_checkpoint(path):
     if not os.path.exists(f"{path}.index"):
         raise FileNotFoundError(f"There is no checkpoint {path} (no file {path}.index).")
     try:
-        return open_bundle(path)
-    except (tf.errors.OpError, ValueError) as error:
+        bundle_index.entries(path)  # TensorFlow would end the process where an index is damaged
+        return tf.train.load_checkpoint(path)
+    except (tf.errors.OpError, OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable checkpoint: {error}") from None
 
 

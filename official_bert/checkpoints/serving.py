@@ -1,15 +1,16 @@
 """Writes a model as a SavedModel, to be served without this package."""
 
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from official_bert.checkpoints import tf_checkpoints
+from official_bert.checkpoints import tensor_bundles
 from official_bert.checkpoints.sources import Source
-from official_bert.checkpoints.tensors import Tensor
 from official_bert.checkpoints.text_graph import TextToIds
+from official_bert.checkpoints.tf_checkpoints import OBJECT_GRAPH
 from official_bert.data import tokenization
 from official_bert.model import fused
 from official_bert.model.pretrainer import BertPretrainer
@@ -65,21 +66,23 @@ def save(folder: Path, source: Source) -> None:
         try:
             tf.saved_model.save(module, str(folder), signatures)
         except tf.errors.OpError as error:
-            raise OSError(f"Cannot write {folder}: {tf_checkpoints.reason(error)}") from None
+            first = str(error).partition("\n")[0]
+            reason = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", first)  # no place in the graph
+            raise OSError(f"Cannot write {folder}: {reason}") from None
     _fill(folder, model, source)
 
 
 def _fill(folder, model, source):
-    """Inserts the weights, with one part at a time in memory; the model was saved without them."""
+    """Inserts the weights, one tensor at a time; the model was saved without them."""
     variables, filled = folder / "variables", folder / "variables_filled"
-    reader = tf.train.load_checkpoint(str(variables / "variables"))
+    graph = {OBJECT_GRAPH: tensor_bundles.read(variables / "variables")[OBJECT_GRAPH]}
     tensors = {
         f"variables_of_model/{number}/.ATTRIBUTES/VARIABLE_VALUE": source.weights[variable.path]
         for number, variable in enumerate(model.weights)
     }
     tensors = {key: tensor.cast(np.float32) for key, tensor in tensors.items()}
-    graph = Tensor((), np.dtype(object), lambda: reader.get_tensor(tf_checkpoints.OBJECT_GRAPH))
-    tf_checkpoints.write(filled / "variables", tensors | {tf_checkpoints.OBJECT_GRAPH: graph})
+    filled.mkdir()
+    tensor_bundles.write(filled / "variables", tensors | graph)
     shutil.rmtree(variables)
     filled.rename(variables)
     (folder / "fingerprint.pb").unlink(missing_ok=True)  # it was of the empty variables

@@ -25,7 +25,7 @@ from official_bert.checkpoints.tensors import Tensor
 from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
-from official_bert.system import local_paths, places
+from official_bert.system import local_paths, places, quiet_tensorflow
 
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
 _STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
@@ -144,7 +144,7 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
     """Opens a checkpoint of any format, as the start of a model with this configuration.
 
     Variables that pre-training does not have, such as a fine-tuned head, are left over. An address
-    such as `gs://bucket/a.ckpt` must be of a TensorFlow checkpoint; TensorFlow itself reads it.
+    such as `gs://bucket/a.ckpt` must be of a TensorFlow checkpoint.
 
     Raises:
         ValueError: as `open_checkpoint`; or a configuration beside it gives the same weights
@@ -275,9 +275,7 @@ def without_unread(source: Source) -> tuple[list[str], Source]:
 
 
 def _read_bundle(prefix, config):
-    from official_bert.system import quiet_tensorflow
-
-    if importlib.util.find_spec("tensorflow"):
+    if importlib.util.find_spec("tensorflow"):  # else Keras, which the reader imports, is on JAX
         quiet_tensorflow.import_tensorflow()
     from official_bert.checkpoints import tf_checkpoints
 

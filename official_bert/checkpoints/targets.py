@@ -5,6 +5,7 @@ A folder is written under a temporary name and renamed when complete.
 
 import contextlib
 import glob
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ from official_bert.checkpoints import (
     tokenizer_files,
 )
 from official_bert.checkpoints.sources import Source
+from official_bert.system import quiet_tensorflow
 from official_bert.system.whole_files import sync
 
 
@@ -105,15 +107,14 @@ def _write_hugging_face(folder: pathlib.Path, source: Source) -> None:
 
 
 def _write_tf1(folder: pathlib.Path, source: Source) -> None:
-    from official_bert.system import quiet_tensorflow
-
-    quiet_tensorflow.import_tensorflow()
-    from official_bert.checkpoints import tf_checkpoints
+    if importlib.util.find_spec("tensorflow"):
+        quiet_tensorflow.import_tensorflow()
+    from official_bert.checkpoints import tensor_bundles
 
     tensors = {**source.weights, **source.head_weights, **source.slots}
     if source.slots and source.step is not None:  # on which Adam's bias correction depends
         tensors["global_step"] = source.step.cast(np.dtype(np.int64))
-    tf_checkpoints.write(folder / "bert_model.ckpt", tensors)
+    tensor_bundles.write(folder / "bert_model.ckpt", tensors)
     _write_official_files(folder, source)
 
 
@@ -123,8 +124,6 @@ def _write_keras(folder: pathlib.Path, source: Source) -> None:
 
 
 def _write_savedmodel(folder: pathlib.Path, source: Source) -> None:
-    from official_bert.system import quiet_tensorflow
-
     quiet_tensorflow.import_tensorflow()
     from official_bert.checkpoints import serving
 

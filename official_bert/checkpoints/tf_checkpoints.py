@@ -1,31 +1,17 @@
-"""TensorFlow checkpoints, read and written: TensorFlow 1's and ours by name, tf-models' by object.
+"""Reads TensorFlow checkpoints: TensorFlow 1's and ours by name, tf-models' by object.
 
 An object checkpoint's keys follow the attributes of the saved objects, and differ between classes.
 But the object graph also holds each variable's own name, whose end is the same in all of tf-models'
 encoders and pretrainers. So variables are found by the ends of their names.
 """
 
-import functools
-import importlib.util
-import math
 import os
-import pathlib
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
-from lamb_tf.bundle_index import open_bundle
 from official_bert.checkpoints import names, tensor_bundles
 from official_bert.checkpoints.tensors import Tensor
 from official_bert.model.config import BertConfig
-from official_bert.system.whole_files import start_writing_out
-
-if importlib.util.find_spec("tensorflow"):
-    import tensorflow as tf
-else:  # then only checkpoints with plain names are read, on this machine
-    tf = None
+from official_bert.system import quiet_tensorflow
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _SLOT = re.compile(r"(.+)/(?:(?:adam|lamb)_([mv])|Adam(_1)?|momentum)")
@@ -45,7 +31,6 @@ _OTHER_ENDS = {  # names of the same variables in older classes of tf-models
 }
 _OURS = {"kernel": "weights", "bias": "bias"}  # what a head's variables are called in TensorFlow 1
 _LOGITS = re.compile(r"(?:.+/)?(predictions/transform|sentence_prediction)/logits/(kernel|bias)")
-_PART_BYTES = 128e6  # per part of a checkpoint; two parts are in memory at once
 
 
 def read(
@@ -58,47 +43,12 @@ def read(
     Raises:
         ValueError: the checkpoint cannot be read.
     """
-    if tf is None:
-        return _read_names(_without_tensorflow(prefix), config)
     try:
-        reader = open_bundle(prefix)
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        tensors = {key: _tensor(reader, key, shapes[key], dtypes[key]) for key in shapes}
-        if OBJECT_GRAPH in tensors:
-            return _read_objects(tensors, config)
-    except (tf.errors.OpError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"{prefix} is not a readable TensorFlow checkpoint: {reason(error)}"
-        ) from None
-    return _read_names(tensors, config)
-
-
-def _without_tensorflow(prefix):
-    try:
-        entries = tensor_bundles.entries(prefix)
+        tensors = tensor_bundles.read(prefix)
+        read = _read_objects if OBJECT_GRAPH in tensors else _read_names
+        return read(tensors, config)
     except (OSError, ValueError) as error:
         raise ValueError(f"{prefix} is not a readable TensorFlow checkpoint: {error}.") from None
-    return {
-        name: Tensor(entry.shape, entry.dtype, functools.partial(tensor_bundles.read, entry))
-        for name, entry in entries.items()
-    }
-
-
-def reason(error: Exception) -> str:
-    """The first line of TensorFlow's error, without the place in its graph."""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", first)
-
-
-def _tensor(reader, key, shape, dtype):
-    def read_values():
-        try:
-            return np.asarray(reader.get_tensor(key))
-        except (tf.errors.OpError, IndexError) as error:
-            raise ValueError(f"{key} cannot be read: {reason(error)}") from None
-
-    numpy_dtype = np.dtype(object if dtype == tf.string else dtype.as_numpy_dtype)
-    return Tensor(tuple(shape), numpy_dtype, read_values)
 
 
 def _read_names(tensors, config):
@@ -121,6 +71,7 @@ def _read_names(tensors, config):
 
 
 def _read_objects(tensors, config):
+    quiet_tensorflow.import_tensorflow()
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     try:
@@ -238,43 +189,3 @@ def _with_heads(row, config):
     if row.official.endswith("/attention/output/dense/kernel"):
         return (*heads, *shape[1:])
     return shape
-
-
-def write(prefix: str | os.PathLike, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a checkpoint with plain names, two parts at a time in memory.
-
-    Args:
-        prefix: Of the checkpoint, in a folder that is not read yet.
-        tensors: `Tensor`s by name.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    prefix, parts = pathlib.Path(prefix), [[]]
-    for name, tensor in tensors.items():
-        size = math.prod(tensor.shape) * tensor.dtype.itemsize
-        if parts[-1] and size + sum(bytes_ for _, _, bytes_ in parts[-1]) > _PART_BYTES:
-            parts.append([])
-        parts[-1].append((name, tensor, size))
-    prefixes = [f"{prefix}_part_{index}" for index in range(len(parts))]
-    try:
-        # Two at a time: while one is written to the disk, the next is read and transposed.
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(_write_part, parts, prefixes))
-        with tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
-            )
-    except tf.errors.OpError as error:
-        raise OSError(f"Cannot write {prefix}: {reason(error)}") from None
-
-
-def _write_part(part, path):
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=path,
-            tensor_names=[name for name, _, _ in part],
-            shape_and_slices=[""] * len(part),
-            tensors=[tf.convert_to_tensor(tensor.read()) for _, tensor, _ in part],
-        )
-    start_writing_out(f"{path}.data-00000-of-00001")

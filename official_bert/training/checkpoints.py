@@ -333,8 +333,7 @@ def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
             f"{str(prefix)[: one_file.start()]}."
         )
     try:
-        entries = tensor_bundles.entries(prefix)
-        return {name: tensor_bundles.read(entry) for name, entry in entries.items()}
+        return {name: tensor.read() for name, tensor in tensor_bundles.read(prefix).items()}
     except (OSError, ValueError) as error:
         raise ValueError(
             f"No readable checkpoint at {prefix} (expected {prefix}.index and its data files): "

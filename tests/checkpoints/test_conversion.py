@@ -8,7 +8,6 @@ from bert_checkpoints import (
     CONFIG,
     SHAPES,
     assert_same_bytes,
-    make_hugging_face,
     make_source,
     random_tensors,
     weights_of,
@@ -107,16 +106,6 @@ def test_moments_of_every_optimizer_of_tensorflow_1_are_known(tmp_path, spelling
     source = sources.open_checkpoint(tmp_path / "first")
     assert not source.left_over
     np.testing.assert_array_equal(source.slots[f"{name}/{slot}"].read(), arrays[name] + 1)
-
-
-def test_large_checkpoints_are_written_in_parts_and_read_like_any(tmp_path, monkeypatch):
-    from official_bert.checkpoints import tf_checkpoints
-
-    monkeypatch.setattr(tf_checkpoints, "_PART_BYTES", 3_000)
-    arrays = make_hugging_face(tmp_path / "hf")
-    convert_checkpoint.convert(tmp_path / "hf", tmp_path / "tf1", "tf1")
-    assert len(list((tmp_path / "tf1").glob("*.data-*"))) > 2
-    assert_same_bytes(checkpoints.read_tensors(tmp_path / "tf1/bert_model.ckpt"), arrays)
 
 
 def test_the_table_names_every_variable_of_the_model_and_no_other():
