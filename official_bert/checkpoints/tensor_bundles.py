@@ -16,7 +16,7 @@ from lamb_tf import bundle_index
 from lamb_tf.bundle_index import DTYPES
 from official_bert.checkpoints.tensors import Tensor
 from official_bert.system.checksums import masked_crc
-from official_bert.system.places import AnyPath, is_remote, place
+from official_bert.system.places import AnyPath, RemotePath, is_remote, place
 from official_bert.system.whole_files import start_writing_out
 from official_bert.system.wire_format import delimited, number, varint
 
@@ -93,10 +93,10 @@ def write(prefix: AnyPath, tensors: Mapping[str, np.ndarray | Tensor]) -> None:
             else:
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 crc = masked_crc(data)
-            file.write(data.tobytes() if is_remote(path) else data.data)
+            file.write(data.tobytes() if isinstance(path, RemotePath) else data.data)
             entries[name.encode()] = _entry(array, offset, len(data), crc)
             offset += len(data)
-            if isinstance(tensor, Tensor):
+            if not isinstance(path, RemotePath):
                 start_writing_out(path)
     with place(f"{prefix}.index").open("wb") as file:
         file.write(_table(entries))
