@@ -21,14 +21,17 @@ demo: .venv/ready_to_run  ## Text to a pre-trained BERT in four to seven minutes
 # With every peer installed, none may be missing: no test is skipped for the want of one.
 test test-quick: export LAMB_TF_ALL_PEERS = 1
 
-test: .venv/ready_for_all  ## Run every test (PYTEST_FLAGS="-k lamb", "-n 2 --dist=loadfile")
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+# All cores; a file's tests stay together, as they share what they train.
+PARALLEL := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+
+test: .venv/ready_for_all  ## Run every test on all cores (PYTEST_FLAGS="-k lamb", or "-n 0" for one process)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-quick: .venv/ready_for_all  ## Run the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
-	.venv-oldest/bin/python -m pytest -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
+	.venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
 
 browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 	@if command -v chromedriver > /dev/null; then echo "a browser is there"; \

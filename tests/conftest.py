@@ -4,8 +4,12 @@ The rooms `small_…` are imported by their fixtures: the tests of `lamb_tf` run
 `official_bert` needs.
 """
 
+import atexit
+import collections
 import importlib.util
 import os
+import shutil
+import tempfile
 
 # tf.keras is then tf_keras, which TensorFlow Addons (a reference here) was written for. Our own
 # code never says tf.keras; `import keras` is Keras 3 either way.
@@ -14,6 +18,13 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Programs of JAX are compiled once for all processes of this run, which begins here.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="lamb_tf_compiled_")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
 import keras
 import pytest
@@ -26,6 +37,21 @@ if importlib.util.find_spec("tensorflow"):
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+_BYTES_OF_A_PROCESS = 3 << 30
+
+
+def pytest_xdist_auto_num_workers(config):
+    """`--numprocesses=auto`: one more than cores, as some tests wait, as far as memory allows."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // _BYTES_OF_A_PROCESS))
+
+
+def pytest_collection_modifyitems(items):
+    """Files with the most slow tests come first: the last ones must not leave a core idle."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])  # stable
 
 
 @pytest.fixture

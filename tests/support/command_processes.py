@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import warm_python
+
 from official_bert.training.checkpoint_names import step_and_count
 
 
@@ -21,7 +23,7 @@ def as_flags(settings):
 
 def start(command, settings):
     """A command of `official_bert` as a process, quiet."""
-    return subprocess.Popen(
+    return warm_python.Popen(
         [sys.executable, "-m", f"official_bert.{command}", *as_flags(settings)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

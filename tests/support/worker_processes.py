@@ -12,6 +12,8 @@ import sys
 import time
 from typing import NamedTuple
 
+import warm_python
+
 COMMAND = "official_bert.run_pretraining"
 
 
@@ -56,7 +58,7 @@ def start(
         given = arguments(index) if callable(arguments) else arguments
         output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
         with output.open("w") as file:
-            process = subprocess.Popen(
+            process = warm_python.Popen(
                 [sys.executable, *command, *given, *topology],
                 stdout=file,
                 stderr=subprocess.STDOUT,
