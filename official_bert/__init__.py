@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that brings it
     "absl": "bert",
     "google_crc32c": "bert",
-    "ml_dtypes": "bert",
     "sentencex": "bert",
     "tokenizers": "bert",
     "tensorflow": "cpu",

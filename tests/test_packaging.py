@@ -217,6 +217,8 @@ def test_private_parts_of_keras_are_used_in_one_module_each_and_listed_there():
                 (ours if isinstance(node.ctx, ast.Store) else names).add(node.attr)
             elif isinstance(node, ast.FunctionDef):
                 ours.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                ours.add(node.target.id)
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 ours.add(node.targets[0].id)
                 if node.targets[0].id == "PRIVATE_HOOKS":
