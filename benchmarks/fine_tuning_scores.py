@@ -92,7 +92,7 @@ def study(settings):
         return 0
     settings |= {"pretrained": digest(exported(FLAGS.pretrained))}
     work = studies.Study(results, settings, key, len(trials), (("way",), ()))
-    with studies.alone_in(folder):
+    with studies.exclusive(folder):
         make_start(folder, settings)
         failed = work.run(
             trials,

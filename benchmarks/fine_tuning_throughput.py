@@ -70,11 +70,11 @@ def our_ways(cell, layers, folder):
 
     from official_bert.model.config import BertConfig
     from official_bert.stages import Optimizer, Run, Stage
-    from official_bert.system import freed_memory
+    from official_bert.system import memory
 
     kind, dtype = CELLS[cell]
     batch_size, length = KINDS[kind]
-    freed_memory.keep()  # as the commands do
+    memory.tune_malloc()  # as the commands do
     task, file = make_task(kind, folder)
     stage = Stage(steps=100_000, batch_size=batch_size, max_seq_length=length, learning_rate=2e-5)
     run = Run(

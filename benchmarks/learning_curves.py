@@ -89,7 +89,7 @@ def study(settings):
         made_by = [word for word in sys.argv if word != "--page_only"]
         page.write(FLAGS.page, list(work.done().values()), settings, made_by, len(trials))
 
-    with studies.alone_in(folder):
+    with studies.exclusive(folder):
         if FLAGS.page_only:
             write_page()
             return 0

@@ -28,7 +28,7 @@ from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import pretraining_sums
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.system import freed_memory
+from official_bert.system import memory
 from official_bert.training.trainer import Trainer
 
 FLAGS = flags.FLAGS
@@ -63,7 +63,7 @@ def main(_):
 
 def make_both(config, batch_size, updates, records, model_dir, dtype="fp32"):
     """Two functions that do so many updates: by the loop, and bare."""
-    freed_memory.keep()  # as run_pretraining does
+    memory.tune_malloc()  # as run_pretraining does
     stage = Stage(
         steps=100_000,
         batch_size=batch_size,

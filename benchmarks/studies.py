@@ -21,7 +21,7 @@ from official_bert.data import tokenization
 from official_bert.data.instances import Settings
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
-from official_bert.system import child_commands, file_locks
+from official_bert.system import child_commands, locks
 from official_bert.system.whole_files import write_text
 
 UNKNOWN = "time left not known yet"
@@ -138,23 +138,21 @@ class Study:
 
 
 @contextlib.contextmanager
-def alone_in(folder, results=None):
+def exclusive(folder, results=None):
     """The folder, made if need be, for this study alone: a second would spoil the first's times.
 
     Args:
         folder: The study's.
         results: A file that no other study may write to either, whatever its folder is.
     """
-    locks = [folder / ".lock", *([results.with_name(f".{results.name}.lock")] if results else ())]
+    wait = "Waiting for another study …"
     with contextlib.ExitStack() as held:
-        for lock in locks:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(file_locks.hold(lock, when_held=_say_waiting))
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(locks.exclusive(folder, wait))
+        if results:
+            results.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locks.exclusive(results.parent, wait, f".{results.name}.lock"))
         yield
-
-
-def _say_waiting():
-    print("Waiting for another study …", flush=True)
 
 
 def _records(results):

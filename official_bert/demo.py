@@ -22,11 +22,12 @@ from official_bert.commands import commands
 from official_bert.commands.flag_definitions import apply, contradiction, idle
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
-from official_bert.demonstration.demo_folder import DemoFolder, alone_in, clock
+from official_bert.demonstration.demo_folder import DemoFolder, clock
 from official_bert.model.config import BertConfig
 from official_bert.system import (
     child_commands,
     local_paths,
+    locks,
     messages,
     quiet_tensorflow,
     whole_files,
@@ -103,7 +104,11 @@ def run(
     recipes.named(recipe)
     folder.mkdir(parents=True, exist_ok=True)
     settings = (paths, corpus_format, recipe, VOCAB_SIZE)
-    with alone_in(folder), clock(layout, *settings) as seconds:
+    wait = f"Another demo is running in {folder}; waiting until it ends …"
+    with (  # nor may a command that one started
+        locks.exclusive(folder, wait, with_children=True),
+        clock(layout, *settings) as seconds,
+    ):
         _step(1, "text", write_text, layout, paths, corpus_format)
         stages = _stages(recipe)
         _step(2, "vocabulary", _learn_vocabulary, layout)

@@ -36,7 +36,6 @@ from official_bert.commands import commands, pretraining_flags
 from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
 from official_bert.system import (
     child_commands,
-    environment,
     local_paths,
     messages,
     quiet_tensorflow,
@@ -380,7 +379,7 @@ def _in_child(function, *arguments, backend):
     heaps = os.environ.get("MALLOC_ARENA_MAX", "1")
     context = multiprocessing.get_context("spawn")
     with (
-        environment.variables(MALLOC_ARENA_MAX=heaps, KERAS_BACKEND=backend),
+        quiet_tensorflow.environment(MALLOC_ARENA_MAX=heaps, KERAS_BACKEND=backend),
         concurrent.futures.ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin_child
         ) as executor,

@@ -20,13 +20,11 @@ from official_bert.commands import commands, flag_definitions, optimizer_flags, 
 from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
 from official_bert.system import (
-    freed_memory,
-    hidden_modules,
     local_paths,
+    memory,
     messages,
     places,
     quiet_tensorflow,
-    tpu_environment,
 )
 from official_bert.tasks.pretraining import Pretraining
 
@@ -45,8 +43,8 @@ def _main(values):
     if values.local_workers:
         return _run_local_workers(values)
     if values.distribution_strategy == "tpu" and values.tpu:
-        tpu_environment.prepare(values.tpu, os.environ)
-    freed_memory.keep()
+        quiet_tensorflow.prepare_tpu(values.tpu, os.environ)
+    memory.tune_malloc()
     _import_engine(values)  # takes seconds; what can be refused before it is
     with _leaving_others(values.engine), _lost_workers_named(values.engine):
         from official_bert.commands import exits
@@ -76,7 +74,7 @@ def _import_engine(values):
         os.environ,
         WORKER_LOST,
     )
-    with hidden_modules.hidden("matplotlib"):
+    with quiet_tensorflow.blocked_imports("matplotlib"):
         import keras  # noqa: F401
 
 
@@ -116,7 +114,7 @@ def _trainer(values):
         run = budget.fix(run, options, engine.clone(), *place)
     made = trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
     if vocabulary and engine.is_chief:  # of which a model's folder is nothing without
-        folder = places.place(values.model_dir)
+        folder = places.as_path(values.model_dir)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer_files.keep(folder, *vocabulary, run.config.max_position_embeddings)
     return made
@@ -179,7 +177,7 @@ def _enable_xla(values, engine):
     if values.engine == "jax":
         from official_bert.training import model_directory
 
-        begun = model_directory.describes(places.place(values.model_dir)) or {}
+        begun = model_directory.read_run_json(places.as_path(values.model_dir)) or {}
         return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
     return engine.runs_on_accelerator() if values.enable_xla is None else values.enable_xla
 

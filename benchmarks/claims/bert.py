@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from official_bert.system import file_locks, quiet_tensorflow
+from official_bert.system import locks, quiet_tensorflow
 
 quiet_tensorflow.import_tensorflow()
 
@@ -47,7 +47,8 @@ def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> 
         settings: Those of `MODEL`.
         lengths: {tokens per sequence: predictions}.
     """
-    with file_locks.hold(folder / ".data.lock", when_held=lambda: None):  # by another trial
+    wait = "Waiting for the data that another trial makes …"
+    with locks.exclusive(folder, wait, ".data.lock"):
         _make_data(folder, settings, lengths)
 
 

@@ -188,7 +188,7 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
     if not options.page_only:
         runner = _side_by_side if options.jobs > 1 else _one_by_one
         try:
-            with studies.alone_in(options.data_dir, options.results):
+            with studies.exclusive(options.data_dir, options.results):
                 runner(claim, options, settings, work, trials, due.maybe)
         except KeyboardInterrupt:
             kept = f"{len(work.done())} of {len(trials)} trials are kept in {options.results}"

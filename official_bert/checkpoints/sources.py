@@ -152,7 +152,7 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
         OSError: a file cannot be read.
     """
     if local_paths.is_address(path):
-        return _open("bundle", str(places.place(path)), config)
+        return _open("bundle", str(places.as_path(path)), config)
     file, model = model_folder.of(path)
     if model.config_file:
         _check_same_meaning(config, model.config(), model.config_file)

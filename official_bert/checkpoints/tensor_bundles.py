@@ -15,10 +15,9 @@ import numpy as np
 from lamb_tf import bundle_index
 from lamb_tf.bundle_index import DTYPES
 from official_bert.checkpoints.tensors import Tensor
-from official_bert.system.checksums import masked_crc
-from official_bert.system.places import AnyPath, RemotePath, is_remote, place
+from official_bert.system.places import AnyPath, RemotePath, as_path, is_remote
 from official_bert.system.whole_files import start_writing_out
-from official_bert.system.wire_format import delimited, number, varint
+from official_bert.system.wire_format import delimited, masked_crc, number, varint
 
 _NUMBERS = {dtype: number for number, dtype in reversed(DTYPES.items())}
 _UNCOMPRESSED = b"\0"
@@ -36,7 +35,7 @@ def read(prefix: AnyPath) -> dict[str, Tensor]:
         ValueError: the index is damaged, or claims more than its files hold.
         OSError: it cannot be read.
     """
-    entries = bundle_index.entries(str(prefix), lambda file: place(file).open("rb"), masked_crc)
+    entries = bundle_index.entries(str(prefix), lambda file: as_path(file).open("rb"), masked_crc)
     return {
         name: Tensor(entry.shape, entry.dtype, functools.partial(_values, entry))
         for name, entry in entries.items()
@@ -60,7 +59,7 @@ def _values(entry):
 
 def _bytes(entry):
     if is_remote(entry.file):
-        with place(entry.file).open("rb") as file:
+        with as_path(entry.file).open("rb") as file:
             file.seek(entry.offset)
             return np.frombuffer(file.read(entry.size), np.uint8)
     return np.fromfile(entry.file, np.uint8, entry.size, offset=entry.offset)
@@ -79,7 +78,7 @@ def write(prefix: AnyPath, tensors: Mapping[str, np.ndarray | Tensor]) -> None:
     """
     header = number(1, 1) + delimited(3, number(1, 1))  # one data file; version 1; little-endian
     entries, offset = {b"": header}, 0
-    path = place(f"{prefix}.data-00000-of-00001")
+    path = as_path(f"{prefix}.data-00000-of-00001")
     with path.open("wb") as file:
         for name in sorted(tensors, key=str.encode):
             tensor = tensors[name]
@@ -98,7 +97,7 @@ def write(prefix: AnyPath, tensors: Mapping[str, np.ndarray | Tensor]) -> None:
             offset += len(data)
             if not isinstance(path, RemotePath):
                 start_writing_out(path)
-    with place(f"{prefix}.index").open("wb") as file:
+    with as_path(f"{prefix}.index").open("wb") as file:
         file.write(_table(entries))
 
 

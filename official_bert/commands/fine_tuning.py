@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from official_bert.commands import optimizer_flags
-from official_bert.system import freed_memory, local_paths, messages, quiet_tensorflow
+from official_bert.system import local_paths, memory, messages, quiet_tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -161,7 +161,7 @@ def _take_from_folder(values):
 
 
 def _run(values, make_work):
-    freed_memory.keep()
+    memory.tune_malloc()
     quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
     from official_bert.engines.strategies import make_strategy
     from official_bert.engines.tf_distribute import TfDistribute
@@ -208,7 +208,7 @@ def _run_seed(values, work, engine, seed, folder):
         seed = None  # of its training, which is unknown
     else:
         model, step = fine_tuned.load(work.task, folder, engine, values.dtype)
-        seed = (model_directory.describes(pathlib.Path(folder)) or {}).get("seed")
+        seed = (model_directory.read_run_json(pathlib.Path(folder)) or {}).get("seed")
     os.makedirs(folder, exist_ok=True)
     metrics = work.use(engine, model, folder)
     return 0, _results(values, seed, folder, step, metrics)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from official_bert.data import corpus, manifest, tokenization
 from official_bert.data.build_worker import BuildPlan
-from official_bert.system import local_paths, memory_space
+from official_bert.system import local_paths, memory
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
 PARAGRAPHS = (
@@ -163,7 +163,7 @@ def check_memory(paths: list[str], plan: BuildPlan) -> None:
     """
     if not plan.one_stream:
         return
-    text, free = _text_bytes(paths), memory_space.available()
+    text, free = _text_bytes(paths), memory.available()
     passes = 1 if plan.dynamic else plan.settings.dupe_factor
     needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
     if free is not None and needed > free:

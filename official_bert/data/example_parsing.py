@@ -11,7 +11,7 @@ import numpy as np
 
 from official_bert.data import example_wire
 from official_bert.data.records import V2_NAMES
-from official_bert.system.local_device import local_cpu
+from official_bert.system.quiet_tensorflow import local_cpu
 
 if TYPE_CHECKING:
     import tensorflow as tf

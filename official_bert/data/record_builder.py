@@ -22,15 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NoReturn
 
 import numpy as np
 
 import official_bert
 from official_bert.data import corpus, coverage, manifest
 from official_bert.data.build_worker import BuildPlan, Part, Shard
-from official_bert.system import file_locks
-from official_bert.system.places import place
+from official_bert.system import locks
+from official_bert.system.places import as_path
 
 # Parts of another version cannot be used if it cut or counted differently.
 PART_FORMAT = b"parts 4"
@@ -66,7 +65,7 @@ class Builder:
     def run(self) -> tuple[list[dict], dict]:
         """Builds parts, then shards; returns the manifest's shard entries, and the counts."""
         os.makedirs(self._folder, exist_ok=True)
-        with file_locks.hold(_lock_file(self._folder), self._refuse):
+        with locks.exclusive(self._folder):
             self._forget_other_builds()
             with Workers(self._plan, self._workers) as workers:
                 parts = self._make_parts(workers)
@@ -80,12 +79,6 @@ class Builder:
                 shards = self._make_shards(workers, parts)
         return shards, counts
 
-    def _refuse(self) -> NoReturn:
-        raise ValueError(
-            f"output_file is in use: another process is building in {self._folder}. Wait until it "
-            "ends."
-        )
-
     def _forget_other_builds(self) -> None:
         """Removes parts of other settings, or of a build whose shards were removed since."""
         path = os.path.join(self._folder, "build.json")
@@ -96,7 +89,7 @@ class Builder:
             },
             sort_keys=True,
         )
-        build += hashlib.sha256(place(self._plan.vocab_file).read_bytes()).hexdigest()
+        build += hashlib.sha256(as_path(self._plan.vocab_file).read_bytes()).hexdigest()
         are_whole = all(map(_is_whole, self._shards, self._finished_shards()))
         if manifest.read_note(path) != build or not are_whole:
             self._clear()
@@ -137,7 +130,7 @@ class Builder:
         for shard in manifest.of_unfinished_build(self._shards) - kept:
             os.remove(shard)  # later, nothing would tell which build made them
         for name in os.listdir(self._folder):
-            if name not in ("lock", "build.json"):
+            if name not in (".lock", "build.json"):
                 os.remove(os.path.join(self._folder, name))
 
     def _made(self, number: int) -> str:
@@ -274,12 +267,8 @@ def remove_parts(shards: list[str]) -> None:
     """
     folder = manifest.building_folder(shards)
     if os.path.isdir(folder):
-        with contextlib.suppress(BlockingIOError), file_locks.hold(_lock_file(folder)):
+        with contextlib.suppress(locks.Busy), locks.exclusive(folder):
             shutil.rmtree(folder)
-
-
-def _lock_file(folder: str) -> str:
-    return os.path.join(folder, "lock")
 
 
 class Workers:

@@ -32,7 +32,7 @@ from official_bert.data.records import (
     payload_length,
 )
 from official_bert.system import local_paths
-from official_bert.system.places import is_remote, place, remote_files
+from official_bert.system.places import as_path, is_remote, remote_files
 
 RECORDS_IN_FIRST_DIGEST = 16
 BLOCKS_IN_FINGERPRINT = 64  # of 256 records; fewer are all read
@@ -311,7 +311,7 @@ def _matches(patterns: Iterable[str]) -> list[str]:
     found = []
     for pattern in patterns:
         others = (manifest.ENDING, manifest.BUILDING)
-        if place(pattern).is_dir():
+        if as_path(pattern).is_dir():
             inside = os.path.join(pattern, "*.tfrecord*")
             raise ValueError(
                 f"{pattern!r} must be a file or a glob; got a folder. Name the files in it, such "
@@ -420,11 +420,11 @@ def _glob(pattern: str) -> list[str]:
     if not is_remote(pattern):
         return local_paths.matches(pattern)
     with remote_files(pattern) as gfile:
-        return gfile.glob(str(place(pattern)))
+        return gfile.glob(str(as_path(pattern)))
 
 
 def _open(path: str):
-    return place(path).open("rb")
+    return as_path(path).open("rb")
 
 
 def _size(path: str) -> int:

@@ -13,8 +13,7 @@ import struct
 from collections.abc import Iterable
 
 from official_bert.data.instances import Instance
-from official_bert.system.checksums import masked_crc
-from official_bert.system.wire_format import varint
+from official_bert.system.wire_format import masked_crc, varint
 
 V2_NAMES = {"input_ids": "input_word_ids", "segment_ids": "input_type_ids"}
 

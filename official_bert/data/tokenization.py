@@ -30,7 +30,7 @@ from tokenizers import (
 )
 
 from official_bert.data import tokenizer_settings
-from official_bert.system.places import AnyPath, place
+from official_bert.system.places import AnyPath, as_path
 from official_bert.system.whole_files import write_whole
 
 # Whether text is lower-cased. That strips accents too, but for "keep_accents": uncased models of
@@ -82,7 +82,7 @@ def read_vocabulary(vocab_file: str) -> dict[str, int]:
 
 
 def _vocabulary_of_lines(vocab_file: str) -> dict[str, int]:
-    text = place(vocab_file).read_text("utf-8-sig")  # Windows editors write a mark first
+    text = as_path(vocab_file).read_text("utf-8-sig")  # Windows editors write a mark first
     vocabulary: dict[str, int] = {}
     for index, line in enumerate(text.rstrip("\n").split("\n")):
         token = line.strip()

@@ -8,7 +8,7 @@ import dataclasses
 import json
 from typing import Any
 
-from official_bert.system.places import AnyPath, Place, place
+from official_bert.system.places import AnyPath, Place, as_path
 
 CONFIG = "tokenizer_config.json"
 _MAX_LENGTH = 10**9  # libraries write 10^30 where nothing limits the length
@@ -43,7 +43,7 @@ class Settings:
 
 def is_json(vocab_file: AnyPath) -> bool:
     """Whether a vocabulary's file is a `tokenizer.json` rather than a `vocab.txt`."""
-    return place(vocab_file).suffix == ".json"
+    return as_path(vocab_file).suffix == ".json"
 
 
 def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
@@ -53,7 +53,7 @@ def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
         ValueError: it is damaged, or not of a WordPiece model.
         OSError: it cannot be read.
     """
-    tokenizer = _tokenizer(place(vocab_file))
+    tokenizer = _tokenizer(as_path(vocab_file))
     try:
         found = dict(tokenizer["model"]["vocab"])
         found |= {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
@@ -77,7 +77,7 @@ def read(vocab_file: AnyPath) -> Settings:
         ValueError: a file is damaged, or not of a WordPiece model.
         OSError: a file cannot be read.
     """
-    file = place(vocab_file)
+    file = as_path(vocab_file)
     own = _own(_tokenizer(file), str(file)) if is_json(file) else Settings()
     beside = file.parent / CONFIG
     if not beside.exists():

@@ -8,7 +8,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from official_bert.system import file_locks, whole_files
+from official_bert.system import whole_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +70,6 @@ class DemoFolder:
         folders = [self.folder / name for name in names]
         files = (self.vocab, self.config, self.baselines, self.blanks, self.results, self.settings)
         return [*folders, *files, self.blanks_table]
-
-
-def alone_in(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Waits until no other demo, nor a command that one started, works in `folder`."""
-
-    def tell():
-        print(f"Another demo is running in {folder}; waiting until it ends …", flush=True)
-
-    return file_locks.hold(folder / ".lock", tell, with_children=True)
 
 
 @contextlib.contextmanager

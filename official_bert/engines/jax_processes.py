@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator, MutableMapping
 
 from official_bert.engines import cluster
-from official_bert.system import messages, quiet_tensorflow, tpu_environment
+from official_bert.system import messages, quiet_tensorflow
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
@@ -62,7 +62,7 @@ def start(
     found = _cluster(strategy, worker_hosts, task_index, environment)
     if found or strategy == "tpu":
         _continue_in_child(lost_code)
-    tpu_environment.look_for_no_slice_without_chips(environment)
+    quiet_tensorflow.skip_tpu_query(environment)
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself

@@ -8,7 +8,7 @@ import json
 import math
 from typing import Self
 
-from official_bert.system.places import AnyPath, place
+from official_bert.system.places import AnyPath, as_path
 
 MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
@@ -109,7 +109,7 @@ class BertConfig:
             OSError: if it cannot be read.
         """
         try:
-            values = json.loads(place(path).read_text(encoding="utf-8"))
+            values = json.loads(as_path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}.") from None
         return cls.from_values(values, path)

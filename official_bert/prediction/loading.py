@@ -77,7 +77,7 @@ def _open(folder, vocab_file, do_lower_case, dtype):
         raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {dtype!r}.")
     path = pathlib.Path(folder)
     model = model_folder.ModelFolder(path if path.is_dir() else path.parent)
-    run = (model.run_folder and model_directory.describes(model.run_folder)) or {}
+    run = (model.run_folder and model_directory.read_run_json(model.run_folder)) or {}
     source = sources.open_checkpoint(
         _newest(path, run), vocab_file=vocab_file, do_lower_case=do_lower_case
     )

@@ -107,7 +107,7 @@ def _require_run(folder):
 def _run_of(folder):
     """Content of `run.json`, or of that of the first seed."""
     first = next(iter(_by_number(folder, "seed_*/run.json")), folder / "run.json").parent
-    run = model_directory.describes(folder) or model_directory.describes(first) or {}
+    run = model_directory.read_run_json(folder) or model_directory.read_run_json(first) or {}
     if wrong := list(forms.misfits(run, forms.RUN)):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         name = ascii(wrong[0][:99])[1:-1] + more  # fit for a terminal

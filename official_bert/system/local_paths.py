@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from official_bert.system.places import is_remote, place
+from official_bert.system.places import as_path, is_remote
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # gs://, s3://, hdfs://, file:///, also gs:/
 _SCHEME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,}")
@@ -96,7 +96,7 @@ def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable
 def _require_apart_in_stores(flag, outputs, read):
     for path in map(os.fspath, outputs):
         for other, name in read:
-            if f"{place(name)}/".startswith(f"{place(path)}/"):
+            if f"{as_path(name)}/".startswith(f"{as_path(path)}/"):
                 raise ValueError(
                     f"{flag}: {path!r} would be overwritten, and {other} names "
                     f"{os.fspath(name)!r} in it. Give another path."

@@ -1,18 +1,20 @@
-"""Imports TensorFlow and Keras without messages on stderr, and without what no command needs.
+"""Imports TensorFlow and Keras quietly, and prepares the environment that they and JAX read.
 
 TensorFlow prints some ten lines about oneDNN and CUDA that no setting turns off. A user who reads
 them would look for an error.
 """
 
 import contextlib
+import glob
 import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
-from official_bert.system import environment, hidden_modules
-
+LOCAL = "local"
+# The chips of a TPU VM: v2 to v4, then later generations.
+_CHIPS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 # TensorFlow fetches 64 MB of an object in a bucket for any read; a block of records has up to 1 MB.
 _BYTES_OF_A_REQUEST = 1 << 22
 
@@ -41,7 +43,7 @@ def _import(beside_jax):
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
     leave_tpus = {"TPU_LOAD_LIBRARY": "0"} if beside_jax else {}  # to TensorFlow's plug-in
     unneeded = ("matplotlib",) if beside_jax else ("matplotlib", "jax")
-    with environment.variables(**leave_tpus), silence(), hidden_modules.hidden(*unneeded):
+    with environment(**leave_tpus), silence(), blocked_imports(*unneeded):
         import keras  # noqa: F401  # here, where it finds no matplotlib
         import tensorflow as tf
 
@@ -65,3 +67,110 @@ def silence() -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+@contextlib.contextmanager
+def blocked_imports(*names: str) -> Iterator[None]:
+    """Temporarily blocks imports of slow optional modules, unless they are loaded already.
+
+    TensorFlow imports JAX, where it is installed, for its Lite converter, and Keras imports
+    matplotlib for its galleries: more than a quarter of the seconds in which a command starts.
+    """
+    missing = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # None: no such module
+    try:
+        yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Temporarily sets environment variables, here and for children that are started."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def local_cpu() -> str:
+    """The device for work that must happen in this process: reading and writing its files.
+
+    The client of a TPU slice works on the slice's first host by default, and there `CPU:0` is the
+    CPU of that host. A worker among workers goes by the name of its job, and works for itself.
+    """
+    import tensorflow as tf
+
+    devices = (device.name for device in tf.config.list_logical_devices("CPU"))
+    jobs = {tf.DeviceSpec.from_string(name).job for name in devices}
+    is_localhost = not jobs.isdisjoint({None, "localhost"})
+    return "/job:localhost/replica:0/task:0/device:CPU:0" if is_localhost else "CPU:0"
+
+
+# TPUs
+
+
+def prepare_tpu(
+    tpu: str, environment: MutableMapping[str, str], chips: tuple[str, ...] = _CHIPS
+) -> None:
+    """Sets what is missing in the environment. Call it before TensorFlow is imported.
+
+    For this host's TPU, TensorFlow loads libtpu as a plug-in device. A TPU that has a name belongs
+    to other hosts, and this process must not look for chips of its own.
+
+    Args:
+        tpu: The name or address of a TPU, or `LOCAL`.
+        environment: `os.environ`; what is set there already stays.
+        chips: Globs of the devices that a TPU VM has.
+
+    Raises:
+        ValueError: if the TPU is to be this host's, which has none or lacks libtpu.
+    """
+    settings = _of_this_host(chips) if tpu == LOCAL else {"TPU_LOAD_LIBRARY": "0"}
+    for name, value in settings.items():
+        environment.setdefault(name, value)
+
+
+def skip_tpu_query(environment: MutableMapping[str, str], chips: tuple[str, ...] = _CHIPS) -> None:
+    """Keeps libtpu, where it is installed on a host without TPU, from asking for a slice.
+
+    It asks Google's metadata server, and the query is slow to time out. A host with chips must ask:
+    it may be one of several, and would take itself for the only one.
+
+    Args:
+        environment: `os.environ`, before JAX is imported; what is set there already stays.
+        chips: Globs of the devices that a TPU VM has.
+    """
+    if not _has(chips):
+        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def _has(chips):
+    return any(map(glob.glob, chips))
+
+
+def _of_this_host(chips):
+    if not _has(chips):
+        raise ValueError(
+            f"No TPU could be reached as --tpu={LOCAL!r}: this host has none (looked for "
+            f"{' and '.join(chips)}). Give the name of a TPU; without a TPU, rehearse "
+            "estimates a run."
+        )
+    try:
+        import libtpu
+    except ImportError:
+        raise ValueError(
+            f"--tpu={LOCAL} needs libtpu, not installed here: install the extra [tpu]."
+        ) from None
+    return {
+        "PJRT_DEVICE": "TPU",
+        "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
+        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": libtpu.get_library_path(),
+    }

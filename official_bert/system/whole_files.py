@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from official_bert.system.places import AnyPath, RemotePath, place
+from official_bert.system.places import AnyPath, RemotePath, as_path
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def write_whole(
 
     In an object store there is no other name until then: a file appears when it is closed.
     """
-    path = place(path)
+    path = as_path(path)
     if isinstance(path, RemotePath):
         with path.open("wb") as file:
             file.write(b"".join(chunks))

@@ -1,8 +1,12 @@
-"""Protocol buffers' wire format, read and written without TensorFlow or protobuf."""
+"""Protocol buffers' wire format and TensorFlow's checksum, without TensorFlow or protobuf."""
 
 from collections.abc import Iterator
 
+import google_crc32c
+import numpy as np
+
 _VARINT, _EIGHT_BYTES, DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
+_MASK_DELTA = 0xA282EAD8
 _MAX_SHIFT = 63  # of the last of a varint's ten bytes
 
 
@@ -74,3 +78,16 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             position += length
     except IndexError:
         raise ValueError("the message ends within a field") from None
+
+
+def masked_crc(data: bytes | np.ndarray, *more: bytes) -> int:
+    """crc32c of the bytes one after another, rotated and shifted as in TensorFlow's files.
+
+    Args:
+        data: Bytes, or an array of them.
+        *more: Those that follow.
+    """
+    crc = google_crc32c.value(data)
+    for part in more:
+        crc = google_crc32c.extend(crc, part)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF

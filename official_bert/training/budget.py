@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from official_bert.engines.loop_state import first_state
-from official_bert.system.places import AnyPath, place
+from official_bert.system.places import AnyPath, as_path
 from official_bert.training import (
     checkpoints,
     disk_space,
@@ -77,7 +77,7 @@ def fix(
         OSError: as `trainer.Trainer`.
     """
     started = time.monotonic()
-    begun = model_directory.describes(place(model_dir))
+    begun = model_directory.read_run_json(as_path(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
     tell = say if engine.is_chief else lambda line: None
@@ -180,12 +180,12 @@ def _check(run, options, engine, records, model_dir, resume_from):
         dataclasses.replace(options, profile_steps=None),
         engine,
         records,
-        place(model_dir),
+        as_path(model_dir),
         resume_from,
     )
     checkpoints.CheckpointStore(model_dir)  # makes the directory
     fewest = dataclasses.replace(options, save_checkpoints_steps=0)
-    disk_space.require(place(model_dir), run, fewest)
+    disk_space.require(as_path(model_dir), run, fewest)
     if run.init_checkpoint or run.optimizer.freeze:
         with engine.scope():
             model, optimizer = make_model_and_optimizer(run, run.stages[0])

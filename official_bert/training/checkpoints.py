@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from official_bert.checkpoints import tensor_bundles
-from official_bert.system.places import AnyPath, RemotePath, place
+from official_bert.system.places import AnyPath, RemotePath, as_path
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
@@ -72,7 +72,7 @@ class CheckpointStore:
         keep: int = 5,
         abandoned: Sequence[Abandoned] = (),
     ):
-        self.directory = place(directory)
+        self.directory = as_path(directory)
         self.keep = keep
         self.abandoned = abandoned
         try:
@@ -285,7 +285,7 @@ def save_best(
     """
     if not math.isfinite(record["loss"]):
         return None
-    directory = place(directory)
+    directory = as_path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "best.json"
     best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
@@ -313,7 +313,7 @@ def leave_best(directory: AnyPath, step: int, left: str) -> None:
 
     The run returns to `step`, so the next evaluation is the best of what is not left behind.
     """
-    path = place(directory) / "best.json"
+    path = as_path(directory) / "best.json"
     record = _read_record(path)
     if isinstance(record.get("step"), int) and record["step"] > step:
         write_text(path.parent / f"best.{left}.json", json.dumps(record, indent=1) + "\n")
@@ -359,7 +359,7 @@ def write_bundle(
     Raises:
         OSError: if it cannot be written.
     """
-    prefix = place(prefix)
+    prefix = as_path(prefix)
     if isinstance(prefix, RemotePath):
         for mark in prefix.parent.glob(".writing-*"):  # left by a kill
             mark.unlink()
@@ -414,7 +414,7 @@ def _read_whole(prefix):
         ValueError: saying what is wrong with it.
     """
     try:
-        manifest = json.loads(place(f"{prefix}.json").read_text())
+        manifest = json.loads(as_path(f"{prefix}.json").read_text())
         state, digests = manifest["state"], manifest["sha256"]
         wanted = [digests[part] for part in _PARTS]
         state["loop"], state["seconds"]  # what a run needs of it
@@ -424,7 +424,7 @@ def _read_whole(prefix):
     if _state_digest(state) != wanted_of_state:
         raise ValueError("its state does not match its digest")
     for part, digest in zip(_PARTS, wanted, strict=True):
-        if not place(f"{prefix}{part}").exists():
+        if not as_path(f"{prefix}{part}").exists():
             raise ValueError(f"{part} is missing")
         if _digest(f"{prefix}{part}") != digest:
             raise ValueError(f"{part} does not match its digest")
@@ -437,7 +437,7 @@ def _state_digest(state):
 
 def _digest(path):
     digest = hashlib.sha256()
-    with place(path).open("rb") as file:
+    with as_path(path).open("rb") as file:
         while part := file.read(_BYTES_AT_ONCE):
             digest.update(part)
     return digest.hexdigest()

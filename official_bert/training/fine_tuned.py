@@ -37,7 +37,7 @@ def load(
         ValueError: if there is no whole checkpoint, or the run is of another task.
     """
     model_dir = pathlib.Path(model_dir)
-    described = model_directory.describes(model_dir)
+    described = model_directory.read_run_json(model_dir)
     if described is None:
         raise ValueError(
             f"{model_dir} must hold a fine-tuned model; got none. Train one (--do_train)."

@@ -8,16 +8,12 @@ And it can return to an earlier checkpoint and train on from there, with a lower
 instance (`resume_from`). `run.json` lists both under `changes`.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 from official_bert.model.config import BertConfig
-from official_bert.system import file_locks, owner_files
-from official_bert.system.places import Place, RemotePath
+from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
 from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
@@ -86,7 +82,9 @@ class Claim:
         """Records which run owns the directory; `bert_config.json` is for other tools."""
         contents = self.description | ({"changes": self.changes} if self.changes else {})
         write_text(directory / "run.json", json.dumps(contents, indent=1))
-        if not _says(directory / CONFIG, config):  # it may be the user's own, with more in it
+        if not _matches_config(
+            directory / CONFIG, config
+        ):  # it may be the user's own, with more in it
             write_text(directory / CONFIG, config.to_json())
 
 
@@ -108,7 +106,7 @@ def check(
         ValueError: listing what differs, or if `run.json` is damaged, or if a file that is not a
             run's would be overwritten.
     """
-    theirs = describes(directory)
+    theirs = read_run_json(directory)
     if theirs is None:
         _check_unclaimed(directory, config, resume_from)
         return Claim(description)
@@ -147,50 +145,6 @@ def check(
     )
 
 
-@contextlib.contextmanager
-def alone_in(directory: Place) -> Iterator[Callable[[], None]]:
-    """Refuses to train where another process does: each would remove the other's checkpoints.
-
-    Yields, while it holds the directory:
-        A function to call before a checkpoint is written. In an object store, whose locks are no
-        more than files, it refuses if another process has come in.
-
-    Raises:
-        ValueError: if there is another one.
-    """
-    if not isinstance(directory, RemotePath):
-        with file_locks.hold(directory / ".lock", lambda: _refuse(directory)):
-            yield lambda: None
-        return
-    owner = directory / ".owner.json"
-    with contextlib.ExitStack() as stack:
-        with _refusing(directory, owner):
-            require_mine = stack.enter_context(owner_files.hold(owner))
-
-        def require_alone():
-            with _refusing(directory, owner):
-                require_mine()
-
-        yield require_alone
-
-
-@contextlib.contextmanager
-def _refusing(directory, owner):
-    try:
-        yield
-    except BlockingIOError as error:
-        minutes = owner_files.STALE_SECONDS / 60
-        if_gone = f" If it no longer runs, remove {owner}, or wait {minutes:g} minutes."
-        _refuse(directory, f" ({error.strerror})", if_gone)
-
-
-def _refuse(directory, who="", if_gone="") -> NoReturn:
-    raise ValueError(
-        f"Another process trains in {directory}{who}. Wait until it ends, or choose another "
-        f"folder.{if_gone}"
-    ) from None
-
-
 def _check_unclaimed(directory, config, resume_from):
     if any(directory.glob("*.index")):
         raise ValueError(
@@ -203,7 +157,7 @@ def _check_unclaimed(directory, config, resume_from):
                 f"{directory} holds {name} but no run.json, so its run is unknown and would be "
                 "overwritten. Restore run.json, or choose another folder."
             )
-    if (directory / CONFIG).exists() and not _says(directory / CONFIG, config):
+    if (directory / CONFIG).exists() and not _matches_config(directory / CONFIG, config):
         raise ValueError(
             f"{directory / CONFIG} describes another model and would be overwritten. Choose "
             "another folder."
@@ -215,7 +169,7 @@ def _check_unclaimed(directory, config, resume_from):
         )
 
 
-def _says(path, config):
+def _matches_config(path, config):
     """Whether a `bert_config.json` is there that means `config`."""
     try:
         return type(config).from_json_file(path) == config
@@ -223,7 +177,7 @@ def _says(path, config):
         return False
 
 
-def describes(directory: Place) -> dict | None:
+def read_run_json(directory: Place) -> dict | None:
     """What `run.json` holds, a dictionary; `None` where there is none.
 
     Raises:

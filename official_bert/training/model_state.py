@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from official_bert.checkpoints import finding, names
-from official_bert.system.places import AnyPath, is_remote, place
+from official_bert.system.places import AnyPath, as_path, is_remote
 
 _BYTES_AT_ONCE = 1 << 24  # when a digest is computed
 _COUNTERS = ("iterations", "skipped_updates")
@@ -189,7 +189,7 @@ def digest(path: AnyPath) -> str | None:
 
 def _files_of_content(path):
     if is_remote(path):
-        return [place(f"{path}.index")]
+        return [as_path(f"{path}.index")]
     kind, file = finding.find(Path(path))
     if kind == "bundle":
         return [Path(f"{file}.index")]

@@ -17,7 +17,8 @@ import numpy as np
 from official_bert import stacking
 from official_bert.engines import loop_state
 from official_bert.protocols import LoopState
-from official_bert.system.places import AnyPath, place
+from official_bert.system.locks import exclusive
+from official_bert.system.places import AnyPath, as_path
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
     checkpoints,
@@ -77,7 +78,7 @@ class Trainer:
         resume_from: int | None = None,
     ):
         self.run, self.options, self.engine = run, options, engine
-        self.model_dir = place(model_dir)
+        self.model_dir = as_path(model_dir)
         self.step = 0  # updates done, those that were skipped included
         self._pace = StepTimer(seconds=0.0)
         self._state = loop_state.first_state(run)
@@ -118,7 +119,7 @@ class Trainer:
         """
         with contextlib.ExitStack() as stack:
             if self.engine.is_chief:
-                self._require_alone = stack.enter_context(model_directory.alone_in(self.model_dir))
+                self._require_alone = stack.enter_context(exclusive(self.model_dir))
             self._train()
 
     def _train(self):
@@ -304,7 +305,7 @@ class Trainer:
             state |= self._good.state(tensors)
             self._require_alone()
             prefix = self._store.save(tensors, self.step, state)
-            self._good.saved(place(prefix).name, state["suspect"])
+            self._good.saved(as_path(prefix).name, state["suspect"])
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
         self.engine.all_gather([self.step])  # barrier: the checkpoint is visible to all workers
 

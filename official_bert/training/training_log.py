@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import NoReturn, Self
 
-from official_bert.system.places import AnyPath, place
+from official_bert.system.places import AnyPath, as_path
 from official_bert.system.whole_files import write_text, write_whole
 
 
@@ -22,7 +22,7 @@ class TrainingLog:
     """
 
     def __init__(self, path: AnyPath, writes: bool = True):
-        self._path, self._writes = place(path), writes
+        self._path, self._writes = as_path(path), writes
 
     def rewind(self, step: int) -> None:
         """Drops what was written after `step`: a resumed run writes it again."""

@@ -14,7 +14,7 @@ import peers
 import pytest
 from claim_studies import ROOT, command, record, records_of, run_and_kill, script
 
-from official_bert.system import file_locks
+from official_bert.system import locks
 
 TINY_LEGW = {
     "size": 4,
@@ -112,11 +112,11 @@ def test_a_study_that_grows_keeps_what_is_done(tmp_path):
 def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
     studies = script("study").studies
     results = tmp_path / "r.jsonl"
-    with studies.alone_in(tmp_path / "one", results):
-        for lock in (tmp_path / "one/.lock", tmp_path / ".r.jsonl.lock"):
-            with pytest.raises(BlockingIOError), file_locks.hold(lock):
+    with studies.exclusive(tmp_path / "one", results):
+        for folder, name in (tmp_path / "one", ".lock"), (tmp_path, ".r.jsonl.lock"):
+            with pytest.raises(locks.Busy), locks.exclusive(folder, name=name):
                 pytest.fail("the lock was not held")
-    with studies.alone_in(tmp_path / "two", results):
+    with studies.exclusive(tmp_path / "two", results):
         assert not results.exists()
 
 

@@ -325,7 +325,7 @@ def test_one_stream_that_the_memory_cannot_hold_is_refused_before_the_work(
     small_text, tmp_path, monkeypatch
 ):
     text = Path(small_text.path).read_bytes()
-    monkeypatch.setattr("official_bert.system.memory_space.available", lambda: len(text))
+    monkeypatch.setattr("official_bert.system.memory.available", lambda: len(text))
     with pytest.raises(
         ValueError, match=r"one_random_stream must be off .* 7 times its records, .* Without it"
     ):

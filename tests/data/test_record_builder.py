@@ -156,7 +156,7 @@ def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, mo
         patch.setattr(record_builder, "remove_parts", lambda shards: None)
         build(small_text, tmp_path)
     assert (tmp_path / "a.building").is_dir()
-    with open(tmp_path / "a.building/lock") as lock:  # while its process lives, they stay
+    with open(tmp_path / "a.building/.lock") as lock:  # while its process lives, they stay
         fcntl.flock(lock, fcntl.LOCK_EX)
         build(small_text, tmp_path)
     assert (tmp_path / "a.building").is_dir()
@@ -285,9 +285,9 @@ def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
 
 def test_two_builds_into_one_place_do_not_mix(small_text, tmp_path, monkeypatch):
     (tmp_path / "a.building").mkdir()
-    with open(tmp_path / "a.building/lock", "w") as lock:
+    with open(tmp_path / "a.building/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another process is building"):
+        with pytest.raises(ValueError, match="Another process works in"):
             build(small_text, tmp_path)
 
 

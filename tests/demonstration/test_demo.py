@@ -17,6 +17,7 @@ import pytest
 from official_bert import demo, recipes
 from official_bert.data import corpus
 from official_bert.demonstration import demo_folder, demo_scores, stdlib_text
+from official_bert.system import locks
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -323,7 +324,7 @@ def test_a_folder_of_something_else_is_not_taken_for_output(text, tmp_path, name
 def test_a_second_demo_waits_for_the_first(command, tmp_path):
     output = tmp_path / "output"
     output.mkdir()
-    with demo_folder.alone_in(output), started(command, "waiting until it ends") as process:
+    with locks.exclusive(output), started(command, "waiting until it ends") as process:
         time.sleep(0.2)
         assert not (output / "demo.json").exists()
         process.terminate()

@@ -8,7 +8,7 @@ from pathlib import Path
 import peers
 import pytest
 
-from official_bert.system import tpu_environment
+from official_bert.system import quiet_tensorflow
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ def chips(tmp_path):
 def test_the_tpu_of_this_host_is_a_plug_in_device(chips):
     peers.load("libtpu")
     environment = {"HOME": "/root"}
-    tpu_environment.prepare("local", environment, chips)
+    quiet_tensorflow.prepare_tpu("local", environment, chips)
     library = environment.pop("TF_PLUGGABLE_DEVICE_LIBRARY_PATH")
     assert Path(library).name == "libtpu.so"
     assert Path(library).exists()
@@ -36,7 +36,7 @@ def test_the_tpu_of_this_host_is_a_plug_in_device(chips):
 def test_what_is_set_already_stays(chips):
     peers.load("libtpu")
     environment = {"PJRT_DEVICE": "TPU", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": "/mine/libtpu.so"}
-    tpu_environment.prepare("local", environment, chips)
+    quiet_tensorflow.prepare_tpu("local", environment, chips)
     assert environment["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] == "/mine/libtpu.so"
 
 
@@ -45,20 +45,20 @@ def test_without_libtpu_the_extra_is_named(chips, monkeypatch):
     with pytest.raises(
         ValueError, match=r"needs libtpu, not installed here: install the extra \[tpu\]"
     ):
-        tpu_environment.prepare("local", {}, chips)
+        quiet_tensorflow.prepare_tpu("local", {}, chips)
 
 
 def test_the_client_of_a_slice_does_not_look_for_chips_of_its_own():
     environment = {}
-    tpu_environment.prepare("my-tpu", environment)
+    quiet_tensorflow.prepare_tpu("my-tpu", environment)
     assert environment == {"TPU_LOAD_LIBRARY": "0"}
 
 
 def test_only_a_host_without_chips_does_not_ask_for_its_slice(chips, tmp_path):
     """With chips it may be one of several hosts, and would train as if it were alone."""
     on_tpu, elsewhere = {}, {}
-    tpu_environment.look_for_no_slice_without_chips(on_tpu, chips)
-    tpu_environment.look_for_no_slice_without_chips(elsewhere, (f"{tmp_path}/vfio/[0-9]*",))
+    quiet_tensorflow.skip_tpu_query(on_tpu, chips)
+    quiet_tensorflow.skip_tpu_query(elsewhere, (f"{tmp_path}/vfio/[0-9]*",))
     assert on_tpu == {}
     assert elsewhere == {"TPU_SKIP_MDS_QUERY": "1"}
 
@@ -66,7 +66,8 @@ def test_only_a_host_without_chips_does_not_ask_for_its_slice(chips, tmp_path):
 def test_a_host_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path):
     script = (
         "import sys\n"
-        "from official_bert import pretraining_flags, run_pretraining\n"
+        "from official_bert import run_pretraining\n"
+        "from official_bert.commands import pretraining_flags\n"
         "from absl import flags\n"
         "pretraining_flags.define_flags()\n"
         "flags.FLAGS(['run_pretraining', *sys.argv[1:]])\n"

@@ -212,7 +212,7 @@ def runs(folder: Path):
         Path(f"{prefix}.json").write_bytes(text["manifest"])
         (folder / "labels.json").write_bytes(text["labels"])
         labels.load(str(folder / "labels.json"))
-        held = model_directory.describes(folder)
+        held = model_directory.read_run_json(folder)
         model_directory.check(folder, CONFIG, own)
         claim = model_directory.Claim({}, tuple(held.get("changes", ())))
         with warnings.catch_warnings():

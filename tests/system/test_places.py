@@ -16,7 +16,7 @@ from official_bert.data.records import frame
 from official_bert.data.tokenization import read_vocabulary
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths
-from official_bert.system.places import RemotePath, place
+from official_bert.system.places import RemotePath, as_path
 from official_bert.system.whole_files import write_text
 from official_bert.training import checkpoints
 from official_bert.training.training_log import TrainingLog
@@ -32,10 +32,10 @@ def folder(tmp_path):
 
 
 def test_a_path_of_this_machine_stays_one_and_an_address_is_none(tmp_path):
-    assert place(tmp_path) == place(str(tmp_path)) == tmp_path
-    assert place("gs://b/m/") == place(RemotePath("gs://b/m")) == RemotePath("gs://b/m")
-    assert str(place("gs://b//m///a//")) == "gs://b/m/a"
-    assert str(place("file:///tmp//m/")) == "file:///tmp/m"
+    assert as_path(tmp_path) == as_path(str(tmp_path)) == tmp_path
+    assert as_path("gs://b/m/") == as_path(RemotePath("gs://b/m")) == RemotePath("gs://b/m")
+    assert str(as_path("gs://b//m///a//")) == "gs://b/m/a"
+    assert str(as_path("file:///tmp//m/")) == "file:///tmp/m"
     with pytest.raises(TypeError):
         os.makedirs(RemotePath("gs://b/m"))  # which would be a folder named gs:
 
@@ -68,7 +68,7 @@ def test_files_are_written_appended_to_listed_and_removed(folder):
 
 def test_a_store_that_is_not_known_is_named():
     with pytest.raises(OSError, match="s3://b/m cannot be reached: File system scheme 's3' not"):
-        place("s3://b/m").exists()
+        as_path("s3://b/m").exists()
 
 
 @pytest.mark.parametrize("wrong", ["gs:/b/m", "gs:/b", "file:/tmp/m"])
@@ -133,16 +133,16 @@ def test_the_manifest_decides_whether_a_checkpoint_counts(folder):
     first, second = (store.save(TENSORS, step, STATE) for step in (4, 8))
     np.testing.assert_array_equal(store.latest().tensors()["a/b"], TENSORS["a/b"])
     said = []
-    data = place(f"{second}.data-00000-of-00001")
+    data = as_path(f"{second}.data-00000-of-00001")
     content = data.read_bytes()
     write_bytes(data, content[:-1] + bytes([content[-1] ^ 1]))  # half-written, or damaged
     assert store.latest(said.append).prefix == first
     assert "does not match its digest" in said[0]
-    place(f"{second}.json").unlink()
+    as_path(f"{second}.json").unlink()
     with pytest.raises(ValueError, match="without ctl_step_8.ckpt-2.json"):
         store.latest()
     for end in (".index", ".data-00000-of-00001"):
-        place(f"{second}{end}").unlink()
+        as_path(f"{second}{end}").unlink()
     assert store.latest().prefix == first
     third = store.save(TENSORS, 8, STATE)  # in the place of the one that does not count
     assert third == second

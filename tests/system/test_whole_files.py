@@ -52,4 +52,4 @@ def test_no_other_room_renames_syncs_or_locks_files_by_itself():
         for path in (root / folder).rglob("*.py")
         if re.search(r"\bos\.(replace|rename|fsync)\b|\bfcntl\b", path.read_text())
     }
-    assert found == {"whole_files.py", "file_locks.py"}
+    assert found == {"whole_files.py", "locks.py"}

@@ -16,6 +16,7 @@ from official_bert.data import records
 from official_bert.data.record_files import RecordFiles
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
+from official_bert.system import locks
 from official_bert.training import checkpoints, model_directory, model_state
 from official_bert.training.checkpoint_names import Abandoned
 from official_bert.training.trainer import Trainer
@@ -455,11 +456,11 @@ def test_a_damaged_run_json_is_named(tmp_path, text):
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path):
-    second = model_directory.alone_in(tmp_path)
-    message = f"Another process trains in {tmp_path}"
-    with model_directory.alone_in(tmp_path), pytest.raises(ValueError, match=message):
+    second = locks.exclusive(tmp_path)
+    message = f"Another process works in {tmp_path}"
+    with locks.exclusive(tmp_path), pytest.raises(ValueError, match=message):
         second.__enter__()
-    with model_directory.alone_in(tmp_path):
+    with locks.exclusive(tmp_path):
         """It was let go."""
 
 

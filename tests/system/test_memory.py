@@ -1,4 +1,4 @@
-"""Freed memory is kept: measured by the page faults of a process that allocates it again."""
+"""Available memory, as Linux and a container's control group report it; freed memory is kept."""
 
 import json
 import platform
@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from official_bert.system import memory
+
 SCRIPT = """
 import json, resource, sys, threading
-from official_bert.system import freed_memory
+from official_bert.system import memory
 
 def allocate():
     for _ in range(5):
@@ -23,7 +25,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 if "keep" in sys.argv:
-    freed_memory.keep()
+    memory.tune_malloc()
 faults()
 print(json.dumps(faults()))
 """
@@ -37,3 +39,15 @@ def test_a_thread_does_not_take_memory_from_the_system_again():
 
     assert faults() > 5 * 25_600
     assert faults("keep") < 100
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max", 4096), ("3000", 1000), ("1000000", 4096), (None, 4096)]
+)
+def test_a_container_may_have_less_than_the_machine(tmp_path, limit, expected):
+    assert memory.available(tmp_path, tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:        4 kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.stat").write_text("anon 2000\nfile 70000\n")
+    assert memory.available(tmp_path, tmp_path) == expected
