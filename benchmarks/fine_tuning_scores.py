@@ -22,7 +22,7 @@ import shutil
 import sys
 
 import fine_tuning_page as page
-import studies
+import trials as studies
 from absl import app, flags
 
 from official_bert.system import child_commands

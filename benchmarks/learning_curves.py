@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 import learning_curves_page as page
 import machine
 import numpy as np
-import studies
+import trials as studies
 from absl import app, flags
 
 from official_bert.model.initial_values import STDDEV_RATIO

@@ -19,7 +19,7 @@ import shutil
 import sys
 
 import stacking_study_page as page
-import studies
+import trials as studies
 from absl import app, flags
 
 from official_bert import stacking

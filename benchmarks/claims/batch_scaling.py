@@ -20,8 +20,8 @@ import sys
 
 import batch_scaling_page as page
 import batch_scaling_picture as picture
-import findings
-import study
+import claim as study
+import stats as findings
 from model_settings import LOST, MODEL
 
 SETTINGS = {

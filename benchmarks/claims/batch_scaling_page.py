@@ -3,9 +3,9 @@
 import itertools
 from statistics import mean
 
-import findings
-from findings import curves
+import stats as findings
 from model_settings import ABOUT
+from stats import curves
 
 LABELS = {
     "lamb": "LAMB",

@@ -3,8 +3,8 @@
 from statistics import mean
 
 import batch_scaling_page as page
-import findings
-from findings import curves
+import stats as findings
+from stats import curves
 
 CEILING = 5.4  # nats: what is above is at the plateau
 LINE = 0.22  # nats: the height of a line of text in the plot of untuned losses

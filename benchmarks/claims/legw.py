@@ -13,11 +13,11 @@ import functools
 import itertools
 import sys
 
-import findings
+import claim as study
 import legw_page as page
 import mnist
 import numpy as np
-import study
+import stats as findings
 
 SETTINGS = {
     "size": 28,  # rows and columns; of 14, means of 2 × 2 pixels

@@ -3,7 +3,7 @@
 import math
 from statistics import mean
 
-import findings
+import stats as findings
 
 METHODS = {"momentum": "momentum SGD", "lamb": "LAMB", "adam": "Adam"}
 RULES = {

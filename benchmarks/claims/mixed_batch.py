@@ -17,9 +17,9 @@ import os
 import pathlib
 import sys
 
+import claim as study
 import mixed_batch_page as page
 import numpy as np
-import study
 from model_settings import LOST, MODEL
 
 SETTINGS = {

@@ -2,9 +2,9 @@
 
 from statistics import mean
 
-import findings
-from findings import curves
+import stats as findings
 from model_settings import ABOUT
+from stats import curves
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from statistics import mean
 
-import findings
+import stats as findings
 
 from official_bert.system.whole_files import write_text
 

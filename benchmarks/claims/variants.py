@@ -13,7 +13,7 @@ import json
 import pathlib
 import sys
 
-import study
+import claim as study
 import variants_page as page
 from model_settings import LOST, MODEL
 

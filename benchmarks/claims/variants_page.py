@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-import findings
+import stats as findings
 from model_settings import ABOUT
 
 LABELS = {

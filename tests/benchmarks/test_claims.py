@@ -94,7 +94,7 @@ def test_rules_scale_rate_and_warmup_as_they_say():
 
 
 def test_a_study_that_grows_keeps_what_is_done(tmp_path):
-    study = script("study")
+    study = script("claim")
 
     def known(settings, extent):
         work = study.studies.Study(
@@ -110,7 +110,7 @@ def test_a_study_that_grows_keeps_what_is_done(tmp_path):
 
 
 def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
-    studies = script("study").studies
+    studies = script("claim").studies
     results = tmp_path / "r.jsonl"
     with studies.exclusive(tmp_path / "one", results):
         for folder, name in (tmp_path / "one", ".lock"), (tmp_path, ".r.jsonl.lock"):
@@ -121,7 +121,7 @@ def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
 
 
 def test_a_page_that_cannot_be_written_does_not_end_the_trials(capsys, monkeypatch):
-    study = script("study")
+    study = script("claim")
     monkeypatch.setattr(study, "PAGE_EVERY", -1)
     pace = study._Pace(lambda: Path("/dev/null/page.md").write_text("a page"))
     pace.maybe()
@@ -169,7 +169,7 @@ def test_the_page_of_legw_says_whether_three_seeds_decide():
 def test_diverged_trials_are_counted_and_never_chosen():
     good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
     lost = record({"method": "lamb", "seed": 2}, report=None, select=None)
-    assert script("findings").chosen([lost, good], "select", lowest=True) is good
+    assert script("stats").chosen([lost, good], "select", lowest=True) is good
     said = script("study_page").made([good, lost], 3, "results.jsonl", "a loss above 9")
     assert "**2 of 3 trials are done**" in " ".join(said.split())
     assert said.endswith("1 of 2 trials diverged (a loss above 9).")
@@ -213,7 +213,7 @@ def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(
 
 
 def test_what_no_study_can_follow_is_refused_before_it_begins(tmp_path, capsys, monkeypatch):
-    study, variants = script("study"), script("variants")
+    study, variants = script("claim"), script("variants")
 
     def refused(settings, *flags):
         options = study.parser(variants.CLAIM, "").parse_args(
@@ -249,7 +249,7 @@ def test_what_no_study_can_follow_is_refused_before_it_begins(tmp_path, capsys, 
 
 
 def test_settings_that_are_dictionaries_have_the_names_of_the_defaults():
-    study = script("study")
+    study = script("claim")
 
     def misfit(name, changed):
         return study.misfit(script(name).CLAIM, changed)
@@ -271,7 +271,7 @@ def test_settings_that_are_dictionaries_have_the_names_of_the_defaults():
 
 
 def test_a_line_that_is_no_record_is_named_and_one_without_its_end_counts(tmp_path, capsys):
-    study, variants = script("study"), script("variants")
+    study, variants = script("claim"), script("variants")
     flags = command("variants", tmp_path, {}, "--page_only")[2:]
     options = study.parser(variants.CLAIM, "").parse_args(flags)
     results = tmp_path / "variants.jsonl"
@@ -317,7 +317,7 @@ def test_a_download_of_mnist_leaves_the_choice_of_keras_backend_to_the_study(tmp
 
 
 def test_ctrl_c_says_how_many_trials_are_kept(tmp_path, capsys):
-    study, variants = script("study"), script("variants")
+    study, variants = script("claim"), script("variants")
     options = study.parser(variants.CLAIM, "").parse_args(command("variants", tmp_path, {})[2:])
     claim = variants.CLAIM._replace(run=interrupt)
     assert study.main(claim, options) == 130
@@ -331,7 +331,7 @@ def interrupt(*_):
 
 
 def test_a_process_of_a_trial_that_is_killed_ends_the_study_with_the_reason(tmp_path):
-    study, variants = script("study"), script("variants")
+    study, variants = script("claim"), script("variants")
     options = argparse.Namespace(jobs=1, minutes=60)
     work = study.studies.Study(tmp_path / "r.jsonl", {}, study.findings.trial_name, 1, ((),))
     claim = variants.CLAIM._replace(run=end_this_process, needs=needs_nothing)

@@ -10,7 +10,7 @@ STUDIES = ("batch_scaling", "legw", "mixed_batch", "variants")
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_kept_study_is_complete_and_its_page_is_what_its_records_give(name, tmp_path):
-    study, claim = script("study"), script(name).CLAIM
+    study, claim = script("claim"), script(name).CLAIM
     flags = ["--page_only", f"--page={tmp_path / name}.md"]
     assert study.main(claim, study.parser(claim, "").parse_args(flags)) == 0
     page = (tmp_path / f"{name}.md").read_text()

@@ -154,7 +154,7 @@ def test_a_run_that_two_parts_have_in_common_is_trained_once():
 
 
 def test_what_was_chosen_from_other_trials_does_not_stand():
-    study, scaling = script("study"), script("batch_scaling")
+    study, scaling = script("claim"), script("batch_scaling")
     settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
     settings |= {"multiples": [1], "long_warmup_multiples": []}
 
@@ -301,7 +301,7 @@ def test_the_page_says_what_is_lost_at_the_largest_batch():
 
 
 def test_an_interval_decides_on_a_margin_or_does_not():
-    findings = script("findings")
+    findings = script("stats")
     assert findings.within([0.01, 0.02, 0.03], 0.1) is True
     assert findings.within([0.3, 0.31, 0.32], 0.1) is False
     assert findings.within([0.0, 0.1, 0.2], 0.1) is None
@@ -388,7 +388,7 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate(bert_data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_path, bert_data):
-    study, module = script("study"), script(name)
+    study, module = script("claim"), script(name)
     settings = TINY_BERT | TINY[name]
     arguments = command(name, tmp_path, settings, f"--data_dir={bert_data}")
     before = run_and_kill(arguments, tmp_path, name, 1)

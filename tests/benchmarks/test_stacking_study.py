@@ -151,7 +151,7 @@ def test_the_seconds_of_an_update_leave_out_the_first_call(study, tmp_path):
 
 @pytest.mark.slow
 def test_a_trial_of_the_pace_measures_every_stage(study, tmp_path, monkeypatch):
-    import studies
+    import trials as studies
 
     settings = study.SETTINGS | TINY
     monkeypatch.setattr(sys, "argv", [study.__file__])

@@ -25,16 +25,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import findings  # before the next ones: it adds their path
 import machine
+import stats as findings  # before the next ones: it adds their path
 
 NEEDED = (
     'In a clone, `pip install ".[cpu,bert,plot]"` brings what the studies of BERT need, '
     '`pip install ".[jax,bert,plot]"` what legw.py needs, and `make install` all, into .venv.'
 )
 try:
-    import studies
     import study_page
+    import trials as studies
 
     from official_bert.system import child_commands
 except ImportError as error:
