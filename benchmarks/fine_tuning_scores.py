@@ -14,33 +14,23 @@ draws the page anew after each.
 Needs torch, transformers, accelerate and matplotlib.
 """
 
+import argparse
+import functools
 import hashlib
+import itertools
 import json
+import os
 import pathlib
 import shlex
 import shutil
 import sys
+from statistics import mean
 
-import fine_tuning_page as page
-import trials as studies
-from absl import app, flags
+import claim
+import stats
+import trials
 
-from official_bert.system import child_commands
 from official_bert.training import model_directory
-
-FLAGS = flags.FLAGS
-flags.DEFINE_enum("task", "sst2", ["sst2", "squad"], "What is learned.")
-flags.DEFINE_string("data", None, "The folder of SST-2, or SQUAD_TRAIN.json,SQUAD_DEV.json.")
-flags.DEFINE_string("pretrained", None, "The folder that run_pretraining has left.")
-flags.DEFINE_string("vocab_file", None, "Its vocabulary.")
-flags.DEFINE_integer("seeds", 5, "Number of seeds of each way: 1, 2, …")
-flags.DEFINE_list("ways", ["pretrained", "fresh", "trainer"], "Which of the ways.")
-flags.DEFINE_string("settings", "{}", "JSON object of settings that differ from the script's.")
-flags.DEFINE_string("data_dir", "build/fine_tuning", "Where runs and converted weights lie.")
-flags.DEFINE_string("results", "benchmarks/results", "Folder of the JSON lines, a file per task.")
-flags.DEFINE_string("page", "docs/evidence/fine_tuning.md", "The page; its picture, beside it.")
-flags.DEFINE_bool("page_only", False, "Write the page from the results that there are.")
-flags.DEFINE_string("trainer_trial", None, "For the script itself: one trial of Trainer, as JSON.")
 
 SETTINGS = {
     "sst2": {
@@ -61,49 +51,25 @@ SETTINGS = {
         "dropout": 0.1,
     },
 }
-METRICS = {"sst2": ("eval_accuracy",), "squad": ("exact_match", "f1")}
+WAYS = {
+    "pretrained": "`lamb_tf`, pre-trained",
+    "fresh": "`lamb_tf`, without pre-training",
+    "trainer": "`transformers.Trainer`, pre-trained",
+}
+COLORS = {"pretrained": "#4477aa", "fresh": "#999999", "trainer": "#cc3311"}
+TITLES = {"sst2": "SST-2", "squad": "SQuAD, scored on 12 new articles"}
+METRICS = {  # of a task: name, label, what a score of 1 is in per cent
+    "sst2": (("eval_accuracy", "accuracy", 100),),
+    "squad": (("exact_match", "exact match", 1), ("f1", "F1", 1)),
+}
 
 
-def main(_):
-    child_commands.raise_on_signals()
-    try:
-        if FLAGS.trainer_trial:
-            import fine_tuning_trainer
-
-            fine_tuning_trainer.run(**json.loads(FLAGS.trainer_trial))
-            return 0
-        return study(SETTINGS[FLAGS.task] | json.loads(FLAGS.settings))
-    except child_commands.Interrupted:
-        print("\nStopped. The same command continues with the next trial.", flush=True)
-        return 130
-
-
-def study(settings):
-    """Runs the trials that are missing; returns the exit code."""
-    trials = [
-        {"task": FLAGS.task, "way": way, "seed": seed}
-        for seed in range(1, FLAGS.seeds + 1)
-        for way in FLAGS.ways
+def all_trials(task, settings, records):
+    return [
+        {"task": task, "way": way, "seed": seed}
+        for seed in range(1, settings["seeds"] + 1)
+        for way in settings["ways"]
     ]
-    folder = pathlib.Path(FLAGS.data_dir) / FLAGS.task
-    results = pathlib.Path(FLAGS.results) / f"fine_tuning_{FLAGS.task}.jsonl"
-    if FLAGS.page_only:
-        page.write(FLAGS.page, results.parent)
-        return 0
-    settings |= {"pretrained": digest(exported(FLAGS.pretrained))}
-    work = studies.Study(results, settings, key, len(trials), (("way",), ()))
-    with studies.exclusive(folder):
-        make_start(folder, settings)
-        failed = work.run(
-            trials,
-            lambda trial: run_trial(folder, settings, trial),
-            lambda: page.write(FLAGS.page, results.parent),
-        )
-        return 1 if failed else 0
-
-
-def key(trial):
-    return f"{trial['task']}, {trial['way']}, seed {trial['seed']}"
 
 
 def exported(model_dir):
@@ -118,49 +84,47 @@ def digest(prefix):
     return hashlib.sha256(data.read_bytes()).hexdigest()[:16]
 
 
-# What every trial begins with
-
-
-def make_start(folder, settings):
+def make_start(options, settings):
     """The pre-trained model's configuration with the dropout of fine-tuning; and both for peers."""
-    config = json.loads((pathlib.Path(FLAGS.pretrained) / model_directory.CONFIG).read_text())
+    folder = options.data_dir
+    config = json.loads((options.pretrained / model_directory.CONFIG).read_text())
     dropout = {
         "hidden_dropout_prob": settings["dropout"],
         "attention_probs_dropout_prob": settings["dropout"],
     }
     (folder / "bert_config.json").write_text(json.dumps(config | dropout))
-    if "trainer" in FLAGS.ways and not (folder / "hugging_face").exists():
-        converting = ["-m", "official_bert.convert_checkpoint", f"--input={FLAGS.pretrained}"]
-        options = [f"--output={folder}/hugging_face", "--output_format=huggingface"]
-        if code := studies.run_child([*converting, *options, f"--vocab_file={FLAGS.vocab_file}"]):
+    if "trainer" in settings["ways"] and not (folder / "hugging_face").exists():
+        converting = ["-m", "official_bert.convert_checkpoint", f"--input={options.pretrained}"]
+        converting += [f"--output={folder}/hugging_face", "--output_format=huggingface"]
+        if code := trials.run_child([*converting, f"--vocab_file={options.vocab_file}"]):
             raise SystemExit(f"convert_checkpoint ended with exit code {code}")
 
 
 # Trials
 
 
-def run_trial(folder, settings, trial):
-    """One trial in a process of its own: its record, or None if it failed."""
-    output_dir = folder / f"{trial['way']}_{trial['seed']}"
+def run(options, settings, trial, records):
+    """One trial in a process of its own; see `claim.Claim`."""
+    make_start(options, settings)
+    output_dir = options.data_dir / f"{trial['way']}_{trial['seed']}"
     shutil.rmtree(output_dir, ignore_errors=True)  # of a trial that was killed
     of_way = trainer_command if trial["way"] == "trainer" else our_command
-    command = of_way(folder, settings, trial, output_dir)
-    if code := studies.run_child(command):
-        print(f"{key(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
+    command = of_way(options, settings, trial, output_dir)
+    if code := trials.run_child(command):
+        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
         return None
-    (run,) = json.loads((output_dir / "results.json").read_text())["runs"]
+    (result,) = json.loads((output_dir / "results.json").read_text())["runs"]
     shutil.rmtree(output_dir)
-    metrics = {name: run["metrics"][name] for name in METRICS[trial["task"]]}
+    metrics = {name: result["metrics"][name] for name, *_ in METRICS[trial["task"]]}
     return {"command": shlex.join(["python", *map(str, command)]), "metrics": metrics}
 
 
-def our_command(folder, settings, trial, output_dir):
-    names = {
-        name: value for name, value in settings.items() if name not in ("dropout", "pretrained")
-    }
+def our_command(options, settings, trial, output_dir):
+    ours = ("dropout", "pretrained", "seeds", "ways")
+    names = {name: value for name, value in settings.items() if name not in ours}
     values = names | {
-        "bert_config_file": folder / "bert_config.json",
-        "vocab_file": FLAGS.vocab_file,
+        "bert_config_file": options.data_dir / "bert_config.json",
+        "vocab_file": options.vocab_file,
         "output_dir": output_dir,
         "seed": trial["seed"],
         "eval_batch_size": 64,
@@ -171,31 +135,143 @@ def our_command(folder, settings, trial, output_dir):
         "distribution_strategy": "off",
     }
     if trial["way"] == "pretrained":
-        values["init_checkpoint"] = exported(FLAGS.pretrained)
-    given = [f"--{name}={value}" for name, value in (values | of_task(trial["task"])).items()]
+        values["init_checkpoint"] = exported(options.pretrained)
+    given = [
+        f"--{name}={value}" for name, value in (values | of_task(options, trial["task"])).items()
+    ]
     script = {"sst2": "run_classifier", "squad": "run_squad"}[trial["task"]]
     return ["-m", f"official_bert.{script}", "--do_train", "--do_eval", *given]
 
 
-def of_task(task):
+def of_task(options, task):
     if task == "sst2":
-        return {"task_name": "SST-2", "data_dir": FLAGS.data}
-    train, dev = FLAGS.data.split(",")
+        return {"task_name": "SST-2", "data_dir": options.data}
+    train, dev = options.data.split(",")
     return {"train_file": train, "predict_file": dev}
 
 
-def trainer_command(folder, settings, trial, output_dir):
+def trainer_command(options, settings, trial, output_dir):
     arguments = {
-        "start": str(folder / "hugging_face"),
-        "config_file": str(folder / "bert_config.json"),
-        "vocab_file": FLAGS.vocab_file,
-        "files": of_task(trial["task"]),
+        "start": str(options.data_dir / "hugging_face"),
+        "config_file": str(options.data_dir / "bert_config.json"),
+        "vocab_file": options.vocab_file,
+        "files": of_task(options, trial["task"]),
         "output_dir": str(output_dir),
         "settings": settings,
         "trial": trial,
     }
-    return [sys.argv[0], f"--trainer_trial={json.dumps(arguments)}"]
+    return [os.path.relpath(__file__), f"--trainer_trial={json.dumps(arguments)}"]
+
+
+# What comes out
+
+
+def scores(task, records):
+    """{metric: {way: its scores over the seeds, in per cent}}."""
+    found = {}
+    for (name, label, per_cent), way in itertools.product(METRICS[task], WAYS):
+        runs = sorted(
+            (r for r in records if r["trial"]["way"] == way), key=lambda r: r["trial"]["seed"]
+        )
+        values = [per_cent * record["metrics"][name] for record in runs]
+        found.setdefault(label, {}).update({way: values} if values else {})
+    return found
+
+
+def tables(task, records, settings):
+    """Scores of each way; and what pre-training adds, and ours beside Trainer's."""
+    rows = [
+        (metric, WAYS[way], stats.spread(v), f"{min(v):.2f} … {max(v):.2f}", len(v))
+        for metric, ways in scores(task, records).items()
+        for way, v in ways.items()
+    ]
+    head = ("metric, %", "model", "mean ± standard deviation", "minimum … maximum", "seeds")
+    compared = [("points of", "compared", "difference ± standard error", "standard errors")]
+    for metric, ways in scores(task, records).items():
+        for way in ("fresh", "trainer"):
+            if min(len(ways.get(side, ())) for side in ("pretrained", way)) > 1:
+                gap, error = stats.difference(ways["pretrained"], ways[way])
+                sides = f"{WAYS['pretrained']} − {WAYS[way]}"
+                row = (f"{gap:+.2f} ± {error:.2f}", f"{abs(gap) / error:.1f}")
+                compared.append((metric, sides, *row))
+    return {"scores": [head, *rows], "compared": compared}
+
+
+def draw(task, records, settings):
+    """A dot a seed, a bar the mean; an axis a metric."""
+    found = scores(task, records)
+    figure, (axes,) = stats.figure(1, len(found), (3.6 * len(found), 3.4))
+    for axis, (metric, ways) in zip(axes, found.items()):
+        for place, (way, values) in enumerate(ways.items()):
+            axis.plot([place] * len(values), values, "o", color=COLORS[way], alpha=0.6)
+            axis.plot(place, mean(values), "_", color=COLORS[way], markersize=28, markeredgewidth=2)
+        names = [WAYS[way].replace("`", "").replace(", ", ",\n") for way in ways]
+        axis.set_xticks(range(len(ways)), names, fontsize=7)
+        axis.set_xlim(-0.5, len(ways) - 0.5)
+        axis.set_title(TITLES[task], fontsize=9)
+        axis.set_ylabel(f"{metric}, %")
+        axis.grid(axis="y", alpha=0.3)
+    return figure
+
+
+CLAIMS = {
+    task: claim.Claim(
+        name="fine_tuning",
+        results=f"fine_tuning_{task}",
+        title="Fine-tuning with and without pre-training",
+        settings=settings | {"pretrained": "", "seeds": 5, "ways": [*WAYS]},
+        trials=functools.partial(all_trials, task),
+        run=run,
+        tables=functools.partial(tables, task),
+        pictures={f"_{task}": functools.partial(draw, task)},
+        packages=("tensorflow", "matplotlib"),
+        alike=(("way",),),
+        flags={
+            "seeds": (int, "seeds of each way: 1, 2, … (5)"),
+            "ways": (claim.comma_separated, f"of {', '.join(WAYS)} (all)"),
+        },
+        alone=True,
+        extent=("seeds", "ways"),
+        suffix=f" of {task}",
+    )
+    for task, settings in SETTINGS.items()
+}
+
+
+def kept():
+    for each in CLAIMS.values():
+        yield from claim.kept(each)
+
+
+def main():
+    chooser = argparse.ArgumentParser(add_help=False)
+    chooser.add_argument("--task", choices=list(SETTINGS), default="sst2", help="what is learned")
+    task = chooser.parse_known_args()[0].task
+    study = CLAIMS[task]
+    parser = claim.parser(study, __doc__)
+    add = parser.add_argument
+    add("--task", choices=list(SETTINGS), default="sst2", help="what is learned (sst2)")
+    add("--data", help="the folder of SST-2, or SQUAD_TRAIN.json,SQUAD_DEV.json")
+    add("--pretrained", type=pathlib.Path, help="the folder that run_pretraining has left")
+    add("--vocab_file", help="its vocabulary")
+    add("--trainer_trial", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.trainer_trial:
+        import fine_tuning_trainer
+
+        fine_tuning_trainer.run(**options.trainer_trial)
+        return 0
+    if options.results:  # a folder, of a file for each task
+        options.results /= f"{study.results}.jsonl"
+    if options.data_dir:
+        options.data_dir /= task
+    if options.page_only:
+        newest = trials.read(options.results or claim.default_paths(study)[0])[-1]
+        options.settings["pretrained"] = newest["settings"]["pretrained"]
+    else:
+        options.settings["pretrained"] = digest(exported(options.pretrained))
+    return claim.main(study, options)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(main())

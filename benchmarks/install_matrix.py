@@ -5,7 +5,7 @@
 
 Each combination is an environment of its own, with nothing in it but the wheel, what the
 combination names and pytest. The results go to benchmarks/results/installs.json, one entry per
-combination, and docs/installing.md is written from them; nothing there is typed by hand.
+combination, and the tables of docs/installing.md are written from them.
 """
 
 import argparse
@@ -20,10 +20,9 @@ import subprocess
 import sys
 import tempfile
 
-import installs_page
-from install_combinations import Combination, combinations, oldest
+import evidence
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = evidence.ROOT
 RESULTS = ROOT / "benchmarks/results/installs.json"
 PACKAGES = "keras", "tensorflow-cpu", "jax", "torch", "tf-keras", "numpy", "h5py"
 SECONDS = 3600  # most that one run of tests may take
@@ -31,6 +30,88 @@ SECONDS = 3600  # most that one run of tests may take
 # The tests that TensorFlow alone can run are those of replicas, schedules in graphs and extras.
 BACKEND_TESTS = "lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
 SHORT_TESTS = "lamb lars"
+
+
+# The environments
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """One environment.
+
+    Args:
+        name: Its name in the table.
+        python: Version of Python, such as "3.11".
+        requirements: What pip installs beside the wheel.
+        tests: "core": the optimizers on TensorFlow; "short": a part of them; "backend": what runs
+            on any backend; "legacy": the optimizers for tf_keras; "command": `lamb-bert`;
+            "older": one step with each version of Keras that is excluded.
+        extras: Extras of the wheel.
+        backend: Keras' backend.
+        alone: What is installed without what it requires, after the rest.
+    """
+
+    name: str
+    python: str
+    requirements: tuple[str, ...]
+    tests: str
+    extras: str = ""
+    backend: str = "tensorflow"
+    alone: tuple[str, ...] = ()
+
+
+def oldest():
+    command = [sys.executable, ROOT / "tests/support/oldest_versions.py"]
+    return tuple(subprocess.check_output(command, text=True).split())
+
+
+def _legacy(version, tensorflow, python="3.11"):
+    return Combination(
+        name=f"legacy-{version}",
+        python=python,
+        # tf-keras would bring the full "tensorflow" in beside "tensorflow-cpu".
+        requirements=(f"tensorflow-cpu=={tensorflow}", "packaging>=23", "typeguard>=2.7,<3"),
+        tests="legacy",
+        alone=(f"tf-keras=={version}.*", "tensorflow-addons==0.23.0"),
+    )
+
+
+def combinations() -> list[Combination]:
+    """All that is run, in the order of the table."""
+    keras = [
+        Combination(f"keras-{k}", "3.11", (f"keras=={k}.*", f"tensorflow-cpu=={t}.*"), "short")
+        for k, t in (("3.11", "2.17"), ("3.12", "2.18"), ("3.13", "2.19"), ("3.14", "2.20"))
+    ]
+    return [
+        Combination("oldest-3.11", "3.11", oldest(), "core"),
+        *keras,
+        *(
+            Combination(f"newest-{p}", p, ("tensorflow-cpu",), "core")
+            for p in ("3.11", "3.12", "3.13")
+        ),
+        Combination("keras-older", "3.11", ("tensorflow-cpu==2.16.2",), "older"),
+        Combination(
+            "jax-oldest", "3.11", ("keras==3.10.*", "jax==0.6.0"), "backend", backend="jax"
+        ),
+        Combination("jax-newest", "3.13", ("jax",), "backend", backend="jax"),
+        Combination("torch-newest", "3.11", ("torch==2.13.0",), "backend", backend="torch"),
+        *(
+            Combination(f"bert-{p}", p, (), "command", extras="bert,cpu")
+            for p in ("3.11", "3.12", "3.13")
+        ),
+        *(
+            _legacy(version, tensorflow)
+            for version, tensorflow in (
+                ("2.15", "2.15.1"),
+                ("2.16", "2.16.2"),
+                ("2.17", "2.17.1"),
+                ("2.18", "2.18.1"),
+                ("2.19", "2.19.1"),
+                ("2.20", "2.20.0"),
+                ("2.21", "2.21.0"),
+            )
+        ),
+    ]
 
 
 # One environment
@@ -287,7 +368,27 @@ def _keep(entry):
         (e for e in entries.values() if e["name"] in order), key=lambda e: order.index(e["name"])
     )
     RESULTS.write_text(json.dumps(entries, indent=1) + "\n")
-    installs_page.write(entries)
+    for page, contents in kept():
+        evidence.write(page, contents)
+
+
+def kept():
+    """docs/installing.md, and its tables."""
+    entries = json.loads(RESULTS.read_text())
+    rows = [
+        (e["name"], e["python"], _versions(e), e["tests"], e["outcome"], e["date"]) for e in entries
+    ]
+    older = [entry["older"].items() for entry in entries if "older" in entry]
+    errors = [(version, f"`{said}`") for found in older for version, said in found]
+    tables = {
+        "environments": [("environment", "Python", "packages", "tests", "result", "date"), *rows],
+        "older": [("Keras", "error"), *errors],
+    }
+    yield ROOT / "docs/installing.md", evidence.Contents("Installing", tables)
+
+
+def _versions(entry):
+    return ", ".join(f"{name} {version}" for name, version in entry.get("versions", {}).items())
 
 
 if __name__ == "__main__":

@@ -11,34 +11,26 @@ after each.
 Needs torch, transformers and matplotlib, and a machine that does nothing else meanwhile.
 """
 
+import argparse
+import functools
 import json
+import math
+import os
 import pathlib
 import shlex
 import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 
-import learning_curves_page as page
+import claim
 import machine
 import numpy as np
-import trials as studies
-from absl import app, flags
+import stats
+import trials
 
-from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import Optimizer, Stage
-from official_bert.system import child_commands
-
-FLAGS = flags.FLAGS
-flags.DEFINE_integer("seeds", 5, "Seeds: 1, 2, …, of each side and each dropout rate.")
-flags.DEFINE_list("dropout", ["0.0", "0.1"], "Dropout rates.")
-flags.DEFINE_list("sides", ["ours", "peer"], "Of ours, peer and peer_compiled (torch.compile).")
-flags.DEFINE_string("settings", "{}", "JSON object of settings that differ from the script's.")
-flags.DEFINE_string("data_dir", "build/learning_curves", "Where text, records and runs lie.")
-flags.DEFINE_string("results", "benchmarks/results/learning_curves.jsonl", "A line a trial.")
-flags.DEFINE_string("page", "docs/evidence/learning_curves.md", "The page; its picture, beside it.")
-flags.DEFINE_bool("page_only", False, "Write the page from the results that there are.")
-flags.DEFINE_string("peer_trial", None, "For the script itself: one trial of the peer, as JSON.")
 
 SETTINGS = {
     "vocab_size": 2048,
@@ -58,74 +50,53 @@ SETTINGS = {
     "beta_2": 0.98,
     "eval_steps": 100,
     "eval_batch_size": 512,
+    "seeds": 5,
+    "dropout": [0.0, 0.1],
+    "sides": ["ours", "peer"],
 }
+LEVEL = 4.5  # nats of held-out loss, the time to which is the figure of merit
+LABELS = {
+    "ours": "ours",
+    "peer": "Hugging Face in PyTorch",
+    "peer_compiled": "Hugging Face, `torch.compile`",
+}
+COLORS = {"ours": "#4477aa", "peer": "#cc3311", "peer_compiled": "#ee9944"}
 
 
-def main(_):
-    child_commands.raise_on_signals()
-    try:
-        if FLAGS.peer_trial:
-            train_peer(**json.loads(FLAGS.peer_trial))
-            return 0
-        return study(SETTINGS | json.loads(FLAGS.settings))
-    except child_commands.Interrupted:
-        print("\nStopped. Run the same command again to continue with the next trial.", flush=True)
-        return 130
-
-
-def study(settings):
-    """Runs the trials that are missing; returns the exit code."""
-    trials = [
-        {"side": side, "dropout": float(dropout), "seed": seed}
-        for seed in range(1, FLAGS.seeds + 1)
-        for dropout in FLAGS.dropout
-        for side in FLAGS.sides
+def all_trials(settings, records):
+    return [
+        {"side": side, "dropout": dropout, "seed": seed}
+        for seed in range(1, settings["seeds"] + 1)
+        for dropout in settings["dropout"]
+        for side in settings["sides"]
     ]
-    folder = pathlib.Path(FLAGS.data_dir)
-    alike = (("side", "dropout"), ("side",), ())
-    work = studies.Study(pathlib.Path(FLAGS.results), settings, key, len(trials), alike)
-
-    def write_page():
-        made_by = [word for word in sys.argv if word != "--page_only"]
-        page.write(FLAGS.page, list(work.done().values()), settings, made_by, len(trials))
-
-    with studies.exclusive(folder):
-        if FLAGS.page_only:
-            write_page()
-            return 0
-        if any(key(trial) not in work.done() for trial in trials):
-            studies.make_data(folder, settings)
-        return 1 if work.run(trials, lambda t: run_trial(folder, settings, t), write_page) else 0
-
-
-def key(trial):
-    return f"{trial['side']}, dropout {trial['dropout']:g}, seed {trial['seed']}"
 
 
 # Trials
 
 
-def run_trial(folder, settings, trial):
-    """One trial in a process of its own: its record, or None if it failed."""
+def run(options, settings, trial, records):
+    """One trial in a process of its own; see `claim.Claim`."""
+    folder = options.data_dir
+    trials.make_data(folder, settings)
     model_dir = folder / f"{trial['side']}_{trial['dropout']:g}_{trial['seed']}"
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     model_dir.mkdir()
     of_side = our_command if trial["side"] == "ours" else peer_command
     command = of_side(folder, settings, trial, model_dir)
-    if code := studies.run_child(command):
-        print(f"{key(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
+    if code := trials.run_child(command):
+        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
         return None
-    record = {
-        "command": shlex.join(["python", *map(str, command)]),
-        "curve": studies.read_curve(model_dir / "train_log.jsonl"),
-    }
+    curve = trials.read_curve(model_dir / "train_log.jsonl")
     shutil.rmtree(model_dir)
-    return record
+    return {"command": shlex.join(["python", *map(str, command)]), "curve": curve}
 
 
 def our_command(folder, settings, trial, model_dir):
+    from official_bert.model.initial_values import STDDEV_RATIO  # it imports TensorFlow
+
     # A normal that is cut at two standard deviations has a smaller one left.
-    config = studies.config_of(
+    config = trials.config_of(
         folder, settings, trial["dropout"], settings["initial_stddev"] / STDDEV_RATIO
     )
     (model_dir / "config.json").write_text(config.to_json())
@@ -159,7 +130,7 @@ def our_command(folder, settings, trial, model_dir):
 
 def peer_command(folder, settings, trial, model_dir):
     arguments = {"folder": str(folder), "model_dir": str(model_dir), "settings": settings}
-    return [sys.argv[0], f"--peer_trial={json.dumps(arguments | {'trial': trial})}"]
+    return [os.path.relpath(__file__), f"--peer_trial={json.dumps(arguments | {'trial': trial})}"]
 
 
 def train_peer(folder, model_dir, settings, trial):
@@ -170,7 +141,7 @@ def train_peer(folder, model_dir, settings, trial):
     folder = pathlib.Path(folder)
     torch.manual_seed(trial["seed"])
     torch.set_num_threads(machine.cores())
-    config = studies.config_of(folder, settings, trial["dropout"], settings["initial_stddev"])
+    config = trials.config_of(folder, settings, trial["dropout"], settings["initial_stddev"])
     theirs = hugging_face.bert_for_pretraining(config)
     called = torch.compile(theirs) if trial["side"] == "peer_compiled" else theirs
     optimizer = Optimizer(type="adamw", beta_2=settings["beta_2"])
@@ -233,5 +204,115 @@ def open_batches(folder, settings, seed, split, batch_size, **options):
     )
 
 
+# What comes out
+
+
+def groups(records):
+    """{dropout: {side: curves}}, a curve a seed."""
+    found = {}
+    for record in sorted(records, key=lambda r: (r["trial"]["dropout"], r["trial"]["side"])):
+        sides = found.setdefault(record["trial"]["dropout"], {})
+        sides.setdefault(record["trial"]["side"], []).append(record["curve"])
+    return found
+
+
+def tables(records, settings):
+    """What each side reaches, and what the peers need or reach beside ours."""
+    head = ("dropout", "side", "trials", "loss at the end", "accuracy")
+    head += ("plateau left at step", f"s to {LEVEL} nats", "ms per step")
+    compared = ("dropout", "peer", f"s to {LEVEL} nats, theirs ÷ ours", "bands overlap at")
+    compared += ("loss at the end, ours − theirs",)
+    every = [(dropout, side, sides) for dropout, sides in groups(records).items() for side in sides]
+    return {
+        "compared": [compared]
+        + [
+            (f"{dropout:g}", LABELS[side], *comparison(sides["ours"], sides[side]))
+            for dropout, side, sides in every
+            if side != "ours" and "ours" in sides
+        ],
+        "curves": [head]
+        + [(f"{dropout:g}", LABELS[side], *_row(sides[side])) for dropout, side, sides in every],
+    }
+
+
+def comparison(ours, theirs):
+    """Times as long (medians), evaluations at which the bands overlap, difference of the losses."""
+    times = [[stats.first_at(c, LEVEL, "seconds") for c in side] for side in (ours, theirs)]
+    ratio = f"not reached by {sum(time is None for side in times for time in side)}"
+    if None not in times[0] + times[1]:
+        ratio = f"{median(times[1]) / median(times[0]):.2f}"
+    bands = stats.bands(ours), stats.bands(theirs)
+    common = bands[0].keys() & bands[1].keys()
+    pairs = [(bands[0][step], bands[1][step]) for step in common]
+    meets = sum(mine[0] <= other[2] and other[0] <= mine[2] for mine, other in pairs)
+    ends = [[curve[-1]["masked_lm_loss"] for curve in side] for side in (ours, theirs)]
+    gap, error = stats.difference(*ends)
+    interval = "" if math.isnan(error) else f" ± {error:.3f}"
+    return ratio, f"{meets} of {len(common)}", f"{gap:+.3f}{interval}"
+
+
+def _row(curves):
+    ends = [curve[-1] for curve in curves]
+    return (
+        len(curves),
+        stats.spread([end["masked_lm_loss"] for end in ends], "{:.3f}"),
+        stats.spread([100 * end["masked_lm_accuracy"] for end in ends], "{:.1f}", " %"),
+        stats.median_and_range([stats.first_at(c, stats.PLATEAU, "step") for c in curves]),
+        stats.median_and_range([stats.first_at(c, LEVEL, "seconds") for c in curves]),
+        f"{median(1000 * end['seconds'] / end['step'] for end in ends):.1f}",
+    )
+
+
+def draw(records, settings):
+    """Medians and bands over steps and over seconds, a column a dropout rate."""
+    found = groups(records)
+    figure, axes = stats.figure(2, len(found), (5 * len(found), 7), sharey=True)
+    for column, (dropout, sides) in enumerate(found.items()):
+        for side, curves in sides.items():
+            for row, unit in enumerate(("step", "seconds")):
+                label = LABELS[side].replace("`", "")
+                stats.draw_band(axes[row][column], curves, unit, COLORS[side], label)
+        axes[0][column].set(title=f"dropout {dropout:g}", xlabel="steps")
+        axes[1][column].set(xlabel="seconds of training (median)")
+        for axis in axes[:, column]:
+            axis.axhline(LEVEL, color="#777777", lw=0.8, ls="--")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("held-out masked-LM loss, nats")
+    axes[0][0].legend()
+    return figure
+
+
+CLAIM = claim.Claim(
+    name="learning_curves",
+    results="learning_curves",
+    title="Learning curves compared with Hugging Face",
+    settings=SETTINGS,
+    trials=all_trials,
+    run=run,
+    tables=tables,
+    pictures={"": draw},
+    packages=("tensorflow", "matplotlib"),
+    alike=(("side", "dropout"), ("side",)),
+    flags={
+        "seeds": (int, "seeds: 1, 2, …, of each side and each dropout rate (5)"),
+        "dropout": (lambda text: [float(rate) for rate in text.split(",")], "rates (0.0,0.1)"),
+        "sides": (claim.comma_separated, "of ours, peer and peer_compiled (ours,peer)"),
+    },
+    alone=True,
+    extent=("seeds", "dropout", "sides"),
+)
+kept = functools.partial(claim.kept, CLAIM)
+
+
+def main():
+    parser = claim.parser(CLAIM, __doc__)
+    parser.add_argument("--peer_trial", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peer_trial:
+        train_peer(**options.peer_trial)
+        return 0
+    return claim.main(CLAIM, options)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(main())

@@ -11,35 +11,26 @@ with the next one, and writes the page anew after each.
 Needs matplotlib, and a machine that does nothing else meanwhile.
 """
 
+import argparse
 import dataclasses
+import functools
 import json
+import os
 import pathlib
 import shlex
 import shutil
 import sys
 
-import stacking_study_page as page
-import trials as studies
-from absl import app, flags
+import claim
+import stacking_study_tables as results
+import stats
+import trials
 
 from official_bert import stacking
-from official_bert.model.initial_values import STDDEV_RATIO
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.system import child_commands, quiet_tensorflow
+from official_bert.system import quiet_tensorflow
 from official_bert.tasks.pretraining import Pretraining
 from official_bert.training import flops
-
-METHODS = ("scratch", "mslt", "mslt_long", "doubling")  # long: the first and the last stage
-
-FLAGS = flags.FLAGS
-flags.DEFINE_integer("seeds", 3, "Seeds: 1, 2, …, of each method.")
-flags.DEFINE_list("methods", list(METHODS), f"Of {', '.join(METHODS)}.")
-flags.DEFINE_string("settings", "{}", "JSON object of settings that differ from the script's.")
-flags.DEFINE_string("data_dir", "build/stacking_study", "Where text, records and runs lie.")
-flags.DEFINE_string("results", "benchmarks/results/stacking_study.jsonl", "A line a trial.")
-flags.DEFINE_string("page", "docs/evidence/stacking.md", "The page; its picture, beside it.")
-flags.DEFINE_bool("page_only", False, "Write the page from the results that there are.")
-flags.DEFINE_string("trial", None, "For the script itself: one trial, as JSON.")
 
 SETTINGS = {
     "vocab_size": 2048,
@@ -65,79 +56,33 @@ SETTINGS = {
     "eval_steps": 150,
     "eval_batch_size": 256,
     "pace_steps": 60,  # updates of each stage in the trial that measures their seconds; n · 3
+    "seeds": 3,
+    "methods": [*results.LABELS],
 }
 
 
-def main(_):
-    child_commands.raise_on_signals()
-    try:
-        if FLAGS.trial:
-            train(**json.loads(FLAGS.trial))
-            return 0
-        return study(SETTINGS | json.loads(FLAGS.settings))
-    except child_commands.Interrupted:
-        print("\nStopped. Run the same command again to continue with the next trial.", flush=True)
-        return 130
+def all_trials(settings, records):
+    """For each method the pace, whole runs at each rate, then more seeds at the better rate.
 
-
-def study(settings):
-    """Runs the trials that are missing; returns the exit code."""
-    folder = pathlib.Path(FLAGS.data_dir)
-    trials = len(FLAGS.methods) * (1 + len(settings["rates"]) + FLAGS.seeds - 1)
-    alike = (("kind", "method", "rate"), ("kind",))
-    work = studies.Study(pathlib.Path(FLAGS.results), settings, name, trials, alike)
-
-    def write_page():
-        made_by = [word for word in sys.argv if word != "--page_only"]
-        page.write(FLAGS.page, list(work.done().values()), settings, made_by, trials)
-
-    with studies.exclusive(folder):
-        if FLAGS.page_only:
-            write_page()
-            return 0
-        studies.make_data(folder, settings)
-        return 1 if failures(work, folder, settings, write_page) else 0
-
-
-def failures(work, folder, settings, write_page):
-    """Runs what is missing of the three parts; each needs the one before, so stops where one fails.
-
-    Returns:
-        Names of the trials that failed.
+    Until the rates have been tried, the first one stands for the better.
     """
-
-    def run(each):
-        return run_trial(folder, settings, each, work.done())
-
-    def part(trials, later=()):
-        return work.run(trials, run, write_page, later)
-
-    rates = settings["rates"]
-    pace = [trial("pace", method, rates[0], 1) for method in FLAGS.methods]
-    search = [trial("whole", method, rate, 1) for rate in rates for method in FLAGS.methods]
-    guess = other_seeds(dict.fromkeys(FLAGS.methods, rates[0]))
-    if failed := part(pace, search + guess) or part(search, guess):
-        return failed
-    return part(other_seeds(page.chosen_rates(work.done().values())))
-
-
-def other_seeds(rates):
-    """The runs with all seeds but the first, each method with its rate in `rates`."""
-    return [
-        trial("whole", method, rates[method], seed)
-        for seed in range(2, FLAGS.seeds + 1)
-        for method in FLAGS.methods
-    ]
+    rates, methods = settings["rates"], settings["methods"]
+    pace = [trial("pace", method, rates[0], 1) for method in methods]
+    search = [trial("whole", method, rate, 1) for rate in rates for method in methods]
+    chosen = dict.fromkeys(methods, rates[0]) | results.chosen_rates(records)
+    seeds = range(2, settings["seeds"] + 1)
+    return pace + search + [trial("whole", m, chosen[m], seed) for seed in seeds for m in methods]
 
 
 def trial(kind, method, rate, seed):
     return {"kind": kind, "method": method, "rate": rate, "seed": seed}
 
 
-def name(trial):
+def needs(trial, other):
+    """Whole runs need the paces; further seeds, the runs that their rates are chosen from."""
     if trial["kind"] == "pace":
-        return f"{trial['method']}, seconds of its updates"
-    return f"{trial['method']}, rate {trial['rate']:g}, seed {trial['seed']}"
+        return False
+    return other["kind"] == "pace" or (trial["seed"] > 1 and other["seed"] == 1)
 
 
 # What is trained
@@ -194,7 +139,7 @@ def seconds_of_updates(log, pace_steps):
         log: Log with three lines a stage.
         pace_steps: Updates of each stage. Those up to its first line are not counted.
     """
-    times = [line["timing"]["seconds"] for line in studies.read_log(log, "train")]
+    times = [line["timing"]["seconds"] for line in trials.read_log(log, "train")]
     found, before = [], 0.0
     for first, last in zip(times[::3], times[2::3], strict=True):
         an_update = (last - first) / (pace_steps // 3 * 2)
@@ -206,27 +151,29 @@ def seconds_of_updates(log, pace_steps):
 # Trials
 
 
-def run_trial(folder, settings, trial, done):
-    """One trial in a process of its own: what its record adds, or None if it failed."""
+def run(options, settings, trial, records):
+    """One trial in a process of its own; see `claim.Claim`."""
+    folder = options.data_dir
+    trials.make_data(folder, settings)
     model_dir = folder / "_".join(str(value) for value in trial.values())
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     updates, every = 1000, settings["pace_steps"] // 3
     if trial["kind"] == "whole":
-        pace = done[name(trial | {"kind": "pace"})]["pace"]
+        pace = results.paces(records)[trial["method"]]
         updates, every = updates_within(settings, trial["method"], pace), settings["eval_steps"]
     stages = stages_of_trial(settings, trial, updates)
     paths = {"folder": str(folder), "model_dir": str(model_dir)}
     arguments = paths | {"settings": settings, "trial": trial, "updates": updates, "every": every}
-    command = [sys.argv[0], f"--trial={json.dumps(arguments)}"]
-    if code := studies.run_child(command):
-        print(f"{name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
+    command = [os.path.relpath(__file__), f"--trial={json.dumps(arguments)}"]
+    if code := trials.run_child(command):
+        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
         return None
     log = model_dir / "train_log.jsonl"
     config = model_config(folder, settings)
     record = {
         "command": shlex.join(["python", *command]),
         "stages": [describe(config, stage) for stage in stages],
-        "curve": studies.read_curve(log),
+        "curve": trials.read_curve(log),
     }
     if trial["kind"] == "pace":
         record["pace"] = seconds_of_updates(log, settings["pace_steps"])
@@ -245,9 +192,11 @@ def describe(config, stage):
 
 
 def model_config(folder, settings):
+    from official_bert.model.initial_values import STDDEV_RATIO  # it imports TensorFlow
+
     # A normal that is cut at two standard deviations has a smaller one left.
     initializer_range = settings["initial_stddev"] / STDDEV_RATIO
-    return studies.config_of(folder, settings, 0.0, initializer_range)
+    return trials.config_of(folder, settings, 0.0, initializer_range)
 
 
 def train(folder, model_dir, settings, trial, updates, every):
@@ -279,5 +228,37 @@ def train(folder, model_dir, settings, trial, updates, every):
     Trainer(run, options, TfDistribute(make_strategy("off")), model_dir).train()
 
 
+CLAIM = claim.Claim(
+    name="stacking",
+    results="stacking_study",
+    title="Growing an encoder: time to equal loss",
+    settings=SETTINGS,
+    trials=all_trials,
+    run=run,
+    needs=needs,
+    tables=results.tables,
+    pictures={"": results.draw},
+    packages=("tensorflow", "matplotlib"),
+    alike=(("kind", "method", "rate"), ("kind",)),
+    flags={
+        "seeds": (int, "seeds: 1, 2, …, of each method (3)"),
+        "methods": (claim.comma_separated, f"of {', '.join(results.LABELS)} (all)"),
+    },
+    alone=True,
+    extent=("seeds", "methods"),
+)
+kept = functools.partial(claim.kept, CLAIM)
+
+
+def main():
+    parser = claim.parser(CLAIM, __doc__)
+    parser.add_argument("--trial", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.trial:
+        train(**options.trial)
+        return 0
+    return claim.main(CLAIM, options)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(main())

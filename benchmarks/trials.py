@@ -1,7 +1,6 @@
-"""What the studies of whole trainings share: their trials, their text, their model, their child.
+"""The trials of a study in a JSON-lines file; text, model and processes of whole trainings.
 
-A study is a list of trials, each one process. A finished trial is a line of a JSON-lines file; the
-command, given again after a kill, goes on with the next one.
+A finished trial is a line of the file, so that a killed study goes on with the next one.
 """
 
 import contextlib
@@ -15,6 +14,7 @@ import time
 from statistics import mean
 
 import machine
+import stats
 
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import tokenization
@@ -35,67 +35,56 @@ class Study:
     Args:
         results: The JSON-lines file, a `pathlib.Path`; other settings' lines in it stay.
         settings: Dictionary of JSON values; trials with others do not count.
-        name: Function that gives a trial, a dictionary of JSON values, its name.
-        trials: Number of all trials of the study.
+        lists: Function of the records so far; the trials of the study in order, dictionaries of
+            JSON values.
         alike: Tuples of a trial's keys. How long a trial takes is guessed from those that agree
             with it in the first tuple, or else in the second, …
         extent: Names of settings in which records may differ and count: those that say how many
-            trials there are, so that a study that grows keeps what is done, and what `count` looks
-            at.
-        count: Function of {name: record}; those of them that count.
+            trials there are, so that a study that grows keeps what is done, and what `stands`
+            looks at.
+        stands: Function of (record, all records); whether the record counts.
     """
 
-    def __init__(self, results, settings, name, trials, alike, extent=(), count=None):
-        self.results, self.settings, self.name = results, settings, name
-        self.trials, self.alike, self.extent = trials, alike, extent
-        self.count = count
+    def __init__(self, results, settings, lists, alike, extent=(), stands=None):
+        self.results, self.settings, self.alike, self.extent = results, settings, alike, extent
+        self._lists, self._stands = lists, stands
 
     def done(self):
-        """The records of the finished trials, by name."""
+        """The records of the finished trials, by name: the study's own that it would run so now.
+
+        What was chosen from a trial that does not count does not count either.
+        """
         ours = self._decisive(self.settings)
         found = {
-            self.name(record["trial"]): record
-            for record in _records(self.results)
+            stats.trial_name(record["trial"]): record
+            for record in read(self.results)
             if self._decisive(record["settings"]) == ours
         }
-        return self.count(found) if self.count else found
+        names = {stats.trial_name(trial) for trial in self._lists(list(found.values()))}
+        found = {name: record for name, record in found.items() if name in names}
+        while True:
+            known = list(found.values())
+            standing = {
+                n: r for n, r in found.items() if not self._stands or self._stands(r, known)
+            }
+            if len(standing) == len(found):
+                return found
+            found = standing
 
     def _decisive(self, settings):
         return {key: value for key, value in settings.items() if key not in self.extent}
 
-    def run(self, trials, run_trial, after_each, later=()):
-        """Runs those of `trials` that are missing.
+    def trials(self):
+        """All trials of the study."""
+        return self._lists(list(self.done().values()))
 
-        Args:
-            trials: Trials, in order.
-            run_trial: Function that runs a trial and returns a dictionary for its record, or
-                `None` if it failed.
-            after_each: Function without arguments, called when a record has been added.
-            later: Trials that will be run after these; for the time left.
-
-        Returns:
-            Names of the trials that failed.
-        """
-        missing, failed = self.missing(trials), []
-        for number, trial in enumerate(missing):
-            self.announce(trial, [*missing[number:], *later], len(failed))
-            record = self.record(trial, run_trial)
-            if record is None:
-                failed.append(self.name(trial))
-                continue
-            self.add(record)
-            after_each()
-        for name in failed:
-            print(f"failed: {name}; the same command tries it again", file=sys.stderr)
-        return failed
-
-    def missing(self, trials):
-        """Those of `trials` that have no record."""
+    def missing(self):
+        """The trials that have no record."""
         done = self.done()
-        return [trial for trial in trials if self.name(trial) not in done]
+        return [t for t in self._lists(list(done.values())) if stats.trial_name(t) not in done]
 
-    def announce(self, trial, left, begun=0, jobs=1):
-        """Says which trial begins and how long all may take.
+    def announce(self, trial, left, begun, jobs):
+        """Prints which trial begins and how long all may take.
 
         Args:
             trial: The trial.
@@ -107,8 +96,8 @@ class Study:
         expected = [self._expected(each, done.values()) for each in left]
         known = None not in expected
         left = f"about {sum(expected) / jobs / 60:.0f} min left in all" if known else UNKNOWN
-        number = len(done) + begun + 1
-        print(f"trial {number} of {self.trials}: {self.name(trial)}; {left}", flush=True)
+        number, name = len(done) + begun + 1, stats.trial_name(trial)
+        print(f"trial {number} of {len(self.trials())}: {name}; {left}", flush=True)
 
     def record(self, trial, run_trial):
         """Runs a trial; what is to be kept of it, or `None` if it failed."""
@@ -127,7 +116,8 @@ class Study:
 
     def add(self, record):
         """Keeps what `record` returned."""
-        _append(self.results, record)
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.results, _whole_lines(self.results) + json.dumps(record) + "\n")
 
     def _expected(self, trial, done):
         for names in self.alike:
@@ -138,7 +128,7 @@ class Study:
 
 
 @contextlib.contextmanager
-def exclusive(folder, results=None):
+def exclusive(folder, results):
     """The folder, made if need be, for this study alone: a second would spoil the first's times.
 
     Args:
@@ -149,14 +139,13 @@ def exclusive(folder, results=None):
     with contextlib.ExitStack() as held:
         folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(locks.exclusive(folder, wait))
-        if results:
-            results.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locks.exclusive(results.parent, wait, f".{results.name}.lock"))
+        results.parent.mkdir(parents=True, exist_ok=True)
+        held.enter_context(locks.exclusive(results.parent, wait, f".{results.name}.lock"))
         yield
 
 
-def _records(results):
-    """What the file holds; ValueError where a line is no record."""
+def read(results):
+    """The records in a file; ValueError where a line is none."""
     found = []
     for number, line in enumerate(_whole_lines(results).splitlines(), 1):
         try:
@@ -182,11 +171,6 @@ def _whole_lines(results):
         json.loads(rest)  # a line without its end, as an editor may leave it
         return f"{text}\n"
     return f"{whole}\n" if whole else ""
-
-
-def _append(results, record):
-    results.parent.mkdir(parents=True, exist_ok=True)
-    write_text(results, _whole_lines(results) + json.dumps(record) + "\n")
 
 
 # Data and model

@@ -15,13 +15,16 @@ best and of the rule. What two parts have in common is trained once.
 Needs matplotlib.
 """
 
+import functools
 import math
+import pathlib
 import sys
 
-import batch_scaling_page as page
-import batch_scaling_picture as picture
-import claim as study
-import stats as findings
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+
+import batch_scaling_tables as results
+import claim
+import stats
 from model_settings import LOST, MODEL
 
 SETTINGS = {
@@ -60,7 +63,7 @@ QUICK = {
 LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
 
 
-def trials(settings):
+def trials(settings, records):
     """For each group of methods the two parts of the search and the rule, then more seeds."""
     multiples, larger = settings["multiples"], settings["multiples"][1:]
     longer = [k for k in multiples if k in settings["long_warmup_multiples"]]
@@ -115,7 +118,7 @@ def van_der_corput(number, base):
 def by_rule(settings, method, chosen, multiple):
     """What the rule makes of the best settings at the base: as many updates of warm-up."""
     factor = multiple if method in LINEAR else math.sqrt(multiple)
-    share = min(chosen["warmup_share"] * multiple, page.MOST_WARMUP)
+    share = min(chosen["warmup_share"] * multiple, results.MOST_WARMUP)
     return chosen | {"rate": factor * chosen["rate"], "warmup_share": share}
 
 
@@ -154,7 +157,7 @@ def optimizer(method, settings, values):
 
 
 def run(options, settings, trial, records):
-    """Trains once; see `study.Claim`."""
+    """Trains once; see `claim.Claim`."""
     import bert
 
     from official_bert.stages import Stage
@@ -188,17 +191,9 @@ def twin_of(records, trial, values):
     alike = {name: trial[name] for name in ("method", "multiple", "seed")}
     runs = (r for r in records if r["values"] == values and alike.items() <= r["trial"].items())
     run = next(runs, None)
-    names = (
-        "select",
-        "report",
-        "report_accuracy",
-        "curve",
-        "diverged",
-        "said",
-        "values",
-        "updates",
-    )
-    return run and {name: run[name] for name in names} | {"twin": findings.trial_name(run["trial"])}
+    names = ("select", "report", "report_accuracy", "curve", "diverged", "said")
+    names += ("values", "updates")
+    return run and {name: run[name] for name in names} | {"twin": stats.trial_name(run["trial"])}
 
 
 def values_of(settings, trial, records):
@@ -209,14 +204,14 @@ def values_of(settings, trial, records):
     if trial["part"] == "long warm-up":
         return point(settings, method, multiple, trial["number"], "long_warmup_share")
     if trial["part"] == "best":
-        return page.best(records, method, multiple)["values"]
-    chosen = page.best(records, method, settings["multiples"][0])["values"]
+        return results.best(records, method, multiple)["values"]
+    chosen = results.best(records, method, settings["multiples"][0])["values"]
     return by_rule(settings, method, chosen, multiple)
 
 
 def needs(trial, other):
     """Whether a run at chosen settings waits for one of those that they are chosen from."""
-    if trial["method"] != other["method"] or trial["part"] in page.TUNING:
+    if trial["method"] != other["method"] or trial["part"] in results.TUNING:
         return False
     if trial["part"] == "best":
         return other["seed"] == 1 and other["multiple"] == trial["multiple"]
@@ -242,22 +237,23 @@ def stands(settings, record, records):
     """Whether a run has the settings that would be chosen for it now, to rounding."""
     trial = record["trial"]
     chosen_at = {"best": trial["multiple"], "rule": 1}.get(trial["part"])
-    if chosen_at and not page.searched(records, trial["method"], chosen_at):
+    if chosen_at and not results.searched(records, trial["method"], chosen_at):
         return False
     now = values_of(settings, trial, records)
     return all(math.isclose(record["values"][name], now[name], rel_tol=1e-9) for name in now)
 
 
-CLAIM = study.Claim(
+CLAIM = claim.Claim(
     name="batch_scaling",
+    results="claims_batch_scaling",
     title="Six optimizers over the batch",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,
     run=run,
     needs=needs,
-    draw=picture.draw,
-    text=page.text,
+    tables=results.tables,
+    pictures={"": results.draw, "_untuned": results.draw_untuned},
     alike=(("method", "multiple"), ("multiple",)),
     lost=LOST,
     packages=("tensorflow", "matplotlib"),
@@ -267,7 +263,8 @@ CLAIM = study.Claim(
     problem=problem,
     stands=stands,
 )
+kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))

@@ -11,13 +11,16 @@ Needs jax and matplotlib.
 
 import functools
 import itertools
+import pathlib
 import sys
+from statistics import mean
 
-import claim as study
-import legw_page as page
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+
+import claim
 import mnist
 import numpy as np
-import stats as findings
+import stats
 
 SETTINGS = {
     "size": 28,  # rows and columns; of 14, means of 2 × 2 pixels
@@ -50,10 +53,21 @@ QUICK = {
     "seeds": 1,
     "failure": {"base_batch": 64, "multiple": 64, "rate": 1e-3, "base_warmup_epochs": 0.02},
 }
+METHODS = {"momentum": "momentum SGD", "lamb": "LAMB", "adam": "Adam"}
 RULES = ("legw", "sqrt", "linear", "constant")
+FAILURE = ("base", "constant", "legw", "sqrt")  # the groups of the published failure
+LABELS = {
+    "base": "the base",
+    "legw": "LEGW: √k, warm-up × k epochs",
+    "sqrt": "√k, warm-up as at the base",
+    "linear": "linear, warm-up in epochs",
+    "constant": "the base's rate",
+}
+COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
+MARGIN = 0.5  # points of accuracy that LEGW may lose
 
 
-def trials(settings):
+def trials(settings, records):
     """Choosing a rate at the base; then the largest batch, the failure, the other batches."""
     base, seeds = settings["base_batch"], range(1, settings["seeds"] + 1)
     rates = settings["rates"]
@@ -80,8 +94,9 @@ def trials(settings):
 def failures(settings, seeds):
     failure = settings["failure"]
     small, large = failure["base_batch"], failure["base_batch"] * failure["multiple"]
-    runs = (("base", small), ("constant", large), ("legw", large), ("sqrt", large))
-    return [trial("failure", "lamb", *run, seed) for run in runs for seed in seeds]
+    batches = [small if rule == "base" else large for rule in FAILURE]
+    pairs = zip(FAILURE, batches)
+    return [trial("failure", "lamb", *pair, seed) for pair in pairs for seed in seeds]
 
 
 def trial(part, method, rule, batch, seed, rate=None):
@@ -113,7 +128,7 @@ def schedule(rule, batch, base, base_rate, base_warmup, linear_warmup, examples,
 
 
 def run(options, settings, trial, records):
-    """Trains once; see `study.Claim`."""
+    """Trains once; see `claim.Claim`."""
     import lstm
 
     is_failure = trial["part"] == "failure"
@@ -155,10 +170,7 @@ def data(folder, *sets):
 
 def chosen_rate(records, method):
     """The rate whose run at the base did best on the images that are kept for this."""
-    tuned = [r for r in records if r["trial"]["part"] == "tuning"]
-    return findings.chosen((r for r in tuned if r["trial"]["method"] == method), "select")[
-        "base_rate"
-    ]
+    return stats.chosen(runs(records, "tuning", method), "select")["base_rate"]
 
 
 def needs(trial, other):
@@ -182,16 +194,164 @@ def problem(settings):
     return f"rates has none for {', '.join(empty)}." if empty else None
 
 
-CLAIM = study.Claim(
+# What comes out
+
+
+def runs(records, part, method, rule="base", batch=None):
+    """The runs of a part, by seed; batch None: any."""
+    wanted = {"part": part, "method": method, "rule": rule} | ({"batch": batch} if batch else {})
+    return [r for r in records if wanted.items() <= r["trial"].items()]
+
+
+def base_runs(records, method):
+    """The runs at the base batch with the chosen rate, that of the tuning included."""
+    tuned = runs(records, "tuning", method)
+    return [stats.chosen(tuned, "select"), *runs(records, "scaling", method)] if tuned else []
+
+
+def scaled_runs(records, settings, method):
+    """{(rule, batch): runs} of the larger batches that have some."""
+    batches = [k * settings["base_batch"] for k in sorted(settings["multiples"])]
+    found = {
+        (rule, batch): runs(records, "scaling", method, rule, batch)
+        for batch in batches
+        for rule in RULES
+    }
+    return {key: some for key, some in found.items() if some}
+
+
+def failure_runs(records):
+    """{(rule, batch): runs} of the published failure."""
+    found = {rule: runs(records, "failure", "lamb", rule) for rule in FAILURE}
+    return {(rule, some[0]["trial"]["batch"]): some for rule, some in found.items() if some}
+
+
+def tables(records, settings):
+    """What each rule loses, every group of runs, the published failure, the rates at the base."""
+    batches = [k * settings["base_batch"] for k in sorted(settings["multiples"])]
+    losses, groups = [("optimizer", "rule", *(f"lost at {batch:,}" for batch in batches))], [HEAD]
+    for method, label in METHODS.items():
+        base, scaled = base_runs(records, method), scaled_runs(records, settings, method)
+        if not base:
+            continue
+        groups += [_row(label, "base", base)]
+        groups += [_row(label, rule, found) for (rule, _), found in scaled.items()]
+        for rule in dict.fromkeys(rule for rule, _ in scaled):
+            cells = (lost(base, scaled.get((rule, batch), [])) for batch in batches)
+            losses.append((label, LABELS[rule], *cells))
+    failure = [_row("LAMB", rule, found) for (rule, _), found in failure_runs(records).items()]
+    rates = [(METHODS[method], *_rates(records, settings, method)) for method in settings["rates"]]
+    return {
+        "lost": losses,
+        "groups": groups,
+        "failure": [HEAD, *failure],
+        "rates": [("optimizer", *["rate"] * (max(map(len, rates)) - 1)), *rates],
+    }
+
+
+HEAD = ("optimizer", "rule", "batch", "steps", "rate", "warm-up, steps")
+HEAD += ("runs", "accuracy", "diverged")
+
+
+def _row(label, rule, found):
+    first = found[0]
+    return (
+        label,
+        LABELS[rule],
+        f"{first['trial']['batch']:,}",
+        f"{first['updates']:,}",
+        f"{first['peak']:.3g}",
+        first["warmup_updates"],
+        len(found),
+        accuracy(found),
+        sum(record["diverged"] for record in found),
+    )
+
+
+def accuracy(found):
+    """Mean ± standard deviation, or all values where a run diverged: they have no middle."""
+    values = [record["report"] for record in found]
+    if any(record["diverged"] for record in found):
+        return ", ".join(f"{value:.1f}" for value in values) + " %"
+    return stats.spread(values, unit=" %")
+
+
+def lost(base, found):
+    """Points of accuracy that runs lose from the base, and whether they are within the margin."""
+    if diverged := sum(record["diverged"] for record in found):
+        return f"{diverged} of {len(found)} diverge"
+    gaps = [-gap for gap in stats.paired(found, base)]
+    if not gaps:
+        return "–"
+    words = {True: ", **held**", False: "", None: ", *undecided*"}
+    return stats.signed(gaps, 2).removeprefix("+") + words[stats.within(gaps, MARGIN)]
+
+
+def _rates(records, settings, method):
+    """The accuracy at each rate; an arrow marks a best one that is the lowest or the highest."""
+    rates = settings["rates"][method]
+    found = {r["base_rate"]: r["select"] for r in runs(records, "tuning", method)}
+    ends = {min(rates): " ↓", max(rates): " ↑"} if len(found) == len(rates) > 1 else {}
+    best = chosen_rate(records, method) if found else None
+    return [
+        f"{rate:g}: {found[rate]:.2f} %{ends.get(rate, '') if rate == best else ''}"
+        if rate in found
+        else "–"
+        for rate in rates
+    ]
+
+
+def draw(records, settings):
+    """Errors, on a logarithmic scale: what lies between 98 and 99 % would not be seen else."""
+    figure, (axes,) = stats.figure(1, len(METHODS) + 1, (15, 4.2))
+    for axis, (method, label) in zip(axes, METHODS.items()):
+        base, scaled = base_runs(records, method), scaled_runs(records, settings, method)
+        for rule in RULES:
+            points = {settings["base_batch"]: base}
+            points |= {batch: found for (name, batch), found in scaled.items() if name == rule}
+            _line(axis, points, rule)
+        if base:
+            level = 100 - mean(record["report"] for record in base) + MARGIN
+            what = f"the base's error + {MARGIN} points"
+            axis.axhline(level, color="#777777", lw=0.8, ls="--", label=what)
+        batches = [settings["base_batch"] * multiple for multiple in (1, *settings["multiples"])]
+        _decorate(axis, f"{label}, LSTM", batches)
+    axes[0].set_ylabel("error on the test images, %")
+    axes[2].legend(fontsize=8, loc="upper left")
+    failure = failure_runs(records)
+    for rule in FAILURE[1:]:
+        _line(
+            axes[-1], {b: found for (r, b), found in failure.items() if r in ("base", rule)}, rule
+        )
+    _decorate(axes[-1], "LAMB, bidirectional LSTM", {batch for _, batch in failure})
+    return figure
+
+
+def _line(axis, points, rule):
+    errors = {batch: [100 - run["report"] for run in found] for batch, found in points.items()}
+    stats.draw_means(axis, errors, color=COLORS[rule], label=LABELS[rule])
+    axis.set_xscale("log")
+
+
+def _decorate(axis, title, batches):
+    ticks = (0.5, 1, 2, 5, 10, 20, 50, 100)
+    axis.set(title=title, xlabel="batch", yscale="log", ylim=(0.5, 100))
+    axis.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
+    axis.set_yticks(ticks, map(str, ticks))
+    axis.minorticks_off()
+
+
+CLAIM = claim.Claim(
     name="legw",
+    results="claims_legw",
     title="LEGW: accuracy of an LSTM on MNIST over the batch",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,
     run=run,
     needs=needs,
-    draw=page.draw,
-    text=page.text,
+    tables=tables,
+    pictures={"": draw},
     alike=(("part", "batch", "method"), ("part", "batch"), ("part",)),
     lost="the training loss was not finite, or at the end hardly below that of guessing",
     packages=("jax", "matplotlib"),
@@ -199,9 +359,10 @@ CLAIM = study.Claim(
     problem=problem,
     ready=ready,
 )
+kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    parser = study.parser(CLAIM, __doc__)
+    parser = claim.parser(CLAIM, __doc__)
     parser.add_argument("--mnist_dir", help="folder with the idx files of MNIST")
-    sys.exit(study.main(CLAIM, parser.parse_args()))
+    sys.exit(claim.main(CLAIM, parser.parse_args()))

@@ -16,11 +16,25 @@ import json
 import os
 import pathlib
 import sys
+from statistics import mean
 
-import claim as study
-import mixed_batch_page as page
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+
+import claim
 import numpy as np
+import stats
 from model_settings import LOST, MODEL
+
+LABELS = {
+    "warm-up": "rises from 0 again (re-warm-up)",
+    "restart": "begins at its top",
+    "continued": "one schedule over both phases",
+}
+SHORT = {"warm-up": "rises again", "restart": "begins at its top", "continued": "one schedule"}
+MOMENTS = ("kept", "from 0")
+COLORS = {"warm-up": "#cc3311", "restart": "#4477aa", "continued": "#228833"}
+STYLES = {"kept": "-", "from 0": "--"}
+REFERENCE = "warm-up", "kept"  # what the paper's mixed batch does
 
 SETTINGS = {
     "first": {"updates": 2400, "batch_size": 64, "max_seq_length": 16, "predictions": 4},
@@ -43,19 +57,19 @@ QUICK = {
 }
 
 
-def trials(settings):
+def trials(settings, records):
     """For each seed the two first phases and what follows on them; then the higher rates."""
     found = []
     for seed in range(1, settings["seeds"] + 1):
         found += [trial("first", which, None, seed) for which in ("falls to 0", "one schedule")]
-        for schedule in page.LABELS:
-            found += [trial("second", schedule, moments, seed) for moments in page.MOMENTS]
+        for schedule in LABELS:
+            found += [trial("second", schedule, moments, seed) for moments in MOMENTS]
     return found + [
         trial("second", schedule, moments, seed, rate)
         for rate in settings["higher_rates"]
         for seed in range(1, settings["seeds"] + 1)
         for schedule in ("warm-up", "restart")
-        for moments in page.MOMENTS
+        for moments in MOMENTS
     ]
 
 
@@ -92,7 +106,7 @@ def rates(settings, phase, schedule, second_rate=None):
 
 
 def run(options, settings, trial, records):
-    """Trains one phase; see `study.Claim`. The first leaves its state in `data_dir`."""
+    """Trains one phase; see `claim.Claim`. The first leaves its state in `data_dir`."""
     import bert
 
     phases = settings["first"], settings["second"]
@@ -177,23 +191,116 @@ def needs(trial, other):
     return follows and trial["seed"] == other["seed"]
 
 
-CLAIM = study.Claim(
+# What comes out
+
+
+def groups(records):
+    """{(schedule, moments, rate): second phases, by seed}; a rate of None is the first phase's."""
+    rates = {r["trial"].get("rate") for r in records} - {None}
+    found = {
+        (schedule, moments, rate): []
+        for rate in (None, *sorted(rates))
+        for schedule in LABELS
+        for moments in MOMENTS
+    }
+    for record in sorted(records, key=lambda r: r["trial"]["seed"]):
+        trial = record["trial"]
+        if trial["phase"] == "second":
+            found[trial["schedule"], trial["moments"], trial.get("rate")].append(record)
+    return {arm: runs for arm, runs in found.items() if runs}
+
+
+def tables(records, settings):
+    """Losses of the second phases, and their differences from the paper's way at that rate."""
+    found = groups(records)
+    head = ("peak rate", "schedule", "moments", "runs", "loss before", "loss at the end, nats")
+    rows = [_row(arm, runs, found, settings) for arm, runs in found.items()]
+    return {"losses": [(*head, "accuracy", "difference", "diverged"), *rows]}
+
+
+def _row(arm, runs, found, settings):
+    schedule, moments, rate = arm
+    gaps = stats.paired(runs, found.get((*REFERENCE, rate), []))
+    return (
+        f"{rate or settings['rate']:g}",
+        LABELS[schedule],
+        moments,
+        len(runs),
+        stats.spread([r["start"] for r in runs], "{:.3f}"),
+        stats.spread([r["report"] for r in runs], "{:.3f}"),
+        stats.spread([r["report_accuracy"] for r in runs], "{:.1f}", " %"),
+        "–" if arm[:2] == REFERENCE else stats.signed(gaps),
+        sum(r["diverged"] for r in runs),
+    )
+
+
+def continued_rate(settings):
+    """With which one schedule over both phases begins the second."""
+    first, second = (settings[phase]["updates"] for phase in ("first", "second"))
+    return settings["rate"] * second / (first + second - settings["first_warmup"])
+
+
+def draw(records, settings):
+    """Losses over the second phase, and at its end over its highest rate."""
+    found = groups(records)
+    figure, (axes,) = stats.figure(1, 2, (11, 4.6))
+    for (schedule, moments, rate), runs in found.items():
+        known = [run for run in runs if not run["diverged"]]
+        if rate is None and known:
+            curves = [run["curve"] for run in known]
+            steps = [0, *(line["step"] for line in curves[0])]
+            losses = [mean(line["report"] for line in lines) for lines in zip(*curves)]
+            start = mean(run["start"] for run in known)
+            axes[0].plot(steps, [start, *losses], **_style(schedule, moments))
+    axes[0].set(
+        xlabel="steps of the second phase",
+        ylabel="held-out loss, nats",
+        title=f"rate {settings['rate']:g}, means",
+    )
+    for schedule in LABELS:
+        for moments in MOMENTS:
+            top = continued_rate(settings) if schedule == "continued" else settings["rate"]
+            arms = {
+                rate or top: [r["report"] for r in runs if not r["diverged"]]
+                for (*arm, rate), runs in found.items()
+                if arm == [schedule, moments]
+            }
+            stats.draw_means(axes[1], dict(sorted(arms.items())), **_style(schedule, moments))
+    rates = sorted({rate or settings["rate"] for *_, rate in found} | {continued_rate(settings)})
+    axes[1].set(xscale="log", xlabel="highest rate of the second phase", title="at the end")
+    axes[1].set_xticks(rates, [f"{rate:.2g}" for rate in rates])
+    axes[1].minorticks_off()
+    axes[1].sharey(axes[0])
+    if axes[0].lines:
+        axes[0].set_ylim(bottom=axes[0].get_ylim()[0] - 0.6)  # room for the legend
+        axes[0].legend(fontsize=7, loc="lower left", ncols=2)
+    return figure
+
+
+def _style(schedule, moments):
+    label = f"{SHORT[schedule]}, moments {moments}"
+    return {"color": COLORS[schedule], "ls": STYLES[moments], "label": label}
+
+
+CLAIM = claim.Claim(
     name="mixed_batch",
+    results="claims_mixed_batch",
     title="The mixed batch: value of the second warm-up",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,
     run=run,
     needs=needs,
-    draw=page.draw,
-    text=page.text,
+    tables=tables,
+    pictures={"": draw},
     alike=(("phase",),),
     lost=LOST,
     packages=("tensorflow", "matplotlib"),
     model=MODEL,
     extent=("seeds", "higher_rates"),
 )
+kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))

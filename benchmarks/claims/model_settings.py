@@ -14,7 +14,3 @@ DIVERGED = 20.0  # nats
 LOST = f"the training loss was not finite or above {DIVERGED:g} nats"
 EVAL_BATCH = 256
 EVAL_BATCHES = 6  # of each set: those that are held out suffice for more
-ABOUT = (
-    "Model, data and seeds: [the studies of BERT](README.md#the-studies-of-bert). Differences are "
-    "paired by seed; ± is the 95 % interval of their mean (Student's t)."
-)

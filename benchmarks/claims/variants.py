@@ -12,13 +12,34 @@ import functools
 import json
 import pathlib
 import sys
+from statistics import mean
 
-import claim as study
-import variants_page as page
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+
+import claim
+import stats
 from model_settings import LOST, MODEL
 
+LABELS = {
+    "paper": "the paper's v5, as its BERT code excludes",
+    "uncorrected": "without bias correction",
+    "nvlamb": "NVLAMB: every tensor adapted",
+    "lambc": "LAMBC: ratio at most 1",
+    "keras": "Keras': decay outside the ratio, every tensor adapted",
+    "all": "no exclusions: every tensor decayed and adapted",
+    "n": "N-LAMB",
+    "nn": "NN-LAMB",
+}
+SHORT = LABELS | {
+    "paper": "paper, v5",
+    "uncorrected": "no bias correction",
+    "nvlamb": "NVLAMB",
+    "lambc": "LAMBC",
+    "keras": "Keras",
+    "all": "no exclusions",
+}
 SETTINGS = {
-    "variants": [*page.LABELS],
+    "variants": [*LABELS],
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
     "batch_size": 64,
@@ -35,7 +56,7 @@ SETTINGS = {
 QUICK = {"updates": 1400, "warmup_steps": 140, "rates": [6e-3], "seeds": 1}
 
 
-def trials(settings):
+def trials(settings, records):
     """All forms at each rate, then at their best, seed by seed."""
     tuning = [
         trial("tuning", v, 1, rate) for rate in settings["rates"] for v in settings["variants"]
@@ -74,7 +95,7 @@ def optimizer(variant, settings):
 
 
 def run(options, settings, trial, records):
-    """Trains once; see `study.Claim`."""
+    """Trains once; see `claim.Claim`."""
     import bert
 
     from official_bert.stages import Stage
@@ -82,7 +103,7 @@ def run(options, settings, trial, records):
     model = MODEL | settings
     lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
     bert.make_data(options.data_dir, model, lengths)
-    rate = trial["rate"] or page.best(records, trial["variant"])["used_rate"]
+    rate = trial["rate"] or best(records, trial["variant"])["used_rate"]
     stage = Stage(
         steps=settings["updates"],
         batch_size=settings["batch_size"],
@@ -118,28 +139,113 @@ def stands(settings, record, records):
     variant = record["trial"]["variant"]
     if record["trial"]["part"] == "tuning":
         return True
-    found = page.groups(records).get(variant)
+    found = groups(records).get(variant)
     return bool(found) and record["used_rate"] == found[0]["used_rate"]
 
 
 def problem(settings):
     """What is wrong with the settings, or None."""
-    unknown = [name for name in settings["variants"] if name not in page.LABELS]
+    unknown = [name for name in settings["variants"] if name not in LABELS]
     if unknown:
-        return f"variants has {', '.join(unknown)}; there are {', '.join(page.LABELS)}."
+        return f"variants has {', '.join(unknown)}; there are {', '.join(LABELS)}."
     return None if settings["rates"] else "rates is empty; give one at least."
 
 
-CLAIM = study.Claim(
+# What comes out
+
+
+def best(records, variant):
+    """The run of its first seed that has the lowest loss on the set to choose by."""
+    return stats.chosen(_tuning(records, variant), "select", lowest=True)
+
+
+def _tuning(records, variant):
+    wanted = {"part": "tuning", "variant": variant}
+    return [r for r in records if wanted.items() <= r["trial"].items()]
+
+
+def groups(records):
+    """{variant: its runs at its best rate, by seed}."""
+    found = {v: [best(records, v)] for v in LABELS if _tuning(records, v)}
+    for record in sorted(records, key=lambda r: r["trial"]["seed"]):
+        if record["trial"]["part"] == "best" and record["trial"]["variant"] in found:
+            found[record["trial"]["variant"]].append(record)
+    return found
+
+
+def paired(runs, found):
+    """Differences from the paper's form, seed by seed."""
+    return stats.paired(runs, found.get("paper", []))
+
+
+def tables(records, settings):
+    """The losses at the best rate, and those at every rate with the first seed."""
+    found, rates = groups(records), sorted(settings["rates"])
+    head = ("variant", "rate", "runs", "held-out loss, nats", "accuracy", "difference", "diverged")
+    losses = [(LABELS[variant], *_row(variant, runs, found)) for variant, runs in found.items()]
+    by_rate = [
+        (LABELS[variant], *(_loss(_tuning(records, variant), rate) for rate in rates))
+        for variant in found
+    ]
+    return {
+        "losses": [head, *losses],
+        "rates": [("variant", *(f"rate {rate:g}" for rate in rates)), *by_rate],
+    }
+
+
+def _row(variant, runs, found):
+    return (
+        f"{runs[0]['used_rate']:g}",
+        len(runs),
+        stats.spread([r["report"] for r in runs], "{:.3f}"),
+        stats.spread([r["report_accuracy"] for r in runs], "{:.1f}", " %"),
+        "–" if variant == "paper" else stats.signed(paired(runs, found)),
+        sum(r["diverged"] for r in runs),
+    )
+
+
+def _loss(runs, rate):
+    losses = [run["select"] for run in runs if run["used_rate"] == rate]
+    return "–" if not losses else "diverged" if losses[0] is None else f"{losses[0]:.3f}"
+
+
+def draw(records, settings):
+    """The losses and their differences from the paper's form, a dot a seed."""
+    found = groups(records)
+    figure, (axes,) = stats.figure(1, 2, (11, 4.2))
+    names = list(reversed(found))
+    for place, variant in enumerate(names):
+        runs, color = found[variant], "#cc3311" if variant == "paper" else "#4477aa"
+        losses = [run["report"] for run in runs if run["report"] is not None]
+        gaps = paired(runs, found)
+        for axis, values in zip(axes, (losses, gaps)):
+            axis.plot(values, [place] * len(values), "o", color=color, alpha=0.7)
+            if values:
+                axis.plot([mean(values)], [place], "|", color=color, ms=22, mew=2.5)
+        if gaps and variant != "paper":
+            style = {"color": color, "capsize": 4, "lw": 1}
+            axes[1].errorbar([mean(gaps)], [place], xerr=stats.half_width(gaps), **style)
+    axes[0].set_yticks(range(len(names)), [SHORT[variant] for variant in names])
+    axes[1].set_yticks(range(len(names)), [""] * len(names))
+    axes[0].set_xlabel("held-out masked-LM loss, nats; a dot a seed, the bar their mean")
+    axes[1].axvline(0, color="#777777", lw=0.8, ls="--")
+    axes[1].set_xlabel("difference from the paper's form with the same seed; 95 % interval")
+    for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+CLAIM = claim.Claim(
     name="variants",
+    results="claims_variants",
     title="Variants of LAMB compared",
     settings=SETTINGS,
     quick=QUICK,
     trials=trials,
     run=run,
     needs=needs,
-    draw=page.draw,
-    text=page.text,
+    tables=tables,
+    pictures={"": draw},
     alike=(("variant",),),
     lost=LOST,
     packages=("tensorflow", "matplotlib"),
@@ -148,7 +254,8 @@ CLAIM = study.Claim(
     problem=problem,
     stands=stands,
 )
+kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(study.main(CLAIM, study.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))

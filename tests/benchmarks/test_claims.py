@@ -1,18 +1,23 @@
-"""What the studies of claims share, and LEGW's: what it computes; it is killed and resumed."""
+"""Studies: their flags, their trials that are killed and resumed, LEGW as a whole."""
 
 import argparse
+import functools
 import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import claim
 import numpy as np
 import peers
 import pytest
-from claim_studies import ROOT, command, record, records_of, run_and_kill, script
+import stats
+import trials
+from claim_studies import ROOT, command, record, records_of, script
 
 from official_bert.system import locks
 
@@ -25,7 +30,7 @@ TINY_LEGW = {
     "report_examples": 200,
     "base_batch": 16,
     "multiples": [4],
-    "rates": {"adam": [1e-3, 3e-2]},
+    "rates": {"adam": [3e-2]},
     "linear_warmup_epochs": 1,
     "seeds": 1,
     "failure": {"base_batch": 16, "multiple": 4, "rate": 1e-3, "base_warmup_epochs": 0.1},
@@ -93,62 +98,25 @@ def test_rules_scale_rate_and_warmup_as_they_say():
     assert peak_and_warmup("constant", 2048) == (0.1, 3)
 
 
-def test_a_study_that_grows_keeps_what_is_done(tmp_path):
-    study = script("claim")
-
-    def known(settings, extent):
-        work = study.studies.Study(
-            tmp_path / "r.jsonl", settings, study.findings.trial_name, 2, ((),), extent
-        )
-        return [*work.done()]
-
-    line = record({"number": 1}, report=4.0) | {"settings": {"rate": 1, "seeds": 1}}
-    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
-    assert known({"rate": 1, "seeds": 3}, ("seeds",)) == ["number 1"]
-    assert not known({"rate": 1, "seeds": 3}, ())
-    assert not known({"rate": 2, "seeds": 1}, ("seeds",))
-
-
-def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
-    studies = script("claim").studies
-    results = tmp_path / "r.jsonl"
-    with studies.exclusive(tmp_path / "one", results):
-        for folder, name in (tmp_path / "one", ".lock"), (tmp_path, ".r.jsonl.lock"):
-            with pytest.raises(locks.Busy), locks.exclusive(folder, name=name):
-                pytest.fail("the lock was not held")
-    with studies.exclusive(tmp_path / "two", results):
-        assert not results.exists()
-
-
-def test_a_page_that_cannot_be_written_does_not_end_the_trials(capsys, monkeypatch):
-    study = script("claim")
-    monkeypatch.setattr(study, "PAGE_EVERY", -1)
-    pace = study._Pace(lambda: Path("/dev/null/page.md").write_text("a page"))
-    pace.maybe()
-    told = capsys.readouterr()
-    assert "NotADirectoryError" in told.err
-    assert "the trials go on" in told.out
-    with pytest.raises(NotADirectoryError):
-        pace.now()
-
-
-def test_the_page_of_legw_says_which_best_rate_is_at_an_edge():
-    page = script("legw_page")
+def test_legw_marks_a_best_rate_at_an_edge():
+    legw = script("legw")
 
     def tuned(method, rate, accuracy):
-        trial = {"part": "tuning", "method": method, "rate": rate}
+        trial = {"part": "tuning", "method": method, "rule": "base", "rate": rate}
         return record(trial, base_rate=rate, select=accuracy, report=accuracy)
 
     settings = {"rates": {"momentum": [0.1, 0.3, 1.0], "lamb": [0.01, 0.02], "adam": [0.1, 0.2]}}
     runs = [tuned("momentum", r, a) for r, a in ((0.1, 97.0), (0.3, 98.0), (1.0, 96.0))]
     runs += [tuned("lamb", 0.01, 98.0), tuned("lamb", 0.02, 97.0), tuned("adam", 0.1, 98.0)]
-    assert page.edges(runs, settings) == " The best rate of LAMB is the lowest tried."
-    runs.append(tuned("adam", 0.2, 99.0))
-    assert page.edges(runs, settings).endswith(" The best rate of Adam is the highest tried.")
+    found = {method: legw._rates(runs, settings, method) for method in settings["rates"]}
+    assert found["momentum"] == ["0.1: 97.00 %", "0.3: 98.00 %", "1: 96.00 %"]
+    assert found["lamb"] == ["0.01: 98.00 % ↓", "0.02: 97.00 %"]
+    assert found["adam"] == ["0.1: 98.00 %", "–"]  # of a search that has not ended
+    assert legw._rates([*runs, tuned("adam", 0.2, 99.0)], settings, "adam")[1] == "0.2: 99.00 % ↑"
 
 
-def test_the_page_of_legw_says_whether_three_seeds_decide():
-    page = script("legw_page")
+def test_legw_says_whether_three_seeds_decide():
+    legw = script("legw")
 
     def runs(*accuracies, diverged=()):
         return [
@@ -157,69 +125,159 @@ def test_the_page_of_legw_says_whether_three_seeds_decide():
         ]
 
     base = runs(98.9, 98.8, 99.0)
-    assert page.lost(base, runs(98.8, 98.7, 98.9)) == "0.10 ± 0.00, **held**"
-    assert page.lost(base, runs(97.8, 97.7, 97.9)) == "1.10 ± 0.00"
-    assert page.lost(base, runs(98.8, 98.0, 98.6)) == "0.43 ± 0.87, *undecided*"
+    assert legw.lost(base, runs(98.8, 98.7, 98.9)) == "0.10 ± 0.00, **held**"
+    assert legw.lost(base, runs(97.8, 97.7, 97.9)) == "1.10 ± 0.00"
+    assert legw.lost(base, runs(98.8, 98.0, 98.6)) == "0.43 ± 0.87, *undecided*"
     lost = runs(9.8, 98.8, 98.9, diverged=(1,))
-    assert page.lost(base, lost) == "1 of 3 diverge"
-    assert page.accuracy(lost) == "9.8, 98.8, 98.9 %"
-    assert page.accuracy(base) == "98.90 ± 0.10 %"
+    assert legw.lost(base, lost) == "1 of 3 diverge"
+    assert legw.accuracy(lost) == "9.8, 98.8, 98.9 %"
+    assert legw.accuracy(base) == "98.90 ± 0.10 %"
 
 
-def test_diverged_trials_are_counted_and_never_chosen():
+# Trials and their records
+
+
+def study(results, listed, settings=None, extent=()):
+    lists = functools.partial(always, listed)
+    return trials.Study(results, settings or {}, lists, ((),), extent)
+
+
+def always(value, records):
+    return value
+
+
+def test_a_study_that_grows_keeps_what_is_done(tmp_path):
+    line = record({"number": 1}, report=4.0) | {"settings": {"rate": 1, "seeds": 1}}
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+
+    def known(settings, extent=("seeds",), numbers=(1, 2)):
+        numbered = [{"number": number} for number in numbers]
+        return [*study(tmp_path / "r.jsonl", numbered, settings, extent).done()]
+
+    assert known({"rate": 1, "seeds": 3}) == ["number 1"]
+    assert not known({"rate": 1, "seeds": 3}, ())
+    assert not known({"rate": 2, "seeds": 1})
+    assert not known({"rate": 1, "seeds": 3}, numbers=[2])
+
+
+def test_two_studies_do_not_write_to_one_file_of_results(tmp_path):
+    results = tmp_path / "r.jsonl"
+    with trials.exclusive(tmp_path / "one", results):
+        for folder, name in (tmp_path / "one", ".lock"), (tmp_path, ".r.jsonl.lock"):
+            with pytest.raises(locks.Busy), locks.exclusive(folder, name=name):
+                pytest.fail("the lock was not held")
+    with trials.exclusive(tmp_path / "two", results):
+        assert not results.exists()
+
+
+def test_a_page_that_cannot_be_written_does_not_end_the_trials(capsys, monkeypatch):
+    monkeypatch.setattr(claim, "PAGE_EVERY", -1)
+    pace = claim._Pace(lambda: Path("/dev/null/page.md").write_text("a page"))
+    pace.maybe()
+    told = capsys.readouterr()
+    assert "NotADirectoryError" in told.err
+    assert "the trials go on" in told.out
+    with pytest.raises(NotADirectoryError):
+        pace.now()
+
+
+def test_diverged_trials_are_counted_and_never_chosen(tmp_path):
     good = record({"method": "lamb", "seed": 1}, report=4.0, select=4.0)
     lost = record({"method": "lamb", "seed": 2}, report=None, select=None)
-    assert script("stats").chosen([lost, good], "select", lowest=True) is good
-    said = script("study_page").made([good, lost], 3, "results.jsonl", "a loss above 9")
-    assert "**2 of 3 trials are done**" in " ".join(said.split())
-    assert said.endswith("1 of 2 trials diverged (a loss above 9).")
+    assert stats.chosen([lost, good], "select", lowest=True) is good
+    variants, every = script("variants").CLAIM, [good["trial"], lost["trial"], {}]
+    made = claim.measured(variants, [good, lost], study(tmp_path / "r.jsonl", every))
+    assert made[1][1].startswith("2 of 3 done; 1 diverged: the training loss was not finite or")
 
 
-# As a whole
+SLOW_STUDY = """
+import sys, time
+import claim
+
+def run(options, settings, trial, records):
+    if "fails" in trial:
+        return None
+    time.sleep(settings["seconds"])
+    return {"diverged": False, "said": "done", "seen": len(records)}
+
+def all_trials(settings, records):
+    return [{"number": n} for n in range(settings["count"])] + [{"last": 1}, {"fails": 1}]
+
+def needs(trial, other):
+    return "last" in trial and "number" in other
+
+def tables(records, settings):
+    return {"seen": [("trial", "seen"), *((str(r["trial"]), r["seen"]) for r in records)]}
+
+CLAIM = claim.Claim("slow", "slow", "A study", {"count": 6, "seconds": 0.3}, all_trials, run,
+                    tables, {}, (), needs=needs)
+
+if __name__ == "__main__":
+    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, "").parse_args()))
+"""
 
 
-def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(digits, tmp_path):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_study_that_is_killed_goes_on_with_the_next_trial_and_writes_its_page(jobs, tmp_path):
+    if jobs > (os.cpu_count() or 1):
+        pytest.skip("needs two cores")
+    (tmp_path / "slow.py").write_text(SLOW_STUDY)
+    arguments = [sys.executable, tmp_path / "slow.py", f"--jobs={jobs}"]
+    arguments += command("slow", tmp_path, {})[2:]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL) as first:
+        while len(records_of(tmp_path, "slow")) < 2:
+            assert first.poll() is None
+            time.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+    results = tmp_path / "slow.jsonl"
+    before = results.read_text()
+    results.write_text(before + '{"trial": {"number"')  # what a kill may leave
+    second = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert second.stderr == "failed: fails 1; the same command tries it again\n"
+    assert results.read_text().startswith(before)
+    found = records_of(tmp_path, "slow")
+    names = [json.dumps(each["trial"]) for each in found]
+    assert len(names) == len(set(names)) == 7
+    assert found[-1]["trial"] == {"last": 1}  # which waits for all of the others
+    assert found[-1]["seen"] == 6
+    assert {each["jobs"] for each in found} == {jobs}
+    assert all("slow.py" in each["command"] and each["commit"] for each in found)
+    assert f"trial {len(before.splitlines()) + 1} of 8: number " in second.stdout
+    assert second.stdout.endswith(f"7 of 8 trials are done: {tmp_path}/slow.md\n")
+    page = (tmp_path / "slow.md").read_text()
+    assert page.startswith("# A study\n")
+    assert "| {'last': 1} | 6 |" in page
+    assert "| trials | 7 of 8 done; 0 diverged: " in page
+
+
+@pytest.mark.slow
+def test_legw_as_a_whole_trains_at_the_best_rate_and_writes_its_page(digits, tmp_path):
     for peer in ("jax", "matplotlib"):
         peers.load(peer)
-    arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}", "--jobs=2")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    before = run_and_kill(arguments, tmp_path, "legw", 2)
-    assert 2 <= len(before.splitlines()) < 10
-    second = subprocess.run(
-        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert second.returncode == 0, second.stderr
+    arguments = command("legw", tmp_path, TINY_LEGW, f"--mnist_dir={digits}")
+    run = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
     found = records_of(tmp_path, "legw")
-    assert (tmp_path / "legw.jsonl").read_text().startswith(before)
-    assert f"trial {len(before.splitlines()) + 1} of 10" in second.stdout
-    assert {each["jobs"] for each in found} == {2}
-    names = [json.dumps(each["trial"]) for each in found]
-    assert len(names) == len(set(names)) == 10
-    assert all(each["settings"] == found[0]["settings"] for each in found)
-    assert all("legw.py" in each["command"] and each["commit"] for each in found)
-    tuned = [r for r in found if r["trial"]["part"] == "tuning" and r["trial"]["method"] == "adam"]
-    best = max(tuned, key=lambda r: r["select"])
-    assert best["report"] > 20  # chance is 10 %
-    assert all(
-        r["base_rate"] == best["base_rate"]
-        for r in found
-        if r["trial"]["part"] == "scaling" and r["trial"]["method"] == "adam"
-    )
-    assert second.stdout.endswith(f"10 of 10 trials are done: {tmp_path}/legw.md\n")
-    text = (tmp_path / "legw.md").read_text()
-    assert "**10 of 10 trials are" in text
-    assert f"{best['base_rate']:g}: {best['select']:.2f} %" in text
+    assert len(found) == 9
+    assert found[0]["trial"]["part"] == "tuning"
+    assert found[0]["report"] > 20  # chance is 10 %
+    scaled = [r for r in found if r["trial"]["part"] == "scaling"]
+    assert {r["base_rate"] for r in scaled} == {found[0]["base_rate"]}
+    assert f"0.03: {found[0]['select']:.2f} %" in (tmp_path / "legw.md").read_text()
     assert (tmp_path / "legw.png").stat().st_size > 1000
 
 
 def test_what_no_study_can_follow_is_refused_before_it_begins(tmp_path, capsys, monkeypatch):
-    study, variants = script("claim"), script("variants")
+    variants = script("variants")
 
     def refused(settings, *flags):
-        options = study.parser(variants.CLAIM, "").parse_args(
+        options = claim.parser(variants.CLAIM, "").parse_args(
             command("variants", tmp_path, settings, *flags)[2:]
         )
-        assert study.main(variants.CLAIM, options) == 2
+        assert claim.main(variants.CLAIM, options) == 2
         assert not list(tmp_path.iterdir())
         return capsys.readouterr().err
 
@@ -249,10 +307,9 @@ def test_what_no_study_can_follow_is_refused_before_it_begins(tmp_path, capsys, 
 
 
 def test_settings_that_are_dictionaries_have_the_names_of_the_defaults():
-    study = script("claim")
 
     def misfit(name, changed):
-        return study.misfit(script(name).CLAIM, changed)
+        return claim.misfit(script(name).CLAIM, changed)
 
     assert misfit("legw", TINY_LEGW) is None
     assert misfit("legw", {"failure": {"base_batch": 64}}).startswith("failure is {")
@@ -265,25 +322,25 @@ def test_settings_that_are_dictionaries_have_the_names_of_the_defaults():
     assert misfit("batch_scaling", {"groups": [["lamb"], ["lars"]], "documents": 3}) is None
     assert "multiples is empty" in script("legw").problem({"multiples": [], "rates": {}})
     for name in ("legw", "mixed_batch", "variants", "batch_scaling"):
-        claim = script(name).CLAIM
-        assert study.misfit(claim, claim.settings) is None
-        assert study.misfit(claim, claim.quick) is None
+        study = script(name).CLAIM
+        assert claim.misfit(study, study.settings) is None
+        assert claim.misfit(study, study.quick) is None
 
 
 def test_a_line_that_is_no_record_is_named_and_one_without_its_end_counts(tmp_path, capsys):
-    study, variants = script("claim"), script("variants")
+    variants = script("variants")
     flags = command("variants", tmp_path, {}, "--page_only")[2:]
-    options = study.parser(variants.CLAIM, "").parse_args(flags)
+    options = claim.parser(variants.CLAIM, "").parse_args(flags)
     results = tmp_path / "variants.jsonl"
     for content, reason in ((b"\nx\n", "line 2: no JSON"), (b'{"a": 1}\n', "line 1: no record")):
         results.write_bytes(content)
-        assert study.main(variants.CLAIM, options) == 2
+        assert claim.main(variants.CLAIM, options) == 2
         assert f"{results}, {reason}" in capsys.readouterr().err
     results.write_bytes(b'{"a": "\xff"}\n')
-    assert study.main(variants.CLAIM, options) == 2
+    assert claim.main(variants.CLAIM, options) == 2
     assert f"{results} is no text" in capsys.readouterr().err
-    work = study.studies.Study(results, {}, study.findings.trial_name, 2, ((),))
     first, second = ({"trial": {"number": n}, "settings": {}} for n in (1, 2))
+    work = study(results, [first["trial"], second["trial"]])
     results.write_text(json.dumps(first))
     work.add(second)
     assert list(work.done().values()) == [first, second]
@@ -317,10 +374,9 @@ def test_a_download_of_mnist_leaves_the_choice_of_keras_backend_to_the_study(tmp
 
 
 def test_ctrl_c_says_how_many_trials_are_kept(tmp_path, capsys):
-    study, variants = script("claim"), script("variants")
-    options = study.parser(variants.CLAIM, "").parse_args(command("variants", tmp_path, {})[2:])
-    claim = variants.CLAIM._replace(run=interrupt)
-    assert study.main(claim, options) == 130
+    variants = script("variants")
+    options = claim.parser(variants.CLAIM, "").parse_args(command("variants", tmp_path, {})[2:])
+    assert claim.main(variants.CLAIM._replace(run=interrupt), options) == 130
     said = capsys.readouterr().out
     assert "Stopped. 0 of " in said
     assert said.endswith("variants.jsonl; the same command goes on.\n")
@@ -331,15 +387,14 @@ def interrupt(*_):
 
 
 def test_a_process_of_a_trial_that_is_killed_ends_the_study_with_the_reason(tmp_path):
-    study, variants = script("claim"), script("variants")
-    options = argparse.Namespace(jobs=1, minutes=60)
-    work = study.studies.Study(tmp_path / "r.jsonl", {}, study.findings.trial_name, 1, ((),))
-    claim = variants.CLAIM._replace(run=end_this_process, needs=needs_nothing)
+    options = argparse.Namespace(jobs=2, minutes=60)
+    broken = script("variants").CLAIM._replace(run=end_this_process, needs=never)
+    work = study(tmp_path / "r.jsonl", [{"number": 1}])
     with pytest.raises(RuntimeError, match="of the trial 'number 1' ended without a result"):
-        study._side_by_side(claim, options, {}, work, [{"number": 1}], None)
+        claim._run_missing(broken, options, {}, work, None)
 
 
-def needs_nothing(*_):
+def never(*_):
     return False
 
 

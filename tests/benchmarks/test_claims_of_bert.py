@@ -1,12 +1,15 @@
-"""The studies of claims on BERT: what they compute, and tiny ones, killed and resumed."""
+"""The studies of claims on BERT: what they compute, and tiny ones as a whole."""
 
 import argparse
 import json
 from fractions import Fraction
 
+import batch_scaling_tables as results
+import claim
 import numpy as np
 import pytest
-from claim_studies import command, record, records_of, run_and_kill, script
+import stats
+from claim_studies import command, record, records_of, script
 
 TINY_BERT = {
     "vocab_size": 300,
@@ -49,7 +52,7 @@ def test_the_second_phase_begins_as_its_schedule_says():
     mixed = script("mixed_batch")
     settings = mixed.SETTINGS
     first, second = settings["first"]["updates"], settings["second"]["updates"]
-    rates = {name: mixed.rates(settings, "second", name) for name in mixed.page.LABELS}
+    rates = {name: mixed.rates(settings, "second", name) for name in mixed.LABELS}
     assert {len(values) for values in rates.values()} == {second}
     assert rates["warm-up"][0] == 0
     assert rates["warm-up"].max() == pytest.approx(settings["rate"])
@@ -69,7 +72,7 @@ def test_a_second_phase_is_compared_with_the_papers_way_at_the_same_rate():
 
     def run(schedule, moments, seed, rate, loss):
         trial = mixed.trial("second", schedule, moments, seed, rate)
-        return record(trial, report=loss, start=5.0)
+        return record(trial, report=loss, report_accuracy=20.0, start=5.0)
 
     records = [
         run(schedule, "kept", seed, rate, loss + seed / 10)
@@ -82,15 +85,19 @@ def test_a_second_phase_is_compared_with_the_papers_way_at_the_same_rate():
         for seed in (1, 2)
     ]
     records[0]["trial"].pop("rate")  # as in records of before there were others
-    lines = mixed.page.answers(mixed.page.groups(records), settings)[2:]
-    assert lines == [
-        "- rate 0.008, begins at its top, moments kept: **+0.000 ± 0.000** nats, no difference "
-        "shown",
-        "- rate 0.02, begins at its top, moments kept: **+0.500 ± 0.000** nats",
-    ]
+
+    def differences():
+        rows = mixed.tables(records, settings)["losses"][1:]
+        return {(row[0], row[1].partition(" ")[0]): (row[-2], row[-1]) for row in rows}
+
+    assert differences() == {
+        ("0.008", "rises"): ("–", 0),
+        ("0.008", "begins"): ("+0.000 ± 0.000", 0),
+        ("0.02", "rises"): ("–", 0),
+        ("0.02", "begins"): ("+0.500 ± 0.000", 0),
+    }
     records[-1] |= {"report": None, "diverged": True}
-    lines = mixed.page.answers(mixed.page.groups(records), settings)
-    assert lines[-1].endswith("moments kept: **+0.500** nats, 1 of 2 diverge")
+    assert differences()["0.02", "begins"] == ("+0.500", 1)
 
 
 def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
@@ -125,7 +132,7 @@ def test_a_trial_at_chosen_settings_waits_for_those_that_they_are_chosen_from():
 
     def needed(trial):
         names = ("part", "method", "multiple", "seed")
-        others = scaling.trials(scaling.SETTINGS)
+        others = scaling.trials(scaling.SETTINGS, [])
         return {tuple(t[n] for n in names) for t in others if scaling.needs(trial, t)}
 
     assert needed(rule) == {("search", "lamb", 1, 1)}
@@ -153,8 +160,8 @@ def test_a_run_that_two_parts_have_in_common_is_trained_once():
     assert not twin("rule", "lamb", 4, None, 2, rate=2.0)
 
 
-def test_what_was_chosen_from_other_trials_does_not_stand():
-    study, scaling = script("claim"), script("batch_scaling")
+def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
+    scaling = script("batch_scaling")
     settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
     settings |= {"multiples": [1], "long_warmup_multiples": []}
 
@@ -163,11 +170,11 @@ def test_what_was_chosen_from_other_trials_does_not_stand():
         return record(trial, values=values, select=loss, report=loss)
 
     def counted(settings):
-        names = {study.findings.trial_name(trial) for trial in scaling.trials(settings)}
-        found = study._that_count(scaling.CLAIM, settings, names, records)
-        return [
-            (r["trial"]["part"], r["trial"]["number"], r["trial"]["seed"]) for r in found.values()
-        ]
+        study = claim.study(scaling.CLAIM, settings, tmp_path / "r.jsonl")
+        lines = [json.dumps(each | {"settings": settings}) for each in runs]
+        (tmp_path / "r.jsonl").write_text("\n".join(lines))
+        found = (each["trial"] for each in study.done().values())
+        return [(trial["part"], trial["number"], trial["seed"]) for trial in found]
 
     points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
     runs = [
@@ -175,7 +182,6 @@ def test_what_was_chosen_from_other_trials_does_not_stand():
         run("best", None, 2, points[0], 4.1),
         run("search", 2, 1, points[1], 3.9),
     ]
-    records = {study.findings.trial_name(each["trial"]): each for each in runs}
     assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
     assert counted(settings | {"trials": 2}) == [("search", 1, 1), ("search", 2, 1)]
     low, high = settings["rates"]["lamb"]
@@ -197,7 +203,7 @@ def test_the_rule_keeps_the_updates_of_warmup():
 def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
     scaling = script("batch_scaling")
     settings = scaling.SETTINGS
-    trials = scaling.trials(settings)
+    trials = scaling.trials(settings, [])
     names = [json.dumps(trial) for trial in trials]
     assert len(set(names)) == len(names)
     searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
@@ -217,7 +223,7 @@ def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
     first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
     gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
     ends = {}
-    for variant in variants.page.LABELS:
+    for variant in variants.LABELS:
         weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
         optimizer = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
         optimizer.build(weights)
@@ -231,32 +237,39 @@ def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
 
 
 def test_each_variant_is_compared_at_its_best_rate_seed_by_seed():
-    page = script("variants").page
+    variants = script("variants")
 
     def run(variant, seed, rate, loss, part="best"):
         trial = {"part": part, "variant": variant, "seed": seed}
-        return record(trial, used_rate=rate, select=loss, report=loss + 0.5)
+        values = {"select": loss, "report": loss + 0.5, "report_accuracy": 20.0}
+        return record(trial, used_rate=rate, **values)
 
     records = [
         *(run("paper", 1, 1e-3, 4.0, "tuning"), run("paper", 1, 2e-3, 4.1, "tuning")),
         *(run("n", 1, 1e-3, 3.9, "tuning"), run("n", 1, 2e-3, 3.8, "tuning")),
         *(run("paper", 2, 1e-3, 4.2), run("n", 2, 2e-3, 3.9)),
     ]
-    found = page.groups(records)
-    assert {v: [r["used_rate"] for r in runs] for v, runs in found.items()} == {
-        "paper": [1e-3, 1e-3],
-        "n": [2e-3, 2e-3],
+    assert variants.tables(records, {"rates": [2e-3, 1e-3]}) == {
+        "losses": [
+            (
+                "variant",
+                "rate",
+                "runs",
+                "held-out loss, nats",
+                "accuracy",
+                "difference",
+                "diverged",
+            ),
+            (variants.LABELS["paper"], "0.001", 2, "4.600 ± 0.141", "20.0 ± 0.0 %", "–", 0),
+            ("N-LAMB", "0.002", 2, "4.350 ± 0.071", "20.0 ± 0.0 %", "-0.250 ± 0.635", 0),
+        ],
+        "rates": [
+            ("variant", "rate 0.001", "rate 0.002"),
+            (variants.LABELS["paper"], "4.000", "4.100"),
+            ("N-LAMB", "3.900", "3.800"),
+        ],
     }
-    assert page.paired(found["n"], found) == pytest.approx([-0.2, -0.3])
-    assert page.answers(found)[0].startswith("- **No difference shown**: N-LAMB")
-    assert "at least one of the 1 does is at most 5 %" in page.answers(found)[-1]
-    assert "N-LAMB (-0.250 ± 0.635)" in page.answers(found)[0]
-    assert page.at_the_edge(found, [1e-3, 2e-3]).endswith("beyond it: paper, v5, N-LAMB.")
-    assert page.at_the_edge(found, [5e-4, 1e-3, 2e-3]).endswith("beyond it: N-LAMB.")
-    assert page.at_the_edge(found, [1e-3]) == ""
-    variants = script("variants")
-    stands = [variants.stands({}, each, records) for each in records]
-    assert stands == [True] * 6
+    assert all(variants.stands({}, each, records) for each in records)
     lower = run("n", 1, 4e-3, 3.7, "tuning")
     assert not variants.stands({}, records[-1], [*records, lower])
 
@@ -266,10 +279,8 @@ def runs(*losses):
 
 
 def test_the_page_says_up_to_which_batch_a_loss_holds_and_where_seeds_do_not_decide():
-    import batch_scaling_page as page
-
     def held(*groups):
-        return page.held(dict(zip((1, 4, 16, 64), groups)), {"base_batch": 16})
+        return results.held(dict(zip((1, 4, 16, 64), groups)), {"base_batch": 16})
 
     assert held(runs(4.0), runs(4.05), runs(4.3), []) == "64"
     assert held(runs(4.0), runs(3.9), []) == "64, the largest done"
@@ -286,28 +297,25 @@ def test_the_page_says_up_to_which_batch_a_loss_holds_and_where_seeds_do_not_dec
 
 
 def test_the_page_says_what_is_lost_at_the_largest_batch():
-    import batch_scaling_page as page
+    def change(first, last):
+        return results.change({1: first, 4: last}, {"multiples": [1, 4]})
 
-    def beyond(first, last):
-        return page.beyond({1: first, 4: last}, {"multiples": [1, 4]})
-
-    assert beyond(runs(4.0, 4.2, 4.1), runs(4.5, 4.9)) == "+0.60 ± 1.27"
-    assert beyond(runs(4.0, 4.0), runs(4.5, None)) == "+0.50, 1 of 2 diverge"
-    assert beyond(runs(4.0), runs(None)) == "1 of 1 diverge"
-    assert beyond(runs(4.0), []) == "–"
+    assert change(runs(4.0, 4.2, 4.1), runs(4.5, 4.9)) == "+0.60 ± 1.27"
+    assert change(runs(4.0, 4.0), runs(4.5, None)) == "+0.50, 1 of 2 diverge"
+    assert change(runs(4.0), runs(None)) == "1 of 1 diverge"
+    assert change(runs(4.0), []) == "–"
     curve = [{"step": 10, "report": 6.0}, {"step": 20, "report": 5.0}]
-    assert page.updates_to_target({"curve": curve}) == 15
-    assert page.updates_to_target({"curve": curve[:1]}) is None
+    assert results.updates_to_target({"curve": curve}) == 15
+    assert results.updates_to_target({"curve": curve[:1]}) is None
 
 
 def test_an_interval_decides_on_a_margin_or_does_not():
-    findings = script("stats")
-    assert findings.within([0.01, 0.02, 0.03], 0.1) is True
-    assert findings.within([0.3, 0.31, 0.32], 0.1) is False
-    assert findings.within([0.0, 0.1, 0.2], 0.1) is None
-    assert [findings.within([gap], 0.1) for gap in (0.1, 0.11)] == [True, False]
-    assert findings.signed([0.1, 0.3], 1) == "+0.2 ± 1.3"  # t = 12.706 with one degree of freedom
-    assert findings.signed([-0.25], 2) == "-0.25"
+    assert stats.within([0.01, 0.02, 0.03], 0.1) is True
+    assert stats.within([0.3, 0.31, 0.32], 0.1) is False
+    assert stats.within([0.0, 0.1, 0.2], 0.1) is None
+    assert [stats.within([gap], 0.1) for gap in (0.1, 0.11)] == [True, False]
+    assert stats.signed([0.1, 0.3], 1) == "+0.2 ± 1.3"  # t = 12.706 with one degree of freedom
+    assert stats.signed([-0.25], 2) == "-0.25"
 
 
 @pytest.mark.parametrize(("loss", "on_plateau"), [(4.0, False), (5.6, True)])
@@ -323,10 +331,9 @@ def test_an_optimizer_that_ends_on_the_plateau_has_no_loss_to_hold(loss, on_plat
         *(run("search", 1, 1, loss), run("search", 4, 1, loss + 0.2)),
         run("rule", 4, None, loss + 0.3),
     ]
-    values = "– | – | – | –" if on_plateau else "16 | +0.20 | 16 | +0.30"
-    assert f"| LARS | {loss:.2f} | {values} |" in scaling.page.answer(records, settings)
-    no_answer = scaling.page.answer([run("search", 1, 1, None)], settings)
-    assert no_answer.startswith("**No answer yet**")
+    values = ["–"] * 4 if on_plateau else ["16", "+0.20", "16", "+0.30"]
+    assert results.answer(records, settings)[1:] == [["LARS", f"{loss:.2f}", *values]]
+    assert results.answer([run("search", 1, 1, None)], settings)[1:] == []  # no answer yet
 
 
 def test_the_page_says_where_the_rule_is_cut_and_what_lies_at_an_edge():
@@ -341,15 +348,12 @@ def test_the_page_says_where_the_rule_is_cut_and_what_lies_at_an_edge():
 
     records = [run(1, 4.0), run(2, 4.5)]
     share = records[0]["values"]["warmup_share"]
-    (row,) = scaling.page.rule_table(records, settings).splitlines()[2:]
-    assert row.split(" | ")[2:] == [
-        f"{share * 16_000:.0f}",
-        f"{share:.2f}",
-        f"{16 * share:.2f} |" if 16 * share <= 0.9 else f"0.9 instead of {16 * share:.2f} |",
-    ]
-    (row,) = scaling.page.chosen_table(records, settings).splitlines()[2:]
-    assert "| 0.0032 ↑ |" in row  # of 0.0032 and 0.0018
-    assert row.endswith("| 0 of 2 |")
+    (row,) = results.warmups(records, settings)[1:]
+    limited = f"{16 * share:.2f}" if 16 * share <= 0.9 else f"0.9 instead of {16 * share:.2f}"
+    assert row[2:] == (round(share * 16_000), f"{share:.2f}", limited)
+    (row,) = results.chosen(records, settings)[1:]
+    assert row[3] == "0.0032 ↑"  # of 0.0032 and 0.0018
+    assert row[-1] == "0 of 2"
 
 
 @pytest.mark.slow
@@ -360,7 +364,7 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate(bert_data):
     settings = scaling.MODEL | scaling.SETTINGS | TINY_BERT
     bert.make_data(bert_data, settings, {16: 4})
     shares = {}
-    for method in scaling.page.LABELS:
+    for method in results.LABELS:
         values = scaling.point(settings, method, 1, 1) | {"weight_decay": 0.5}
         optimizer = scaling.optimizer(method, settings, values)
         training = bert.Training(bert_data, settings, 16, optimizer, 1)
@@ -387,19 +391,15 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate(bert_data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_a_tiny_study_of_bert_is_killed_goes_on_and_writes_its_page(name, tmp_path, bert_data):
-    study, module = script("claim"), script(name)
-    settings = TINY_BERT | TINY[name]
-    arguments = command(name, tmp_path, settings, f"--data_dir={bert_data}")
-    before = run_and_kill(arguments, tmp_path, name, 1)
-    parser = study.parser(module.CLAIM, module.__doc__)
-    assert study.main(module.CLAIM, parser.parse_args(arguments[2:])) == 0
-    assert (tmp_path / f"{name}.jsonl").read_text().startswith(before)
+def test_a_tiny_study_of_bert_runs_all_its_trials_and_writes_its_page(name, tmp_path, bert_data):
+    module, settings = script(name), TINY_BERT | TINY[name]
+    flags = command(name, tmp_path, settings, f"--data_dir={bert_data}")[2:]
+    assert claim.main(module.CLAIM, claim.parser(module.CLAIM, "").parse_args(flags)) == 0
     found = records_of(tmp_path, name)
-    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings)
+    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings, found)
     assert not any(each["diverged"] for each in found)
     assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
-    assert f"**{len(found)} of {len(found)} trials" in (tmp_path / f"{name}.md").read_text()
+    assert f"| trials | {len(found)} of {len(found)} done" in (tmp_path / f"{name}.md").read_text()
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
 
 

@@ -8,13 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_page as page
 import numpy as np
 import peers
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as for a script there
-
-import gpu_page as page
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--quick", "--rounds=2", "--updates=2"

@@ -1,17 +1,12 @@
-"""The study of learning curves: what it computes, that it goes on, and a tiny one as a whole."""
+"""The study of learning curves: what it computes, and a tiny one as a whole."""
 
 import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
+import claim
+import learning_curves
 import peers
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))  # as for a script there
+import stats
 
 TINY = {
     "vocab_size": 300,
@@ -40,69 +35,51 @@ def curve(losses, seconds_an_update=0.01):
 
 
 def test_a_level_is_reached_on_the_line_between_two_evaluations_for_the_first_time():
-    import curves
-
     losses = curve([6.0, 5.0, 4.0, 4.8, 4.2])
-    assert curves.first_at(losses, 4.5, "step") == 250
-    assert curves.first_at(losses, 4.5, "seconds") == pytest.approx(2.5)
-    assert curves.first_at(losses, 6.5, "step") == 100
-    assert curves.first_at(losses, 3.0, "step") is None
+    assert stats.first_at(losses, 4.5, "step") == 250
+    assert stats.first_at(losses, 4.5, "seconds") == pytest.approx(2.5)
+    assert stats.first_at(losses, 6.5, "step") == 100
+    assert stats.first_at(losses, 3.0, "step") is None
 
 
 def test_the_page_says_how_much_longer_the_peer_takes_and_where_the_bands_overlap():
-    import learning_curves_page as page
-
     ours = [curve([6.0, 5.0, 4.0]), curve([5.8, 5.2, 4.2])]
     theirs = [curve([5.9, 4.9, 3.9], 0.03), curve([6.1, 5.1, 3.8], 0.03)]
-    assert page.overlap(ours, theirs) == (2, 3)
-    said = page.comparison(ours, theirs, "peer")
-    assert "after 3 s, Hugging Face in PyTorch after 7 s: 2.80 times as long" in said
-    assert "overlap at 2 of 3 evaluations" in said
-    assert "ours − theirs is +0.250 ± 0.112 nats" in said
-    missed = page.comparison(ours, [curve([6.0, 5.5, 5.0])], "peer")
-    assert "not every trial reaches 4.5 nats" in missed
-
-
-def command(folder, *more):
-    return [
-        *(sys.executable, "benchmarks/learning_curves.py", "--seeds=1", "--dropout=0.1"),
-        *(f"--settings={json.dumps(TINY)}", f"--data_dir={folder}/data"),
-        *(f"--results={folder}/results.jsonl", f"--page={folder}/page.md", *more),
-    ]
-
-
-def study(folder, *more):
-    return subprocess.run(
-        command(folder, *more),
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    assert learning_curves.comparison(ours, theirs) == ("2.80", "2 of 3", "+0.250 ± 0.112")
+    missed = learning_curves.comparison(ours, [curve([6.0, 5.5, 5.0])])
+    assert missed == ("not reached by 1", "2 of 3", "-0.900")
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_with_the_trials_that_are_missing_and_writes_its_page(tmp_path):
-    peers.load("torch")
-    peers.load("transformers")
-    peers.load("matplotlib")
+def test_a_study_goes_on_with_the_side_that_is_missing_and_writes_its_page(tmp_path):
+    for peer in ("torch", "transformers", "matplotlib"):
+        peers.load(peer)
+    done = {
+        "trial": {"side": "ours", "dropout": 0.1, "seed": 1},
+        "settings": learning_curves.SETTINGS | TINY,
+        "wall_seconds": 60.0,
+        "machine": {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5},
+        "date": "2026-01-01",
+        "curve": curve([6.0, 5.9]),
+    }
     results = tmp_path / "results.jsonl"
-    ours = study(tmp_path, "--sides=ours")
-    assert ours.returncode == 0, ours.stderr
-    (line,) = results.read_text().splitlines()
-    results.write_text(f'{line}\n{{"trial": {{"side": "peer"')  # what a kill leaves
-    both = study(tmp_path)
-    assert both.returncode == 0, both.stderr
-    assert re.search(r"trial 2 of 2: peer, dropout 0.1, seed 1; about \d+ min left", both.stdout)
-    first, second = results.read_text().splitlines()
-    assert first == line
-    for record, side in ((json.loads(first), "ours"), (json.loads(second), "peer")):
-        assert record["trial"] == {"side": side, "dropout": 0.1, "seed": 1}
+    results.write_text(json.dumps(done | {"trial": done["trial"] | {"seed": 2}}) + "\n")
+
+    def study(*flags):
+        flags = ["--dropout=0.1", f"--settings={json.dumps(TINY)}", *flags]
+        flags += [f"--data_dir={tmp_path}/data", f"--results={results}", f"--page={tmp_path}/p.md"]
+        options = claim.parser(learning_curves.CLAIM, "").parse_args(flags)
+        return claim.main(learning_curves.CLAIM, options)
+
+    assert study("--seeds=1") == 0
+    first, *new = map(json.loads, results.read_text().splitlines())
+    assert first["trial"]["seed"] == 2  # of a study with more seeds
+    assert [record["trial"]["side"] for record in new] == ["ours", "peer"]
+    for record in new:
         assert record["settings"].items() > TINY.items()
         assert [point["step"] for point in record["curve"]] == [4, 6]
         assert all(point["masked_lm_loss"] < 6 for point in record["curve"])
         assert 0 < record["curve"][0]["seconds"] < record["curve"][1]["seconds"]
-    page = (tmp_path / "page.md").read_text()
-    assert "2 of 2 trials are done" in page
-    assert (tmp_path / "page.png").stat().st_size > 1000
+    assert "| trials | 2 of 2 done |" in (tmp_path / "p.md").read_text()
+    assert (tmp_path / "p.png").stat().st_size > 1000
     assert not list((tmp_path / "data").glob("*_1"))

@@ -1,15 +1,11 @@
 """The processes of benchmarks that take turns."""
 
-import sys
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as for a script there
 
 import turns
 
 SCRIPT = """
 import os, sys
-sys.path.append({benchmarks!r})
 import turns
 
 calls = iter(range(100))

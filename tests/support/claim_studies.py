@@ -2,17 +2,12 @@
 
 import importlib
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import peers
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks/claims"))  # as for a script there
 
 
 def script(name):
@@ -47,18 +42,3 @@ def records_of(folder, name):
     path = folder / f"{name}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
-
-
-def run_and_kill(arguments, folder, name, trials):
-    """Kills a study after so many trials; what is in its results."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    study = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        ends = time.monotonic() + 300
-        while len(records_of(folder, name)) < trials and time.monotonic() < ends:
-            assert study.poll() is None, "the study ended before it was killed"
-            time.sleep(0.05)
-    finally:
-        study.send_signal(signal.SIGKILL)
-        study.wait()
-    return (folder / f"{name}.jsonl").read_text()
