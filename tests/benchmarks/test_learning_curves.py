@@ -47,7 +47,7 @@ def test_the_page_says_how_much_longer_the_peer_takes_and_where_the_bands_overla
     theirs = [curve([5.9, 4.9, 3.9], 0.03), curve([6.1, 5.1, 3.8], 0.03)]
     assert learning_curves.comparison(ours, theirs) == ("2.80", "2 of 3", "+0.250 ± 0.112")
     missed = learning_curves.comparison(ours, [curve([6.0, 5.5, 5.0])])
-    assert missed == ("not reached by 1", "2 of 3", "-0.900")
+    assert missed == ("not reached by 1", "1 of 3", "-0.900")
 
 
 @pytest.mark.slow
