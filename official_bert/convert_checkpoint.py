@@ -9,26 +9,63 @@ folder, or a `.keras` file.
 """
 
 import dataclasses
+import logging
 import os
-
-from absl import flags, logging
+from typing import Any
 
 from official_bert.checkpoints import model_folder, names, sources, targets
 from official_bert.commands import commands
-from official_bert.commands.flag_definitions import apply, contradiction, idle
+from official_bert.commands.arguments import apply, contradiction, idle
+from official_bert.commands.training_settings import Casing
 from official_bert.system import child_commands, local_paths, messages
+from official_bert.system.settings import documented, setting
 
-FLAGS = flags.FLAGS
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convert(Casing):
+    """The settings of the command."""
+
+    input: str | os.PathLike = setting(
+        "Checkpoint to read: a folder, the prefix of a TensorFlow checkpoint, or a .safetensors or "
+        ".keras file."
+    )
+    output: str | os.PathLike = setting("Output folder; must not exist yet.")
+    output_format: str = setting(
+        "Format to write. huggingface: model.safetensors, config.json and tokenizer files, for "
+        "transformers and KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, "
+        "for Keras. savedmodel: a pre-training model for serving, with signatures for ids and for "
+        "raw text.",
+        choices=targets.TARGETS,
+    )
+    bert_config_file: str | os.PathLike | None = setting(
+        "Model configuration. Default: bert_config.json or config.json in the input's folder.", None
+    )
+    vocab_file: str | os.PathLike | None = setting(
+        "Vocabulary of the model. Default: tokenizer.json or vocab.txt in the input's folder.", None
+    )
+    keep_slots: bool = setting(
+        "Write the optimizer's moments and step count, which only tf1 can store.", True
+    )
+    allow_missing_heads: bool = setting(
+        "Convert a checkpoint even without pooler or pre-training heads. Unknown heads are left "
+        "out and listed.",
+        False,
+    )
+    allow_missing_vocabulary: bool = setting("Convert even without a vocabulary.", False)
+    ignore_left_over: bool = setting(
+        "Leave out variables that are not part of BERT, and list them.", False
+    )
 
 
-def _holds_no_slots(values):
-    return not targets.TARGETS[values.output_format].holds_slots
+def _holds_no_slots(args):
+    return not targets.TARGETS[args.output_format].holds_slots
 
 
 RULES = (
     contradiction(
         ["keep_slots"],
-        lambda v: v.keep_slots and _holds_no_slots(v),
+        lambda args: args.keep_slots and _holds_no_slots(args),
         "--output_format={output_format} holds no moments; leave it out, or write tf1.",
     ),
     idle(
@@ -40,17 +77,7 @@ RULES = (
 
 
 def convert(
-    path: str | os.PathLike,
-    output: str | os.PathLike,
-    output_format: str,
-    *,
-    bert_config_file: str | os.PathLike | None = None,
-    vocab_file: str | os.PathLike | None = None,
-    do_lower_case: bool | None = None,
-    keep_slots: bool = True,
-    allow_missing_heads: bool = False,
-    allow_missing_vocabulary: bool = False,
-    ignore_left_over: bool = False,
+    path: str | os.PathLike, output: str | os.PathLike, output_format: str, **others: Any
 ) -> list[str]:
     """Converts a checkpoint; returns what was read and what was left out, as lines of text.
 
@@ -58,45 +85,38 @@ def convert(
         path: The checkpoint: a folder, a prefix or a file; see `sources.open_checkpoint`.
         output: The folder to make.
         output_format: One of `targets.TARGETS`.
-        bert_config_file, vocab_file, do_lower_case: See `sources.open_checkpoint`.
-        keep_slots: Whether moments are written, where the format holds any.
-        allow_missing_heads: Whether a checkpoint without pooler or heads is good enough. A head
-            that is not known here is left out.
-        allow_missing_vocabulary: Likewise one without a vocabulary.
-        ignore_left_over: Whether variables that belong to no BERT are left out.
+        others: Further settings of `Convert`.
 
     Raises:
         ValueError: the input is no such checkpoint, or does not fit; nothing is written.
         OSError: a file cannot be read or written; nothing is left behind.
     """
-    local_paths.require_local(
-        input=path, output=output, bert_config_file=bert_config_file, vocab_file=vocab_file
-    )
-    target = targets.TARGETS[output_format]
-    source = sources.open_checkpoint(
-        path,
-        bert_config_file=bert_config_file,
-        vocab_file=vocab_file,
-        do_lower_case=do_lower_case,
-    )
-    _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary)
+    return _convert(Convert(input=path, output=output, output_format=output_format, **others))
+
+
+def _convert(args):
+    named = {"bert_config_file": args.bert_config_file, "vocab_file": args.vocab_file}
+    local_paths.require_local(input=args.input, output=args.output, **named)
+    target = targets.TARGETS[args.output_format]
+    source = sources.open_checkpoint(args.input, **named, do_lower_case=args.do_lower_case)
+    _check(source, target, args)
     # Without heads, what is left over is another head, unless the encoder has more than is known.
     is_other_head = bool(source.missing_parts) and not sources.is_larger(source)
-    sources.check(source, source.parts, ignore_left_over or is_other_head)
+    sources.check(source, source.parts, args.ignore_left_over or is_other_head)
     said = [_about(source), f"          {_about_vocabulary(source)}"]
     left_out = [*source.left_over]
     if target.drops_unread and source.head:
         unread, source = sources.without_unread(source)
         left_out += unread
-    if not (target.holds_slots and keep_slots):
+    if not (target.holds_slots and args.keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
     carried = source.slots and source.step is not None
     left_out += [n for n in source.counters if not (carried and sources.counts_updates(n))]
-    written = _write(output, target, source)
+    written = _write(args.output, target, source)
     return [
         *said,
-        f"written   {output}: {', '.join(written)}",
+        f"written   {args.output}: {', '.join(written)}",
         *([f"left out  {names.listed(left_out)}"] if left_out else []),
     ]
 
@@ -114,7 +134,7 @@ def _write(output, target, source):
         raise OSError(error.errno, error.strerror, str(output)) from None  # a full disk has no name
 
 
-def _check(source, target, output_format, allow_missing_heads, allow_missing_vocabulary):
+def _check(source, target, args):
     if "encoder" not in source.parts:
         raise ValueError(
             f"--input must contain the variables of a BERT encoder; got {source.path} "
@@ -124,20 +144,22 @@ def _check(source, target, output_format, allow_missing_heads, allow_missing_voc
     got = f"got {source.path} ({source.dialect}) with {', '.join(source.parts)}"
     missing = [part for part in target.needed_parts(source) if part not in source.parts]
     if missing:
-        others = "huggingface or tf1" if output_format == "keras" else "keras, huggingface or tf1"
+        others = (
+            "huggingface or tf1" if args.output_format == "keras" else "keras, huggingface or tf1"
+        )
         raise ValueError(
-            f"--input must have {' and '.join(missing)} for --output_format={output_format}; "
+            f"--input must have {' and '.join(missing)} for --output_format={args.output_format}; "
             f"{got}. Use {others}."
         )
     missing = source.missing_parts
-    if missing and not allow_missing_heads:
+    if missing and not args.allow_missing_heads:
         unknown = "" if sources.is_larger(source) else names.listed(source.left_over)
         raise ValueError(
             f"--input must have {' and '.join(missing)}; {got}"
             + (f", and {unknown} of an unknown head" if unknown else "")
             + f". Give --allow_missing_heads to convert only the {', '.join(source.parts)}."
         )
-    if target.needs_vocabulary and not source.vocab_file and not allow_missing_vocabulary:
+    if target.needs_vocabulary and not source.vocab_file and not args.allow_missing_vocabulary:
         raise ValueError(
             f"the folder of {source.path} must contain a {' or '.join(model_folder.VOCABULARIES)}; "
             "got neither. Give --vocab_file, or convert without it by --allow_missing_vocabulary."
@@ -160,84 +182,16 @@ def _about_vocabulary(source):
     return f"{source.vocab_file}, {casing}{accents}"
 
 
-def main() -> None:
-    apply(FLAGS, RULES)
-    chosen = {name: FLAGS[name].value for name in _OPTIONS}
+def main(args: Convert) -> None:
+    args = apply(args, RULES)
     try:
-        logging.set_verbosity(logging.WARNING)  # TensorFlow logs each step of a SavedModel
+        logging.getLogger("absl").setLevel(logging.WARNING)  # TensorFlow logs each step
         child_commands.raise_on_signals()
-        lines = convert(FLAGS.input, FLAGS.output, FLAGS.output_format, **chosen)
+        lines = _convert(args)
     except child_commands.Interrupted:
         raise messages.Failed("interrupted; nothing was written.", 130) from None
     print("\n".join(lines))
 
 
-_OPTIONS = (
-    "bert_config_file",
-    "vocab_file",
-    "do_lower_case",
-    "keep_slots",
-    "allow_missing_heads",
-    "allow_missing_vocabulary",
-    "ignore_left_over",
-)
-
-
-def _define_flags():
-    flags.DEFINE_string(
-        "input",
-        None,
-        "Checkpoint to read: a folder, the prefix of a TensorFlow checkpoint, or a .safetensors or "
-        ".keras file. Required.",
-        required=True,
-    )
-    flags.DEFINE_string(
-        "output", None, "Output folder; must not exist yet. Required.", required=True
-    )
-    flags.DEFINE_enum(
-        "output_format",
-        None,
-        list(targets.TARGETS),
-        "Format to write. huggingface: model.safetensors, config.json and tokenizer files, for "
-        "transformers and KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, "
-        "for Keras. savedmodel: a pre-training model for serving, with signatures for ids and for "
-        "raw text. "
-        "Required.",
-        required=True,
-    )
-    flags.DEFINE_string(
-        "bert_config_file",
-        None,
-        "Model configuration. Default: bert_config.json or config.json in the input's folder.",
-    )
-    flags.DEFINE_string(
-        "vocab_file",
-        None,
-        "Vocabulary of the model. Default: tokenizer.json or vocab.txt in the input's folder.",
-    )
-    flags.DEFINE_bool(
-        "do_lower_case",
-        None,
-        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
-        "tokenizer_config.json; else whether the vocabulary has no upper-case letter.",
-    )
-    flags.DEFINE_bool(
-        "keep_slots",
-        True,
-        "Write the optimizer's moments and step count, which only tf1 can store.",
-    )
-    flags.DEFINE_bool(
-        "allow_missing_heads",
-        False,
-        "Convert a checkpoint even without pooler or pre-training heads. Unknown heads are left "
-        "out and listed.",
-    )
-    flags.DEFINE_bool("allow_missing_vocabulary", False, "Convert even without a vocabulary.")
-    flags.DEFINE_bool(
-        "ignore_left_over", False, "Leave out variables that are not part of BERT, and list them."
-    )
-
-
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main)
+    commands.run(main, Convert)

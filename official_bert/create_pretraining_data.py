@@ -10,17 +10,18 @@ command makes only what is missing.
 import dataclasses
 import errno
 import functools
-import inspect
 import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from absl import flags
 
 from official_bert.commands import commands
-from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
+from official_bert.commands.arguments import apply, idle
+from official_bert.commands.text_settings import Text
+from official_bert.commands.training_settings import Casing
 from official_bert.data import (
     corpus,
     coverage,
@@ -34,23 +35,77 @@ from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import local_paths, messages
 from official_bert.system.places import is_remote
+from official_bert.system.settings import documented, like, setting, values_of
 
-_SETTINGS = [f.name for f in dataclasses.fields(Settings) if f.name != "max_ngram_size"]
 WORKERS_PER_CORE = 4  # more would only take memory
+
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CreateData(Text, Casing):
+    """The settings of the command; the names and defaults of the first are the official ones."""
+
+    output_file: str | list[str] = setting(
+        "Output TFRecord file; with --num_shards, the name that the shards share, or their "
+        "comma-separated names."
+    )
+    vocab_file: str = setting("Vocabulary: the vocab.txt or tokenizer.json of the model.")
+    max_seq_length: int = like(Settings, "max_seq_length")
+    max_predictions_per_seq: int = like(Settings, "max_predictions_per_seq")
+    masked_lm_prob: float = like(Settings, "masked_lm_prob")
+    short_seq_prob: float = like(Settings, "short_seq_prob")
+    dupe_factor: int = like(Settings, "dupe_factor")
+    do_whole_word_mask: bool = like(Settings, "do_whole_word_mask")
+    max_ngram_size: int = like(Settings, "max_ngram_size")
+    gzip_compress: bool = setting("Compress the records with GZIP.", False)
+    use_v2_feature_names: bool = setting(
+        "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
+        "input_ids and segment_ids.",
+        False,
+    )
+    random_seed: int = setting("Random seed of masks and sentence pairs.", 12345)
+    # Beyond the original's.
+    dynamic_masking: bool = setting(
+        "Store each sequence once, without masks; training draws new masks in every epoch.", False
+    )
+    num_shards: int = setting("Number of output files; 0: one per name in --output_file.", 0)
+    num_workers: int = setting(
+        "Number of processes, at most 4 per core; 0: one per core. The records are the same for "
+        "any number.",
+        0,
+        minimum=0,
+        hint="0 is one per core.",
+    )
+    language: str | None = setting(
+        "Language of the text (ISO 639-1 code), for splitting paragraphs into sentences. Default: "
+        "en.",
+        None,
+    )
+    drop_duplicate_documents: bool = setting("Leave out repeated documents.", False)
+    one_random_stream: bool = setting(
+        "Reproduce the records of the original script exactly: one process, with the whole corpus "
+        "in memory.",
+        False,
+    )
+    allow_dropped_text: bool = setting(
+        "Continue even if more than half of the text is dropped.", False
+    )
+
+
 RULES = (
     idle(
         ["dupe_factor"],
-        lambda v: v.dynamic_masking,
+        lambda args: args.dynamic_masking,
         "with --dynamic_masking: each sequence is stored once, and masked again in every epoch.",
     ),
     idle(
         ["use_v2_feature_names"],
-        lambda v: v.dynamic_masking,
+        lambda args: args.dynamic_masking,
         "with --dynamic_masking, whose records have other features.",
     ),
     idle(
         ["num_workers"],
-        lambda v: v.one_random_stream,
+        lambda args: args.one_random_stream,
         "with --one_random_stream, which uses one process.",
     ),
 )
@@ -62,21 +117,8 @@ def create_pretraining_data(
     vocab_file: str,
     settings: Settings | None = None,
     *,
-    do_lower_case: bool | None = None,
-    random_seed: int = 12345,
-    dynamic_masking: bool = False,
-    num_shards: int = 0,
-    num_workers: int = 0,
-    input_format: str = "auto",
-    json_field: str | None = None,
-    language: str | None = None,
-    drop_duplicate_documents: bool = False,
-    gzip_compress: bool = False,
-    use_v2_feature_names: bool = False,
-    one_random_stream: bool = False,
-    allow_dropped_text: bool = False,
-    skip_bad_lines: bool = False,
     report: Callable[[str], object] | None = None,
+    **others: Any,
 ) -> dict:
     """Turns text into shards of records and a manifest; returns the summary, a dict of counts.
 
@@ -86,24 +128,11 @@ def create_pretraining_data(
         output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
         vocab_file: The WordPiece vocabulary: a `vocab.txt` or `tokenizer.json`.
-        do_lower_case: Whether it is uncased; default: as its `tokenizer.json` or
-            `tokenizer_config.json` says, or else whether it has no upper-case letter.
         settings: Lengths, masking, duplication; `instances.Settings()` holds the official defaults.
-        dynamic_masking: Store every sequence once, unmasked; `input_pipeline.Batches` masks it
-            afresh at every epoch.
-        num_shards: At most 99,999; 0 means as many as `output_file` names.
-        num_workers: Number of processes, at most four per core and no more than there are blocks of
-            text; 0 means one per core. The records do not depend on it.
-        json_field: Of the text in JSON lines; None means `text`.
-        language: Of paragraphs, for splitting them into sentences (ISO 639-1); None means `en`.
-        drop_duplicate_documents: Leave out a document whose text came before.
-        one_random_stream: Draw from one stream of random numbers over the whole corpus, as the
-            original does, instead of one per block of 2 MB: exactly the records of the original, on
-            one core and with the corpus in memory. Sentences longer than a sequence are then not
-            cut.
-        allow_dropped_text: Continue even if more than half of the text would be in no record.
-        skip_bad_lines: Leave out lines that are not UTF-8 or not JSON objects with text.
         report: A function that takes lines of progress; None for silence.
+        others: Further settings of `CreateData`. With `one_random_stream`, there is one stream of
+            random numbers over the whole corpus, as in the original, instead of one per block of
+            2 MB; sentences longer than a sequence are then not cut.
 
     Raises:
         ValueError: for any input that cannot be used; the message says which and how to mend it.
@@ -114,56 +143,62 @@ def create_pretraining_data(
         >>> settings = Settings(dupe_factor=1)
         >>> create_pretraining_data("a.txt", "records/a.tfrecord", "vocab.txt", settings)
     """
+    others |= {"input_file": input_file, "output_file": output_file, "vocab_file": vocab_file}
+    return _create(CreateData(**others), settings or Settings(), report)
+
+
+def _create(args, settings, report):
     started = time.monotonic()
-    settings = settings or Settings()
-    local_paths.require_local(output_file=output_file)
-    local_paths.require_paths(vocab_file=vocab_file)
-    paths = corpus.find_files(input_file)
-    vocabulary = tokenization.read_vocabulary(vocab_file)
-    shards = coverage.shard_paths(output_file, num_shards)
-    coverage.check_apart(shards, input_file, paths, vocab_file)
+    local_paths.require_local(output_file=args.output_file)
+    local_paths.require_paths(vocab_file=args.vocab_file)
+    paths = corpus.find_files(args.input_file)
+    vocabulary = tokenization.read_vocabulary(args.vocab_file)
+    shards = coverage.shard_paths(args.output_file, args.num_shards)
+    coverage.check_apart(shards, args.input_file, paths, args.vocab_file)
     manifest.require_free(shards)
-    unread = format_detection.check(paths, input_format, json_field, language)
+    unread = format_detection.check(paths, args.input_format, args.json_field, args.language)
     if report:
         for reason in unread.values():
             report(f"warning: {reason}")
-    json_field = "text" if json_field is None or "json_field" in unread else json_field
-    language = "en" if language is None or "language" in unread else language
-    workers = _workers(num_workers, one_random_stream)
+    json_field = (args.json_field if "json_field" not in unread else None) or "text"
+    language = (args.language if "language" not in unread else None) or "en"
     plan = BuildPlan(
         settings=settings,
-        vocab_file=vocab_file if is_remote(vocab_file) else os.path.abspath(vocab_file),
-        do_lower_case=tokenization.casing(vocab_file, do_lower_case),
+        vocab_file=(
+            args.vocab_file if is_remote(args.vocab_file) else os.path.abspath(args.vocab_file)
+        ),
+        do_lower_case=tokenization.casing(args.vocab_file, args.do_lower_case),
         language=language,
-        random_seed=random_seed,
-        dynamic=dynamic_masking,
-        use_v2_feature_names=use_v2_feature_names,
-        gzip=gzip_compress,
-        one_stream=one_random_stream,
+        random_seed=args.random_seed,
+        dynamic=args.dynamic_masking,
+        use_v2_feature_names=args.use_v2_feature_names,
+        gzip=args.gzip_compress,
+        one_stream=args.one_random_stream,
     )
     described = _describe(
-        plan, vocabulary, paths, input_format, json_field, drop_duplicate_documents
+        plan, vocabulary, paths, args.input_format, json_field, args.drop_duplicate_documents
     )
     finished = _finished(shards, described)
-    if finished and (skip_bad_lines or not finished["counts"].get("bad_lines")):
+    if finished and (args.skip_bad_lines or not finished["counts"].get("bad_lines")):
         record_builder.remove_parts(shards)
         if report:
             report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
         return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(
         paths,
-        input_format,
+        args.input_format,
         json_field,
-        drop_duplicate_documents,
-        whole=one_random_stream,
-        skip_bad_lines=skip_bad_lines,
+        args.drop_duplicate_documents,
+        whole=args.one_random_stream,
+        skip_bad_lines=args.skip_bad_lines,
     )
     coverage.check_memory(paths, plan)
     coverage.check_sample(source, plan, len(shards))
     coverage.make_folder(os.path.dirname(os.path.abspath(shards[0])))
     coverage.check_disk(paths, shards, plan)
     progress = record_builder.Progress(source, report)
-    check = functools.partial(coverage.check, plan=plan, allowed=allow_dropped_text)
+    check = functools.partial(coverage.check, plan=plan, allowed=args.allow_dropped_text)
+    workers = _workers(args.num_workers, args.one_random_stream)
     builder = record_builder.Builder(plan, source.documents, shards, workers, progress, check)
     made, counts = builder.run()
     counts |= {
@@ -241,95 +276,15 @@ def _finished(shards: list[str], described: dict) -> dict | None:
 
 
 def _workers(requested: int, one_stream: bool) -> int:
-    if requested < 0:
-        raise ValueError(f"num_workers must be at least 0 (0: one per core); got {requested}.")
     cores = len(os.sched_getaffinity(0))
     return 1 if one_stream else min(requested or cores, WORKERS_PER_CORE * cores)
 
 
-def _define_flags() -> None:
-    define = FlagDefinitions(flags.FLAGS)
-    for name in _SETTINGS:
-        define.field(Settings, name)
-    define.field(Settings, "max_ngram_size", default=None, more="Default: 1.")
-    integer = define.integer
-    flags.DEFINE_string(
-        "input_file",
-        None,
-        "Input text: comma-separated files, globs or folders. Files may be compressed. Required.",
-    )
-    flags.DEFINE_string(
-        "output_file",
-        None,
-        "Output TFRecord file; with --num_shards, the name that the shards share, or their "
-        "comma-separated names. Required.",
-    )
-    flags.DEFINE_string(
-        "vocab_file", None, "Vocabulary: the vocab.txt or tokenizer.json of the model. Required."
-    )
-    flags.DEFINE_bool(
-        "do_lower_case",
-        None,
-        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
-        "tokenizer_config.json; else whether it has no upper-case letter.",
-    )
-    flags.DEFINE_bool("gzip_compress", False, "Compress the records with GZIP.")
-    flags.DEFINE_bool(
-        "use_v2_feature_names",
-        False,
-        "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
-        "input_ids and segment_ids.",
-    )
-    integer("random_seed", 12345, "Random seed of masks and sentence pairs.")
-    # Beyond the original's.
-    flags.DEFINE_bool(
-        "dynamic_masking",
-        False,
-        "Store each sequence once, without masks; training draws new masks in every epoch.",
-    )
-    integer("num_shards", 0, "Number of output files; 0: one per name in --output_file.")
-    integer(
-        "num_workers",
-        0,
-        "Number of processes, at most 4 per core; 0: one per core. The records are the same for "
-        "any number.",
-    )
-    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
-    flags.DEFINE_string("json_field", None, "Text field of JSON lines. Default: text.")
-    flags.DEFINE_string(
-        "language",
-        None,
-        "Language of the text (ISO 639-1 code), for splitting paragraphs into sentences. Default: "
-        "en.",
-    )
-    flags.DEFINE_bool("drop_duplicate_documents", False, "Leave out repeated documents.")
-    flags.DEFINE_bool(
-        "one_random_stream",
-        False,
-        "Reproduce the records of the original script exactly: one process, with the whole corpus "
-        "in memory.",
-    )
-    flags.DEFINE_bool(
-        "allow_dropped_text",
-        False,
-        "Continue even if more than half of the text is dropped.",
-    )
-    flags.DEFINE_bool("skip_bad_lines", False, "Leave out unreadable lines, and count them.")
-    flags.mark_flags_as_required(["input_file", "output_file", "vocab_file"])
-
-
-def main() -> None:
-    apply(flags.FLAGS, RULES)
-    values = {name: flags.FLAGS[name].value for name in _SETTINGS}
-    others = inspect.signature(create_pretraining_data).parameters.keys() - {"settings", "report"}
+def main(args: CreateData) -> None:
+    args = apply(args, RULES)
     try:
-        longest = flags.FLAGS.max_ngram_size
-        settings = Settings(**values, max_ngram_size=1 if longest is None else longest)
-        create_pretraining_data(
-            **{name: flags.FLAGS[name].value for name in others},
-            settings=settings,
-            report=lambda text: print(text, file=sys.stderr, flush=True),
-        )
+        settings = Settings(**values_of(Settings, args))
+        _create(args, settings, lambda text: print(text, file=sys.stderr, flush=True))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -341,5 +296,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main)
+    commands.run(main, CreateData)

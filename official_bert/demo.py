@@ -8,6 +8,7 @@ larger run would use. Run the same command again to resume an interrupted demo: 
 not repeated. Use --corpus for text of your own.
 """
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -15,11 +16,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from absl import flags
-
 from official_bert import recipes, stacking
 from official_bert.commands import commands
-from official_bert.commands.flag_definitions import apply, contradiction, idle
+from official_bert.commands.arguments import Arguments, apply, contradiction, idle
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_scores, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder, clock
@@ -32,8 +31,7 @@ from official_bert.system import (
     quiet_tensorflow,
     whole_files,
 )
-
-FLAGS = flags.FLAGS
+from official_bert.system.settings import documented, setting
 
 RECIPE = "demo"
 VOCAB_SIZE = 2048
@@ -43,23 +41,42 @@ MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write
 EVAL_BATCH_SIZE = 128
 
 
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Demo(Arguments):
+    """The settings of the command."""
+
+    output_dir: str = setting(
+        "Folder for all output. An existing demo in it is resumed.", "demo_output"
+    )
+    corpus_format: str = setting("Format of --corpus.", "auto", choices=corpus.FORMS)
+    corpus: tuple[str, ...] = setting(
+        "Training text: comma-separated files, globs or folders. Default: the documentation that "
+        "comes with Python.",
+        (),
+    )
+    recipe: str = setting(
+        "Recipe from official_bert/recipes.py; it sets the stages of the run.", RECIPE
+    )
+
+
 RULES = (
-    idle(["corpus_format"], lambda v: not v.corpus, "without --corpus."),
+    idle(["corpus_format"], lambda args: not args.corpus, "without --corpus."),
     contradiction(
         ["corpus"],
-        lambda v: not any(v.corpus),
+        lambda args: not any(args.corpus),
         "it names no file; leave it out for Python's documentation. Is a variable of the shell "
         "empty?",
     ),
 )
 
 
-def main() -> int:
-    apply(FLAGS, RULES)
+def main(args: Demo) -> int:
+    args = apply(args, RULES)
     child_commands.raise_on_signals()
-    folder = pathlib.Path(FLAGS.output_dir)
+    folder = pathlib.Path(args.output_dir)
     try:
-        run(folder, FLAGS.corpus, FLAGS.corpus_format, FLAGS.recipe)
+        run(folder, args.corpus, args.corpus_format, args.recipe)
     except child_commands.Interrupted:
         print(f"\nStopped. Run the same command again to resume from {folder}.", flush=True)
         return 130
@@ -294,22 +311,5 @@ def _step(number, title, function, *arguments):
         print(f"      {outcome}", flush=True)
 
 
-def _define_flags():
-    flags.DEFINE_string(
-        "output_dir", "demo_output", "Folder for all output. An existing demo in it is resumed."
-    )
-    flags.DEFINE_list(
-        "corpus",
-        [],
-        "Training text: comma-separated files, globs or folders. Default: the documentation that "
-        "comes with Python.",
-    )
-    flags.DEFINE_enum("corpus_format", "auto", corpus.FORMS, "Format of --corpus.")
-    flags.DEFINE_string(
-        "recipe", RECIPE, "Recipe from official_bert/recipes.py; it sets the stages of the run."
-    )
-
-
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main)
+    commands.run(main, Demo)

@@ -6,19 +6,30 @@ r"""Predicts the words at [MASK] with a pre-trained model: a quick check of what
 In Python, `official_bert.load(folder).predict(texts)` does the same.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from official_bert.commands import commands
+from official_bert.commands.training_settings import Casing
 from official_bert.prediction import loading
 from official_bert.system import local_paths
+from official_bert.system.settings import documented, setting
 
 if TYPE_CHECKING:
     from official_bert.prediction.blank_filler import Guess
 
-FLAGS = flags.FLAGS
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FillBlanks(Casing):
+    """The settings of the command; `arguments` are the texts."""
+
+    arguments: tuple[str, ...] = ()
+    model_dir: str = setting("Folder of a run, or any checkpoint.")
+    vocab_file: str | None = setting(
+        "Vocabulary: a vocab.txt or tokenizer.json. Default: from the model's folder.", None
+    )
 
 
 def describe(text: str, guesses: Sequence[Sequence["Guess"]]) -> str:
@@ -29,41 +40,23 @@ def describe(text: str, guesses: Sequence[Sequence["Guess"]]) -> str:
     return "\n".join(lines)
 
 
-def main(texts: list[str]) -> None:
-    if not texts:
+def main(args: FillBlanks) -> None:
+    if not args.arguments:
         raise ValueError(
             "the arguments must be sentences with blanks; got none. Give at least one, such as "
             '"Return the [MASK] of the list."'
         )
-    local_paths.require_local(model_dir=FLAGS.model_dir, vocab_file=FLAGS.vocab_file)
-    filler = loading.load(FLAGS.model_dir, FLAGS.vocab_file, FLAGS.do_lower_case)
+    local_paths.require_local(model_dir=args.model_dir, vocab_file=args.vocab_file)
+    filler = loading.load(args.model_dir, args.vocab_file, args.do_lower_case)
     from official_bert.prediction.blank_filler import BlankFiller
 
     if not isinstance(filler, BlankFiller):
         raise ValueError(
             f"--model_dir must have a masked-LM head; got {filler!r}. Give a pre-trained model."
         )
-    for text, guesses in zip(texts, filler.predict(texts)):
+    for text, guesses in zip(args.arguments, filler.predict(args.arguments)):
         print(describe(text, guesses))
 
 
-def _define_flags():
-    flags.DEFINE_string(
-        "model_dir", None, "Folder of a run, or any checkpoint. Required.", required=True
-    )
-    flags.DEFINE_string(
-        "vocab_file",
-        None,
-        "Vocabulary: a vocab.txt or tokenizer.json. Default: from the model's folder.",
-    )
-    flags.DEFINE_bool(
-        "do_lower_case",
-        None,
-        "Whether the vocabulary is uncased. Default: as in tokenizer.json or "
-        "tokenizer_config.json; else whether it has no upper-case letter.",
-    )
-
-
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main, arguments=True)
+    commands.run(main, FillBlanks)

@@ -9,48 +9,54 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from absl import flags
+from typing import Any
 
 from official_bert.commands import commands
+from official_bert.commands.text_settings import Text
 from official_bert.data import corpus, format_detection, tokenization
 from official_bert.system import local_paths, messages
+from official_bert.system.settings import documented, setting
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class LearnVocabulary(Text):
+    """The settings of the command."""
+
+    vocab_file: str = setting("Output file, such as vocab.txt.")
+    vocab_size: int = setting("Vocabulary size in word pieces, special tokens included.", 30522)
+    do_lower_case: bool = setting("Learn an uncased vocabulary.", True)
+    min_frequency: int = setting("Minimum number of occurrences of a word piece.", 2, minimum=1)
+    # Words of more than 40 letters are the sentences of a script without spaces. Of these, 15
+    # million letters are read, because each is held in memory.
+    max_text_mb: float = setting(
+        "Maximum amount of text to read, from the start, in millions of characters.",
+        1000.0,
+        above=0,
+        finite=False,
+    )
 
 
 def learn_vocabulary(
     input_file: str | list[str],
     vocab_file: str,
     *,
-    vocab_size: int = 30522,
-    do_lower_case: bool = True,
-    min_frequency: int = 2,
-    max_text_mb: float = 1000.0,
-    input_format: str = "auto",
-    json_field: str | None = None,
-    skip_bad_lines: bool = False,
     report: Callable[[str], object] | None = None,
+    **settings: Any,
 ) -> int:
     """Learns a vocabulary from files of text, writes it to `vocab_file` and returns its size.
 
     Args:
-        input_file: Files, globs or folders, as for `create_pretraining_data`.
-        vocab_size: The size aimed at, special tokens included.
-        min_frequency: Minimum number of occurrences of a word piece.
-        max_text_mb: Maximum amount of text to read, from the start, in millions of characters; more
-            changes the vocabulary little. Words of more than 40 letters are the sentences of a
-            script without spaces. Of these, 15 million letters are read, because each is held in
-            memory.
-        skip_bad_lines: Leave out lines that are not UTF-8 or not JSON objects with text.
+        input_file: Files, globs or folders; a list, or one string with commas.
+        vocab_file: The file to write.
         report: A function that takes lines about the result; None for silence.
+        settings: Further settings of `LearnVocabulary`.
 
     Raises:
         ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
             `vocab_size` is too small.
     """
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency must be at least 1; got {min_frequency}.")
-    if not max_text_mb > 0:
-        raise ValueError(f"max_text_mb must be above 0; got {max_text_mb:g}.")
+    args = LearnVocabulary(input_file=input_file, vocab_file=vocab_file, **settings)
     local_paths.require_local(vocab_file=vocab_file)
     local_paths.require_file_name(vocab_file=vocab_file)
     paths = corpus.find_files(input_file)
@@ -62,10 +68,12 @@ def learn_vocabulary(
             f"vocab_file must be in a folder that can be written to; got {folder}. Check its "
             "permissions, or write elsewhere."
         )
-    for reason in format_detection.check(paths, input_format, json_field).values():
+    for reason in format_detection.check(paths, args.input_format, args.json_field).values():
         messages.warn(reason)
-    text = _Text(paths, input_format, json_field or "text", max_text_mb * 1e6, skip_bad_lines)
-    size = tokenization.learn(text, vocab_file, vocab_size, do_lower_case, min_frequency, report)
+    limit = args.max_text_mb * 1e6
+    text = _Text(paths, args.input_format, args.json_field or "text", limit, args.skip_bad_lines)
+    how = args.vocab_size, args.do_lower_case, args.min_frequency
+    size = tokenization.learn(text, vocab_file, *how, report)
     if report:
         for warning in text.bad_lines.warnings():
             report(f"warning: {warning}")
@@ -99,43 +107,10 @@ class _Text:
                 return
 
 
-def main() -> None:
-    names = (
-        "vocab_file",
-        "vocab_size",
-        "do_lower_case",
-        "min_frequency",
-        "max_text_mb",
-        "input_format",
-        "json_field",
-        "skip_bad_lines",
-    )
-    learn_vocabulary(
-        flags.FLAGS.input_file,
-        **{name: flags.FLAGS[name].value for name in names},
-        report=lambda text: print(text, file=sys.stderr),
-    )
+def main(args: LearnVocabulary) -> None:
+    settings = {name: getattr(args, name) for name in args.given}
+    learn_vocabulary(**settings, report=lambda text: print(text, file=sys.stderr))
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string(
-        "input_file",
-        None,
-        "Input text: comma-separated files, globs or folders. Files may be compressed. Required.",
-    )
-    flags.DEFINE_string("vocab_file", None, "Output file, such as vocab.txt. Required.")
-    flags.DEFINE_integer(
-        "vocab_size", 30522, "Vocabulary size in word pieces, special tokens included."
-    )
-    flags.DEFINE_bool("do_lower_case", True, "Learn an uncased vocabulary.")
-    flags.DEFINE_integer("min_frequency", 2, "Minimum number of occurrences of a word piece.")
-    flags.DEFINE_float(
-        "max_text_mb",
-        1000.0,
-        "Maximum amount of text to read, from the start, in millions of characters.",
-    )
-    flags.DEFINE_enum("input_format", "auto", corpus.FORMS, "Format of the text.")
-    flags.DEFINE_string("json_field", None, "Text field of JSON lines. Default: text.")
-    flags.DEFINE_bool("skip_bad_lines", False, "Leave out unreadable lines, and count them.")
-    flags.mark_flags_as_required(["input_file", "vocab_file"])
-    commands.run(main)
+    commands.run(main, LearnVocabulary)

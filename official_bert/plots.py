@@ -5,26 +5,25 @@
 Needs matplotlib (`pip install "lamb_tf[plot]"`).
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from official_bert.commands import commands
+from official_bert.commands.arguments import Arguments
 from official_bert.reporting import charts
 from official_bert.reporting.charts import Backdrop, Chart, Curve
 from official_bert.reporting.contents import Contents
 from official_bert.reporting.drawing import RAMP
 from official_bert.system import local_paths
+from official_bert.system.settings import documented, setting
 from official_bert.training.log_lines import Log, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-FLAGS = flags.FLAGS
 
 _STYLES: dict[str, dict] = {
     "training": {"color": "#4477aa"},
@@ -39,6 +38,15 @@ _PICTURES = {
 }
 
 PLATEAU_MARGIN = 0.3  # nats below word frequencies: what a run on the plateau never shows
+
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plot(Arguments):
+    """The settings of the command."""
+
+    log_file: str = setting("Log of a pre-training run: train_log.jsonl in its model directory.")
+    output_dir: str = setting("Folder to write the plots to.", "plots")
 
 
 def plot_log(
@@ -212,21 +220,10 @@ def _prepare(axes: "Axes", title: str, backdrop: Backdrop) -> None:
         )
 
 
-def main() -> None:
-    for path in plot_log(FLAGS.log_file, FLAGS.output_dir):
+def main(args: Plot) -> None:
+    for path in plot_log(args.log_file, args.output_dir):
         print(path)
 
 
-def _define_flags():
-    flags.DEFINE_string(
-        "log_file",
-        None,
-        "Log of a pre-training run: train_log.jsonl in its model directory. Required.",
-        required=True,
-    )
-    flags.DEFINE_string("output_dir", "plots", "Folder to write the plots to.")
-
-
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main)
+    commands.run(main, Plot)

@@ -30,10 +30,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
-from official_bert.commands import commands, pretraining_flags
-from official_bert.commands.flag_definitions import FlagDefinitions, apply, idle
+from official_bert.commands import commands, pretraining_settings
+from official_bert.commands.arguments import apply, idle
+from official_bert.commands.pretraining_settings import Pretrain
+from official_bert.stages import LoopOptions, Run
 from official_bert.system import (
     child_commands,
     local_paths,
@@ -41,59 +41,55 @@ from official_bert.system import (
     quiet_tensorflow,
     whole_files,
 )
-from official_bert.system.settings import Bounds
+from official_bert.system.settings import documented, like, names_like, setting
 
 if TYPE_CHECKING:
     from official_bert.rehearsal import gpu_compiler, tpu_compiler
     from official_bert.rehearsal.programs import Compiled
-    from official_bert.stages import Run, Stage
+    from official_bert.stages import Stage
 
     Topology = tpu_compiler.Topology | gpu_compiler.Topology
 
-FLAGS = flags.FLAGS
 
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rehearse(Pretrain):
+    """The settings of the command, those of the run to rehearse among them."""
 
-def define_flags() -> None:
-    """Defines this command's flags, those of the run to rehearse among them."""
-    pretraining_flags.define_flags()
-    number = FlagDefinitions(FLAGS).number
-    FLAGS.set_default("input_files", "(not read)")
-    flags.DEFINE_string(
-        "topology",
-        None,
+    input_files: tuple[str, ...] = like(
+        Run, "input_files", ("(not read)",), more="Comma-separated."
+    )
+    topology: str = setting(
         "Devices to compile for. TPUs: generation and number of chips along each axis of the "
         "slice, such as v3:32x32, v4:8x8x16 or v5e:16x16. GPUs, with --engine=jax: t4, a100, h100 "
-        "or h200, number of hosts and GPUs per host, such as h100:32x8. Required.",
-        required=True,
+        "or h200, number of hosts and GPUs per host, such as h100:32x8."
     )
-    number(
-        "host_network_gbits",
-        None,
+    host_network_gbits: float | None = setting(
         "Network bandwidth of a GPU host over all its interfaces, in Gbit/s. Needed for several "
         "GPU hosts.",
-        Bounds(minimum=0.001),
-    )
-    number(
-        "price_per_chip_hour",
         None,
+        minimum=0.001,
+    )
+    price_per_chip_hour: float | None = setting(
         "Price of one TPU chip per hour, in any currency. Default: no cost in the report.",
-        Bounds(minimum=0),
+        None,
+        minimum=0,
     )
-    flags.DEFINE_string(
-        "report_file", None, "JSON file for the report, which is also printed. Default: no file."
+    report_file: str | None = setting(
+        "JSON file for the report, which is also printed. Default: no file.", None
     )
 
 
-def _of_gpus(values):
+def _of_gpus(args):
     from official_bert.rehearsal import gpu_compiler
 
-    return gpu_compiler.is_name(values.topology)
+    return gpu_compiler.is_name(args.topology)
 
 
-def _one_host(values):
+def _one_host(args):
     from official_bert.rehearsal import gpu_compiler
 
-    return not _of_gpus(values) or gpu_compiler.hosts(values.topology) <= 1
+    return not _of_gpus(args) or gpu_compiler.hosts(args.topology) <= 1
 
 
 RULES = (
@@ -101,12 +97,11 @@ RULES = (
         (
             *("input_files", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size", "seed"),
             *("init_moments", "model_dir", "resume_from", "enable_xla"),
-            *("steps_per_loop", "train_summary_interval", "profile_steps", "eval_files"),
-            *pretraining_flags.LOOP_OPTIONS,
+            *("train_summary_interval", *names_like(LoopOptions, Pretrain)),
             *("distribution_strategy", "num_gpus", "all_reduce_alg", "tpu", "worker_hosts"),
             *("task_index", "local_workers"),
         ),
-        lambda v: True,
+        lambda args: True,
         "in a rehearsal, which compiles a step for --topology and trains nothing.",
     ),
     idle(
@@ -122,23 +117,22 @@ RULES = (
 )
 
 
-def main() -> int:
-    """Rehearses what the flags say; returns the exit code: 1 where a stage does not fit."""
-    _check_report_file()
-    apply(FLAGS, RULES)
-    pretraining_flags.check(FLAGS)
-    network = _network()
-    os.environ["KERAS_BACKEND"] = FLAGS.engine  # JAX needs no TensorFlow
+def main(args: Rehearse) -> int:
+    """Rehearses a run; returns the exit code: 1 where a stage does not fit."""
+    _check_report_file(args)
+    args = pretraining_settings.check(apply(args, RULES))
+    network = _network(args)
+    os.environ["KERAS_BACKEND"] = args.engine  # JAX needs no TensorFlow
     try:
         from official_bert import run_pretraining
 
-        compiler = compiler_for(FLAGS.topology)
-        run = run_pretraining.run_from_flags(FLAGS)
-        topology = compiler.Topology(FLAGS.topology, **network)
+        compiler = compiler_for(args.topology)
+        run = run_pretraining.run_from_flags(args)
+        topology = compiler.Topology(args.topology, **network)
         compile_stage = compiled_by_tensorflow
-        if FLAGS.engine == "jax":
-            compile_stage = functools.partial(compiled_by_jax, FLAGS.shard_optimizer)
-        report = rehearse(run, topology, FLAGS.price_per_chip_hour, compile_stage=compile_stage)
+        if args.engine == "jax":
+            compile_stage = functools.partial(compiled_by_jax, args.shard_optimizer)
+        report = rehearse(run, topology, args.price_per_chip_hour, compile_stage=compile_stage)
     except concurrent.futures.process.BrokenProcessPool:
         raise messages.Failed(
             "the compiler process was killed, probably because memory ran out. Free some memory, "
@@ -146,8 +140,8 @@ def main() -> int:
         ) from None
     except ImportError as error:
         raise messages.Failed(error) from error
-    if FLAGS.report_file:
-        whole_files.write_text(FLAGS.report_file, json.dumps(report, indent=1) + "\n")
+    if args.report_file:
+        whole_files.write_text(args.report_file, json.dumps(report, indent=1) + "\n")
     return 0 if report["fits"] else 1
 
 
@@ -167,14 +161,14 @@ def compiler_for(topology: str) -> ModuleType:
     return tpu_compiler
 
 
-def _network():
+def _network(args):
     """What only hosts of GPUs need; refuses what does not go with the topology."""
-    name, gbits = FLAGS.topology, FLAGS.host_network_gbits
-    if not _of_gpus(FLAGS):
+    name, gbits = args.topology, args.host_network_gbits
+    if not _of_gpus(args):
         return {}
-    if FLAGS.engine != "jax":
-        raise ValueError(f"--engine must be jax for --topology={name}; got {FLAGS.engine!r}.")
-    if gbits is None and not _one_host(FLAGS):
+    if args.engine != "jax":
+        raise ValueError(f"--engine must be jax for --topology={name}; got {args.engine!r}.")
+    if gbits is None and not _one_host(args):
         raise ValueError(
             f"--host_network_gbits is required for several hosts; got --topology={name}. Give what "
             "each host sends to the others, in Gbit/s."
@@ -182,19 +176,19 @@ def _network():
     return {"network": gbits and gbits * 1e9 / 8}
 
 
-def _check_report_file():
+def _check_report_file(args):
     """Refuses a report that could not be written, or would be written over what is read."""
-    if not FLAGS.report_file:
+    if not args.report_file:
         return
     read = {
-        "bert_config_file": [FLAGS.bert_config_file or ""],
-        "recipe": [str(FLAGS.recipe).partition(":")[0]],
-        "init_checkpoint": [f"{FLAGS.init_checkpoint}.index"],
+        "bert_config_file": [args.bert_config_file or ""],
+        "recipe": [str(args.recipe).partition(":")[0]],
+        "init_checkpoint": [f"{args.init_checkpoint}.index"],
     }
-    local_paths.require_local(report_file=FLAGS.report_file)
-    local_paths.require_file_name(report_file=FLAGS.report_file)
-    local_paths.require_apart({"report_file": [FLAGS.report_file]}, read)
-    folder = os.path.dirname(FLAGS.report_file) or "."
+    local_paths.require_local(report_file=args.report_file)
+    local_paths.require_file_name(report_file=args.report_file)
+    local_paths.require_apart({"report_file": [args.report_file]}, read)
+    folder = os.path.dirname(args.report_file) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(f"--report_file must be in a folder that can be written to; got {folder}.")
 
@@ -484,5 +478,4 @@ def _duration(hours):
 
 
 if __name__ == "__main__":
-    define_flags()
-    commands.run(main)
+    commands.run(main, Rehearse)

@@ -5,17 +5,27 @@ r"""Writes a report of a run: one HTML file with its curves, trust ratios, setti
 The file needs no other one and no network. A run that is not finished can be reported, too.
 """
 
+import dataclasses
 import datetime
 import os
 import pathlib
 
-from absl import flags
-
 from official_bert.commands import commands
+from official_bert.commands.arguments import Arguments
 from official_bert.reporting import contents, page
 from official_bert.system import local_paths, whole_files
+from official_bert.system.settings import documented, setting
 
-FLAGS = flags.FLAGS
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report(Arguments):
+    """The settings of the command; `arguments` is the model directory."""
+
+    arguments: tuple[str, ...] = ()
+    output: str | None = setting(
+        "HTML file to write. Default: report.html in the model directory.", None
+    )
 
 
 def write_report(
@@ -48,21 +58,14 @@ def write_report(
     return path
 
 
-def main(folders: list[str]) -> None:
-    if len(folders) != 1:
+def main(args: Report) -> None:
+    if len(args.arguments) != 1:
         raise ValueError(
-            f"the argument must be one model directory; got {len(folders)}. Usage: lamb-bert "
-            "report MODEL_DIR"
+            f"the argument must be one model directory; got {len(args.arguments)}. Usage: "
+            "lamb-bert report MODEL_DIR"
         )
-    print(write_report(folders[0], FLAGS.output))
-
-
-def _define_flags():
-    flags.DEFINE_string(
-        "output", None, "HTML file to write. Default: report.html in the model directory."
-    )
+    print(write_report(args.arguments[0], args.output))
 
 
 if __name__ == "__main__":
-    _define_flags()
-    commands.run(main, arguments=True)
+    commands.run(main, Report)

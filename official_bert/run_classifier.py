@@ -7,126 +7,199 @@ r"""Fine-tunes BERT to classify sentences or predict a number: GLUE, or tables o
 Run again with the same flags, it resumes from the last checkpoint in --output_dir.
 """
 
+import dataclasses
 import functools
 import os
 
-from absl import flags
-
-from official_bert.commands import classifier_flags, commands, fine_tuning
+from official_bert.commands import commands, fine_tuning, fine_tuning_settings
+from official_bert.commands.arguments import apply, contradiction, idle
+from official_bert.commands.fine_tuning_settings import FineTuning
+from official_bert.system.settings import documented, setting
 
 LABELS = "labels.json"
-_PATHS = ("data_dir", "train_file", "dev_file", "predict_file")
 
 
-def main(values: flags.FlagValues = flags.FLAGS) -> int:
-    """Does what the flags say; returns the exit code."""
-    classifier_flags.check(values)
-    fine_tuning.check_paths(values, _PATHS)
-    return fine_tuning.run(values, _work)
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classify(FineTuning):
+    """The settings of the command, with the official names and defaults."""
+
+    task_name: str | None = setting(
+        "GLUE task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI; case and hyphens do "
+        "not matter. For your own tables, give --train_file and so on instead.",
+        None,
+    )
+    data_dir: str | None = setting("Folder of the task's files, such as glue_data/MRPC.", None)
+    train_file: str | None = setting(
+        "Your own training table: TSV, CSV or JSON lines with named columns.", None
+    )
+    dev_file: str | None = setting("Your own evaluation table.", None)
+    predict_file: str | None = setting(
+        "Your own table to predict; with --task_name, instead of its test set.", None
+    )
+    sentence1_column: str = setting("Column of the first sentence in your own tables.", "sentence")
+    sentence2_column: str | None = setting(
+        "Column of the second sentence of pairs in your own tables.", None
+    )
+    label_column: str = setting("Label column of your own tables.", "label")
+    label_type: str = setting("Kind of labels in your own tables: class or number.", "class")
+    max_seq_length: int = setting(
+        "Maximum sequence length in tokens; longer examples are cut.", 128, minimum=1
+    )
+    do_eval: bool = setting("Evaluate on the dev set, with the official metrics.", False)
+    do_predict: bool = setting("Predict the test set, or --predict_file.", False)
 
 
-def _work(values):
+_COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type")
+_TABLES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
+RULES = (
+    contradiction(
+        ("train_file", "dev_file", *_COLUMNS),
+        lambda args: args.task_name,
+        "--task_name={task_name} sets what these would set; leave them out.",
+    ),
+    idle(
+        ["data_dir"],
+        lambda args: not args.task_name,
+        "without --task_name, whose files it contains.",
+    ),
+    idle(["dev_file"], lambda args: not args.do_eval, "without --do_eval."),
+    idle(["predict_file"], lambda args: not args.do_predict, "without --do_predict."),
+    *fine_tuning_settings.RULES,
+)
+
+
+def check(args: Classify) -> Classify:
+    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    fine_tuning_settings.check_required(args, "give --do_train, --do_eval or --do_predict")
+    args = apply(args, RULES)
+    args.optimizer()  # checks it
+    if args.task_name:
+        if not args.data_dir:
+            raise ValueError(
+                "--data_dir is required with --task_name. Give the folder of its files."
+            )
+        return args
+    for name, flag in _TABLES.items():
+        if getattr(args, flag) and not getattr(args, name):
+            raise ValueError(
+                f"--{name} is required with --{flag}. Give it, or --task_name and --data_dir."
+            )
+    if args.label_type not in ("class", "number"):
+        raise ValueError(f"--label_type must be class or number; got {args.label_type!r}.")
+    return args
+
+
+def main(args: Classify) -> int:
+    """Fine-tunes, evaluates and predicts; returns the exit code."""
+    args = fine_tuning.resolve_paths(check(args), ("data_dir", *_TABLES))
+    return fine_tuning.run(args, _job)
+
+
+def _job(args):
     from official_bert.tasks import classification_results, labels
 
-    sets, config = _sets(values), fine_tuning.config(values)
-    sets.check(values.max_seq_length, config)
+    sets, config = _sets(args), fine_tuning.config(args)
+    sets.check(args.max_seq_length, config)
     examples = 0
-    if values.do_train:
-        arrays = sets.task.labelled_arrays(sets.train_file, values.max_seq_length, config)
+    if args.do_train:
+        arrays = sets.task.labelled_arrays(sets.train_file, args.max_seq_length, config)
         examples = len(arrays["labels"])
-    return fine_tuning.Work(
+    return fine_tuning.FineTuningJob(
         task=sets.task,
         arrange=sets.task.arrange,
-        use=functools.partial(_use, values, sets),
+        use=functools.partial(_use, args, sets),
         train_file=sets.train_file,
         examples=examples,
-        eval_files=tuple(sets.dev_files.values())[:1],
+        eval_files=tuple(sets.dev_files.args())[:1],
         keep=lambda folder: labels.save(sets.task.labels, os.path.join(folder, LABELS)),
-        evaluated_on=(
-            {"task": values.task_name} if values.task_name else {"dev_file": values.dev_file}
-        ),
-        not_of_the_seed=classification_results.NOT_OF_THE_SEED,
+        evaluated_on=({"task": args.task_name} if args.task_name else {"dev_file": args.dev_file}),
+        seed_independent=classification_results.NOT_OF_THE_SEED,
     )
 
 
-def _sets(values):
+def _sets(args):
     """The examples that the flags name; all of them are read here for the first time."""
     from official_bert.tasks import classification_sets, glue
     from official_bert.tasks.sentence_examples import Columns
 
-    vocabulary = values.vocab_file, values.do_lower_case
-    if values.task_name:
+    vocabulary = args.vocab_file, args.do_lower_case
+    if args.task_name:
         return classification_sets.of_glue(
-            glue.task(values.task_name),
-            values.data_dir,
+            glue.task(args.task_name),
+            args.data_dir,
             *vocabulary,
-            train=values.do_train,
-            dev=values.do_eval,
-            test=values.do_predict,
-            predict_file=values.predict_file,
+            train=args.do_train,
+            dev=args.do_eval,
+            test=args.do_predict,
+            predict_file=args.predict_file,
         )
-    columns = Columns(values.sentence1_column, values.sentence2_column, values.label_column)
+    columns = Columns(args.sentence1_column, args.sentence2_column, args.label_column)
     return classification_sets.of_tables(
         columns,
-        _known_labels(values),
+        _known_labels(args),
         *vocabulary,
-        numbers_are_classes=values["label_type"].present,
-        train_file=values.train_file,
-        dev_file=values.dev_file,
-        predict_file=values.predict_file,
+        numbers_are_classes="label_type" in args.given,
+        train_file=args.train_file,
+        dev_file=args.dev_file,
+        predict_file=args.predict_file,
     )
 
 
-def _known_labels(values):
+def _known_labels(args):
     """What is predicted, but for classes that training has yet to find: `None`."""
     from official_bert.tasks import labels
 
-    if values.label_type == "number":
+    if args.label_type == "number":
         return labels.Numbers()
-    if values.do_train:
+    if args.do_train:
         return None
-    file = os.path.join(fine_tuning.seeds_and_folders(values)[0][1], LABELS)
-    beside = values.init_checkpoint and not os.path.exists(file) and _labels_beside(values)
+    file = os.path.join(args.seeds_and_folders()[0][1], LABELS)
+    beside = args.init_checkpoint and not os.path.exists(file) and _labels_beside(args)
     return labels.from_json(beside) if beside else labels.load(file)
 
 
-def _labels_beside(values):
+def _labels_beside(args):
     """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
     from official_bert.checkpoints import sources
 
-    return sources.open_for(fine_tuning.config(values), values.init_checkpoint).labels
+    return sources.open_for(fine_tuning.config(args), args.init_checkpoint).labels
 
 
-def _use(values, sets, engine, model, folder):
+def _use(args, sets, engine, model, folder):
     """Evaluates and predicts; returns the metrics."""
-    metrics = _evaluate(values, sets, engine, model) if values.do_eval else {}
-    if values.do_predict:
-        _predict(values, sets, engine, model, folder)
+    metrics = _evaluate(args, sets, engine, model) if args.do_eval else {}
+    if args.do_predict:
+        _predict(args, sets, engine, model, folder)
     return metrics
 
 
-def _evaluate(values, sets, engine, model):
+def _evaluate(args, sets, engine, model):
     """The metrics of all dev sets."""
     from official_bert.tasks import classification_results
     from official_bert.training import fine_tuned
 
     found = {}
     for name, file in sets.dev_files.items():
-        arrays = sets.task.labelled_arrays(file, values.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, arrays, values.eval_batch_size)
+        arrays = sets.task.labelled_arrays(file, args.max_seq_length, model.config)
+        outputs = fine_tuned.outputs(engine, model, arrays, args.eval_batch_size)
         classification_results.require_finite(outputs, file)
         scores = classification_results.scores(sets.task, sets.metrics, outputs, arrays)
         found |= {f"{name}_{metric}": value for metric, value in scores.items()}
     return found
 
 
-def _predict(values, sets, engine, model, folder):
+def _predict(args, sets, engine, model, folder):
     from official_bert.tasks import classification_results
     from official_bert.training import fine_tuned
 
     for name, unlabelled in sets.unlabelled.items():
-        arrays = sets.task.arrays(unlabelled.examples, values.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, arrays, values.predict_batch_size)
+        arrays = sets.task.arrays(unlabelled.examples, args.max_seq_length, model.config)
+        outputs = fine_tuned.outputs(engine, model, arrays, args.predict_batch_size)
         classification_results.require_finite(outputs, unlabelled.examples.path)
         paths = classification_results.write_predictions(
             folder, name, sets.task, unlabelled, outputs
@@ -135,5 +208,4 @@ def _predict(values, sets, engine, model, folder):
 
 
 if __name__ == "__main__":
-    classifier_flags.define_flags()
-    commands.run(main)
+    commands.run(main, Classify)

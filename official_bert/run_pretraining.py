@@ -12,11 +12,10 @@ import dataclasses
 import os
 import sys
 
-from absl import flags
-
 from official_bert import recipes, stages
 from official_bert.checkpoints import model_folder, tokenizer_files
-from official_bert.commands import commands, flag_definitions, optimizer_flags, pretraining_flags
+from official_bert.commands import commands, pretraining_settings
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
 from official_bert.system import (
@@ -26,51 +25,51 @@ from official_bert.system import (
     places,
     quiet_tensorflow,
 )
+from official_bert.system.settings import values_of
 from official_bert.tasks.pretraining import Pretraining
 
 WORKER_LOST = 4  # exit code
 
 
-def main(values: flags.FlagValues = flags.FLAGS) -> int:
-    """Trains what the flags say; returns the exit code."""
-    return messages.resumable(lambda: _main(values))
+def main(args: Pretrain) -> int:
+    """Trains; returns the exit code."""
+    return messages.resumable(lambda: _main(args))
 
 
-def _main(values):
-    values.distribution_strategy = values.distribution_strategy.lower()
-    pretraining_flags.check(values)
-    _check_paths(values)
-    if values.local_workers:
-        return _run_local_workers(values)
-    if values.distribution_strategy == "tpu" and values.tpu:
-        quiet_tensorflow.prepare_tpu(values.tpu, os.environ)
+def _main(args):
+    args = pretraining_settings.check(args)
+    _check_paths(args)
+    if args.local_workers:
+        return _run_local_workers(args)
+    if args.distribution_strategy == "tpu" and args.tpu:
+        quiet_tensorflow.prepare_tpu(args.tpu, os.environ)
     memory.tune_malloc()
-    _import_engine(values)  # takes seconds; what can be refused before it is
-    with _leaving_others(values.engine), _lost_workers_named(values.engine):
+    _import_engine(args)  # takes seconds; what can be refused before it is
+    with _leaving_others(args.engine), _lost_workers_named(args.engine):
         from official_bert.commands import exits
 
-        trainer = _trainer(values)
+        trainer = _trainer(args)
         return exits.train(trainer)
 
 
-def _import_engine(values):
+def _import_engine(args):
     """Imports the engine's library, in silence, and Keras with it as the backend."""
-    if "keras" in sys.modules and sys.modules["keras"].backend.backend() != values.engine:
+    if "keras" in sys.modules and sys.modules["keras"].backend.backend() != args.engine:
         raise ValueError(
             "--engine must match the Keras backend of this process, "
-            f"{sys.modules['keras'].backend.backend()}; got {values.engine}. Start the command in "
+            f"{sys.modules['keras'].backend.backend()}; got {args.engine}. Start the command in "
             "a process of its own."
         )
-    os.environ["KERAS_BACKEND"] = values.engine
-    if values.engine == "tensorflow":
+    os.environ["KERAS_BACKEND"] = args.engine
+    if args.engine == "tensorflow":
         quiet_tensorflow.import_tensorflow()
         return
     from official_bert.engines import jax_processes
 
     jax_processes.start(
-        values.distribution_strategy if values["distribution_strategy"].present else None,
-        values.worker_hosts,
-        values.task_index,
+        args.distribution_strategy if "distribution_strategy" in args.given else None,
+        args.worker_hosts,
+        args.task_index,
         os.environ,
         WORKER_LOST,
     )
@@ -78,49 +77,48 @@ def _import_engine(values):
         import keras  # noqa: F401
 
 
-def _run_local_workers(values):
-    present = [name for name in values if values[name].present and name != "local_workers"]
-    arguments = [values[name].serialize() for name in present if values[name].value is not None]
+def _run_local_workers(args):
+    arguments = commands.as_flags(args.without(["local_workers"]))
     arguments.append("--distribution_strategy=multi_worker_mirrored")
-    return local_workers.run(values.local_workers, "official_bert.run_pretraining", arguments)
+    return local_workers.run(args.local_workers, "official_bert.run_pretraining", arguments)
 
 
-def _check_paths(values):
+def _check_paths(args):
     """What a run writes is on this machine or in an object store, and not what it starts from."""
-    local_paths.require_paths(model_dir=values.model_dir, bert_config_file=values.bert_config_file)
-    if values.engine == "jax" and values.profile_steps and local_paths.is_address(values.model_dir):
+    local_paths.require_paths(model_dir=args.model_dir, bert_config_file=args.bert_config_file)
+    if args.engine == "jax" and args.profile_steps and local_paths.is_address(args.model_dir):
         raise ValueError(
             "--profile_steps must be left out with a model_dir in a bucket, because JAX writes "
-            f"profiles only to this machine; got {values.model_dir!r}. Leave it out, or give a "
+            f"profiles only to this machine; got {args.model_dir!r}. Leave it out, or give a "
             "local model_dir."
         )
-    if values.init_checkpoint:
-        exports = [os.path.join(values.model_dir, name) for name in ("best", "pretrained")]
-        start = {"init_checkpoint": [f"{values.init_checkpoint}.index"]}
+    if args.init_checkpoint:
+        exports = [os.path.join(args.model_dir, name) for name in ("best", "pretrained")]
+        start = {"init_checkpoint": [f"{args.init_checkpoint}.index"]}
         local_paths.require_apart({"model_dir": exports}, start)
 
 
-def _trainer(values):
+def _trainer(args):
     from official_bert.training import budget, trainer
 
-    run = run_from_flags(values)
-    make_engine = _jax_engine if values.engine == "jax" else _tensorflow_engine
-    engine = make_engine(values)
-    run = dataclasses.replace(run, enable_xla=_enable_xla(values, engine))
-    options, vocabulary = _options(values), _vocabulary(values, run)
+    run = run_from_flags(args)
+    make_engine = _jax_engine if args.engine == "jax" else _tensorflow_engine
+    engine = make_engine(args)
+    run = dataclasses.replace(run, enable_xla=_enable_xla(args, engine))
+    options, vocabulary = _options(args), _vocabulary(args, run)
     if run.minutes:
         # With an engine of its own: what it reads ahead and cannot read is no error of the run.
-        place = values.model_dir, values.resume_from
+        place = args.model_dir, args.resume_from
         run = budget.fix(run, options, engine.clone(), *place)
-    made = trainer.Trainer(run, options, engine, values.model_dir, values.resume_from)
+    made = trainer.Trainer(run, options, engine, args.model_dir, args.resume_from)
     if vocabulary and engine.is_chief:  # of which a model's folder is nothing without
-        folder = places.as_path(values.model_dir)
+        folder = places.as_path(args.model_dir)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer_files.keep(folder, *vocabulary, run.config.max_position_embeddings)
     return made
 
 
-def _vocabulary(values, run):
+def _vocabulary(args, run):
     """The vocabulary of the model, or else of its records, and the casing; None if unknown.
 
     Raises:
@@ -128,7 +126,7 @@ def _vocabulary(values, run):
     """
     from official_bert.data import manifest, record_files, tokenization
 
-    model, known, origin = _folder(values), None, ""
+    model, known, origin = _folder(args), None, ""
     if model and model.vocab_file:
         known = [*tokenization.read_vocabulary(str(model.vocab_file))], model.casing()
         origin = str(model.vocab_file)
@@ -151,64 +149,63 @@ def _vocabulary(values, run):
     return known
 
 
-def _tensorflow_engine(values):
+def _tensorflow_engine(args):
     from official_bert.engines.strategies import make_strategy
     from official_bert.engines.tf_distribute import TfDistribute
 
     strategy = make_strategy(
-        values.distribution_strategy,
-        num_gpus=values.num_gpus,
-        tpu=values.tpu,
-        worker_hosts=values.worker_hosts,
-        task_index=values.task_index,
-        all_reduce_alg=values.all_reduce_alg,
+        args.distribution_strategy,
+        num_gpus=args.num_gpus,
+        tpu=args.tpu,
+        worker_hosts=args.worker_hosts,
+        task_index=args.task_index,
+        all_reduce_alg=args.all_reduce_alg,
     )
     return TfDistribute(strategy)
 
 
-def _jax_engine(values):
+def _jax_engine(args):
     from official_bert.engines.jax_mesh import JaxMesh
 
-    return JaxMesh(shards_optimizer=values.shard_optimizer)
+    return JaxMesh(shards_optimizer=args.shard_optimizer)
 
 
-def _enable_xla(values, engine):
+def _enable_xla(args, engine):
     """As the flag says, or else the devices; with JAX, a run keeps it and nothing depends on it."""
-    if values.engine == "jax":
+    if args.engine == "jax":
         from official_bert.training import model_directory
 
-        begun = model_directory.read_run_json(places.as_path(values.model_dir)) or {}
+        begun = model_directory.read_run_json(places.as_path(args.model_dir)) or {}
         return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
-    return engine.runs_on_accelerator() if values.enable_xla is None else values.enable_xla
+    return engine.runs_on_accelerator() if args.enable_xla is None else args.enable_xla
 
 
-def run_from_flags(values: flags.FlagValues) -> stages.Run:
+def run_from_flags(args: Pretrain) -> stages.Run:
     """The `stages.Run` of the flags, but for `enable_xla`, whose default needs the devices."""
-    recipe = _recipe(values)
-    task = {name: values[name].value for name in pretraining_flags.PRETRAINING}
+    recipe = _recipe(args)
+    task = values_of(Pretraining, args)
     return stages.Run(
-        config=_config(values),
+        config=_config(args),
         stages=recipe.stages,
         optimizer=recipe.optimizer,
-        input_files=flag_definitions.several(values, "input_files"),
         task=Pretraining(**task | {"use_next_sentence_label": recipe.use_next_sentence_label}),
         minutes=recipe.minutes,
-        **{name: values[name].value for name in pretraining_flags.RUN},
+        **values_of(stages.Run, args) | {"enable_xla": bool(args.enable_xla)},
     )
 
 
-def _folder(values):
+def _folder(args):
     """The folder of the model that the run starts from, or of the run itself once it has begun."""
     return model_folder.for_training(
-        values.model_dir, values.init_checkpoint, bert_config_file=values.bert_config_file
+        args.model_dir, args.init_checkpoint, bert_config_file=args.bert_config_file
     )
 
 
-def _config(values):
+def _config(args):
     """The `BertConfig` of --bert_config_file, or else of the folder of --init_checkpoint."""
-    path = values.bert_config_file
+    path = args.bert_config_file
     if not path:
-        model = _folder(values)
+        model = _folder(args)
         if model is None:
             raise ValueError("--bert_config_file is required: --init_checkpoint is in no folder.")
         return model.config()
@@ -219,41 +216,35 @@ def _config(values):
         raise ValueError(f"--bert_config_file={path} cannot be read: {reason}.") from None
 
 
-def _recipe(values):
+def _recipe(args):
     """The recipe of --recipe, less what flags change; or that of the flags."""
-    if values.recipe is None:
-        fields = {name: values[flag].value for flag, (name, _) in pretraining_flags.STAGE.items()}
-        steps = round(values.num_steps_per_epoch * values.num_train_epochs)
-        warmup_steps = int(values.warmup_steps)  # a number in the official script
+    if args.recipe is None:
+        fields = values_of(stages.Stage, args)
+        steps = round(args.num_steps_per_epoch * args.num_train_epochs)
+        warmup_steps = int(args.warmup_steps)  # a number in the official script
         stage = stages.Stage(**fields | {"steps": steps, "warmup_steps": warmup_steps})
         return recipes.Recipe(
             stages=(stage,),
-            optimizer=optimizer_flags.optimizer(values),
-            use_next_sentence_label=values.use_next_sentence_label,
+            optimizer=args.optimizer(),
+            use_next_sentence_label=args.use_next_sentence_label,
         )
-    recipe = recipes.find(values.recipe)
-    if values["use_next_sentence_label"].present:
-        recipe = dataclasses.replace(recipe, use_next_sentence_label=values.use_next_sentence_label)
-    changed = {
-        field: values[name].value
-        for name, field in optimizer_flags.FIELDS.items()
-        if values[name].present
-    }
+    recipe = recipes.find(args.recipe)
+    if "use_next_sentence_label" in args.given:
+        recipe = dataclasses.replace(recipe, use_next_sentence_label=args.use_next_sentence_label)
+    changed = values_of(stages.Optimizer, args, args.given)
     optimizer = dataclasses.replace(recipe.optimizer, **changed)
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
-def _options(values):
-    steps_per_loop = values.steps_per_loop
+def _options(args):
+    steps_per_loop = args.steps_per_loop
     if steps_per_loop is None:
-        on_tpu = values.distribution_strategy == "tpu"
-        steps_per_loop = min(1000, values.num_steps_per_epoch) if on_tpu else 1
+        on_tpu = args.distribution_strategy == "tpu"
+        steps_per_loop = min(1000, args.num_steps_per_epoch) if on_tpu else 1
+    changed = {"steps_per_loop": steps_per_loop, "profile_steps": _pair(args.profile_steps)}
     return stages.LoopOptions(
-        eval_files=flag_definitions.several(values, "eval_files"),
-        steps_per_loop=steps_per_loop,
-        tensorboard=values.train_summary_interval >= 0,
-        profile_steps=_pair(values.profile_steps),
-        **{name: values[name].value for name in pretraining_flags.LOOP_OPTIONS},
+        tensorboard=args.train_summary_interval >= 0,
+        **values_of(stages.LoopOptions, args) | changed,
     )
 
 
@@ -298,5 +289,4 @@ def _pair(text):
 
 
 if __name__ == "__main__":
-    pretraining_flags.define_flags()
-    commands.run(main)
+    commands.run(main, Pretrain)

@@ -12,24 +12,123 @@ scores a file of answers, without a model:
         --predictions_file=predictions.json
 """
 
+import dataclasses
 import functools
 import json
 import os
 
-from absl import flags
-
-from official_bert.commands import commands, fine_tuning, squad_flags
+from official_bert.commands import commands, fine_tuning, fine_tuning_settings
+from official_bert.commands.arguments import apply, contradiction, idle
+from official_bert.commands.fine_tuning_settings import FineTuning
 from official_bert.system import local_paths, messages
+from official_bert.system.settings import documented, like, setting, values_of
 from official_bert.tasks import squad_data, squad_decoding, squad_evaluation
+from official_bert.tasks.squad_data import Windows
+from official_bert.tasks.squad_decoding import Decoding
 
 
-def main(values: flags.FlagValues = flags.FLAGS) -> int:
-    """Does what the flags say; returns the exit code."""
-    squad_flags.check(values)
-    if values.evaluate:
-        return _evaluate(values)
-    fine_tuning.check_paths(values, ("train_file", "predict_file"))
-    return fine_tuning.run(values, _work)
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Squad(FineTuning):
+    """The settings of the command, with the official names and defaults."""
+
+    train_file: str | None = setting("Training questions: SQuAD's JSON, version 1.1 or 2.0.", None)
+    predict_file: str | None = setting(
+        "Questions to answer: SQuAD's JSON, version 1.1 or 2.0.", None
+    )
+    max_seq_length: int = like(Windows, "max_seq_length")
+    doc_stride: int = like(Windows, "doc_stride")
+    max_query_length: int = like(Windows, "max_query_length")
+    do_predict: bool = setting("Answer the questions of --predict_file.", False)
+    do_eval: bool = setting(
+        "Score the answers to the questions of --predict_file, with the official metrics.", False
+    )
+    verbose_logging: bool = setting("Log skipped training questions and why.", False)
+    n_best_size: int = like(Decoding, "n_best_size")
+    max_answer_length: int = like(Decoding, "max_answer_length")
+    version_2_with_negative: bool = like(Decoding, "version_2_with_negative")
+    null_score_diff_threshold: float = like(Decoding, "null_score_diff_threshold")
+    evaluate: bool = setting("Only score --predictions_file against --predict_file.", False)
+    predictions_file: str | None = setting(
+        "With --evaluate: JSON file with the answer to each question id.", None
+    )
+    null_odds_file: str | None = setting(
+        "With --evaluate and version 2.0: JSON file with the odds of no answer for each question "
+        "id; also prints the best thresholds.",
+        None,
+    )
+
+
+_OF_ANSWERS = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
+_OF_EVALUATE = ("predictions_file", "null_odds_file")
+_WORK = ("do_train", "do_predict", "do_eval")
+RULES = (
+    contradiction(_OF_EVALUATE, lambda args: True, "only with --evaluate."),
+    idle(["verbose_logging"], lambda args: not args.do_train, "without --do_train."),
+    idle(
+        _OF_ANSWERS,
+        lambda args: not (args.do_predict or args.do_eval),
+        "without --do_predict or --do_eval.",
+    ),
+    idle(
+        ["eval_batch_size"],
+        lambda args: args.do_predict and not args.do_train,
+        "with --do_predict, whose answers are scored; set --predict_batch_size.",
+    ),
+    idle(
+        ["null_score_diff_threshold"],
+        lambda args: not args.version_2_with_negative,
+        "without --version_2_with_negative: every question is answered.",
+    ),
+    *fine_tuning_settings.RULES,
+)
+# --evaluate reads two or three files and no other flag.
+RULES_OF_EVALUATE = (
+    contradiction(
+        _WORK,
+        lambda args: args.do_train or args.do_predict or args.do_eval,
+        "--evaluate scores a file of answers and does nothing else; leave one of them out.",
+    ),
+    idle(
+        sorted({*commands.flags_of(Squad)} - {"evaluate", "predict_file", *_OF_EVALUATE, *_WORK}),
+        lambda args: True,
+        "with --evaluate, which scores a file of answers.",
+    ),
+)
+
+
+def check(args: Squad) -> Squad:
+    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    if args.evaluate:
+        return apply(args, RULES_OF_EVALUATE)
+    work = (
+        "give --evaluate to score --predictions_file, or --do_train, --do_predict or --do_eval to "
+        "train a model, answer with it, or score its answers"
+    )
+    fine_tuning_settings.check_required(args, work)
+    args = apply(args, RULES)
+    args.optimizer()  # checks it
+    if args.do_train and not args.train_file:
+        raise ValueError(
+            "--train_file is required with --do_train. Give SQuAD's JSON with answers."
+        )
+    if (args.do_predict or args.do_eval) and not args.predict_file:
+        flag = "--do_predict" if args.do_predict else "--do_eval"
+        raise ValueError(f"--predict_file is required with {flag}. Give SQuAD's JSON.")
+    return args
+
+
+def main(args: Squad) -> int:
+    """Fine-tunes, answers and scores; returns the exit code."""
+    args = check(args)
+    if args.evaluate:
+        return _evaluate(args)
+    args = fine_tuning.resolve_paths(args, ("train_file", "predict_file"))
+    return fine_tuning.run(args, _job)
 
 
 # Scores of a file of answers
@@ -63,9 +162,9 @@ def evaluate(
     return squad_evaluation.evaluate(dataset, predictions, null_odds)
 
 
-def _evaluate(values):
+def _evaluate(args):
     try:
-        scores = evaluate(values.predict_file, values.predictions_file, values.null_odds_file)
+        scores = evaluate(args.predict_file, args.predictions_file, args.null_odds_file)
     except OverflowError as error:
         raise messages.Failed(error) from error
     print(json.dumps(scores))
@@ -91,48 +190,39 @@ def _read_values(path, kind, expected):
 # A model
 
 
-def _work(values):
-    decoding = squad_decoding.Decoding(
-        version_2_with_negative=values.version_2_with_negative,
-        n_best_size=values.n_best_size,
-        max_answer_length=values.max_answer_length,
-        null_score_diff_threshold=values.null_score_diff_threshold,
-    )
-    task, dataset = _task(values), None
-    fine_tuning.config(values)  # checks the length
-    if values.predict_file:
-        dataset = task.read_asked(values.predict_file, scored=values.do_eval)
-    return fine_tuning.Work(
+def _job(args):
+    decoding = Decoding(**values_of(Decoding, args))
+    task, dataset = _task(args), None
+    fine_tuning.config(args)  # checks the length
+    if args.predict_file:
+        dataset = task.read_asked(args.predict_file, scored=args.do_eval)
+    return fine_tuning.FineTuningJob(
         task=task,
-        use=functools.partial(_use, values, task, dataset, decoding),
-        train_file=values.train_file,
-        examples=_examples(values, task) if values.do_train else 0,
-        eval_files=(values.predict_file,) if values.do_eval else (),
-        evaluated_on={"predict_file": values.predict_file},
-        not_of_the_seed=squad_evaluation.NOT_OF_THE_SEED,
+        use=functools.partial(_use, args, task, dataset, decoding),
+        train_file=args.train_file,
+        examples=_examples(args, task) if args.do_train else 0,
+        eval_files=(args.predict_file,) if args.do_eval else (),
+        evaluated_on={"predict_file": args.predict_file},
+        seed_independent=squad_evaluation.NOT_OF_THE_SEED,
     )
 
 
-def _task(values):
+def _task(args):
     from official_bert.tasks.squad import QuestionAnswering
 
     return QuestionAnswering(
-        vocab_file=values.vocab_file,
-        do_lower_case=values.do_lower_case,
-        version_2_with_negative=values.version_2_with_negative,
-        windows=squad_data.Windows(
-            max_seq_length=values.max_seq_length,
-            doc_stride=values.doc_stride,
-            max_query_length=values.max_query_length,
-        ),
+        vocab_file=args.vocab_file,
+        do_lower_case=args.do_lower_case,
+        version_2_with_negative=args.version_2_with_negative,
+        windows=Windows(**values_of(Windows, args)),
     )
 
 
-def _examples(values, task):
+def _examples(args, task):
     """The number of questions to train on, by which the official script counts epochs."""
-    file, config = values.train_file, fine_tuning.config(values)
+    file, config = args.train_file, fine_tuning.config(args)
     questions, counts = task.read(file)
-    if values.version_2_with_negative and not any(q.is_impossible for q in questions):
+    if args.version_2_with_negative and not any(q.is_impossible for q in questions):
         raise ValueError(
             f"{file} must have questions marked is_impossible; got none, so a model would not "
             "learn when there is no answer. Leave --version_2_with_negative out, or give a file of "
@@ -144,7 +234,7 @@ def _examples(values, task):
         f"another position than stated; {counts.left_out:,} questions left out because their "
         "answer is not in the context"
     )
-    if values.verbose_logging:
+    if args.verbose_logging:
         _name_left_out(file, questions)
     return counts.kept
 
@@ -157,21 +247,21 @@ def _name_left_out(file, kept):
             print(f"left out: {question.id}: {texts}")
 
 
-def _use(values, task, dataset, decoding, engine, model, folder):
+def _use(args, task, dataset, decoding, engine, model, folder):
     """Answers, and scores the answers; returns the scores."""
     from official_bert.training import fine_tuned
 
     if dataset is None:
         return {}
     features = task.features(dataset.questions, model.config)
-    size = values.predict_batch_size if values.do_predict else values.eval_batch_size
+    size = args.predict_batch_size if args.do_predict else args.eval_batch_size
     logits = fine_tuned.outputs_of_rows(engine, model, features, size)
     predictions = squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
-    if values.do_predict:
+    if args.do_predict:
         squad_decoding.write(predictions, folder)
         path = os.path.join(folder, "predictions.json")
         print(f"answered {len(dataset.questions):,} questions: {path}")
-    if not values.do_eval:
+    if not args.do_eval:
         return {}
     scores = squad_decoding.scores(dataset, predictions)
     if "best_f1_thresh" in scores:
@@ -183,5 +273,4 @@ def _use(values, task, dataset, decoding, engine, model, folder):
 
 
 if __name__ == "__main__":
-    squad_flags.define_flags()
-    commands.run(main)
+    commands.run(main, Squad)

@@ -217,7 +217,7 @@ def _said(command, error):
         raise error
 
     try:
-        return messages.exit_code(command, lambda: messages.resumable(fail), [])
+        return messages.exit_code(command, lambda: messages.resumable(fail))
     except BaseException:
         traceback.print_exc()
         return 1

@@ -22,15 +22,10 @@ class Failed(Exception):
         self.code = code
 
 
-def exit_code(
-    command: str, main: Callable[..., int | None], given: list[str], arguments: bool = False
-) -> int:
-    """Calls a command's `main` and prints its error, if any; the exit code."""
-    if given and not arguments:
-        reason = f"unexpected argument {given[0]!r}; flags begin with --, globs need quotes."
-        return report(command, reason)
+def exit_code(command: str, work: Callable[[], int | None]) -> int:
+    """Calls a command's work and prints its error, if any; the exit code."""
     try:
-        return (main(given) if arguments else main()) or 0
+        return work() or 0
     except Failed as failed:
         return report(command, failed, failed.code)
     except (ValueError, OSError) as error:

@@ -10,13 +10,16 @@
         def __post_init__(self):
             settings.check(self)
 
-`flag_definitions` makes `--log_steps` of it. The words are those of --help: they name other flags
-with their dashes, which the docstring leaves out.
+`commands.commands` makes `--log_steps` of it. The words are those of --help: they name other flags
+with their dashes, which the docstring leaves out. The dataclass of a command repeats neither words
+nor bounds: its field is `log_steps: int = like(Report, "log_steps")`, and `values_of(Report, args)`
+are the arguments of a `Report`.
 """
 
 import dataclasses
 import inspect
 import math
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -28,6 +31,7 @@ class Bounds:
         minimum, maximum: The smallest and the largest number allowed.
         above, below: Numbers that all allowed ones are above or below.
         hint: A sentence for the error: what to do.
+        finite: Whether infinity is refused, which passes comparisons.
     """
 
     minimum: float | None = None
@@ -35,6 +39,7 @@ class Bounds:
     maximum: float | None = None
     below: float | None = None
     hint: str = ""
+    finite: bool = True
 
     def __str__(self):
         ends = {
@@ -47,15 +52,14 @@ class Bounds:
         return " and ".join(stated)
 
     def fault(self, value: float) -> str | None:
-        """The predicate of an error, such as `must be at least 1; got 0.`; None within the bounds.
-
-        NaN is within all bounds: `check` and `flag_definitions.require_finite` refuse it.
-        """
-        is_outside = (
-            (self.minimum is not None and value < self.minimum)
-            or (self.above is not None and value <= self.above)
-            or (self.maximum is not None and value > self.maximum)
-            or (self.below is not None and value >= self.below)
+        """The predicate of an error, such as `must be at least 1; got 0.`; None if within."""
+        if isinstance(value, float) and not math.isfinite(value) and self.finite:
+            return f"must be a finite number; got {value}."
+        is_outside = (  # NaN too
+            (self.minimum is not None and not value >= self.minimum)
+            or (self.above is not None and not value > self.above)
+            or (self.maximum is not None and not value <= self.maximum)
+            or (self.below is not None and not value < self.below)
         )
         return f"must be {self}; got {_short(value)}. {self.hint}".rstrip() if is_outside else None
 
@@ -75,22 +79,65 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     hint: str = "",
+    finite: bool = True,
+    choices: Iterable[str] = (),
     **options: Any,
 ) -> Any:
-    """A field of a dataclass with its description and the numbers that it can be.
+    """A field of a dataclass with its description and the values that it can have.
 
     Args:
         words: Sentences for --help and for the docstring, with the unit.
         default: The value of a field that is not given; without one, it must be.
-        minimum, above, maximum, below, hint: As of `Bounds`.
+        minimum, above, maximum, below, hint, finite: As of `Bounds`.
+        choices: The texts that it can be, for a flag's parser.
         options: Further arguments of `dataclasses.field`.
 
     Returns:
         A `dataclasses.Field`, whose annotation is that of the value.
     """
-    bounds = Bounds(minimum=minimum, above=above, maximum=maximum, below=below, hint=hint)
-    metadata = {"words": words, "bounds": bounds}
+    bounds = Bounds(
+        minimum=minimum, above=above, maximum=maximum, below=below, hint=hint, finite=finite
+    )
+    metadata = {"words": words, "bounds": bounds, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=metadata, **options)
+
+
+_SAME = object()  # as the field's
+
+
+def like(owner: Any, name: str, default: Any = _SAME, *, more: str = "") -> Any:
+    """A field with the words, bounds and default of a field of another dataclass.
+
+    Args:
+        owner: The other dataclass.
+        name: Its field, which `values_of` sets from this one.
+        default: The default, if it is another one.
+        more: Sentences to add to the field's.
+    """
+    field = owner.__dataclass_fields__[name]
+    words = f"{field.metadata['words']} {more}".rstrip()
+    metadata = {**field.metadata, "words": words, "like": (owner, name)}
+    default = field.default if default is _SAME else default
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def names_like(owner: Any, settings: Any) -> tuple[str, ...]:
+    """The names of the settings that are `like` fields of a dataclass."""
+    fields = dataclasses.fields(settings)
+    return tuple(f.name for f in fields if f.metadata.get("like", (None,))[0] is owner)
+
+
+def values_of(owner: Any, args: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Arguments for a dataclass from the settings that are `like` its fields.
+
+    Args:
+        owner: The dataclass.
+        args: Settings, some of them like the owner's.
+        names: The settings to take; default: all.
+    """
+    fields = args.__dataclass_fields__
+    taken = [n for n in names_like(owner, args) if names is None or n in names]
+    return {fields[name].metadata["like"][1]: getattr(args, name) for name in taken}
 
 
 def documented(cls: type) -> type:
@@ -98,6 +145,7 @@ def documented(cls: type) -> type:
     lines = (
         f"    {field.name}: {field.metadata['words'].replace('--', '')}"
         for field in dataclasses.fields(cls)
+        if "words" in field.metadata
     )
     purpose, raises, errors = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
     cls.__doc__ = "\n".join([purpose, "", "Args:", *lines]) + raises + errors
@@ -105,15 +153,13 @@ def documented(cls: type) -> type:
 
 
 def check(settings: Any) -> None:
-    """Refuses numbers out of their bounds, and infinities and NaN, which pass comparisons.
+    """Refuses numbers out of their bounds, infinities and NaN.
 
     Raises:
         ValueError: naming the field, the value and what was expected.
     """
     for field in dataclasses.fields(settings):
         value, bounds = getattr(settings, field.name), field.metadata.get("bounds")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{field.name} must be a finite number; got {value}.")
         fault = bounds.fault(value) if bounds and isinstance(value, int | float) else None
         if fault:
             raise ValueError(f"{field.name} {fault}")

@@ -86,7 +86,7 @@ def warnings(
 ) -> Iterator[str]:
     """Sentences on settings that have no effect in a run that starts after `step` updates.
 
-    These depend on devices, records and the model; `system.flag_definitions` on flags alone.
+    These depend on devices, records and the model; the rules of the commands depend only on flags.
     """
     from official_bert.training import stage_model
 

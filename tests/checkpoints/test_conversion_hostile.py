@@ -69,8 +69,7 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
         "    os.kill(os.getpid(), number)\n"
         "safetensors_files.write = write\n"
         "number = int(sys.argv.pop())\n"
-        "convert_checkpoint._define_flags()\n"
-        "commands.run(convert_checkpoint.main)\n"
+        "commands.run(convert_checkpoint.main, convert_checkpoint.Convert)\n"
     )
     flags = [f"--input={tmp_path}/in", f"--output={tmp_path}/out", "--output_format=huggingface"]
     command = [sys.executable, "-c", program, *flags, str(int(number))]

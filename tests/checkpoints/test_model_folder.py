@@ -5,18 +5,19 @@ import shutil
 
 import numpy as np
 import pytest
-from absl import flags
 from bert_checkpoints import CONFIG, make_hugging_face, make_source, write_vocabulary
 
 import official_bert
 from official_bert import convert_checkpoint, run_pretraining
 from official_bert.checkpoints import heads, model_folder, sources
 from official_bert.checkpoints.model_folder import ModelFolder
-from official_bert.commands import classifier_flags, fine_tuning, pretraining_flags
+from official_bert.commands import fine_tuning, pretraining_settings
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import manifest, tokenization
 from official_bert.data.instances import Settings
 from official_bert.model.config import BertConfig
+from official_bert.run_classifier import Classify
 
 THEIRS = json.loads(CONFIG.to_json()) | {"hidden_act": "gelu", "model_type": "bert"}
 
@@ -246,40 +247,31 @@ def test_records_are_made_with_a_tokenizer_json_and_tell_their_vocabulary(small_
 def test_every_command_that_trains_refuses_what_is_no_bert(tmp_path, changed, message):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(THEIRS | changed))
-    for values in pretraining_values(file), fine_tuning_values(tmp_path, bert_config_file=file):
+    for args in pretraining(file), fine_tuned(tmp_path, bert_config_file=file):
         with pytest.raises(ValueError, match=message):
-            config_of(values)
+            config_of(args)
 
 
 def test_every_command_that_trains_knows_the_exact_gelu(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(THEIRS))
-    for values in pretraining_values(file), fine_tuning_values(tmp_path, bert_config_file=file):
-        assert config_of(values).hidden_act == "gelu_erf"
+    for args in pretraining(file), fine_tuned(tmp_path, bert_config_file=file):
+        assert config_of(args).hidden_act == "gelu_erf"
 
 
-def pretraining_values(config_file=None, init_checkpoint=None, model_dir="nowhere"):
-    values = flags.FlagValues()
-    pretraining_flags.define_flags(values)
+def pretraining(config_file=None, init_checkpoint=None, model_dir="nowhere"):
     named = {"bert_config_file": config_file, "init_checkpoint": init_checkpoint}
-    given = [f"--{name}={value}" for name, value in named.items() if value]
-    values(["run_pretraining", *given, f"--model_dir={model_dir}", "--input_files=a"])
-    return values
+    return Pretrain(**named, model_dir=model_dir, input_files=("a",))
 
 
-def fine_tuning_values(folder, **named):
-    values = flags.FlagValues()
-    classifier_flags.define_flags(values)
-    given = [f"--{name}={value}" for name, value in named.items()]
-    values(["run_classifier", *given, f"--output_dir={folder}/out", "--do_train"])
-    values.max_seq_length = 16
-    return values
+def fine_tuned(folder, **named):
+    return Classify(**named, output_dir=f"{folder}/out", do_train=True, max_seq_length=16)
 
 
-def config_of(values):
-    if "dev_file" in values:
-        return fine_tuning.config(values)
-    return run_pretraining.run_from_flags(values).config
+def config_of(args):
+    if isinstance(args, Classify):
+        return fine_tuning.config(args)
+    return run_pretraining.run_from_flags(args).config
 
 
 # --init_checkpoint=FOLDER
@@ -287,22 +279,22 @@ def config_of(values):
 
 def test_the_folder_that_training_starts_from_implies_the_rest(tmp_path):
     make_theirs(tmp_path / "hf", strip_accents=False)
-    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf")
-    fine_tuning.check_paths(values, ())
-    assert values.vocab_file == str(tmp_path / "hf/tokenizer.json")
-    assert values.do_lower_case == "keep_accents"
-    assert config_of(values) == BertConfig.from_json_file(tmp_path / "hf/config.json")
-    assert config_of(pretraining_values(None, tmp_path / "hf")) == config_of(values)
+    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf")
+    args = fine_tuning.resolve_paths(args, ())
+    assert args.vocab_file == str(tmp_path / "hf/tokenizer.json")
+    assert args.do_lower_case == "keep_accents"
+    assert config_of(args) == BertConfig.from_json_file(tmp_path / "hf/config.json")
+    assert config_of(pretraining(None, tmp_path / "hf")) == config_of(args)
 
 
 def test_a_run_that_has_begun_implies_the_rest_itself(tmp_path):
     make_source(tmp_path / "out")
     (tmp_path / "out/run.json").write_text('{"stages": [], "do_lower_case": false}')
-    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "gone")
-    fine_tuning.check_paths(values, ())
-    assert (values.vocab_file, values.do_lower_case) == (str(tmp_path / "out/vocab.txt"), False)
-    assert config_of(values) == CONFIG
-    assert config_of(pretraining_values(None, tmp_path / "gone", tmp_path / "out")) == CONFIG
+    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "gone")
+    args = fine_tuning.resolve_paths(args, ())
+    assert (args.vocab_file, args.do_lower_case) == (str(tmp_path / "out/vocab.txt"), False)
+    assert config_of(args) == CONFIG
+    assert config_of(pretraining(None, tmp_path / "gone", tmp_path / "out")) == CONFIG
 
 
 def test_flags_override_the_folder_and_contradictions_are_refused(tmp_path):
@@ -311,26 +303,26 @@ def test_flags_override_the_folder_and_contradictions_are_refused(tmp_path):
     dropout = tmp_path / "dropout.json"
     dropout.write_text(json.dumps(THEIRS | {"hidden_dropout_prob": 0.3}))
     named = {"bert_config_file": dropout, "vocab_file": tmp_path / "vocab.txt"}
-    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf", **named)
-    fine_tuning.check_paths(values, ())
-    assert config_of(values).hidden_dropout_prob == 0.3
-    assert values.vocab_file == str(tmp_path / "vocab.txt")
+    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf", **named)
+    args = fine_tuning.resolve_paths(args, ())
+    assert config_of(args).hidden_dropout_prob == 0.3
+    assert args.vocab_file == str(tmp_path / "vocab.txt")
     pieces = (tmp_path / "vocab.txt").read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
     with pytest.raises(ValueError, match="vocab_file must be the vocabulary of the model in .*hf"):
-        fine_tuning.check_paths(values, ())
+        args = fine_tuning.resolve_paths(args, ())
 
 
 def test_without_a_folder_the_parts_are_asked_for(tmp_path):
     with pytest.raises(ValueError, match="--bert_config_file is required"):
-        fine_tuning.check_paths(fine_tuning_values(tmp_path), ())
+        fine_tuning.resolve_paths(fine_tuned(tmp_path), ())
     with pytest.raises(ValueError, match="--bert_config_file is required"):
-        pretraining_flags.check(pretraining_values())
+        pretraining_settings.check(pretraining())
     make_theirs(tmp_path / "hf")
     (tmp_path / "hf/tokenizer.json").unlink()
-    values = fine_tuning_values(tmp_path, init_checkpoint=tmp_path / "hf")
+    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf")
     with pytest.raises(ValueError, match="--vocab_file is required, because .*hf has none"):
-        fine_tuning.check_paths(values, ())
+        args = fine_tuning.resolve_paths(args, ())
 
 
 def test_the_weights_come_with_the_vocabulary(tmp_path):

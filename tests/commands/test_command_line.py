@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 MODULES = {
     path.stem
     for path in Path(package).parent.glob("*.py")
-    if "\n    commands.run(main" in path.read_text()
+    if "commands.run(main, " in path.read_text()
 }
-PROGRAM = "import sys; sys.argv[0] = 'lamb-bert'; from official_bert import command_line as c; "
+PROGRAM = (
+    "import sys; sys.argv[0] = 'lamb-bert'; from official_bert.commands import command_line as c; "
+)
 START = [sys.executable, "-c", PROGRAM + "sys.exit(c.main())"]
 
 

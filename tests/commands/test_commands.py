@@ -13,7 +13,7 @@ from official_bert.commands import command_help, command_line
 
 PACKAGE = Path(__file__).parents[2] / "official_bert"
 COMMANDS = sorted(
-    path.stem for path in PACKAGE.glob("*.py") if "\n    commands.run(main" in path.read_text()
+    path.stem for path in PACKAGE.glob("*.py") if "commands.run(main, " in path.read_text()
 )
 
 
@@ -46,9 +46,8 @@ def test_the_short_help_has_what_everyone_needs(command):
 
 
 def test_no_flag_has_two_topics():
-    placed = [name for names in command_help.TOPICS.values() for name in names]
+    placed = " ".join(command_help.TOPICS.values()).replace("*", "").split()
     assert len(placed) == len(set(placed))
-    assert set(placed) >= command_help.ESSENTIAL
 
 
 def helped(command, flag):
@@ -85,8 +84,8 @@ def ended_by(number):
     """A command that gets a signal: as `subprocess.run` gives it back."""
     script = (
         "import os\n"
-        "from official_bert.commands import commands\n"
-        f"commands.run(lambda: os.kill(os.getpid(), {number.value}))"
+        "from official_bert.commands import arguments, commands\n"
+        f"commands.run(lambda args: os.kill(os.getpid(), {number.value}), arguments.Arguments)"
     )
     return subprocess.run(
         [sys.executable, "-c", script],

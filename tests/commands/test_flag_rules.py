@@ -1,58 +1,53 @@
 """Flags without effect, over all commands: a warning where idle, an error where they contradict."""
 
 import pytest
-from absl import flags
 
-from official_bert import convert_checkpoint, create_pretraining_data, demo, rehearse
-from official_bert.commands import (
-    classifier_flags,
-    commands,
-    flag_definitions,
-    pretraining_flags,
-    squad_flags,
+from official_bert import (
+    convert_checkpoint,
+    create_pretraining_data,
+    demo,
+    rehearse,
+    run_classifier,
+    run_squad,
 )
+from official_bert.commands import commands, pretraining_settings, refused
+from official_bert.commands.arguments import apply
 
-COMMANDS = {
-    "create_pretraining_data": (create_pretraining_data._define_flags, create_pretraining_data),
-    "run_pretraining": (pretraining_flags.define_flags, pretraining_flags),
-    "run_classifier": (classifier_flags.define_flags, classifier_flags),
-    "run_squad": (squad_flags.define_flags, squad_flags),
-    "convert_checkpoint": (convert_checkpoint._define_flags, convert_checkpoint),
-    "demo": (demo._define_flags, demo),
-    "rehearse": (rehearse.define_flags, rehearse),
+COMMANDS = {  # dataclass, module of its rules, flags that it requires
+    "create_pretraining_data": (
+        create_pretraining_data.CreateData,
+        create_pretraining_data,
+        "--input_file=a --output_file=b --vocab_file=c",
+    ),
+    "run_pretraining": (pretraining_settings.Pretrain, pretraining_settings, "--input_files=b"),
+    "run_classifier": (run_classifier.Classify, run_classifier, ""),
+    "run_squad": (run_squad.Squad, run_squad, ""),
+    "convert_checkpoint": (
+        convert_checkpoint.Convert,
+        convert_checkpoint,
+        "--input=a --output=b --output_format=tf1",
+    ),
+    "demo": (demo.Demo, demo, ""),
+    "rehearse": (rehearse.Rehearse, rehearse, "--bert_config_file=a --topology=v3:2x2"),
 }
-REQUIRED = {
-    "create_pretraining_data": "--input_file=a --output_file=b --vocab_file=c",
-    "convert_checkpoint": "--input=a --output=b",
-    "rehearse": "--bert_config_file=a",
-}
 
 
-@pytest.fixture
-def parse():
-    """A function of a command and its flags as one text: the flags, parsed, and the rules."""
-    before = {*flags.FLAGS}
+def parse(command, text):
+    settings, _, required = COMMANDS[command]
+    return commands.parse(settings, [*required.split(), *text.split()])
 
-    def parsed(command, text):
-        define, module = COMMANDS[command]
-        define()
-        flags.FLAGS([command, *REQUIRED.get(command, "").split(), *text.split()])
-        return flags.FLAGS, module.RULES
 
-    yield parsed
-    flags.FLAGS.unparse_flags()
-    for name in {*flags.FLAGS} - before:
-        delattr(flags.FLAGS, name)
+def applied(command, args):
+    return apply(args, COMMANDS[command][1].RULES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_rules_name_flags_of_their_command(parse, command):
-    needed = {"rehearse": "--topology=v3:2x2", "convert_checkpoint": "--output_format=tf1"}
-    values, rules = parse(command, needed.get(command, ""))
-    for rule in rules:
-        assert {*rule.names} <= {*values}
-        rule.reason.format(**values.flag_values_dict())
-        rule.when(values)
+def test_rules_name_flags_of_their_command(command):
+    args = parse(command, "")
+    for rule in COMMANDS[command][1].RULES:
+        assert {*rule.names} <= {*commands.flags_of(type(args))}
+        rule.reason.format_map(vars(args))
+        rule.when(args)
 
 
 @pytest.mark.parametrize(
@@ -94,17 +89,17 @@ def test_rules_name_flags_of_their_command(parse, command):
         ("rehearse", "--topology=h100:1x8 --price_per_chip_hour=5", "price_per_chip_hour"),
     ],
 )
-def test_an_idle_flag_is_warned_of_and_becomes_its_default(parse, capsys, command, given, idle):
-    values, rules = parse(command, given)
-    flag_definitions.apply(values, rules)
+def test_an_idle_flag_is_warned_of_and_becomes_its_default(capsys, command, given, idle):
+    args = applied(command, parse(command, given))
     said = capsys.readouterr().err
     assert said.startswith(f"warning: --{idle}")
     assert " has no effect " in said
     assert said.endswith(".\n")
     assert said.count("\n") == 1
     name = said.split()[1].removeprefix("--")
-    assert values[name].value == values[name].default
-    flag_definitions.apply(values, rules)
+    assert name not in args.given
+    assert getattr(args, name) == commands.flags_of(type(args))[name].default
+    applied(command, args)
     assert capsys.readouterr().err == ""
 
 
@@ -125,44 +120,42 @@ def test_an_idle_flag_is_warned_of_and_becomes_its_default(parse, capsys, comman
         ("demo", "--corpus=", "--corpus: it names no file"),
     ],
 )
-def test_a_flag_that_would_change_the_result_is_refused(parse, capsys, command, given, message):
-    values, rules = parse(command, given)
+def test_a_flag_that_would_change_the_result_is_refused(capsys, command, given, message):
+    args = parse(command, given)
     with pytest.raises(ValueError, match=message):
-        flag_definitions.apply(values, rules)
+        applied(command, args)
     assert capsys.readouterr().err == ""
 
 
-def test_flags_that_agree_with_what_happens_pass_in_silence(parse, capsys):
-    values, rules = parse(
+def test_flags_that_agree_with_what_happens_pass_in_silence(capsys):
+    args = parse(
         "run_pretraining",
         "--local_workers=2 --distribution_strategy=multi_worker_mirrored --dtype=fp16 "
         "--loss_scale=dynamic --train_summary_interval=50 --log_steps=50 --eval_files=a "
         "--eval_steps=5 --all_reduce_alg=ring --tpu=",
     )
-    flag_definitions.apply(values, rules)
+    assert applied("run_pretraining", args) is args
     assert capsys.readouterr().err == ""
 
 
-def test_scoring_a_file_of_answers_ignores_the_flags_of_a_model_aloud(parse, capsys):
-    given = "--evaluate --predict_file=a --predictions_file=b"
-    values, _ = parse("run_squad", f"{given} --vocab_file=c --max_seq_length=64")
-    squad_flags.check(values)
+def test_scoring_a_file_of_answers_ignores_the_flags_of_a_model_aloud(capsys):
+    given = run_squad.Squad(evaluate=True, predict_file="a", predictions_file="b")
+    run_squad.check(given.replaced(vocab_file="c", max_seq_length=64))
     assert capsys.readouterr().err == (
         "warning: --max_seq_length, --vocab_file have no effect with --evaluate, which scores a "
         "file of answers.\n"
     )
-    flags.FLAGS(["run_squad", *given.split(), "--do_predict"])
     with pytest.raises(ValueError, match="--do_predict: --evaluate scores a file of answers and"):
-        squad_flags.check(values)
+        run_squad.check(given.replaced(do_predict=True))
 
 
 # Bounds
 
 
-def in_one_line(command, parse, text):
-    with pytest.raises(flags.Error) as caught:
+def in_one_line(command, text):
+    with pytest.raises(ValueError, match="--") as caught:
         parse(command, text)
-    return commands.in_our_words(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -189,37 +182,56 @@ def in_one_line(command, parse, text):
         ("rehearse", "--host_network_gbits=0", "at least 0.001; got 0."),
     ],
 )
-def test_a_number_out_of_bounds_is_refused_by_its_flag(parse, command, given, message):
-    found = in_one_line(command, parse, given)
+def test_a_number_out_of_bounds_is_refused_by_its_flag(command, given, message):
+    found = in_one_line(command, given)
     name = given.split("=")[0]
     assert found.startswith(f"{name} must be ")
     assert message in found
 
 
-def test_the_ends_of_the_bounds_are_legal(parse):
-    values, _ = parse("run_pretraining", "--global_clipnorm=0 --beta_1=0 --layer_decay=1")
-    from official_bert.commands import optimizer_flags
-
-    assert optimizer_flags.optimizer(values).global_clipnorm == 0
+def test_the_ends_of_the_bounds_are_legal():
+    args = parse("run_pretraining", "--global_clipnorm=0 --beta_1=0 --layer_decay=1")
+    assert args.optimizer().global_clipnorm == 0
 
 
 @pytest.mark.parametrize("written", ["-ng 1", "--ng=1", "--nong", "--output_dir out"])
-def test_a_flag_of_another_script_is_refused_before_what_follows_it(parse, written):
+def test_a_flag_of_another_script_is_refused_before_what_follows_it(written):
     name = written.lstrip("-").removeprefix("no").split("=")[0].split()[0]
-    reason = pretraining_flags.REFUSED[name]
-    assert in_one_line("run_pretraining", parse, written) == f"--{name} {reason}"
+    reason = refused.flags(pretraining_settings.Pretrain)[name]
+    assert in_one_line("run_pretraining", written) == f"--{name} {reason}"
 
 
 @pytest.mark.parametrize("text", [",", "a,", "a,,b", " , a"])
 @pytest.mark.parametrize("name", ["input_files", "eval_files"])
-def test_an_empty_name_in_a_list_of_files_is_refused(parse, name, text):
-    values, _ = parse("run_pretraining", "--bert_config_file=a --input_files=b")
-    values[name].parse(text)
-    with pytest.raises(ValueError, match=rf"--{name} must be .*; got '{text}'\. Is a variable"):
-        pretraining_flags.check(values)
+def test_an_empty_name_in_a_list_of_files_is_refused(name, text):
+    args = parse("run_pretraining", "--bert_config_file=a").replaced(
+        **{name: tuple(member.strip() for member in text.split(","))}
+    )
+    with pytest.raises(ValueError, match=rf"--{name} must be .*; got '.*,.*'\. Is a variable"):
+        pretraining_settings.check(args)
 
 
-def test_an_empty_expression_would_freeze_everything(parse):
-    values, _ = parse("run_pretraining", "--bert_config_file=a --input_files=b --freeze=layer_0/,")
+def test_an_empty_expression_would_freeze_everything():
+    args = parse("run_pretraining", "--bert_config_file=a --freeze=layer_0/,")
     with pytest.raises(ValueError, match="freeze must contain no empty expression"):
-        pretraining_flags.check(values)
+        pretraining_settings.check(args)
+
+
+# Arguments
+
+
+def test_settings_know_which_of_them_were_given_by_flags_or_in_python():
+    args = parse("run_pretraining", "--dtype=fp32 --noinit_moments --seed=7 --seed=8")
+    assert args.given == {"input_files", "dtype", "init_moments", "seed"}
+    assert (args.seed, args.init_moments, args.input_files) == (8, False, ("b",))
+    same = pretraining_settings.Pretrain(
+        dtype="fp32", init_moments=False, seed=8, input_files=("b",)
+    )
+    assert (same, same.given) == (args, args.given)
+    assert commands.parse(type(args), commands.as_flags(args)) == args
+    assert args.without(["seed"]).given == args.given - {"seed"}
+
+
+def test_a_command_line_repeats_lists_that_contain_commas():
+    args = parse("run_pretraining", "").replaced(freeze=("layer_[0-5]/", "a{1,2}"))
+    assert commands.parse(type(args), commands.as_flags(args)).freeze == args.freeze

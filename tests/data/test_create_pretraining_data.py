@@ -89,7 +89,7 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
         ({"input_file": "BUILD,"}, "input_file must be one or more names, separated by single"),
         ({"max_ngram_size": 3}, "max_ngram_size must be 1 without --do_whole_word_mask; got 3"),
         ({"max_seq_length": 2}, "--max_seq_length must be at least 8 and at most 65,536; got 2."),
-        ({"num_workers": -1}, "num_workers must be at least 0 (0: one per core); got -1"),
+        ({"num_workers": -1}, "--num_workers must be at least 0; got -1. 0 is one"),
         ({"num_shards": 100_000}, "num_shards must be at most 99,999; got 100,000"),
         ({"num_shards": 90_000}, "num_shards must be at most the number of records, which is"),
         ({"masked_lm_prob": 15}, "--masked_lm_prob must be at least 0 and below 1; got 15. 15 %"),
@@ -418,8 +418,8 @@ from official_bert import create_pretraining_data
 from official_bert.data import record_builder
 ask = record_builder._ask
 record_builder._ask = lambda *task: (ask(*task), time.sleep(2))[0]
-create_pretraining_data._define_flags()
-create_pretraining_data.commands.run(create_pretraining_data.main)
+main, settings = create_pretraining_data.main, create_pretraining_data.CreateData
+create_pretraining_data.commands.run(main, settings)
 """
 
 

@@ -67,12 +67,10 @@ def test_a_host_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path)
     script = (
         "import sys\n"
         "from official_bert import run_pretraining\n"
-        "from official_bert.commands import pretraining_flags\n"
-        "from absl import flags\n"
-        "pretraining_flags.define_flags()\n"
-        "flags.FLAGS(['run_pretraining', *sys.argv[1:]])\n"
+        "from official_bert.commands import commands, pretraining_settings\n"
+        "args = commands.parse(pretraining_settings.Pretrain, sys.argv[1:])\n"
         "try:\n"
-        "    run_pretraining._main(flags.FLAGS)\n"
+        "    run_pretraining._main(args)\n"
         "finally:\n"
         "    assert 'tensorflow' not in sys.modules\n"
     )

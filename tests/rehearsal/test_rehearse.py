@@ -317,8 +317,7 @@ def test_an_import_that_fails_is_told_in_a_line(tmp_path):
         "import sys\n"
         "sys.modules['official_bert.rehearsal.tpu_compiler'] = None\n"
         "from official_bert import rehearse\n"
-        "rehearse.define_flags()\n"
-        "rehearse.commands.run(rehearse.main)"
+        "rehearse.commands.run(rehearse.main, rehearse.Rehearse)"
     )
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}"]
     command = [sys.executable, "-c", script, *arguments]

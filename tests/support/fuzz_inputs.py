@@ -5,6 +5,7 @@ damaged input and reads it, and the errors that may refuse it.
 """
 
 import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -272,9 +273,8 @@ def logs(folder: Path):
 
 def flag_values(folder: Path):
     """Command lines of the commands that train: all that is checked before the first file."""
-    from absl import flags
-
-    from official_bert.commands import classifier_flags, pretraining_flags, squad_flags
+    from official_bert import run_classifier, run_squad
+    from official_bert.commands import commands, pretraining_settings, refused
     from official_bert.run_pretraining import run_from_flags
 
     (folder / "config.json").write_text(json.dumps({"vocab_size": 40}))
@@ -295,26 +295,26 @@ def flag_values(folder: Path):
     config = "--bert_config_file=config.json"
     tuned = [config, "--do_train", "--train_file=a", "--output_dir=b", "--vocab_file=c"]
     kinds = {
-        pretraining_flags: [config, "--input_files=a", "--model_dir=b"],
-        squad_flags: tuned,
-        classifier_flags: tuned,
+        pretraining_settings.Pretrain: [config, "--input_files=a", "--model_dir=b"],
+        run_squad.Squad: tuned,
+        run_classifier.Classify: tuned,
     }
 
     def case(rng, damage=True):
-        module = rng.choice([*kinds])
-        values = flags.FlagValues()
-        module.define_flags(values)
-        given = [text.replace("config.json", f"{folder}/config.json") for text in kinds[module]]
+        kind = rng.choice([*kinds])
+        names = [*commands.flags_of(kind), *refused.flags(kind)]
+        given = [text.replace("config.json", f"{folder}/config.json") for text in kinds[kind]]
         for _ in range(rng.randrange(1, 6) if damage else 0):
-            name = rng.choice([*values])
+            name = rng.choice(names)
             given.append(f"--{name}={rng.choice(texts)}" if rng.random() < 0.9 else f"--{name}")
         rng.shuffle(given)
-        values(["command", *given])
-        module.check(values)
-        if module is pretraining_flags:
-            run_from_flags(values)
+        args = commands.parse(kind, given)
+        if isinstance(args, pretraining_settings.Pretrain):
+            run_from_flags(pretraining_settings.check(args))
+        else:
+            sys.modules[kind.__module__].check(args)
 
-    return case, (*ERRORS, flags.Error)
+    return case, ERRORS
 
 
 KINDS = {

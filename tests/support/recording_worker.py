@@ -7,7 +7,8 @@ import os
 import pathlib
 
 from official_bert import run_pretraining
-from official_bert.commands import commands, pretraining_flags
+from official_bert.commands import commands
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.data import input_pipeline, record_files
 
 input_pipeline.WINDOW_RECORDS = 2048
@@ -32,5 +33,4 @@ def fingerprint_without_notes(files):
 
 record_files.RecordFiles.read = noted_read
 record_files.RecordFiles.fingerprint = fingerprint_without_notes
-pretraining_flags.define_flags()
-commands.run(run_pretraining.main)
+commands.run(run_pretraining.main, Pretrain)

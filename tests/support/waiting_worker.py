@@ -8,7 +8,8 @@ import pathlib
 import time
 
 from official_bert import run_pretraining
-from official_bert.commands import commands, pretraining_flags
+from official_bert.commands import commands
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.data import input_pipeline
 
 read = input_pipeline.Batches.__getitem__
@@ -21,5 +22,4 @@ def read_when_told(batches, step):
 
 
 input_pipeline.Batches.__getitem__ = read_when_told
-pretraining_flags.define_flags()
-commands.run(run_pretraining.main)
+commands.run(run_pretraining.main, Pretrain)

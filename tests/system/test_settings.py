@@ -4,14 +4,11 @@ import dataclasses
 import math
 
 import pytest
-from absl import flags
 
-from official_bert import stages
-from official_bert.commands import pretraining_flags
-from official_bert.commands.flag_definitions import FlagDefinitions
+from official_bert.commands import commands
+from official_bert.commands.arguments import Arguments
 from official_bert.system import settings
-from official_bert.system.settings import setting
-from official_bert.tasks.pretraining import Pretraining
+from official_bert.system.settings import like, names_like, setting, values_of
 
 
 @settings.documented
@@ -32,45 +29,45 @@ class Loop:
         settings.check(self)
 
 
-def defined(*arguments, **options):
-    """The flag that a field is made into."""
-    values = flags.FlagValues()
-    FlagDefinitions(values).field(Loop, *arguments, **options)
-    (name,) = {*values} - {"help"}
-    return values[name]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command(Arguments):
+    files: tuple[str, ...] = like(Loop, "files")
+    log_steps: int | None = like(Loop, "steps", None, more="Default: as many as there are.")
+    rate: float | None = like(Loop, "rate")
+    quiet: bool = like(Loop, "quiet")
+    form: str = setting("Format.", "auto", choices=("auto", "plain"))
+    seed: int = setting("Random seed.", 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "default", "words", "given", "value"),
-    [
-        ("files", None, "Files to read. Required.", "a,b", "a,b"),
-        ("steps", 100, "Steps between lines.", "7", 7),
-        ("rate", None, "Learning rate; see --steps.", "0.5", 0.5),
-        ("quiet", False, "Whether nothing is printed.", "true", True),
-    ],
-)
-def test_a_flag_has_the_type_the_default_and_the_words_of_its_field(
-    name, default, words, given, value
-):
-    flag = defined(name)
-    assert (flag.name, flag.default, flag.help) == (name, default, words)
-    flag.parse(given)
-    assert flag.value == value
+def test_flags_have_the_types_and_defaults_of_their_fields():
+    given = ["--files=a, b", "--rate=0.5", "--quiet", "--form=plain"]
+    parsed = commands.parse(Command, given)
+    assert parsed == Command(files=("a", "b"), rate=0.5, quiet=True, form="plain")
+    assert parsed.log_steps is None
+    with pytest.raises(ValueError, match="^--files is required.$"):
+        commands.parse(Command, [])
+    with pytest.raises(ValueError, match="<auto|plain>"):
+        commands.parse(Command, ["--files=a", "--form=other"])
+    with pytest.raises(ValueError, match="^unexpected argument 'b'"):
+        commands.parse(Command, ["--files=a", "b"])
 
 
-def test_a_flag_can_have_another_name_and_default_than_its_field():
-    flag = defined("steps", "log_steps", default=None, more="Default: as many as there are.")
-    assert flag.name == "log_steps"
-    assert flag.default is None
-    assert flag.help == "Steps between lines. Default: as many as there are."
+def test_a_field_like_another_has_its_words_and_sets_it():
+    words = {name: f.metadata["words"] for name, f in commands.flags_of(Command).items()}
+    assert words["files"] == "Files to read."
+    assert words["log_steps"] == "Steps between lines. Default: as many as there are."
+    args = Command(files=("a",), log_steps=7)
+    assert names_like(Loop, Command) == ("files", "log_steps", "rate", "quiet")
+    assert Loop(**values_of(Loop, args)) == Loop(files=("a",), steps=7)
+    assert values_of(Loop, args, args.given) == {"files": ("a",), "steps": 7}
 
 
 def test_flag_and_field_refuse_what_is_below_the_minimum():
-    with pytest.raises(flags.IllegalFlagValueError, match="must be at least 1; got 0"):
-        defined("steps").parse("0")
-    with pytest.raises(ValueError, match="steps must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="^--log_steps must be at least 1; got 0"):
+        commands.parse(Command, ["--files=a", "--log_steps=0"])
+    with pytest.raises(ValueError, match="^steps must be at least 1; got 0"):
         Loop(files=(), steps=0)
-    with pytest.raises(ValueError, match="rate must be at least 0; got -1"):
+    with pytest.raises(ValueError, match="^rate must be at least 0; got -1"):
         Loop(files=(), rate=-1)
 
 
@@ -91,21 +88,6 @@ def test_the_docstring_lists_the_fields_without_the_dashes_of_flags():
         "Raises:\n"
         "    ValueError: if a value is out of range."
     )
-
-
-@pytest.mark.parametrize("owner", [stages.Stage, stages.Run, stages.LoopOptions, Pretraining])
-def test_a_flag_of_run_pretraining_that_is_a_field_has_its_words(owner):
-    values = flags.FlagValues()
-    pretraining_flags.define_flags(values)
-    renamed = {name: flag for flag, (name, _) in pretraining_flags.STAGE.items()}
-    shared = 0
-    for field in dataclasses.fields(owner):
-        flag = renamed.get(field.name, field.name)
-        own = owner is stages.Stage and field.name == "input_files"  # a stage's, not the run's
-        if flag in values and not own:
-            assert values[flag].help.startswith(field.metadata["words"])
-            shared += 1
-    assert shared >= 4
 
 
 @pytest.mark.parametrize("name", ["freeze", "exclude_from_weight_decay"])

@@ -5,13 +5,12 @@ import json
 import random
 import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 
+import in_process
 import numpy as np
 import pytest
-from absl import flags
 from bert_checkpoints import make_hugging_face, make_source
 from command_processes import (
     as_flags,
@@ -27,8 +26,8 @@ from small_runs import make_run as make_pretraining
 from small_text import SHARED
 
 from official_bert import convert_checkpoint, run_classifier
-from official_bert.commands import classifier_flags, commands
-from official_bert.system import messages
+from official_bert.commands import commands, refused
+from official_bert.run_classifier import Classify
 from official_bert.tasks import classification_metrics, glue
 
 OFFICIAL_DEFAULTS = {
@@ -54,19 +53,8 @@ OFFICIAL_FLAGS = """
 GLUE = SHARED / "glue"
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    classifier_flags.define_flags(values)
-    values(["run_classifier", *arguments])
-    return values
-
-
 def call(settings):
-    try:
-        values = parse(*as_flags(settings))
-    except flags.Error as error:
-        return messages.report("run_classifier", commands.in_our_words(error))
-    return messages.exit_code("run_classifier", lambda: run_classifier.main(values), [])
+    return in_process.call(run_classifier, Classify, as_flags(settings))
 
 
 SMALL = {
@@ -105,16 +93,12 @@ def read_table(path):
 
 
 def test_flags_of_the_official_script_keep_their_names_and_defaults():
-    values = parse()
-    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
-    assert set(OFFICIAL_FLAGS.split()) <= set(values)
-
-
-def test_every_flag_is_explained():
-    shown = parse().flags_by_module_dict()[sys.argv[0]]
-    for flag in shown:
-        assert len(flag.help) > 14, flag.name
-    assert not {flag.name for flag in shown} & {*classifier_flags.REFUSED}
+    flags, refusals = commands.flags_of(Classify), refused.flags(Classify)
+    assert {name: flags[name].default for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    assert set(OFFICIAL_FLAGS.split()) <= {*flags, *refusals}
+    assert not {*flags} & {*refusals}
+    for name, field in flags.items():
+        assert len(field.metadata["words"]) > 14, name
 
 
 @pytest.mark.parametrize(

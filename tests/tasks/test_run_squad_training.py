@@ -4,12 +4,11 @@ import json
 import lzma
 import random
 import statistics
-import sys
 from pathlib import Path
 
+import in_process
 import numpy as np
 import pytest
-from absl import flags
 from bert_checkpoints import make_hugging_face, make_source
 from command_processes import (
     as_flags,
@@ -26,9 +25,9 @@ from small_text import UNCASED
 
 import official_bert
 from official_bert import run_squad
-from official_bert.commands import commands, fine_tuning_flags, squad_flags
+from official_bert.commands import commands, refused
 from official_bert.data import tokenization
-from official_bert.system import messages
+from official_bert.run_squad import Squad
 from official_bert.tasks import squad_data
 
 OFFICIAL_DEFAULTS = {
@@ -83,19 +82,8 @@ BY_HEART = {  # a window holds the whole text; see `small_questions.by_heart`
 }
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    squad_flags.define_flags(values)
-    values(["run_squad", *arguments])
-    return values
-
-
 def call(settings):
-    try:
-        values = parse(*as_flags(settings))
-    except flags.Error as error:
-        return messages.report("run_squad", commands.in_our_words(error))
-    return messages.exit_code("run_squad", lambda: run_squad.main(values), [])
+    return in_process.call(run_squad, Squad, as_flags(settings))
 
 
 @pytest.fixture
@@ -119,16 +107,12 @@ def read(folder, name):
 
 
 def test_flags_of_the_official_script_keep_their_names_and_defaults():
-    values = parse()
-    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
-    assert set(OFFICIAL_FLAGS.split()) <= set(values)
-
-
-def test_every_flag_is_explained():
-    shown = parse().flags_by_module_dict()[sys.argv[0]]
-    for flag in shown:
-        assert len(flag.help) > 14, flag.name
-    assert not {flag.name for flag in shown} & {*squad_flags.REFUSED}
+    flags, refusals = commands.flags_of(Squad), refused.flags(Squad)
+    assert {name: flags[name].default for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    assert set(OFFICIAL_FLAGS.split()) <= {*flags, *refusals}
+    assert not {*flags} & {*refusals}
+    for name, field in flags.items():
+        assert len(field.metadata["words"]) > 14, name
 
 
 @pytest.mark.parametrize(
@@ -480,20 +464,3 @@ def test_real_questions_are_trained_on_answered_and_scored(files, tmp_path, caps
     results = eval_results(files["output_dir"])
     assert results["global_step"] == 7  # 8,123 / 512 / 2
     assert results["total"] == len(questions)
-
-
-# Both commands
-
-
-def test_what_both_commands_take_is_declared_once():
-    from official_bert.commands import classifier_flags
-    from official_bert.commands.flag_definitions import FlagDefinitions
-
-    shared = flags.FlagValues()
-    fine_tuning_flags.define(FlagDefinitions(shared))
-    of_classifier = flags.FlagValues()
-    classifier_flags.define_flags(of_classifier)
-    squad = parse()
-    for name in shared:
-        assert squad[name].help == of_classifier[name].help
-        assert squad[name].default == of_classifier[name].default

@@ -12,18 +12,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import in_process
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from absl import flags
 
 from official_bert import recipes, run_pretraining
-from official_bert.commands import pretraining_flags
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.system import messages
 from official_bert.training import budget, model_directory
 from official_bert.training.run_records import RunRecords
 from official_bert.training.trainer import Trainer
@@ -251,19 +250,16 @@ def test_a_run_that_has_begun_keeps_its_updates_and_refuses_another_budget(
     before = (model_dir / "run.json").read_text()
     asked = dataclasses.replace(begun, stages=(FIRST,))
     assert budget.fix(asked, LoopOptions(), None, model_dir) == begun
-    values = flags.FlagValues()
-    pretraining_flags.define_flags(values)
     recipe = f"--recipe={write_recipe(tmp_path, minutes=60)}:timed"
-    values(["run_pretraining", *arguments, recipe, f"--model_dir={model_dir}"])
-    assert ended(values) == 2
+    assert call(*arguments, recipe, f"--model_dir={model_dir}") == 2
     error = capsys.readouterr().err
     assert "minutes was 30 and is 60" in error
     assert "stages" not in error  # the updates, which it has from the run, do not differ
     assert (model_dir / "run.json").read_text() == before
 
 
-def ended(values):
-    return messages.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
+def call(*arguments):
+    return in_process.call(run_pretraining, Pretrain, arguments)
 
 
 def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):
@@ -273,11 +269,8 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
         "0": "minutes must be positive and finite; got 0.0",
         "nan": "minutes must be a finite number; got nan",
     }.items():
-        values = flags.FlagValues()
-        pretraining_flags.define_flags(values)
-        recipe = [f"--recipe=budget({text})", f"--model_dir={tmp_path / 'model'}"]
-        values(["run_pretraining", *arguments, *recipe])
-        assert ended(values) == 2
+        recipe = f"--recipe=budget({text})"
+        assert call(*arguments, recipe, f"--model_dir={tmp_path / 'model'}") == 2
         assert message in capsys.readouterr().err
 
 

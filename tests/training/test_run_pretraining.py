@@ -10,20 +10,20 @@ import sys
 import time
 
 import events
+import in_process
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 from command_processes import without
 
 import official_bert
 from official_bert import run_pretraining
-from official_bert.commands import commands, pretraining_flags
+from official_bert.commands import commands, refused
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.system import messages
 from official_bert.training import checkpoints, starts
 
 OFFICIAL_DEFAULTS = {
@@ -47,19 +47,12 @@ OFFICIAL_DEFAULTS = {
 }
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    pretraining_flags.define_flags(values)
-    values(["run_pretraining", *arguments])
-    return values
+FLAGS = commands.flags_of(Pretrain)
+REFUSED = refused.flags(Pretrain)
 
 
 def call(*arguments):
-    try:
-        values = parse(*arguments)
-    except flags.Error as error:
-        return messages.report("run_pretraining", commands.in_our_words(error))
-    return messages.exit_code("run_pretraining", lambda: run_pretraining.main(values), [])
+    return in_process.call(run_pretraining, Pretrain, arguments)
 
 
 @pytest.fixture
@@ -93,10 +86,9 @@ SMALL = {
 
 
 def test_flags_of_the_official_script_keep_their_names_and_defaults():
-    values = parse()
-    assert {name: values[name].value for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
-    for name in ("input_files", "bert_config_file", "init_checkpoint", "worker_hosts"):
-        assert values[name].value is None
+    assert {name: FLAGS[name].default for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
+    for name in ("bert_config_file", "init_checkpoint", "worker_hosts"):
+        assert FLAGS[name].default is None
 
 
 # All flags of tensorflow/models' official/legacy/bert/run_pretraining.py and what it imports, the
@@ -129,7 +121,7 @@ FLAGS_OF_NVIDIA = """
 
 @pytest.mark.parametrize("names", [OFFICIAL_FLAGS, FLAGS_OF_2018, FLAGS_OF_NVIDIA])
 def test_every_flag_of_the_other_scripts_is_there_or_refused_with_its_reason(names):
-    assert set(names.split()) <= set(parse())
+    assert set(names.split()) <= {*FLAGS, *REFUSED}
 
 
 @pytest.mark.parametrize(
@@ -138,19 +130,18 @@ def test_every_flag_of_the_other_scripts_is_there_or_refused_with_its_reason(nam
 def test_a_flag_of_another_script_is_refused_however_it_is_written(files, capsys, argument):
     assert call(*as_flags(files | SMALL), *argument.split()) == 2
     name = argument.lstrip("-").split()[0].split("=")[0].removeprefix("no")
-    reason = pretraining_flags.REFUSED[name]
+    reason = REFUSED[name]
     assert capsys.readouterr().err == f"run_pretraining: error: --{name} {reason}\n"
 
 
 def test_flags_of_other_scripts_are_not_in_the_manual():
-    shown = {flag.name for flag in parse().flags_by_module_dict()[sys.argv[0]]}
-    assert not shown & {*pretraining_flags.REFUSED}
-    assert shown | {*pretraining_flags.REFUSED} >= set(OFFICIAL_FLAGS.split())
+    assert not {*FLAGS} & {*REFUSED}
+    assert {*FLAGS, *REFUSED} >= set(OFFICIAL_FLAGS.split())
 
 
 def test_every_flag_is_explained():
-    for flag in parse().flags_by_module_dict()[sys.argv[0]]:
-        assert len(flag.help) > 20, flag.name
+    for name, field in FLAGS.items():
+        assert len(field.metadata["words"]) > 20, name
 
 
 def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(files, capsys):
@@ -203,8 +194,8 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
     (tmp_path / "run.json").write_text('{"stages": [], "enable_xla": true}')
     engine = TfDistribute(tf.distribute.get_strategy())  # on a CPU, where the default is off
     for model_dir in (str(tmp_path), f"file://{tmp_path}"):
-        values = parse("--engine=jax", f"--model_dir={model_dir}")
-        assert run_pretraining._enable_xla(values, engine)
+        args = Pretrain(input_files=("a",), engine="jax", model_dir=model_dir)
+        assert run_pretraining._enable_xla(args, engine)
 
 
 @pytest.mark.parametrize(
@@ -382,10 +373,10 @@ def test_a_recipe_says_whether_pairs_are_trained_unless_the_flag_does(
         "def alone():\n"
         "    return dataclasses.replace(recipes.bert_base(), use_next_sentence_label=False)\n"
     )
-    values = parse(*as_flags(files), f"--recipe={recipe}:alone", *flags)
-    assert run_pretraining.run_from_flags(values).task.use_next_sentence_label is trained
-    values = parse(*as_flags(files), "--recipe=bert_base")
-    assert run_pretraining.run_from_flags(values).task.use_next_sentence_label
+    args = commands.parse(Pretrain, [*as_flags(files), f"--recipe={recipe}:alone", *flags])
+    assert run_pretraining.run_from_flags(args).task.use_next_sentence_label is trained
+    args = commands.parse(Pretrain, [*as_flags(files), "--recipe=bert_base"])
+    assert run_pretraining.run_from_flags(args).task.use_next_sentence_label
 
 
 def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_corpus, tmp_path):
