@@ -108,7 +108,7 @@ def make_sentences(paragraphs, vocab_file, folder):
     """Every paragraph is a sentence of one of two classes."""
     from official_bert.tasks.classification import Classification
     from official_bert.tasks.labels import Classes
-    from official_bert.tasks.sentence_examples import Columns
+    from official_bert.tasks.tables import Columns
 
     file = folder / "train.jsonl"
     rows = [{"sentence": text, "label": str(i % 2)} for i, text in enumerate(paragraphs)]

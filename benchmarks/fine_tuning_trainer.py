@@ -14,7 +14,6 @@ import transformers
 
 from official_bert.model.config import BertConfig
 from official_bert.tasks import (
-    classification_sets,
     glue,
     squad_data,
     squad_decoding,
@@ -105,7 +104,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def _sst2(vocab_file, files, settings, config):
-    sets = classification_sets.of_glue(
+    sets = glue.of_glue(
         glue.task(files["task_name"]),
         files["data_dir"],
         vocab_file,

@@ -101,7 +101,7 @@ def main(args: Classify) -> int:
 
 
 def _job(args):
-    from official_bert.tasks import classification_results, labels
+    from official_bert.tasks import classification, labels
 
     sets, config = _sets(args), fine_tuning.config(args)
     sets.check(args.max_seq_length, config)
@@ -118,18 +118,18 @@ def _job(args):
         eval_files=tuple(sets.dev_files.args())[:1],
         keep=lambda folder: labels.save(sets.task.labels, os.path.join(folder, LABELS)),
         evaluated_on=({"task": args.task_name} if args.task_name else {"dev_file": args.dev_file}),
-        seed_independent=classification_results.NOT_OF_THE_SEED,
+        seed_independent=classification.NOT_OF_THE_SEED,
     )
 
 
 def _sets(args):
     """The examples that the flags name; all of them are read here for the first time."""
-    from official_bert.tasks import classification_sets, glue
-    from official_bert.tasks.sentence_examples import Columns
+    from official_bert.tasks import glue
+    from official_bert.tasks.tables import Columns
 
     vocabulary = args.vocab_file, args.do_lower_case
     if args.task_name:
-        return classification_sets.of_glue(
+        return glue.of_glue(
             glue.task(args.task_name),
             args.data_dir,
             *vocabulary,
@@ -139,7 +139,7 @@ def _sets(args):
             predict_file=args.predict_file,
         )
     columns = Columns(args.sentence1_column, args.sentence2_column, args.label_column)
-    return classification_sets.of_tables(
+    return glue.of_tables(
         columns,
         _known_labels(args),
         *vocabulary,
@@ -180,30 +180,28 @@ def _use(args, sets, engine, model, folder):
 
 def _evaluate(args, sets, engine, model):
     """The metrics of all dev sets."""
-    from official_bert.tasks import classification_results
+    from official_bert.tasks import classification
     from official_bert.training import fine_tuned
 
     found = {}
     for name, file in sets.dev_files.items():
         arrays = sets.task.labelled_arrays(file, args.max_seq_length, model.config)
         outputs = fine_tuned.outputs(engine, model, arrays, args.eval_batch_size)
-        classification_results.require_finite(outputs, file)
-        scores = classification_results.scores(sets.task, sets.metrics, outputs, arrays)
+        classification.require_finite(outputs, file)
+        scores = sets.task.scores(sets.metrics, outputs, arrays)
         found |= {f"{name}_{metric}": value for metric, value in scores.items()}
     return found
 
 
 def _predict(args, sets, engine, model, folder):
-    from official_bert.tasks import classification_results
+    from official_bert.tasks import classification, glue
     from official_bert.training import fine_tuned
 
     for name, unlabelled in sets.unlabelled.items():
         arrays = sets.task.arrays(unlabelled.examples, args.max_seq_length, model.config)
         outputs = fine_tuned.outputs(engine, model, arrays, args.predict_batch_size)
-        classification_results.require_finite(outputs, unlabelled.examples.path)
-        paths = classification_results.write_predictions(
-            folder, name, sets.task, unlabelled, outputs
-        )
+        classification.require_finite(outputs, unlabelled.examples.path)
+        paths = glue.write_predictions(folder, name, sets.task, unlabelled, outputs)
         print(f"predicted {len(unlabelled.examples):,} examples: {', '.join(paths)}")
 
 

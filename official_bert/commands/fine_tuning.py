@@ -207,13 +207,13 @@ def _run_seed(args, job, engine, seed, folder):
 
 def _results(args, seed, folder, step, metrics):
     """One run's entry in `results.json`; its metrics go to `eval_results.txt`, too."""
-    from official_bert.tasks import seed_results
+    from official_bert.tasks import metrics as metric_tables
 
     results = {"seed": seed, "output_dir": folder, "global_step": step}
     if not args.do_eval:
         return results
     steps = {} if step is None else {"global_step": step}
-    seed_results.write_eval_results(folder, metrics | steps)
+    metric_tables.write_eval_results(folder, metrics | steps)
     return results | {"metrics": metrics}
 
 
@@ -283,10 +283,10 @@ def _stage(args, examples):
 
 def _report(args, job, of_seeds):
     """Prints the metrics over the seeds, and writes them to `results.json`."""
-    from official_bert.tasks import seed_results
+    from official_bert.tasks import metrics as metric_tables
 
     of_runs = [results["metrics"] for results in of_seeds]
-    summary = seed_results.summary(of_runs, job.seed_independent)
-    print(seed_results.table(summary))
+    summary = metric_tables.summary(of_runs, job.seed_independent)
+    print(metric_tables.table(summary))
     results = {**job.evaluated_on, "runs": of_seeds, "summary": summary}
-    seed_results.write_results(args.output_dir, results)
+    metric_tables.write_results(args.output_dir, results)

@@ -1,9 +1,9 @@
-"""Sentence classification and regression as a task: a class, or a number, of a sentence or two."""
+"""The sentence classification task: predicts a class or a number for a sentence or a pair."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from keras import ops
@@ -15,9 +15,12 @@ from official_bert.model.classifier import BertClassifier
 from official_bert.model.config import BertConfig
 from official_bert.model.tensor_types import Tensor, Tensors
 from official_bert.protocols import Lengths, Task
-from official_bert.tasks import classification_features, sentence_examples
+from official_bert.tasks import classification_features, metrics, tables
 from official_bert.tasks.labels import Classes, Numbers, order_by_name
-from official_bert.tasks.sentence_examples import Columns, Examples
+from official_bert.tasks.tables import Columns, Examples
+
+# Suffixes of metrics that do not depend on the seed.
+NOT_OF_THE_SEED = ("majority_class_accuracy", "mean_label_squared_error", "examples")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,13 +30,13 @@ class Classification(Task):
     The loss is the mean cross-entropy of classes, in nats, or the mean squared error of numbers.
 
     Args:
-        labels: The classes in the order of the model's outputs; or that it says a number.
+        labels: The classes in the order of the model's outputs, or a number.
         columns: The names of the tables' columns.
         vocab_file: The vocabulary that the model was pre-trained with.
         do_lower_case: Whether that is an uncased one.
         header: The names of all columns of files that have no line of names.
         skip_broken: Leave out rows with too few or too many columns.
-        synonyms: What else models from elsewhere call each of the classes.
+        synonyms: Other names of each class, used by models from elsewhere.
     """
 
     labels: Classes | Numbers
@@ -84,11 +87,12 @@ class Classification(Task):
     def arrange(self, model: BertClassifier, classes: Sequence[str], path: str) -> None:
         """Puts the outputs of a model from elsewhere into the order of the task's classes.
 
-        Prints a line where they came in another order, and a warning where names do not tell it.
+        Prints a line if they were in another order, and a warning if their names do not determine
+        it.
 
         Args:
-            model: The model, which has its weights.
-            classes: What the checkpoint calls its outputs.
+            model: The model with its weights.
+            classes: The checkpoint's names of its outputs.
             path: The checkpoint.
         """
         if not isinstance(self.labels, Classes):
@@ -127,23 +131,25 @@ class Classification(Task):
     def labelled_arrays(
         self, file: str, max_seq_length: int, config: BertConfig
     ) -> dict[str, np.ndarray]:
-        """The arrays of a table and its `labels`; see `classification_features.make_arrays`."""
+        """The `arrays` of a table with labels; read once by a process."""
         stamp = text_files.stamp(file)
         return _labelled_arrays(self, file, stamp, max_seq_length, config.vocab_size)
 
     def read(self, file: str) -> Examples:
         """The labelled examples of a table."""
-        return sentence_examples.read(
-            file, self.columns, header=self.header, skip_broken=self.skip_broken
-        )
+        return tables.read(file, self.columns, header=self.header, skip_broken=self.skip_broken)
 
     def arrays(
         self, examples: Examples, max_seq_length: int, config: BertConfig
     ) -> dict[str, np.ndarray]:
-        """What the model reads of examples; and their `labels`, where they have some.
+        """The model's inputs for N examples.
+
+        Returns:
+            The arrays of `classification_features.make_features` and, unless the examples have
+            none, `labels` of shape (N,): int32 class numbers, or float32.
 
         Raises:
-            ValueError: the vocabulary is not the model's, or as `classification_features`.
+            ValueError: the vocabulary is not the model's; or as `make_features` and `encode`.
         """
         return self._arrays(examples, max_seq_length, config.vocab_size)
 
@@ -152,7 +158,11 @@ class Classification(Task):
         vocabulary = tokenizer.get_vocab()
         tokenization.require_within(vocab_size, vocabulary, self.vocab_file)
         tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
-        return classification_features.make_arrays(examples, self.labels, tokenizer, max_seq_length)
+        sentences = examples.sentences1, examples.sentences2
+        arrays = classification_features.make_features(*sentences, tokenizer, max_seq_length)
+        if examples.labels is not None:
+            arrays["labels"] = self.labels.encode(examples)
+        return arrays
 
     # Losses and metrics
 
@@ -233,11 +243,25 @@ class Classification(Task):
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Of the classes, or the numbers as they are: (N, K) float64."""
-        outputs = np.asarray(outputs, np.float64)
-        if not self.predicts_classes:
-            return outputs
-        odds = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-        return odds / odds.sum(axis=-1, keepdims=True)
+        return metrics.softmax(outputs) if self.predicts_classes else outputs.astype(np.float64)
+
+    def scores(
+        self, names: Iterable[str], outputs: np.ndarray, arrays: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """The metrics of a whole set by name, with the loss and those of the baseline.
+
+        Args:
+            names: Names in `metrics.METRICS`.
+            outputs: The model's outputs for each example, (N, K).
+            arrays: The examples, with their `labels`.
+        """
+        batch = {**arrays, "example_weights": np.ones(len(outputs), np.float32)}
+        sums = self.batch_sums(outputs, batch)
+        held_out = self.held_out_metrics(
+            np.array([float(sums[name]) for name in self.sums]), self.baseline_counts(batch, None)
+        )
+        found = metrics.compute(names, self.predictions(outputs), arrays["labels"])
+        return found | held_out
 
     def _described_labels(self):
         if self.predicts_classes:
@@ -249,3 +273,14 @@ class Classification(Task):
 @functools.lru_cache(maxsize=4)  # sets; the loop opens each several times
 def _labelled_arrays(task, file, stamp, max_seq_length, vocab_size):
     return task._arrays(task.read(file), max_seq_length, vocab_size)
+
+
+def require_finite(outputs: np.ndarray, file: str) -> None:
+    """Raises a ValueError if a model's outputs for the examples of a file are NaN or infinity."""
+    bad = np.flatnonzero(~np.isfinite(outputs).all(axis=-1))
+    if bad.size:
+        raise ValueError(
+            f"{file}: the model's outputs must be finite; got others for {bad.size} of "
+            f"{len(outputs)} examples, first for example {bad[0]} (counted from 0). Its training "
+            "diverged: try a lower learning rate."
+        )

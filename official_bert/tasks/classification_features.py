@@ -1,10 +1,10 @@
-"""Input features for sentences and sentence pairs: ids, mask and segments of a set as arrays.
+"""Input features for sentences and sentence pairs: ids, masks and segments.
 
     [CLS] sentence1 [SEP] [PAD] …
     [CLS] sentence1 [SEP] sentence2 [SEP] [PAD] …
 
-Segment 0 is the first sentence with its [CLS] and [SEP], segment 1 the second with its [SEP]; where
-there is only padding, ids, mask and segments are 0.
+Segment 0 is the first sentence with its [CLS] and [SEP], segment 1 the second with its [SEP]; in
+padding, ids, mask and segments are 0.
 """
 
 from collections.abc import Sequence
@@ -14,35 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
-from official_bert.tasks.labels import Classes, Numbers
-from official_bert.tasks.sentence_examples import Examples
 
-_ROWS_AT_ONCE = 4096  # lists of Python take ten times the memory of arrays
-
-
-def make_arrays(
-    examples: Examples, labels: Classes | Numbers, tokenizer: Tokenizer, max_seq_length: int = 128
-) -> dict[str, np.ndarray]:
-    """What the model reads and is to say of each of N examples.
-
-    Args:
-        examples: Of `glue.read` or `sentence_examples.read`.
-        labels: How their labels are encoded.
-        tokenizer: Of `tokenization.load`.
-        max_seq_length: Number of pieces per example, with [CLS], [SEP] and padding.
-
-    Returns:
-        The arrays of `make_features` and, unless the set has no labels, `labels` of shape (N,):
-        int32 class numbers, or float32.
-
-    Raises:
-        ValueError: as `make_features` and `labels.encode`.
-    """
-    sentences = examples.sentences1, examples.sentences2
-    arrays = make_features(*sentences, tokenizer, max_seq_length)
-    if examples.labels is not None:
-        arrays["labels"] = labels.encode(examples)
-    return arrays
+_ROWS_AT_ONCE = 4096  # Python lists take ten times the memory of arrays
 
 
 def make_features(
@@ -53,8 +26,8 @@ def make_features(
 ) -> dict[str, np.ndarray]:
     """The arrays of all examples, S = `max_seq_length`.
 
-    A sentence that is too long is cut at its end; of a pair, pieces are taken from the end of the
-    longer sentence, from the second where both are equally long, as in the official script.
+    A sentence that is too long is cut at its end; in a pair, pieces are removed from the end of the
+    longer sentence, from the second if both are equally long, as in the official script.
 
     Args:
         sentences1: N sentences; an empty one has no pieces.
@@ -97,16 +70,15 @@ def make_features(
 def kept_lengths(
     lengths1: np.ndarray, lengths2: np.ndarray, room: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many pieces of each sentence of a pair remain.
+    """The numbers of pieces of each sentence of a pair that remain.
 
-    Taking pieces one by one from the longer sentence, from the second where both are equally long,
-    until they fit ends here: a sentence that is no longer than half the room stays whole, the
-    other has what it leaves; else each has a half, and the first the odd piece.
+    Removing pieces one by one from the longer sentence, from the second if both are equally long,
+    has this result: a sentence of at most half the room stays whole, the other gets the rest; else
+    each gets half, and the first the odd piece.
 
     Args:
-        lengths1: Pieces of the first sentences, shape (N,).
-        lengths2: Pieces of the second sentences, shape (N,).
-        room: How many pieces both may have together.
+        lengths1, lengths2: Pieces of the first and of the second sentences, (N,).
+        room: Maximum number of pieces of both together.
     """
     fits = lengths1 + lengths2 <= room
     kept1 = np.minimum(lengths1, np.maximum((room + 1) // 2, room - lengths2))

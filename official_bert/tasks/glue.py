@@ -1,4 +1,4 @@
-"""The GLUE benchmark: where each task's examples lie, what is predicted, and how it is measured.
+"""The sets of a sentence classification task: those of GLUE, or tables of the user.
 
 Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
 Understanding", ICLR 2019 (arXiv:1804.07461). The files are those of the benchmark's download.
@@ -8,13 +8,20 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+import numpy as np
+
+from official_bert.data.tokenization import Casing
+from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import write_text
-from official_bert.tasks import sentence_examples
+from official_bert.tasks import labels, tables
+from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes, Numbers
-from official_bert.tasks.sentence_examples import Columns, Examples
+from official_bert.tasks.tables import Columns, Examples
 
 _SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
 _COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+_METRICS_OF_CLASSES = ("accuracy", "f1_macro", "matthews_correlation")
+_METRICS_OF_NUMBERS = ("pearson", "spearman")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,15 +29,15 @@ class GlueTask:
     """One of GLUE's tasks.
 
     Attributes:
-        name: The benchmark's name of it, and of its folder.
-        columns: The names of its columns; `index` stands in the test sets only.
+        name: The benchmark's name for it and for its folder.
+        columns: The names of its columns; only the test sets have `index`.
         labels: The classes in the order of the official script, or the bounds of a number.
-        metrics: Names in `classification_metrics.METRICS`.
-        synonyms: What else models from elsewhere call each of the classes.
+        metrics: Names in `metrics.METRICS`.
+        synonyms: Other names of each class, used by models from elsewhere.
         dev_splits: The labelled sets to evaluate on, each `SPLIT.tsv`.
         test_splits: The sets without labels, each `SPLIT.tsv`.
-        header: The columns of the labelled files, where these do not name them.
-        has_broken_rows: The published files hold rows with too few or too many columns.
+        header: The columns of the labelled files, if these do not name them.
+        has_broken_rows: The published files have rows with too few or too many columns.
     """
 
     name: str
@@ -44,7 +51,7 @@ class GlueTask:
     has_broken_rows: bool = False
 
     def submission(self, split: str) -> str:
-        """The name of the file that the leaderboard takes predictions of a test set in."""
+        """The name of the file with predictions of a test set for the leaderboard."""
         return f"{self.name}{_SUFFIXES[split]}.tsv"
 
 
@@ -140,32 +147,24 @@ def task(name: str) -> GlueTask:
 
 
 def read(one: GlueTask, data_dir: str, split: str) -> Examples:
-    """Reads one set of a task.
-
-    Args:
-        one: The task.
-        data_dir: The task's own folder, such as `glue_data/MRPC`.
-        split: `train`, one of `one.dev_splits`, or of `one.test_splits`, which come without labels.
+    """Reads one set of a task: `train`, or one of `dev_splits` or `test_splits`.
 
     Raises:
-        ValueError: there is no such set or file, or the file is broken (`tables.read`).
+        ValueError: there is no such file, or it is broken (`tables.read_columns`).
     """
     is_test = split in one.test_splits
-    if not is_test and split not in ("train", *one.dev_splits):
-        known = ", ".join(("train", *one.dev_splits, *one.test_splits))
-        raise ValueError(f"split must be one of {known} for {one.name}; got {split!r}.")
     columns = one.columns if is_test else dataclasses.replace(one.columns, index=None)
-    return sentence_examples.read(
+    return tables.read(
         find_file(one, data_dir, split),
         columns,
         labelled=not is_test,
         header=None if is_test else one.header,
-        skip_broken=one.has_broken_rows and not is_test,  # the leaderboard wants every row
+        skip_broken=one.has_broken_rows and not is_test,  # the leaderboard requires every row
     )
 
 
 def find_file(one: GlueTask, data_dir: str, split: str) -> str:
-    """The path of one set of a task, compressed or not.
+    """The path of one set of a task, compressed or not, in the task's own folder.
 
     Raises:
         ValueError: there is no such file.
@@ -175,34 +174,196 @@ def find_file(one: GlueTask, data_dir: str, split: str) -> str:
         if os.path.isfile(name + ending):
             return name + ending
     inner = os.path.join(data_dir, one.name)
-    mend = f"Did you mean {inner!r}?" if os.path.isdir(inner) else "Download the whole folder."
+    hint = f"Did you mean {inner!r}?" if os.path.isdir(inner) else "Download the whole folder."
     raise ValueError(
         f"data_dir must be the folder of {one.name} in GLUE's download; got {data_dir!r}, without "
-        f"{split}.tsv (or {split}.tsv.gz, .bz2, .xz, .zst). {mend}"
+        f"{split}.tsv (or {split}.tsv.gz, .bz2, .xz, .zst). {hint}"
     )
 
 
-def write_predictions(path: str, index: Sequence[str], predictions: Sequence[str]) -> None:
-    """Writes a TSV file with the columns `index` and `prediction`, as the leaderboard takes it.
+# What is learned from, evaluated on and predicted
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlabelled:
+    """Examples to predict, and the name of the file for the predictions."""
+
+    examples: Examples
+    predictions: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sets:
+    """The files of one task.
+
+    Attributes:
+        task: The task.
+        metrics: Names in `metrics.METRICS`.
+        train_file: The examples to learn from, if it is trained.
+        dev_files: Paths of the sets to evaluate on, by the prefix of their metrics.
+        unlabelled: The sets to predict, by the prefix of their files of probabilities.
+    """
+
+    task: Classification
+    metrics: tuple[str, ...]
+    train_file: str | None = None
+    dev_files: dict[str, str] = dataclasses.field(default_factory=dict)
+    unlabelled: dict[str, Unlabelled] = dataclasses.field(default_factory=dict)
+
+    def check(self, max_seq_length: int, config: BertConfig) -> None:
+        """Reads all labelled sets, to fail early.
+
+        Raises:
+            ValueError: a table is missing or broken, or has unknown labels.
+        """
+        for file in filter(None, (self.train_file, *self.dev_files.values())):
+            self.task.labelled_arrays(file, max_seq_length, config)
+
+
+def of_glue(
+    one: GlueTask,
+    data_dir: str,
+    vocab_file: str,
+    do_lower_case: Casing,
+    *,
+    train: bool,
+    dev: bool,
+    test: bool,
+    predict_file: str | None = None,
+) -> Sets:
+    """The sets of one of GLUE's tasks; only the requested ones have to exist.
 
     Args:
-        path: For the leaderboard, named by `GlueTask.submission`.
-        index: What names each example (`Examples.index`).
-        predictions: What the model says of each (`Classes.decode`, `Numbers.decode`).
+        one: The task.
+        data_dir: Its folder.
+        vocab_file, do_lower_case: As of `Classification`.
+        train, dev, test: The requested sets.
+        predict_file: A table of other sentences to predict, in place of the test sets.
 
     Raises:
-        ValueError: not one prediction per example, or text that a TSV file cannot hold.
+        ValueError: a set is missing or, of those to predict, broken.
     """
-    if len(index) != len(predictions):
-        raise ValueError(
-            f"{path} must get one prediction per example; got {len(predictions)} for {len(index)} "
-            "examples."
-        )
+    columns = dataclasses.replace(one.columns, index=None)
+    unlabelled = {
+        split: Unlabelled(read(one, data_dir, split), one.submission(split))
+        for split in one.test_splits
+        if test and not predict_file
+    }
+    dev_files = {
+        split.replace("dev", "eval"): find_file(one, data_dir, split)
+        for split in one.dev_splits
+        if dev
+    }
+    return Sets(
+        task=Classification(
+            labels=one.labels,
+            columns=columns,
+            vocab_file=vocab_file,
+            do_lower_case=do_lower_case,
+            header=one.header,
+            skip_broken=one.has_broken_rows,
+            synonyms=one.synonyms,
+        ),
+        metrics=one.metrics,
+        train_file=find_file(one, data_dir, "train") if train else None,
+        dev_files=dev_files,
+        unlabelled=unlabelled or _own_unlabelled(predict_file, columns),
+    )
+
+
+def of_tables(
+    columns: Columns,
+    known_labels: Classes | Numbers | None,
+    vocab_file: str,
+    do_lower_case: Casing,
+    *,
+    numbers_are_classes: bool = False,
+    train_file: str | None = None,
+    dev_file: str | None = None,
+    predict_file: str | None = None,
+) -> Sets:
+    """The sets in tables of the user.
+
+    Args:
+        columns: The names of their columns.
+        known_labels: The classes or numbers; `None`: the classes found in `train_file`.
+        vocab_file, do_lower_case: As of `Classification`.
+        numbers_are_classes: As of `labels.find_classes`.
+        train_file, dev_file, predict_file: The requested tables.
+
+    Raises:
+        ValueError: a table that is read here is missing or broken.
+    """
+    if known_labels is None:
+        assert train_file  # the commands require it to find labels
+        known_labels = labels.find_classes(tables.read(train_file, columns), numbers_are_classes)
+    return Sets(
+        task=Classification(
+            labels=known_labels,
+            columns=columns,
+            vocab_file=vocab_file,
+            do_lower_case=do_lower_case,
+        ),
+        metrics=_METRICS_OF_CLASSES if isinstance(known_labels, Classes) else _METRICS_OF_NUMBERS,
+        train_file=train_file,
+        dev_files={"eval": dev_file} if dev_file else {},
+        unlabelled=_own_unlabelled(predict_file, columns),
+    )
+
+
+def _own_unlabelled(file, columns):
+    if not file:
+        return {}
+    return {"test": Unlabelled(tables.read(file, columns, labelled=False), "predictions.tsv")}
+
+
+# Predictions
+
+
+def write_predictions(
+    folder: str | os.PathLike,
+    name: str,
+    task: Classification,
+    unlabelled: Unlabelled,
+    outputs: np.ndarray,
+) -> list[str]:
+    """Writes predictions and their probabilities.
+
+    Args:
+        folder: Where.
+        name: The prefix of the second file.
+        task: The task.
+        unlabelled: The examples.
+        outputs: The model's outputs for each, (N, K).
+
+    Returns:
+        The paths: the predictions in the form of the leaderboard, with the columns `index` and
+        `prediction`; and `{name}_results.tsv` as the official script writes it, one line per
+        example with the probability of each class, or the number.
+
+    Raises:
+        ValueError: a label or an index cannot be written to a TSV file.
+    """
+    predictions = os.path.join(folder, unlabelled.predictions)
+    texts = task.labels.decode(task.predictions(outputs))
+    write_submission(predictions, unlabelled.examples.index, texts)
+    rows = ("\t".join(map(str, row)) for row in task.probabilities(outputs).tolist())
+    probabilities = os.path.join(folder, f"{name}_results.tsv")
+    write_text(probabilities, "".join(f"{row}\n" for row in rows))
+    return [predictions, probabilities]
+
+
+def write_submission(path: str, index: Sequence[str], predictions: Sequence[str]) -> None:
+    """Writes a TSV file with the columns `index` and `prediction`, in the leaderboard's form.
+
+    Raises:
+        ValueError: a text cannot be written to a TSV file.
+    """
     for text in (*index, *predictions):
         if any(character in text for character in "\t\r\n"):
             raise ValueError(
                 f"{path} must have no tab or line break in a cell; got {text[:40]!r}. Change the "
                 "labels or the index of the data."
             )
-    rows = (f"{number}\t{text}\n" for number, text in zip(index, predictions))
+    rows = (f"{number}\t{text}\n" for number, text in zip(index, predictions, strict=True))
     write_text(path, "".join(("index\tprediction\n", *rows)))

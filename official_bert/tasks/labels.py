@@ -1,7 +1,7 @@
-"""What sentence classification predicts: one of several classes, or a number.
+"""Labels of sentence classification: classes and numbers, found, encoded, decoded and saved.
 
 Labels are text in the tables, integers or floats in the model. The classes are found once, in the
-training data; their order is that of the model's outputs and is saved beside the model.
+training data; their order is that of the model's outputs and is saved next to the model.
 """
 
 import dataclasses
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from official_bert.system.whole_files import write_text
-from official_bert.tasks.sentence_examples import Examples
+from official_bert.tasks.tables import Examples
 
 _MAX_NAMED = 10  # in a message
-_MANY = 20  # different numbers are hardly classes, unless they are counted through
+_MANY = 20  # different numbers are hardly classes, unless they are 0, 1, 2, …
 _DECIMAL = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]*))?")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """Classes by name; the place in `names` is the class's number."""
+    """Classes by name; the index in `names` is the class's number."""
 
     names: tuple[str, ...]
 
@@ -37,9 +37,11 @@ class Classes:
         """Class numbers, int32 of shape (number of examples,).
 
         Raises:
-            ValueError: there are no labels, or some name none of these classes.
+            ValueError: there are no labels, or some are not among these classes.
         """
-        numbers = _by_any_spelling(self.names)
+        keys = Counter(map(comparable, self.names))  # only unambiguous ones stand for a class
+        numbers = {comparable(n): i for i, n in enumerate(self.names) if keys[comparable(n)] == 1}
+        numbers |= {name: number for number, name in enumerate(self.names)}
         names = [label.strip() for label in _require_labels(examples)]
         for name in {*names} - {*numbers}:
             if comparable(name) in numbers:
@@ -47,13 +49,12 @@ class Classes:
         unknown = Counter(name for name in names if name not in numbers)
         if unknown:
             line = next(n for n, name in zip(examples.lines, names) if name in unknown)
-            placeholders = all(re.fullmatch(r"LABEL_[0-9]+", name) for name in self.names)
-            cure = "Correct the labels, or train on them."
-            if placeholders:
-                cure = "Write the names into id2label in the checkpoint's config.json."
+            hint = "Correct the labels, or train on them."
+            if all(re.fullmatch(r"LABEL_[0-9]+", name) for name in self.names):
+                hint = "Write the names into id2label in the checkpoint's config.json."
             raise ValueError(
                 f"{examples.path}, line {line}: labels must be among the classes of training, "
-                f"{_named(self.names)}; got {_named(unknown)}. {cure}"
+                f"{_named(self.names)}; got {_named(unknown)}. {hint}"
             )
         return np.fromiter(map(numbers.__getitem__, names), np.int32, len(names))
 
@@ -67,8 +68,7 @@ class Numbers:
     """Numbers, such as scores.
 
     Attributes:
-        low: The lowest, where the scale has bounds; predictions are clipped to them.
-        high: The highest.
+        low, high: The bounds of the scale, if it has some; predictions are clipped to them.
     """
 
     low: float = -math.inf
@@ -78,7 +78,7 @@ class Numbers:
         """The numbers, float32 of shape (number of examples,).
 
         Raises:
-            ValueError: there are no labels, or one is no number or out of bounds.
+            ValueError: there are no labels, or one is not a number or out of bounds.
         """
         labels = _require_labels(examples)
         values = [_to_number(label) for label in labels]
@@ -92,27 +92,17 @@ class Numbers:
         return np.asarray(values, np.float32)
 
     def decode(self, predictions: np.ndarray) -> list[str]:
-        """Numbers as text, clipped to the bounds, with as many digits as tell float32 apart.
-
-        Raises:
-            ValueError: a prediction is not finite.
-        """
+        """Finite numbers as text, clipped to the bounds, with digits that identify a float32."""
         predictions = np.asarray(predictions, np.float32)
-        if not np.isfinite(predictions).all():
-            bad = predictions[~np.isfinite(predictions)]
-            raise ValueError(
-                f"predictions must be finite; got {bad.size} of {predictions.size} that are not, "
-                f"such as {bad[0]}. Has the model diverged?"
-            )
         clipped = np.clip(predictions, np.float32(self.low), np.float32(self.high))
         return [np.format_float_positional(value, trim="0") for value in clipped]
 
 
 def comparable(name: str) -> str:
-    """A class's name as it is compared: a number by its value, a text as people write it.
+    """The form in which names of classes are compared: numbers by their value, texts normalized.
 
-    That is without case, spaces, hyphens and underscores; `LABEL_3` is what Hugging Face calls
-    class 3 where nobody has named it.
+    Case, spaces, hyphens and underscores are removed; `LABEL_3` is Hugging Face's name for an
+    unnamed class 3.
 
     Examples:
         >>> comparable("1.0"), comparable("LABEL_1"), comparable("Not-Entailment")
@@ -128,12 +118,12 @@ def comparable(name: str) -> str:
 def order_by_name(
     ours: Sequence[str], theirs: Sequence[str], synonyms: Sequence[Sequence[str]] = ()
 ) -> list[int] | None:
-    """At which of `theirs` each of our classes is; `None` where the names do not tell.
+    """The index in `theirs` of each of our classes; `None` if the names do not determine it.
 
     Args:
         ours: Names of classes.
-        theirs: As many, of a model from elsewhere.
-        synonyms: What else each of ours is called.
+        theirs: The same number, of a model from elsewhere.
+        synonyms: Other names of each of ours.
 
     Examples:
         >>> order_by_name(["no", "yes"], ["Yes", "NO"])
@@ -153,18 +143,20 @@ def order_by_name(
 def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Classes:
     """The classes of a training set: integers by value, other names by their code points.
 
-    Numbers of one value are one class, however they are written. Prints what is merged, and what is
-    hardly meant: names that differ in case or hyphens alone, and labels that hardly repeat.
+    Numbers of one value are one class, however they are written. Warns of merged labels, of names
+    that differ only in case or hyphens, and of labels that hardly repeat.
 
     Args:
         examples: The labelled set.
-        numbers_are_classes: Whether numbers that look like measurements are classes all the same.
+        numbers_are_classes: Whether numbers that look like measurements are classes anyway.
 
     Raises:
         ValueError: there are no labels, fewer than two different ones, or numbers that look like
-            measurements: decimals, or many that are not counted through.
+            measurements: decimals, or many that are not 0, 1, 2, …
     """
-    spellings = _spellings(examples)
+    spellings: dict[str, list[str]] = {}  # of a number's value or a name, in the order of the rows
+    for name in dict.fromkeys(label.strip() for label in _require_labels(examples)):
+        spellings.setdefault(_decimal(name) or name, []).append(name)
     found = {names[0] if len(names) == 1 else value for value, names in spellings.items()}
     if len(found) < 2:
         raise ValueError(
@@ -179,14 +171,6 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     return Classes(
         tuple(sorted(found, key=lambda n: (int(_decimal(n) or n) if are_integers else 0, n)))
     )
-
-
-def _spellings(examples):
-    """{a number's value or a name: how it is written, in the order of the rows}."""
-    spellings: dict[str, list[str]] = {}
-    for name in dict.fromkeys(label.strip() for label in _require_labels(examples)):
-        spellings.setdefault(_decimal(name) or name, []).append(name)
-    return spellings
 
 
 def _require_no_measurements(path, names):
@@ -204,7 +188,7 @@ def _require_no_measurements(path, names):
 
 
 def _suspicious(examples, spellings):
-    """Sentences on what was merged, and on what is hardly meant."""
+    """Warnings about merged and about suspicious labels."""
     for value, names in spellings.items():
         if len(names) > 1:
             yield f"the labels {_named(names)} are one number, and one class: {value!r}."
@@ -224,15 +208,8 @@ def _suspicious(examples, spellings):
         )
 
 
-def _by_any_spelling(names):
-    """The numbers of classes by their names, and by what is `comparable` to one of them alone."""
-    keys = Counter(map(comparable, names))
-    numbers = {comparable(name): n for n, name in enumerate(names) if keys[comparable(name)] == 1}
-    return numbers | {name: number for number, name in enumerate(names)}
-
-
 def _decimal(name: str) -> str | None:
-    """A decimal number in its shortest form; `None` for what is none, as a code with zeros before.
+    """A decimal number in its shortest form; `None` for other text, such as codes like 007.
 
     Examples:
         >>> _decimal("+1.50"), _decimal("-0.0"), _decimal("007")
@@ -259,7 +236,7 @@ def load(path: str) -> Classes | Numbers:
     """Reads what `save` wrote.
 
     Raises:
-        ValueError: the file is missing, or something else.
+        ValueError: the file is missing or damaged.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -277,10 +254,10 @@ def load(path: str) -> Classes | Numbers:
 
 
 def from_json(contents: dict) -> Classes | Numbers:
-    """The same from the contents of the file.
+    """Labels from the contents of their file.
 
     Raises:
-        ValueError, KeyError, TypeError: they are something else.
+        ValueError, KeyError, TypeError: the contents are damaged.
     """
     if "classes" in contents:
         names = contents["classes"]

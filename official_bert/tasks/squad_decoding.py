@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from official_bert.system import settings
 from official_bert.system.settings import setting
 from official_bert.system.whole_files import write_text
-from official_bert.tasks import squad_evaluation
+from official_bert.tasks import metrics, squad_evaluation
 from official_bert.tasks.squad_data import Dataset
 
 if TYPE_CHECKING:
@@ -190,14 +190,18 @@ def _predict(id, spans, nulls, decoding):
     best = spans[0] if spans else Candidate("", 0.0, 0.0)
     if not decoding.version_2_with_negative:
         spans = spans or [best]
-        return Prediction(id, best.text, spans, _softmax(spans), None, best.text)
+        return Prediction(id, best.text, spans, _shares(spans), None, best.text)
     null = Candidate("", *min(nulls, key=sum))
     odds = null.score - best.score
     text = best.text if odds <= decoding.null_score_diff_threshold else ""
     candidates = sorted([*spans, null], key=lambda candidate: -candidate.score)
     if len(candidates) > decoding.n_best_size and candidates[-1] is not null:
         candidates.pop()
-    return Prediction(id, text, candidates, _softmax(candidates), odds, best.text)
+    return Prediction(id, text, candidates, _shares(candidates), odds, best.text)
+
+
+def _shares(candidates):
+    return metrics.softmax([candidate.score for candidate in candidates]).tolist()
 
 
 def _distinct(spans: list[Candidate], count: int) -> list[Candidate]:
@@ -206,12 +210,6 @@ def _distinct(spans: list[Candidate], count: int) -> list[Candidate]:
     for span in sorted(spans, key=lambda span: -span.score):
         best.setdefault(span.text, span)
     return list(best.values())[:count]
-
-
-def _softmax(candidates: list[Candidate]) -> list[float]:
-    scores = np.array([candidate.score for candidate in candidates])
-    odds = np.exp(scores - scores.max())
-    return (odds / odds.sum()).tolist()
 
 
 def scores(dataset: Dataset, predictions: Iterable[Prediction]) -> dict[str, float]:

@@ -31,7 +31,7 @@ from official_bert.prediction import loading
 from official_bert.prediction.blank_filler import BlankFiller
 from official_bert.prediction.sentence_classifier import SentenceClassifier
 from official_bert.tasks import labels
-from official_bert.tasks.sentence_examples import Columns
+from official_bert.tasks.tables import Columns
 from official_bert.training import checkpoints, fine_tuned
 
 TEXTS = ["The cat [MASK] on a mat.", "[MASK] [MASK]!"]

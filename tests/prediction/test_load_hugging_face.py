@@ -13,7 +13,7 @@ from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes
-from official_bert.tasks.sentence_examples import Columns
+from official_bert.tasks.tables import Columns
 from official_bert.training import fine_tuned
 
 

@@ -12,7 +12,7 @@ from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes, Numbers
-from official_bert.tasks.sentence_examples import Columns
+from official_bert.tasks.tables import Columns
 
 STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 

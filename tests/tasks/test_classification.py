@@ -22,7 +22,7 @@ from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.classifier import BertClassifier
 from official_bert.stages import Optimizer
 from official_bert.tasks.labels import Classes
-from official_bert.tasks.sentence_examples import Columns
+from official_bert.tasks.tables import Columns
 from official_bert.training import model_state, stage_model
 
 OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)

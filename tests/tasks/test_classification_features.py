@@ -1,7 +1,5 @@
 """The arrays of sentence classification, beside the official script's loop and Hugging Face's."""
 
-import dataclasses
-
 import numpy as np
 import peers
 import pytest
@@ -11,9 +9,7 @@ from small_text import SHARED, UNCASED, topics
 
 from official_bert.data import tokenization
 from official_bert.tasks import classification_features, glue
-from official_bert.tasks.classification_features import make_arrays, make_features
-from official_bert.tasks.labels import Classes, Numbers
-from official_bert.tasks.sentence_examples import Examples
+from official_bert.tasks.classification_features import make_features
 
 NAMES = ("input_ids", "input_mask", "segment_ids")
 HUGGING_FACE = ("input_ids", "attention_mask", "token_type_ids")
@@ -100,20 +96,6 @@ def test_a_length_without_room_for_a_piece_is_refused(small_text):
         make_features(["a"], None, tokenizer, 2)
     with pytest.raises(ValueError, match="max_seq_length must be at least 5, .*; got 4"):
         make_features(["a"], ["b"], tokenizer, 4)
-
-
-def test_arrays_hold_labels_where_the_set_has_them(small_text):
-    tokenizer = tokenization.load(small_text.vocab_file)
-    sentences, texts = ["a b", "c"], ["1", "0"]
-    examples = Examples("dev.tsv", [1, 2], sentences, None, texts, ["0", "1"])
-    features = make_features(sentences, None, tokenizer, 16)
-    for labels, dtype in (Classes(("0", "1")), np.int32), (Numbers(0, 5), np.float32):
-        arrays = make_arrays(examples, labels, tokenizer, 16)
-        assert arrays["labels"].dtype == dtype
-        assert arrays.pop("labels").tolist() == [1, 0]
-        assert_equal(arrays, features)
-        unlabelled = dataclasses.replace(examples, labels=None)
-        assert_equal(make_arrays(unlabelled, labels, tokenizer, 16), features)
 
 
 def hugging_face(sentences1, sentences2, length):

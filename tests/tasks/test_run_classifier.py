@@ -28,7 +28,7 @@ from small_text import SHARED
 from official_bert import convert_checkpoint, run_classifier
 from official_bert.commands import commands, refused
 from official_bert.run_classifier import Classify
-from official_bert.tasks import classification_metrics, glue
+from official_bert.tasks import glue, metrics
 
 OFFICIAL_DEFAULTS = {
     "do_lower_case": None,
@@ -492,5 +492,5 @@ def test_real_sets_of_glue_are_read_trained_and_measured(files, name, tmp_path):
     assert call(settings) == 0
     found = eval_results(tmp_path / "output")
     for metric in glue.task(name).metrics:
-        assert metric in classification_metrics.METRICS
+        assert metric in metrics.METRICS
         assert np.isfinite(found[f"eval_{metric}"])

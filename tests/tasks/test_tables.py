@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from official_bert.tasks import sentence_examples, tables
+from official_bert.tasks import tables
 
 # Characters at which `str.splitlines` would break a line that is none.
 ODD_BREAKS = "a\rb\x0bc\x0cd\x1ce\x1df\x1eg\x85h\u2028i\u2029j"
@@ -27,7 +27,7 @@ def write(tmp_path):
 
 
 def columns_of(path, *names, **options):
-    return list(tables.read(path, names, **options).columns.values())
+    return list(tables.read_columns(path, names, **options).columns.values())
 
 
 def test_a_quotation_mark_in_tsv_is_text_and_swallows_no_lines(write):
@@ -41,7 +41,7 @@ def test_quotation_marks_in_csv_enclose_commas_line_breaks_and_doubled_marks(wri
         ["x, y", "two\r\nlines\nmore", ""],
         ['He said "yes"', '5" pipe', ""],
     ]
-    assert tables.read(path, ["a"]).lines == [2, 3, 6]
+    assert tables.read_columns(path, ["a"]).lines == [2, 3, 6]
 
 
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -115,7 +115,7 @@ def test_blank_lines_are_no_rows(write):
 
 
 def test_in_a_single_column_a_blank_line_between_others_is_an_empty_sentence(write):
-    table = tables.read(write("t.tsv", "a\n\nx\n\ny\n\n\n"), ["a"])
+    table = tables.read_columns(write("t.tsv", "a\n\nx\n\ny\n\n\n"), ["a"])
     assert table.columns == {"a": ["", "x", "", "y"]}
     assert table.lines == [2, 3, 4, 5]
     assert columns_of(write("t.csv", 'a\nx\n""\n'), "a") == [["x", ""]]
@@ -134,12 +134,12 @@ def test_a_row_that_is_too_short_or_too_long_is_refused_with_its_line(write, end
         path = write(f"t.{ending}", "\n".join(map(separator.join, rows)))
         message = f"t.{ending}, line 3 must have 2 columns \\('a', 'b'\\); got {len(row)}"
         with pytest.raises(ValueError, match=message):
-            tables.read(path, ["a"])
+            tables.read_columns(path, ["a"])
 
 
 def test_broken_rows_can_be_skipped_and_are_told(write):
     path = write("t.tsv", "a\tb\nx\t1\nhalf a\n question\t1\t2\ny\t2\n")
-    table = tables.read(path, ["a"], skip_broken=True)
+    table = tables.read_columns(path, ["a"], skip_broken=True)
     assert table.columns["a"] == ["x", "y"]
     assert (table.lines, table.skipped) == ([2, 5], [3, 4])
 
@@ -178,25 +178,25 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
 )
 def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, content, message):
     with pytest.raises(ValueError, match=message):
-        tables.read(write(name, content), ["a"])
+        tables.read_columns(write(name, content), ["a"])
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="none.tsv must be an existing file"):
-        tables.read(str(tmp_path / "none.tsv"), ["a"])
+        tables.read_columns(str(tmp_path / "none.tsv"), ["a"])
 
 
 def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
     path = write("t.csv", "id,text,reply,stars\nr7,Good,Thanks,5\nr9,,No,1\n")
-    pair = sentence_examples.Columns("text", "reply", "stars", "id")
-    examples = sentence_examples.read(path, pair)
+    pair = tables.Columns("text", "reply", "stars", "id")
+    examples = tables.read(path, pair)
     assert len(examples) == 2
     assert examples.sentences1 == ["Good", ""]
     assert examples.sentences2 == ["Thanks", "No"]
     assert examples.labels == ["5", "1"]
     assert examples.index == ["r7", "r9"]
-    single = sentence_examples.Columns("text", label="absent")
-    examples = sentence_examples.read(path, single, labelled=False)
+    single = tables.Columns("text", label="absent")
+    examples = tables.read(path, single, labelled=False)
     assert examples.sentences2 is None
     assert examples.labels is None
     assert examples.index == ["0", "1"]
@@ -204,4 +204,4 @@ def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
 
 def test_two_parts_of_an_example_cannot_be_one_column():
     with pytest.raises(ValueError, match="must be different columns; got 'text'"):
-        sentence_examples.Columns("text", label="text")
+        tables.Columns("text", label="text")

@@ -15,7 +15,7 @@ from official_bert.stages import Optimizer
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes, Numbers
 from official_bert.tasks.pretraining import Pretraining
-from official_bert.tasks.sentence_examples import Columns
+from official_bert.tasks.tables import Columns
 from official_bert.training import checkpoints
 from official_bert.training.known_good import KnownGood
 from official_bert.training.trainer import Diverged
