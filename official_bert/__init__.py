@@ -8,10 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from official_bert.prediction.blank_filler import BlankFiller
-    from official_bert.prediction.question_answerer import QuestionAnswerer
-    from official_bert.prediction.sentence_classifier import SentenceClassifier
-    from official_bert.prediction.text_encoder import TextEncoder
+    from official_bert.prediction.predictors import (
+        BlankFiller,
+        QuestionAnswerer,
+        SentenceClassifier,
+        TextEncoder,
+    )
 
 NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that brings it
     "absl": "bert",
@@ -77,7 +79,7 @@ def load(
 
     Returns:
         A `BlankFiller`, `SentenceClassifier`, `QuestionAnswerer` or `TextEncoder` of
-        `official_bert.prediction`.
+        `official_bert.prediction.predictors`.
 
     Raises:
         ValueError: if there is no such model, or it is damaged, or its vocabulary is missing or

@@ -17,7 +17,7 @@ from official_bert.system import local_paths
 from official_bert.system.settings import documented, setting
 
 if TYPE_CHECKING:
-    from official_bert.prediction.blank_filler import Guess
+    from official_bert.prediction.predictors import Guess
 
 
 @documented
@@ -48,7 +48,7 @@ def main(args: FillBlanks) -> None:
         )
     local_paths.require_local(model_dir=args.model_dir, vocab_file=args.vocab_file)
     filler = loading.load(args.model_dir, args.vocab_file, args.do_lower_case)
-    from official_bert.prediction.blank_filler import BlankFiller
+    from official_bert.prediction.predictors import BlankFiller
 
     if not isinstance(filler, BlankFiller):
         raise ValueError(

@@ -180,13 +180,14 @@ def _use(args, sets, engine, model, folder):
 
 def _evaluate(args, sets, engine, model):
     """The metrics of all dev sets."""
+    from official_bert.data.row_batches import Arrays
     from official_bert.tasks import classification
     from official_bert.training import fine_tuned
 
     found = {}
     for name, file in sets.dev_files.items():
         arrays = sets.task.labelled_arrays(file, args.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, arrays, args.eval_batch_size)
+        outputs = fine_tuned.outputs(engine, model, Arrays(arrays), args.eval_batch_size)
         classification.require_finite(outputs, file)
         scores = sets.task.scores(sets.metrics, outputs, arrays)
         found |= {f"{name}_{metric}": value for metric, value in scores.items()}
@@ -194,12 +195,13 @@ def _evaluate(args, sets, engine, model):
 
 
 def _predict(args, sets, engine, model, folder):
+    from official_bert.data.row_batches import Arrays
     from official_bert.tasks import classification, glue
     from official_bert.training import fine_tuned
 
     for name, unlabelled in sets.unlabelled.items():
         arrays = sets.task.arrays(unlabelled.examples, args.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, arrays, args.predict_batch_size)
+        outputs = fine_tuned.outputs(engine, model, Arrays(arrays), args.predict_batch_size)
         classification.require_finite(outputs, unlabelled.examples.path)
         paths = glue.write_predictions(folder, name, sets.task, unlabelled, outputs)
         print(f"predicted {len(unlabelled.examples):,} examples: {', '.join(paths)}")

@@ -255,7 +255,7 @@ def _use(args, task, dataset, decoding, engine, model, folder):
         return {}
     features = task.features(dataset.questions, model.config)
     size = args.predict_batch_size if args.do_predict else args.eval_batch_size
-    logits = fine_tuned.outputs_of_rows(engine, model, features, size)
+    logits = fine_tuned.outputs(engine, model, features, size)
     predictions = squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
     if args.do_predict:
         squad_decoding.write(predictions, folder)

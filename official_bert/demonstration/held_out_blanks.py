@@ -83,7 +83,7 @@ def hits(blanks: Sequence[Blank], answers: "Sequence[Sequence[Guess]]") -> int:
 
     Args:
         blanks: `Blank`s.
-        answers: For each, the list of its `blank_filler.Guess`es.
+        answers: For each, the list of its `predictors.Guess`es.
     """
     return sum(
         blank.word in [guess.token for guess in guesses]

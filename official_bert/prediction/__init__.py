@@ -1,1 +1,1 @@
-"""A trained model in use: what `official_bert.load` returns, by what a folder holds."""
+"""Trained models in use: what `official_bert.load` returns, by the kind of a folder's model."""

@@ -1,6 +1,6 @@
-"""From a folder to a model in use: finds the checkpoint, says what it is, and fills the model.
+"""Loads a model for use from a folder: finds the checkpoint, its kind, and fills the model.
 
-What is light stands above: TensorFlow is imported when a model is loaded.
+TensorFlow takes seconds to import, so it is imported when a model is loaded.
 """
 
 import os
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from official_bert.system import local_paths, quiet_tensorflow
 
 if TYPE_CHECKING:
-    from official_bert.prediction.blank_filler import BlankFiller
-    from official_bert.prediction.question_answerer import QuestionAnswerer
-    from official_bert.prediction.sentence_classifier import SentenceClassifier
-    from official_bert.prediction.text_encoder import TextEncoder
+    from official_bert.prediction.predictors import (
+        BlankFiller,
+        QuestionAnswerer,
+        SentenceClassifier,
+        TextEncoder,
+    )
 
 _MOST_PADDING = 63  # embeddings beyond the vocabulary: tables are padded to multiples of 8 or 64
 
@@ -26,7 +28,6 @@ def load(
 ) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | TextEncoder":
     """The function that `official_bert.load` calls; see there."""
     source, run, policy = _open(folder, vocab_file, do_lower_case, dtype)
-    _check(source, folder)
     make = {
         "classifier": _sentence_classifier,
         "question_answering": _question_answerer,
@@ -36,7 +37,7 @@ def load(
 
 
 def _head(source):
-    """The part that predicts; None for a bare encoder."""
+    """The name of the part that predicts; None for a bare encoder."""
     if source.head:
         return source.head.part
     return "masked_lm" if "masked_lm" in source.parts else None
@@ -47,26 +48,26 @@ def load_untrained(
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: bool | None = None,
 ) -> "BlankFiller":
-    """The `BlankFiller` as it was before the first update of a pre-training run.
+    """The `BlankFiller` before the first step of a pre-training run.
 
     Raises:
         ValueError: as `load`; or the folder is not that of such a run.
     """
     source, run, policy = _open(folder, vocab_file, do_lower_case, "fp32")
-    _check(source, folder)
     if source.head or "seed" not in run:
         raise ValueError(f"{folder} must be the folder of a pre-training run; got another.")
     from official_bert.model.pretrainer import BertPretrainer
+    from official_bert.prediction.predictors import BlankFiller
     from official_bert.training import model_state
 
     model = BertPretrainer(source.config, seed=run["seed"], dtype=policy)
     if run["init_checkpoint"]:
         model_state.load_weights(model, run["init_checkpoint"])
-    return _with_vocabulary(source, model, f"the start of {folder}")
+    return BlankFiller(model, _tokenizer(source), f"the start of {folder}")
 
 
 def _open(folder, vocab_file, do_lower_case, dtype):
-    """The checkpoint, what `run.json` says of its run ({} without one), and a Keras policy."""
+    """The checkpoint, checked, the contents of `run.json` ({} without one), and a Keras policy."""
     local_paths.require_local(folder=folder, vocab_file=vocab_file)
     quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
     from official_bert.checkpoints import model_folder, sources
@@ -83,19 +84,18 @@ def _open(folder, vocab_file, do_lower_case, dtype):
     )
     if source.vocab_file is None:
         raise model.no_vocabulary()
+    _check(source, folder)
     return source, run, DTYPE_POLICIES[dtype]
 
 
 def _newest(path, run):
-    """The newest whole checkpoint of a run's folder; of anything else, the path."""
+    """The newest whole checkpoint of a run's folder; for other folders and files, the path."""
     if not path.is_dir():
         return path
     if any(path.glob("ctl_step_*.json")):
-        from official_bert.training import model_directory
-        from official_bert.training.checkpoints import CheckpointStore
+        from official_bert.training import fine_tuned
 
-        abandoned = model_directory.Claim({}, tuple(run.get("changes", ()))).abandoned()
-        checkpoint = CheckpointStore(path, abandoned=abandoned).latest()
+        checkpoint = fine_tuned.newest(path, run)
         return checkpoint.prefix if checkpoint else path
     seeds = sorted(file.parent.name for file in path.glob("seed_*/run.json"))
     if seeds:
@@ -106,11 +106,9 @@ def _newest(path, run):
     return path
 
 
-# What does not fit
-
-
 def _check(source, folder):
     from official_bert.checkpoints import names, sources
+    from official_bert.data import tokenization
 
     has_unknown_head = not _head(source) and source.left_over and not sources.is_larger(source)
     if "encoder" not in source.parts or has_unknown_head:
@@ -129,12 +127,6 @@ def _check(source, folder):
     needed = {"masked_lm": ("encoder", "masked_lm"), None: bare}.get(_head(source))
     needed = needed or source.head.reads
     sources.check(source, needed, ignore_left_over=not sources.is_larger(source))
-    _check_vocabulary(source, folder)
-
-
-def _check_vocabulary(source, folder):
-    from official_bert.data import tokenization
-
     vocabulary = tokenization.read_vocabulary(str(source.vocab_file))
     tokenization.check_case(vocabulary, str(source.vocab_file), source.do_lower_case)
     if source.config.vocab_size - len(vocabulary) > _MOST_PADDING:
@@ -149,20 +141,15 @@ def _check_vocabulary(source, folder):
 
 def _blank_filler(source, run, policy):
     from official_bert.model.pretrainer import BertPretrainer
+    from official_bert.prediction.predictors import BlankFiller
 
     model = _filled(BertPretrainer(source.config, seed=None, dtype=policy), source)
-    return _with_vocabulary(source, model, _origin(source))
-
-
-def _with_vocabulary(source, model, origin):
-    from official_bert.prediction.blank_filler import BlankFiller
-
-    return BlankFiller(model, _tokenizer(source), origin)
+    return BlankFiller(model, _tokenizer(source), _origin(source))
 
 
 def _text_encoder(source, run, policy):
     from official_bert.model.encoder import BertEncoder
-    from official_bert.prediction.text_encoder import TextEncoder
+    from official_bert.prediction.predictors import TextEncoder
 
     return TextEncoder(
         _filled(BertEncoder(source.config, seed=None, dtype=policy), source),
@@ -175,7 +162,7 @@ def _text_encoder(source, run, policy):
 
 def _sentence_classifier(source, run, policy):
     from official_bert.model.classifier import BertClassifier
-    from official_bert.prediction.sentence_classifier import SentenceClassifier
+    from official_bert.prediction.predictors import SentenceClassifier
 
     outputs = source.head_weights["output_bias"].shape[0]
     model = BertClassifier(source.config, outputs, seed=None, dtype=policy)
@@ -191,7 +178,7 @@ def _sentence_classifier(source, run, policy):
 
 def _question_answerer(source, run, policy):
     from official_bert.model.question_answering import BertQuestionAnswering
-    from official_bert.prediction.question_answerer import QuestionAnswerer
+    from official_bert.prediction.predictors import QuestionAnswerer
 
     model = BertQuestionAnswering(source.config, seed=None, dtype=policy)
     return QuestionAnswerer(
@@ -205,7 +192,7 @@ def _question_answerer(source, run, policy):
 
 
 def _windows(source, run):
-    """How the run cut its windows; else as the official script does, if the model is so long."""
+    """The windows of the run; else the official script's, shortened to the model's positions."""
     from official_bert.tasks.squad_data import Windows
 
     if "windows" in run:
@@ -234,7 +221,7 @@ def _labels(source, outputs):
 
 
 def _filled(model, source):
-    """The model with the weights of a source; heads that it lacks, and that are not read, are 0."""
+    """The model with the weights of a source; unused heads that it lacks are 0."""
     import numpy as np
 
     from official_bert.training import model_state

@@ -8,30 +8,39 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from official_bert.data.row_batches import Arrays, RowBatches, Rows
+from official_bert.data.row_batches import RowBatches, Rows
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
 from official_bert.training import model_directory, model_state
-from official_bert.training.checkpoints import CheckpointStore
+from official_bert.training.checkpoints import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
     from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.protocols import Task
 
 
+def newest(folder: pathlib.Path, described: Mapping) -> Checkpoint | None:
+    """The newest whole checkpoint of a run.
+
+    Args:
+        folder: The model directory.
+        described: The contents of its `run.json`.
+    """
+    changes = tuple(described.get("changes", ()))
+    abandoned = model_directory.Claim({}, changes).abandoned()
+    return CheckpointStore(folder, abandoned=abandoned).latest()
+
+
 def load(
     task: "Task", model_dir: str | os.PathLike, engine: "TfDistribute", dtype: str = "fp32"
 ) -> tuple[keras.Model, int]:
-    """The model of a run from its newest whole checkpoint.
+    """The model of a run from its newest whole checkpoint, and the number of its steps.
 
     Args:
         task: The task that it was trained for.
         model_dir: The model directory.
         engine: Where the model is to live.
         dtype: Data type of the computation: `"fp32"`, `"bf16"` or `"fp16"`.
-
-    Returns:
-        The model and the number of updates that it has seen.
 
     Raises:
         ValueError: if there is no whole checkpoint, or the run is of another task.
@@ -42,10 +51,17 @@ def load(
         raise ValueError(
             f"{model_dir} must hold a fine-tuned model; got none. Train one (--do_train)."
         )
-    _check_same_task(task, described, model_dir)
-    changes = tuple(described.get("changes", ()))
-    abandoned = model_directory.Claim({}, changes).abandoned()
-    checkpoint = CheckpointStore(model_dir, abandoned=abandoned).latest()
+    differences = [
+        f"{name} was {described.get(name)!r} and is {value!r}"
+        for name, value in task.describe().items()
+        if described.get(name) != value
+    ]
+    if differences:
+        raise ValueError(
+            f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
+            "Use the settings that it was trained with, or another output_dir."
+        )
+    checkpoint = newest(model_dir, described)
     if checkpoint is None:
         raise ValueError(
             f"{model_dir} must hold a checkpoint; got none. Resume its run (--do_train)."
@@ -70,12 +86,11 @@ def load_checkpoint(
     """The model in a fine-tuned checkpoint of the official script, or of any run here.
 
     Args:
-        task: The task that it was trained for.
+        task, engine, dtype: As of `load`.
         config: Its `BertConfig`.
         path: The checkpoint.
-        engine, dtype: As of `load`.
-        arrange: Called with the model, the names of the checkpoint's classes if it has some, and
-            its path; it may put the model's outputs into another order.
+        arrange: Called with the model, the checkpoint's names of its classes, if any, and its path;
+            it may reorder the model's outputs.
 
     Raises:
         ValueError: if the checkpoint lacks a weight that the task trains, the head's included, or
@@ -96,44 +111,21 @@ def load_checkpoint(
     return model
 
 
-def outputs(
-    engine: "TfDistribute", model: keras.Model, arrays: Mapping[str, np.ndarray], batch_size: int
-) -> np.ndarray:
+def outputs(engine: "TfDistribute", model: keras.Model, rows: Rows, batch_size: int) -> np.ndarray:
     """The outputs of a model for N examples, in order: an array of N rows.
 
     Args:
         engine: Where the model lives.
         model: The model of a task.
-        arrays: What it reads of the examples, {name: array of N rows}.
+        rows: The examples.
         batch_size: Number of examples computed at once, over all replicas.
 
     Raises:
         ValueError: as the engine's `outputs`.
     """
 
-    return outputs_of_rows(engine, model, Arrays(arrays), batch_size)
-
-
-def outputs_of_rows(
-    engine: "TfDistribute", model: keras.Model, rows: Rows, batch_size: int
-) -> np.ndarray:
-    """As `outputs`, of any `row_batches.Rows`, of which a batch at a time is made."""
-
     def open_batches(*shard):
         return RowBatches(rows, batch_size, shard=shard, shuffle=False)
 
     found = np.concatenate(list(engine.outputs(model, open_batches)))
     return found[: len(rows)]  # without the padding of the last batch
-
-
-def _check_same_task(task, described, model_dir):
-    differences = [
-        f"{name} was {described.get(name)!r} and is {value!r}"
-        for name, value in task.describe().items()
-        if described.get(name) != value
-    ]
-    if differences:
-        raise ValueError(
-            f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
-            "Use the settings that it was trained with, or another output_dir."
-        )

@@ -6,7 +6,7 @@ import pytest
 
 from official_bert.demonstration import held_out_blanks
 from official_bert.demonstration.held_out_blanks import Blank
-from official_bert.prediction.blank_filler import Guess
+from official_bert.prediction.predictors import Guess
 
 WORDS = ["the", "file", "is", "not", "empty", "list", "of", "names", "and", "numbers"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ".", ",", "##s"]

@@ -28,8 +28,7 @@ from official_bert import convert_checkpoint
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.prediction import loading
-from official_bert.prediction.blank_filler import BlankFiller
-from official_bert.prediction.sentence_classifier import SentenceClassifier
+from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
 from official_bert.tasks import labels
 from official_bert.tasks.tables import Columns
 from official_bert.training import checkpoints, fine_tuned

@@ -23,7 +23,7 @@ import official_bert
 from official_bert import convert_checkpoint
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
-from official_bert.prediction.question_answerer import Answer, QuestionAnswerer
+from official_bert.prediction.predictors import Answer, QuestionAnswerer
 from official_bert.tasks import squad_data, squad_decoding
 from official_bert.tasks.squad import QuestionAnswering
 from official_bert.training import checkpoints, fine_tuned

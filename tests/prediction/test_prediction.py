@@ -10,8 +10,7 @@ from bert_checkpoints import CONFIG, WORDS, random_tensors, write_vocabulary
 from official_bert.data import tokenization
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.pretrainer import BertPretrainer
-from official_bert.prediction.blank_filler import BlankFiller
-from official_bert.prediction.sentence_classifier import SentenceClassifier
+from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
 from official_bert.tasks.labels import Classes, Numbers
 
 CLS, SEP, MASK = 2, 3, 4
@@ -118,10 +117,10 @@ def test_texts_of_many_lengths_make_tensorflow_say_nothing(filler, caplog):
 
 
 def test_many_blanks_are_computed_a_part_at_a_time(filler, monkeypatch):
-    from official_bert.prediction import blank_filler
+    from official_bert.prediction import predictors
 
     whole = filler.predict(TEXTS)
-    monkeypatch.setattr(blank_filler, "_BLANKS_AT_ONCE", 2)
+    monkeypatch.setattr(predictors, "_BLANKS_AT_ONCE", 2)
     for found, wanted in zip(filler.predict(TEXTS), whole):
         assert [[g.token for g in blank] for blank in found] == [
             [g.token for g in blank] for blank in wanted

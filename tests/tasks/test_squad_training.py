@@ -37,7 +37,7 @@ def answers(task, model, file, **settings):
     dataset = squad_data.read(file)
     features = task.features(dataset.questions, model.config)
     engine = TfDistribute(tf.distribute.get_strategy())
-    logits = fine_tuned.outputs_of_rows(engine, model, features, 8)
+    logits = fine_tuned.outputs(engine, model, features, 8)
     settings = squad_decoding.Decoding(**settings)
     found = squad_decoding.decode(features, logits[..., 0], logits[..., 1], settings)
     return squad_evaluation.evaluate(dataset, {p.id: p.text for p in found})
