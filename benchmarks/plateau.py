@@ -21,7 +21,7 @@ from absl import app, flags
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, tokenization
 from official_bert.data.instances import Settings
-from official_bert.demonstration import demo_folder, demo_scores, neighbour_baseline
+from official_bert.demonstration import demo_folder, neighbour_baseline
 from official_bert.model.config import BertConfig
 from official_bert.plots import PLATEAU_MARGIN
 
@@ -180,7 +180,7 @@ def word_frequencies(layout, vocab, records, setting, predictions):
     """The loss of guessing the masked tokens of the training records by word frequencies."""
     tokenizer = tokenization.load(vocab)
     counts = neighbour_baseline.NeighbourCounts(
-        demo_scores.documents(layout.text("train"), tokenizer), tokenizer.get_vocab_size()
+        demo_folder.documents(layout.text("train"), tokenizer), tokenizer.get_vocab_size()
     )
     batches = input_pipeline.Batches(
         [records],

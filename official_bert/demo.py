@@ -3,14 +3,13 @@
     lamb-bert demo --output_dir=demo_output
 
 Text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
-held-out scores beside simple baselines, plots, filled blanks. Each step runs the command that a
+held-out scores next to simple baselines, plots, filled blanks. Each step runs the command that a
 larger run would use. Run the same command again to resume an interrupted demo: finished steps are
 not repeated. Use --corpus for text of your own.
 """
 
 import dataclasses
 import importlib.util
-import json
 import pathlib
 import shutil
 import sys
@@ -20,8 +19,8 @@ from official_bert import recipes, stacking
 from official_bert.commands import commands
 from official_bert.commands.arguments import Arguments, apply, contradiction, idle
 from official_bert.data import corpus, tokenization
-from official_bert.demonstration import demo_scores, stdlib_text
-from official_bert.demonstration.demo_folder import DemoFolder, clock
+from official_bert.demonstration import demo_folder, stdlib_text
+from official_bert.demonstration.demo_folder import DemoFolder
 from official_bert.model.config import BertConfig
 from official_bert.system import (
     child_commands,
@@ -97,7 +96,7 @@ def run(
     corpus_format: str = "auto",
     recipe: str = RECIPE,
 ) -> dict:
-    """The whole demo; returns what `results.json` then holds.
+    """The whole demo; returns the content of `results.json`.
 
     Args:
         folder: Output folder. An existing demo in it is resumed.
@@ -124,21 +123,25 @@ def run(
     wait = f"Another demo is running in {folder}; waiting until it ends …"
     with (  # nor may a command that one started
         locks.exclusive(folder, wait, with_children=True),
-        clock(layout, *settings) as seconds,
+        demo_folder.clock(layout, *settings) as seconds,
     ):
         _step(1, "text", write_text, layout, paths, corpus_format)
         stages = _stages(recipe)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, stages)
         _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
-        _step(5, "baselines", demo_scores.write_baselines, layout, stages, EVAL_BATCH_SIZE)
-        _step(6, "plots", demo_scores.draw, layout)
-        _step(7, "blanks in held-out sentences", _fill_blanks, layout)
-        results = demo_scores.results(layout, stages, EVAL_BATCH_SIZE)
-        results["seconds"] = round(seconds(), 1)
-        whole_files.write_text(layout.results, json.dumps(results, indent=1) + "\n")
+        _step(5, "baselines", demo_folder.write_baselines, layout, stages, EVAL_BATCH_SIZE)
+        _step(6, "plots", demo_folder.draw, layout)
+        _step(7, "blanks in held-out sentences", demo_folder.fill_blanks, layout)
+        results = demo_folder.write_results(layout, stages[-1], EVAL_BATCH_SIZE, seconds())
     print(report(results, layout), flush=True)
     return results
+
+
+def _step(number, title, function, *arguments):
+    print(f"[{number}/7] {title}", flush=True)
+    if outcome := function(*arguments):
+        print(f"      {outcome}", flush=True)
 
 
 # The steps
@@ -267,16 +270,12 @@ def _pretrain(layout, recipe):
     )
 
 
-def _fill_blanks(layout):
-    print(demo_scores.fill_blanks(layout), flush=True)
-
-
 def report(results: dict, layout: DemoFolder) -> str:
     """What the user reads at the end."""
     lamb_bert = _program()
     return f"""
 On held-out text
-{demo_scores.table(results)}
+{demo_folder.table(results)}
 
 checkpoint  {layout.model}/pretrained/bert_model.ckpt-1
             (with {layout.config} and {layout.vocab})
@@ -299,16 +298,6 @@ def _program():
         return "lamb-bert"
     here = pathlib.Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-# How the steps run
-
-
-def _step(number, title, function, *arguments):
-    print(f"[{number}/7] {title}", flush=True)
-    outcome = function(*arguments)
-    if outcome:
-        print(f"      {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The parts of `official_bert.demo`: its text, its folder, its baselines, its scores."""
+"""Parts of `official_bert.demo`: its folder and scores, its text, its baselines, its blanks."""

@@ -1,21 +1,61 @@
-"""The folder of a demo: its files, a lock for one process, and the time taken."""
+"""The folder of a demo: its files, a lock for one process, the time taken, and the model's scores.
+
+Each function of the scores reads the results of the steps before it from the folder, and writes
+its own results there.
+"""
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from official_bert import plots
+from official_bert.data import tokenization
+from official_bert.demonstration import held_out_blanks, neighbour_baseline
 from official_bert.system import whole_files
+from official_bert.training.log_lines import read_log
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from official_bert.stages import Stage
+
+NUM_BLANKS = 20
+MORE_BLANKS = 300  # chosen in the same way, for a less random share
+GUESSES = 3
+_METRICS = {  # of `results.json`, as the screen names them
+    "masked_lm_accuracy": "masked-LM accuracy",
+    "neighbours_accuracy": "  by counts of the two neighbours",
+    "word_frequencies_accuracy": "  by word frequencies",
+    "most_frequent_token_accuracy": "  always the most frequent token",
+    "masked_lm_loss": "masked-LM loss",
+    "neighbours_loss": "  by counts of the two neighbours",
+    "word_frequencies_loss": "  by word frequencies",
+    "next_sentence_accuracy": "next-sentence accuracy",
+    "most_frequent_label_accuracy": "  always the most frequent label",
+}
 
 
-@dataclasses.dataclass(frozen=True)
 class DemoFolder:
     """The paths below the output folder."""
 
-    folder: pathlib.Path
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = pathlib.Path(folder)
+        self.vocab = self.folder / "vocab.txt"
+        self.config = self.folder / "bert_config.json"
+        self.model = self.folder / "model"
+        self.log = self.model / "train_log.jsonl"
+        self.baselines = self.folder / "baselines.json"
+        self.blanks = self.folder / "blanks.json"
+        self.blanks_table = self.folder / "blanks.md"
+        self.plots = self.folder / "plots"
+        self.results = self.folder / "results.json"
+        self.settings = self.folder / "demo.json"
 
     def text(self, split: str) -> pathlib.Path:
         return self.folder / "text" / f"{split}.txt"
@@ -24,52 +64,15 @@ class DemoFolder:
         return self.folder / "records" / f"{split}_{length}.tfrecord"
 
     @property
-    def vocab(self) -> pathlib.Path:
-        return self.folder / "vocab.txt"
-
-    @property
-    def config(self) -> pathlib.Path:
-        return self.folder / "bert_config.json"
-
-    @property
-    def model(self) -> pathlib.Path:
-        return self.folder / "model"
-
-    @property
-    def log(self) -> pathlib.Path:
-        return self.model / "train_log.jsonl"
-
-    @property
-    def baselines(self) -> pathlib.Path:
-        return self.folder / "baselines.json"
-
-    @property
-    def blanks(self) -> pathlib.Path:
-        return self.folder / "blanks.json"
-
-    @property
-    def blanks_table(self) -> pathlib.Path:
-        return self.folder / "blanks.md"
-
-    @property
-    def plots(self) -> pathlib.Path:
-        return self.folder / "plots"
-
-    @property
-    def results(self) -> pathlib.Path:
-        return self.folder / "results.json"
-
-    @property
-    def settings(self) -> pathlib.Path:
-        return self.folder / "demo.json"
-
-    @property
     def written(self) -> list[pathlib.Path]:
         """The files and whole folders that a demo writes."""
-        names = ("text", "records", "model", "plots")
-        folders = [self.folder / name for name in names]
+        folders = [self.folder / "text", self.folder / "records", self.model, self.plots]
         files = (self.vocab, self.config, self.baselines, self.blanks, self.results, self.settings)
         return [*folders, *files, self.blanks_table]
+
+
+def _write_json(path, value):
+    whole_files.write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 @contextlib.contextmanager
@@ -78,28 +81,26 @@ def clock(
 ) -> Iterator[Callable[[], float]]:
     """The seconds that this demo has taken so far, earlier starts in the same folder included.
 
-    Once the demo has finished they are what it was told last, for every later start too. A setting
-    of an earlier start is binding when something has been made with it.
+    A finished demo keeps the last value that it got, for every later start too. A setting of an
+    earlier start is binding when something has been made with it.
 
     Raises:
         ValueError: if the folder holds a demo with other settings, or files that are no demo's.
     """
-    settings: dict[str, object] = {
-        "corpus": [os.path.abspath(p) for p in paths],
-        "corpus_format": corpus_format,
+    settings = {  # value, and the file that binds it
+        "corpus": ([os.path.abspath(path) for path in paths], layout.text("train")),
+        "corpus_format": (corpus_format, layout.text("train")),
+        "recipe": (recipe, layout.folder / "records"),
+        "vocab_size": (vocab_size, layout.vocab),
     }
-    settings |= {"recipe": recipe, "vocab_size": vocab_size}
-    made = {"corpus": layout.text("train"), "corpus_format": layout.text("train")}
-    made |= {"recipe": layout.folder / "records", "vocab_size": layout.vocab}
     earlier = _earlier(layout)
-    for name, value in settings.items():
-        if made[name].exists() and earlier.get(name) != value:
+    for name, (value, made) in settings.items():
+        if made.exists() and earlier.get(name) != value:
             raise ValueError(
                 f"{name} must be {earlier.get(name)!r}, as in the demo in {layout.folder}; got "
                 f"{value!r}. Give another --output_dir, or remove that folder."
             )
-    finished = earlier.get("finished", False)
-    taken = earlier.get("seconds", 0.0)
+    finished, taken = earlier.get("finished", False), earlier.get("seconds", 0.0)
     started = time.monotonic() - taken
 
     def seconds():
@@ -109,8 +110,8 @@ def clock(
         return taken
 
     def note():
-        values = {**settings, "seconds": seconds(), "finished": finished}
-        whole_files.write_text(layout.settings, json.dumps(values, indent=1) + "\n")
+        values: dict = {name: value for name, (value, _) in settings.items()}
+        _write_json(layout.settings, values | {"seconds": seconds(), "finished": finished})
 
     note()
     try:
@@ -121,7 +122,7 @@ def clock(
 
 
 def _earlier(layout):
-    """The settings and the time of earlier starts; empty where there was none."""
+    """Settings and time of earlier starts; empty without any."""
     try:
         earlier = json.loads(layout.settings.read_text())
         if {"corpus", "recipe", "seconds"} <= {*earlier}:
@@ -136,3 +137,137 @@ def _earlier(layout):
         f"output_dir must be a new folder, or one of an earlier demo; got {layout.folder}, whose "
         f"{found.name} is from elsewhere. Give another --output_dir."
     )
+
+
+def documents(text_file: pathlib.Path, tokenizer: "Tokenizer") -> Iterator[list[int]]:
+    """The documents of a text as lists of ids."""
+    encode = tokenization.SentenceEncoder(tokenizer)
+    for document in text_file.read_text(encoding="utf-8").strip().split("\n\n"):
+        yield [token for sentence in encode(document.split("\n")) for token in sentence]
+
+
+def held_out_batches(
+    layout: DemoFolder, stage: "Stage", batch_size: int
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """The batches that the run was evaluated on in a stage, its masks included."""
+    from official_bert.data import input_pipeline
+
+    run = json.loads((layout.model / "run.json").read_text())
+    batches = input_pipeline.Batches(
+        [str(layout.records("held_out", stage.max_seq_length))],
+        batch_size,
+        stage.max_seq_length,
+        stage.max_predictions_per_seq,
+        seed=run["seed"],
+        shuffle=False,
+        use_next_sentence=run["use_next_sentence_label"],
+    )
+    return (batches[step] for step in range(batches.num_batches))
+
+
+def write_baselines(layout: DemoFolder, stages: "Sequence[Stage]", batch_size: int) -> str:
+    """The scores of counting at the masked positions of the held-out records, for each stage."""
+    tokenizer = tokenization.load(str(layout.vocab))
+    text = documents(layout.text("train"), tokenizer)
+    counts = neighbour_baseline.NeighbourCounts(text, tokenizer.get_vocab_size())
+    mask_id = tokenizer.get_vocab()[tokenization.MASK]
+    baselines = [
+        neighbour_baseline.evaluate(counts, held_out_batches(layout, stage, batch_size), mask_id)
+        for stage in stages
+    ]
+    _write_json(layout.baselines, baselines)
+    return ", ".join(
+        f"{name} {scores['accuracy']:.1%}, {scores['loss']:.3f} nats"
+        for name, scores in baselines[-1].items()
+    )
+
+
+def draw(layout: DemoFolder) -> str:
+    baselines = json.loads(layout.baselines.read_text())
+    return ", ".join(map(str, plots.plot_log(layout.log, layout.plots, baselines)))
+
+
+def fill_blanks(layout: DemoFolder) -> None:
+    """The model, after and before training, predicts words of the held-out text."""
+    from official_bert.prediction import loading
+
+    text, vocab = str(layout.text("held_out")), str(layout.vocab)
+    blanks = held_out_blanks.choose(text, vocab, NUM_BLANKS)
+    more = held_out_blanks.choose(text, vocab, MORE_BLANKS)
+
+    def answers(filler, blanks):
+        sentences = [blank.sentence for blank in blanks]
+        return [found[0] for found in filler.predict(sentences, GUESSES, words_only=True)]
+
+    trained = loading.load(layout.model, layout.vocab)
+    before = answers(loading.load_untrained(layout.model, layout.vocab), blanks)
+    after = answers(trained, blanks)
+    figures = {
+        "blanks": len(blanks),
+        "blanks_right_in_top_3": held_out_blanks.hits(blanks, after),
+        "blanks_right_in_top_3_before_training": held_out_blanks.hits(blanks, before),
+        "more_blanks": len(more),
+        "more_blanks_right_in_top_3": held_out_blanks.hits(more, answers(trained, more)),
+    }
+    _write_json(layout.blanks, figures)
+    whole_files.write_text(layout.blanks_table, held_out_blanks.table(blanks, before, after))
+    print(held_out_blanks.describe(blanks, before, after), flush=True)
+
+
+def write_results(
+    layout: DemoFolder, last_stage: "Stage", batch_size: int, seconds: float
+) -> dict[str, float]:
+    """Writes `results.json`, and returns its content."""
+    log = read_log(layout.log)
+    last = log.held_out[-1]
+    baselines = json.loads(layout.baselines.read_text())
+    found = last | {
+        f"{name.replace(' ', '_')}_{metric}": value
+        for name, scores in baselines[-1].items()
+        for metric, value in scores.items()
+    }
+    if "next_sentence_accuracy" in last:
+        found["most_frequent_label_accuracy"] = _most_frequent_label(layout, last_stage, batch_size)
+    results = {
+        **{name: found[name] for name in _METRICS if name in found},
+        "plateau_left_after": plots.plateau_end(log.train, baselines),
+        **json.loads(layout.blanks.read_text()),
+        "steps": last["step"],
+        "seconds": round(seconds, 1),
+    }
+    _write_json(layout.results, results)
+    return results
+
+
+def _most_frequent_label(layout, stage, batch_size):
+    """The share of the more frequent next-sentence label."""
+    random = count = 0.0
+    for batch in held_out_batches(layout, stage, batch_size):
+        random += float((batch["next_sentence_labels"] * batch["example_weights"]).sum())
+        count += float(batch["example_weights"].sum())
+    return max(random, count - random) / count
+
+
+def table(results: dict) -> str:
+    """The metrics of `results.json` for the screen."""
+    left, of_blanks = results["plateau_left_after"], f"of {results['blanks']} blanks"
+    rows = [
+        (text, f"{results[name]:.1%}" if "accuracy" in name else f"{results[name]:.3f} nats")
+        for name, text in _METRICS.items()
+        if name in results
+    ]
+    before, more = "blanks_right_in_top_3_before_training", "more_blanks_right_in_top_3"
+    rows += [
+        (
+            "right word among the first three words",
+            f"{results['blanks_right_in_top_3']} {of_blanks}",
+        ),
+        ("  before training", f"{results[before]} {of_blanks}"),
+        (
+            "  of more blanks, chosen in the same way",
+            f"{results[more]} of {results['more_blanks']}",
+        ),
+        ("plateau left", "never" if left is None else f"after {left} updates"),
+        ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
+    ]
+    return "\n".join(f"  {name:<40}{value:>14}" for name, value in rows)

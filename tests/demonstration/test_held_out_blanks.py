@@ -1,4 +1,4 @@
-"""Blanks in held-out sentences: a rule that is fair, and always the same."""
+"""Blanks in held-out sentences: a fair rule, and always the same blanks."""
 
 import collections
 

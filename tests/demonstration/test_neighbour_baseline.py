@@ -1,4 +1,4 @@
-"""What counting gets at masked positions: its definition, and what it makes of what is shown."""
+"""Baselines from counts at masked positions: their definition, and their use of what is shown."""
 
 import collections
 import itertools
