@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import in_process
 import pytest
 from small_text import topics
 
@@ -101,23 +102,24 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
         ({"output_file": "a,b/c"}, "output_file must name different files in one folder"),
     ],
 )
-def test_a_mistake_ends_with_one_clear_line_and_an_exit_code(small_text, tmp_path, wrong, message):
-    made = run(*flags(small_text, tmp_path, **wrong))
-    assert made.returncode == 2
-    assert made.stderr.startswith(f"create_pretraining_data: error: {message}"), made.stderr
-    assert made.stderr.count("\n") == 1
+def test_a_mistake_ends_with_one_clear_line_and_an_exit_code(
+    small_text, tmp_path, monkeypatch, capsys, wrong, message
+):
+    monkeypatch.chdir(ROOT)
+    arguments = flags(small_text, tmp_path, **wrong)
+    assert in_process.call(command, command.CreateData, arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"create_pretraining_data: error: {message}")
+    assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp_path):
-    for module, arguments in [
-        ("create_pretraining_data", flags(small_text, tmp_path)),
-        ("learn_vocabulary", [f"--input_file={small_text.path}", f"--vocab_file={tmp_path}/v"]),
-    ]:
-        made = run(*arguments, "b.txt", "c.txt", module=module)
-        assert made.returncode == 2
-        assert made.stderr.startswith(f"{module}: error: unexpected argument 'b.txt'; flags begin")
-        assert made.stderr.count("\n") == 1
+def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp_path, capsys):
+    arguments = [*flags(small_text, tmp_path), "b.txt", "c.txt"]
+    assert in_process.call(command, command.CreateData, arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("create_pretraining_data: error: unexpected argument 'b.txt'; flags")
+    assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

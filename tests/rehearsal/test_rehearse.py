@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import in_process
 import peers
 import pytest
 import tensorflow as tf
@@ -300,14 +301,13 @@ def test_the_figures_of_gpus_are_those_of_the_report():
         ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
     ],
 )
-def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path):
+def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # the command sets it
     config_file = tmp_path / "bert_config.json"
     config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
-    command = [sys.executable, "-m", "official_bert.rehearse", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", done.stderr)
+    assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
+    assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_an_import_that_fails_is_told_in_a_line(tmp_path):

@@ -139,11 +139,6 @@ def test_flags_of_other_scripts_are_not_in_the_manual():
     assert {*FLAGS, *REFUSED} >= set(OFFICIAL_FLAGS.split())
 
 
-def test_every_flag_is_explained():
-    for name, field in FLAGS.items():
-        assert len(field.metadata["words"]) > 20, name
-
-
 def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(files, capsys):
     idle = {"eval_batch_size": 8, "eval_steps": 2, "loss_scale": "dynamic", "num_gpus": 0}
     assert call(*as_flags(files | SMALL | idle | {"distribution_strategy": "off"})) == 0
