@@ -23,7 +23,7 @@ import numpy as np
 from absl import app, flags
 
 from official_bert.checkpoints import names, safetensors_files
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import Tensor
 from official_bert.data.tokenization import SPECIAL_TOKENS
 from official_bert.model.config import BertConfig
 

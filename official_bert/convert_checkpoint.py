@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 from official_bert.checkpoints import model_folder, names, sources, targets
+from official_bert.checkpoints.source import counts_updates
 from official_bert.commands import commands
 from official_bert.commands.arguments import apply, contradiction, idle
 from official_bert.commands.training_settings import Casing
@@ -101,18 +102,18 @@ def _convert(args):
     source = sources.open_checkpoint(args.input, **named, do_lower_case=args.do_lower_case)
     _check(source, target, args)
     # Without heads, what is left over is another head, unless the encoder has more than is known.
-    is_other_head = bool(source.missing_parts) and not sources.is_larger(source)
-    sources.check(source, source.parts, args.ignore_left_over or is_other_head)
+    is_other_head = bool(source.missing_parts) and not source.is_larger
+    source.check(source.parts, args.ignore_left_over or is_other_head)
     said = [_about(source), f"          {_about_vocabulary(source)}"]
-    left_out = [*source.left_over]
+    left_out = [*source.unmatched]
     if target.drops_unread and source.head:
-        unread, source = sources.without_unread(source)
+        unread, source = source.without_unread()
         left_out += unread
     if not (target.holds_slots and args.keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
     carried = source.slots and source.step is not None
-    left_out += [n for n in source.counters if not (carried and sources.counts_updates(n))]
+    left_out += [n for n in source.counters if not (carried and counts_updates(n))]
     written = _write(args.output, target, source)
     return [
         *said,
@@ -138,10 +139,10 @@ def _check(source, target, args):
     if "encoder" not in source.parts:
         raise ValueError(
             f"--input must contain the variables of a BERT encoder; got {source.path} "
-            f"({source.dialect}) with {names.listed(list(source.left_over)) or 'nothing'}. Give "
+            f"({source.format}) with {names.listed(list(source.unmatched)) or 'nothing'}. Give "
             "the checkpoint of a BERT."
         )
-    got = f"got {source.path} ({source.dialect}) with {', '.join(source.parts)}"
+    got = f"got {source.path} ({source.format}) with {', '.join(source.parts)}"
     missing = [part for part in target.needed_parts(source) if part not in source.parts]
     if missing:
         others = (
@@ -153,7 +154,7 @@ def _check(source, target, args):
         )
     missing = source.missing_parts
     if missing and not args.allow_missing_heads:
-        unknown = "" if sources.is_larger(source) else names.listed(source.left_over)
+        unknown = "" if source.is_larger else names.listed(source.unmatched)
         raise ValueError(
             f"--input must have {' and '.join(missing)}; {got}"
             + (f", and {unknown} of an unknown head" if unknown else "")
@@ -168,7 +169,7 @@ def _check(source, target, args):
 
 def _about(source):
     return (
-        f"read      {source.dialect}: {source.path}, "
+        f"read      {source.format}: {source.path}, "
         f"{len(source.weights) + len(source.head_weights)} variables ({', '.join(source.parts)}), "
         f"{source.config.num_hidden_layers} layers of width {source.config.hidden_size}"
     )

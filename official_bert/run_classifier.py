@@ -167,7 +167,7 @@ def _labels_beside(args):
     """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
     from official_bert.checkpoints import sources
 
-    return sources.open_for(fine_tuning.config(args), args.init_checkpoint).labels
+    return sources.open_as_init(fine_tuning.config(args), args.init_checkpoint).labels
 
 
 def _use(args, sets, engine, model, folder):

@@ -13,7 +13,7 @@ import os
 import sys
 
 from official_bert import recipes, stages
-from official_bert.checkpoints import model_folder, tokenizer_files
+from official_bert.checkpoints import model_folder
 from official_bert.commands import commands, pretraining_settings
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.engines import local_workers
@@ -114,7 +114,7 @@ def _trainer(args):
     if vocabulary and engine.is_chief:  # of which a model's folder is nothing without
         folder = places.as_path(args.model_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer_files.keep(folder, *vocabulary, run.config.max_position_embeddings)
+        model_folder.keep_vocabulary(folder, *vocabulary, run.config.max_position_embeddings)
     return made
 
 

@@ -8,8 +8,6 @@ import graphlib
 import re
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "official_bert"
 # From the ground up; what stands on one line imports nothing of its neighbours.
 FLOORS = (
@@ -97,7 +95,6 @@ def test_imports_lead_downward():
     assert wrong == []
 
 
-@pytest.mark.xfail(reason="checkpoints.Source is moving out of sources.py")
 def test_no_modules_import_each_other_in_a_circle():
     below = {module: set() for module in modules()}
     for module, imported in imports():

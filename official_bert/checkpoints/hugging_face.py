@@ -1,17 +1,22 @@
 """Hugging Face's form of a BERT: the names in its files, old and new, and its `config.json`."""
 
 import json
+import os
 import pathlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from official_bert.checkpoints import heads, names, safetensors_files
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints import names, safetensors_files
+from official_bert.checkpoints.source import (
+    CLASSIFIER,
+    LABELS,
+    QUESTION_ANSWERING,
+    Head,
+    Source,
+    Tensor,
+)
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
-
-if TYPE_CHECKING:
-    from official_bert.checkpoints.sources import Source
 
 _TO_HF = {"gelu": "gelu_new", "gelu_erf": "gelu"}  # "gelu" is the exact one there
 _ARCHITECTURES = {
@@ -37,7 +42,7 @@ def read(
     Raises:
         ValueError: a file is damaged, or holds two versions of a tied variable.
     """
-    found, left_over = {}, {}
+    found, unmatched = {}, {}
     rows = {row.hugging_face: row for row in names.rows(config)}
     held = _safetensors(file)
     tensors = {_modern(name): tensor for name, tensor in held.items()}
@@ -48,7 +53,7 @@ def read(
     for name, tensor in tensors.items():
         row = rows.get(name)
         if row is None:
-            left_over[name] = tensor
+            unmatched[name] = tensor
         elif "hugging_face" in row.transposed and len(tensor.shape) == 2:
             found[row.official] = tensor.transposed()
         else:
@@ -57,7 +62,7 @@ def read(
         "Hugging Face",
         found,
         {},
-        heads.with_our_names(left_over, values_in(file.parent / "config.json")),
+        _with_our_names(unmatched, values_in(file.parent / "config.json")),
     )
 
 
@@ -70,7 +75,7 @@ def values_in(file: Path) -> dict:
     return values if isinstance(values, dict) else {}
 
 
-def write_config(source: "Source") -> dict:
+def write_config(source: Source) -> dict:
     """The content of `config.json`."""
     config = json.loads(source.config.to_json())
     file = source.vocab_file
@@ -85,11 +90,7 @@ def write_config(source: "Source") -> dict:
         "pad_token_id": vocabulary.get(tokenization.PAD, 0),
         "position_embedding_type": "absolute",
         "dtype": kinds.pop() if len(kinds) == 1 else "float32",
-    } | (
-        heads.hugging_face_config(source.head, source.head_weights, source.labels)
-        if source.head
-        else {}
-    )
+    } | (_config_of_head(source.head, source.head_weights, source.labels) if source.head else {})
 
 
 def _safetensors(file):
@@ -138,3 +139,87 @@ def _take_out_copy(file, tensors, copy, original):
         raise ValueError(
             f"{copy} must equal {original} in {file}, since BERT ties them; got other values."
         )
+
+
+# Heads of fine-tuned models
+
+
+def _with_our_names(unmatched: Mapping[str, Tensor], values: dict) -> dict[str, Tensor]:
+    """The same tensors, those of a head in Hugging Face's form under our names.
+
+    `classifier` is also what heads for other tasks are called, of the same shapes: for tokens,
+    multiple choice, or several labels at once. So it is one for sentences only where the
+    configuration says so.
+
+    Args:
+        unmatched: {Hugging Face's name: `Tensor`}.
+        values: What `config.json` holds.
+    """
+    ours = {theirs: name for name, theirs in QUESTION_ANSWERING.variables.items()}
+    if _classifies_sentences(values, unmatched):
+        ours |= {theirs: name for name, theirs in CLASSIFIER.variables.items()}
+    return {ours.get(name, name): tensor for name, tensor in unmatched.items()}
+
+
+def _classifies_sentences(values, unmatched):
+    architectures, kind = values.get("architectures"), values.get("problem_type")
+    if not isinstance(architectures, list) or CLASSIFIER.architecture not in architectures:
+        return False
+    bias = unmatched.get("classifier.bias")
+    is_number = bias is not None and bias.shape == (1,)
+    return kind in (None, "regression" if is_number else "single_label_classification")
+
+
+def _config_of_head(head: Head, tensors: Mapping[str, Tensor], labels: dict | None) -> dict:
+    """The entries of Hugging Face's `config.json` for a head.
+
+    Args:
+        head: The `Head`.
+        tensors: Its tensors.
+        labels: What our `labels.json` holds; `None` gives the classes numbers for names.
+
+    Raises:
+        ValueError: the labels do not fit the head.
+    """
+    entries = {"architectures": [head.architecture]}
+    if head is not CLASSIFIER:
+        return entries
+    outputs = tensors["output_bias"].shape[0]
+    names = (labels or {}).get("classes", default_classes(outputs))
+    if len(names) != outputs:
+        raise ValueError(
+            f"{LABELS} must name {outputs} classes, one per output of the head; got {len(names)}."
+        )
+    return entries | {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": "regression" if outputs == 1 else "single_label_classification",
+    }
+
+
+def default_classes(outputs: int) -> list[str]:
+    """Hugging Face's names of classes that nobody has named."""
+    return [f"LABEL_{number}" for number in range(outputs)]
+
+
+def labels(values: dict, outputs: int, file: str | os.PathLike) -> dict:
+    """What a classifier predicts, as `labels.json` holds it, from Hugging Face's configuration.
+
+    Args:
+        values: What `config.json` holds.
+        outputs: The number of outputs of the head.
+        file: The path of `config.json`, for an error.
+
+    Raises:
+        ValueError: it does not name each class.
+    """
+    if outputs == 1:
+        return {"number": [None, None]}
+    names = values.get("id2label", dict(enumerate(default_classes(outputs))))
+    try:
+        found = {int(number): str(name) for number, name in names.items()}
+        return {"classes": [found[number] for number in range(outputs)]}
+    except (KeyError, ValueError, AttributeError):
+        raise ValueError(
+            f"id2label in {file} must name each of {outputs} classes; got {names!r:.99}."
+        ) from None

@@ -16,19 +16,15 @@ import os
 import pathlib
 import tempfile
 import zipfile
-from typing import TYPE_CHECKING
 
 import h5py
 import ml_dtypes
 import numpy as np
 
-from official_bert.checkpoints import heads, names
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints import names
+from official_bert.checkpoints.source import CLASSIFIER, QUESTION_ANSWERING, Source, Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
-
-if TYPE_CHECKING:
-    from official_bert.checkpoints.sources import Source
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
@@ -36,8 +32,8 @@ _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
 
 _KINDS = {  # the class of the model, its head and those of `names.PARTS` that it has
     "BertPretrainer": (None, names.PARTS),
-    "BertClassifier": (heads.CLASSIFIER, ("encoder", "pooler")),
-    "BertQuestionAnswering": (heads.QUESTION_ANSWERING, ("encoder", "pooler")),
+    "BertClassifier": (CLASSIFIER, ("encoder", "pooler")),
+    "BertQuestionAnswering": (QUESTION_ANSWERING, ("encoder", "pooler")),
     "BertEncoder": (None, ("encoder", "pooler")),
 }
 
@@ -50,7 +46,7 @@ def _kind(source):
     return next(kind for kind, (head, _) in _KINDS.items() if head is source.head)
 
 
-def needed_parts(source: "Source") -> tuple[str, ...]:
+def needed_parts(source: Source) -> tuple[str, ...]:
     """The parts that a source must have to be written: all that the model's outputs depend on."""
     return source.head.reads if source.head else _KINDS[_kind(source)][1]
 
@@ -86,7 +82,7 @@ def read(
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Keras", weights by official name, {}, leftovers by their own name).
 
-    Of those left over, the head of a fine-tuned model has our names.
+    Of those unmatched, the head of a fine-tuned model has our names.
 
     Raises:
         ValueError: as `read_config`; or it holds fewer variables than such a model has.
@@ -101,11 +97,11 @@ def read(
     official = _official_names(kind, config.num_hidden_layers)
     named = {official.get(path, path): tensor for path, tensor in held.items()}
     found = {name: tensor for name, tensor in named.items() if name in rows}
-    left_over = {name: tensor for name, tensor in named.items() if name not in rows}
-    return "Keras", found, {}, left_over
+    unmatched = {name: tensor for name, tensor in named.items() if name not in rows}
+    return "Keras", found, {}, unmatched
 
 
-def write(path: str | os.PathLike, source: "Source") -> None:
+def write(path: str | os.PathLike, source: Source) -> None:
     """Writes a float32 model of ours with the weights of a source; what it lacks is 0.
 
     It lacks only what the outputs do not depend on: the pooler where a model answers questions.
@@ -133,7 +129,7 @@ def _write(path, source):
         with zipfile.ZipFile(small) as archive:
             content = json.loads(archive.read(_CONFIG))
             content["config"]["config"] = dataclasses.asdict(source.config)
-            if source.head is heads.CLASSIFIER:
+            if source.head is CLASSIFIER:
                 content["config"]["num_outputs"] = shapes["output_bias"][0]
             target.writestr(_METADATA, archive.read(_METADATA))
             target.writestr(_CONFIG, json.dumps(content))

@@ -10,16 +10,21 @@ import functools
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
-from official_bert.checkpoints import finding, heads
-from official_bert.data import tokenization
+from official_bert.checkpoints import finding
+from official_bert.checkpoints.source import LABELS
+from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths
+from official_bert.system.places import Place
+from official_bert.system.whole_files import write_text
 
 RUN = "run.json"
-VOCABULARIES = ("tokenizer.json", "vocab.txt")
+PLAIN_VOCABULARY = "vocab.txt"
+VOCABULARIES = ("tokenizer.json", PLAIN_VOCABULARY)
 _EXPORTS = ("best", "pretrained")  # folders in a run's
 # Released folders hold both files. "gelu" means a different function in each, so each format uses
 # its own.
@@ -95,7 +100,7 @@ class ModelFolder:
     @property
     def labels_file(self) -> pathlib.Path | None:
         """Its `labels.json`."""
-        return self._find(heads.LABELS)
+        return self._find(LABELS)
 
     def config(self) -> BertConfig:
         """The configuration.
@@ -227,3 +232,50 @@ def for_training(
 def _model_folder(folder, kind, bert_config_file, vocab_file):
     named = (given and pathlib.Path(given) for given in (bert_config_file, vocab_file))
     return ModelFolder(folder, kind, *named)
+
+
+# A vocabulary's files
+
+
+def keep_vocabulary(
+    folder: Place, vocabulary: Iterable[str], casing: Casing, max_length: int
+) -> None:
+    """As `write_vocabulary`, into the folder of a run, whose model is of no use without them.
+
+    Raises:
+        ValueError: another vocabulary is there.
+    """
+    copy, vocabulary = folder / PLAIN_VOCABULARY, list(vocabulary)
+    if not copy.exists():
+        write_vocabulary(folder, vocabulary, casing, max_length)
+    elif [*tokenization.read_vocabulary(str(copy))] != vocabulary:
+        raise ValueError(
+            f"{copy} is another vocabulary than the run's, and would be overwritten. Choose "
+            "another folder for the run."
+        )
+
+
+def write_vocabulary(
+    folder: Place, vocabulary: Iterable[str], casing: Casing, max_length: int
+) -> None:
+    """Writes `vocab.txt` and `tokenizer_config.json`, Hugging Face's file of settings.
+
+    The second is written with every format, because nothing else distinguishes a cased vocabulary
+    without upper-case letters from an uncased one.
+
+    Args:
+        folder: Where to.
+        vocabulary: The word pieces, by id.
+        casing: Whether text is lower-cased for it.
+        max_length: Maximum length of a sequence in tokens.
+    """
+    write_text(folder / PLAIN_VOCABULARY, "".join(f"{token}\n" for token in vocabulary))
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": bool(casing),
+        "strip_accents": False if casing == "keep_accents" else None,
+        "tokenize_chinese_chars": True,
+        "model_max_length": max_length,
+        **{f"{token[1:-1].lower()}_token": token for token in tokenization.SPECIAL_TOKENS},
+    }
+    write_text(folder / tokenizer_settings.CONFIG, json.dumps(settings, indent=2) + "\n")

@@ -32,128 +32,63 @@ class Row(NamedTuple):
     transposed: tuple[str, ...] = ()
 
 
-def _kernel(part, shape, official, hugging_face, tf_models):
-    yield Row(
-        part,
-        shape,
-        f"{official}/kernel",
-        f"{hugging_face}.weight",
-        f"{tf_models}/kernel",
-        ("hugging_face",),
-    )
-    yield Row(part, shape[1], f"{official}/bias", f"{hugging_face}.bias", f"{tf_models}/bias")
+_OF_HUGGING_FACE = {  # the last part of a name, where it is not that of an embedding
+    **dict.fromkeys(("kernel", "gamma", "output_weights"), "weight"),
+    **dict.fromkeys(("bias", "beta", "output_bias"), "bias"),
+}
 
 
-def _norm(part, official, hugging_face, tf_models):
-    for name, hugging_face_name in ("gamma", "weight"), ("beta", "bias"):
-        yield Row(
-            part,
-            "H",
-            f"{official}/{name}",
-            f"{hugging_face}.{hugging_face_name}",
-            f"{tf_models}/{name}",
-        )
+def _variable(part, shape, official, tf_models, transposed=()):
+    scope, _, last = official.rpartition("/")
+    scope = scope.replace("/", ".").replace("layer_{i}", "layer.{i}")
+    hugging_face = f"{scope}.{_OF_HUGGING_FACE.get(last, f'{last}.weight')}"
+    return Row(part, shape, official, hugging_face, tf_models, transposed)
 
 
-def _embeddings(shape, name, tf_models):
-    yield Row(
-        "encoder",
-        shape,
-        f"bert/embeddings/{name}",
-        f"bert.embeddings.{name}.weight",
-        f"{tf_models}/embeddings",
-    )
+def _dense(part, shape, official, tf_models):
+    yield _variable(part, shape, f"{official}/kernel", f"{tf_models}/kernel", ("hugging_face",))
+    yield _variable(part, shape[1], f"{official}/bias", f"{tf_models}/bias")
 
 
-_LAYER, _LAYER_HF, _LAYER_TFM = "bert/encoder/layer_{i}", "bert.encoder.layer.{i}", "layer_{i}"
+def _norm(part, official, tf_models):
+    for name in "gamma", "beta":
+        yield _variable(part, "H", f"{official}/LayerNorm/{name}", f"{tf_models}/{name}")
+
+
+_LAYER, _OF_TF_MODELS = "bert/encoder/layer_{i}", "layer_{i}"
+_ATTENTION, _HEAD = f"{_LAYER}/attention", "cls/predictions/transform"
+_INPUT, _NEXT = "bert/embeddings", "cls/seq_relationship"
 
 TABLE = (
-    *_embeddings("VH", "word_embeddings", "word_embeddings"),
-    *_embeddings("PH", "position_embeddings", "position_embedding"),
-    *_embeddings("TH", "token_type_embeddings", "type_embeddings"),
-    *_norm(
-        "encoder", "bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm", "embeddings/layer_norm"
-    ),
-    *(
-        row
-        for name in ("query", "key", "value")
-        for row in _kernel(
-            "encoder",
-            "HH",
-            f"{_LAYER}/attention/self/{name}",
-            f"{_LAYER_HF}.attention.self.{name}",
-            f"{_LAYER_TFM}/self_attention/{name}",
-        )
-    ),
-    *_kernel(
+    _variable("encoder", "VH", f"{_INPUT}/word_embeddings", "word_embeddings/embeddings"),
+    _variable("encoder", "PH", f"{_INPUT}/position_embeddings", "position_embedding/embeddings"),
+    _variable("encoder", "TH", f"{_INPUT}/token_type_embeddings", "type_embeddings/embeddings"),
+    *_norm("encoder", _INPUT, "embeddings/layer_norm"),
+    *_dense("encoder", "HH", f"{_ATTENTION}/self/query", f"{_OF_TF_MODELS}/self_attention/query"),
+    *_dense("encoder", "HH", f"{_ATTENTION}/self/key", f"{_OF_TF_MODELS}/self_attention/key"),
+    *_dense("encoder", "HH", f"{_ATTENTION}/self/value", f"{_OF_TF_MODELS}/self_attention/value"),
+    *_dense(
         "encoder",
         "HH",
-        f"{_LAYER}/attention/output/dense",
-        f"{_LAYER_HF}.attention.output.dense",
-        f"{_LAYER_TFM}/self_attention/attention_output",
+        f"{_ATTENTION}/output/dense",
+        f"{_OF_TF_MODELS}/self_attention/attention_output",
     ),
-    *_norm(
-        "encoder",
-        f"{_LAYER}/attention/output/LayerNorm",
-        f"{_LAYER_HF}.attention.output.LayerNorm",
-        f"{_LAYER_TFM}/self_attention_layer_norm",
-    ),
-    *_kernel(
-        "encoder",
-        "HF",
-        f"{_LAYER}/intermediate/dense",
-        f"{_LAYER_HF}.intermediate.dense",
-        f"{_LAYER_TFM}/intermediate",
-    ),
-    *_kernel(
-        "encoder",
-        "FH",
-        f"{_LAYER}/output/dense",
-        f"{_LAYER_HF}.output.dense",
-        f"{_LAYER_TFM}/output",
-    ),
-    *_norm(
-        "encoder",
-        f"{_LAYER}/output/LayerNorm",
-        f"{_LAYER_HF}.output.LayerNorm",
-        f"{_LAYER_TFM}/output_layer_norm",
-    ),
-    *_kernel("pooler", "HH", "bert/pooler/dense", "bert.pooler.dense", "pooler_transform"),
-    *_kernel(
-        "masked_lm",
-        "HH",
-        "cls/predictions/transform/dense",
-        "cls.predictions.transform.dense",
-        "cls/predictions/transform/dense",
-    ),
-    *_norm(
-        "masked_lm",
-        "cls/predictions/transform/LayerNorm",
-        "cls.predictions.transform.LayerNorm",
-        "cls/predictions/transform/LayerNorm",
-    ),
-    Row(
-        "masked_lm",
-        "V",
-        "cls/predictions/output_bias",
-        "cls.predictions.bias",
-        "cls/predictions/output_bias/bias",
-    ),
-    Row(
+    *_norm("encoder", f"{_ATTENTION}/output", f"{_OF_TF_MODELS}/self_attention_layer_norm"),
+    *_dense("encoder", "HF", f"{_LAYER}/intermediate/dense", f"{_OF_TF_MODELS}/intermediate"),
+    *_dense("encoder", "FH", f"{_LAYER}/output/dense", f"{_OF_TF_MODELS}/output"),
+    *_norm("encoder", f"{_LAYER}/output", f"{_OF_TF_MODELS}/output_layer_norm"),
+    *_dense("pooler", "HH", "bert/pooler/dense", "pooler_transform"),
+    *_dense("masked_lm", "HH", f"{_HEAD}/dense", f"{_HEAD}/dense"),
+    *_norm("masked_lm", _HEAD, f"{_HEAD}/LayerNorm"),
+    _variable("masked_lm", "V", "cls/predictions/output_bias", "cls/predictions/output_bias/bias"),
+    _variable(
         "next_sentence",
         "2H",
-        "cls/seq_relationship/output_weights",
-        "cls.seq_relationship.weight",
+        f"{_NEXT}/output_weights",
         "next_sentence/logits/kernel",
         ("tf_models",),
     ),
-    Row(
-        "next_sentence",
-        "2",
-        "cls/seq_relationship/output_bias",
-        "cls.seq_relationship.bias",
-        "next_sentence/logits/bias",
-    ),
+    _variable("next_sentence", "2", f"{_NEXT}/output_bias", "next_sentence/logits/bias"),
 )
 _MAX_NAMES, _LONGEST_NAME = 6, 150  # in an error
 PARTS = ("encoder", "pooler", "masked_lm", "next_sentence")

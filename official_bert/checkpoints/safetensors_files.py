@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import ml_dtypes
 import numpy as np
 
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import Tensor
 from official_bert.system.whole_files import start_writing_out
 
 DTYPES = {

@@ -6,92 +6,19 @@ configuration, the vocabulary, and the names of all variables that belong to no 
 
 import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
-import re
-from collections.abc import Sequence
 
-from official_bert.checkpoints import (
-    finding,
-    heads,
-    hugging_face,
-    keras_files,
-    model_folder,
-    names,
-    safetensors_files,
-)
+from official_bert.checkpoints import finding, hugging_face, keras_files, model_folder
 from official_bert.checkpoints.model_folder import ModelFolder
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import CLASSIFIER, HEADS, Head, Source, Tensor
 from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths, places, quiet_tensorflow
 
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
-_STEP = re.compile(r"(^|/)(iterations|_iterations|iter|global_step)$")  # the number of updates
-_FLOATING = tuple(safetensors_files.DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A checkpoint that is open; its tensors are read later.
-
-    Attributes:
-        path: The file or prefix.
-        dialect: "Hugging Face", "TensorFlow 1", "tf-models" or "Keras".
-        weights: {official name: tensor}.
-        slots: Moments, {official name with the suffix `/adam_m` or `/adam_v`: tensor}.
-        counters: Names of variables of the training alone, such as `global_step`.
-        left_over: Own names of variables that belong to no BERT.
-        config: The shape of the model.
-        vocab_file: Its `vocab.txt` or `tokenizer.json`; None if none was found or given.
-        do_lower_case: Whether the vocabulary is uncased; None without a vocabulary.
-        max_length: Maximum length of a sequence in tokens; None without a vocabulary.
-        head: The kind of head of a fine-tuned model; None without one.
-        head_weights: The tensors of that head, {our name: tensor}.
-        labels: What a classifier predicts, as `labels.json` holds it; None if nothing says it.
-    """
-
-    path: str
-    dialect: str
-    weights: dict[str, Tensor]
-    slots: dict[str, Tensor]
-    counters: dict[str, Tensor]
-    left_over: dict[str, Tensor]
-    config: BertConfig
-    vocab_file: pathlib.Path | None = None
-    do_lower_case: Casing | None = None
-    max_length: int | None = None
-    head: heads.Head | None = None
-    head_weights: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    labels: dict | None = None
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Those of `names.PARTS` that it holds, complete or not, and the fine-tuned head."""
-        rows = names.rows(self.config)
-        found = tuple(
-            part
-            for part in names.PARTS
-            if any(row.part == part and row.official in self.weights for row in rows)
-        )
-        return (*found, self.head.part) if self.head else found
-
-    @property
-    def step(self) -> Tensor | None:
-        """The number of updates that its moments have seen; None if it does not hold that."""
-        # A run of ours counts skipped updates in global_step, too, and so its own name is first.
-        counters = sorted(self.counters.items(), reverse=True)
-        steps = [
-            t for n, t in counters if counts_updates(n) and not t.shape and t.dtype.kind in "iu"
-        ]
-        return steps[0] if steps else None
-
-    @property
-    def missing_parts(self) -> list[str]:
-        """What a whole model of its kind, for pre-training or fine-tuned, has besides."""
-        whole = self.head.reads if self.head else names.PARTS
-        return [part for part in whole if part not in self.parts]
 
 
 def open_checkpoint(
@@ -140,7 +67,7 @@ def open_checkpoint(
     )
 
 
-def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
+def open_as_init(config: BertConfig, path: str | os.PathLike) -> Source:
     """Opens a checkpoint of any format, as the start of a model with this configuration.
 
     Variables that pre-training does not have, such as a fine-tuned head, are left over. An address
@@ -161,23 +88,23 @@ def open_for(config: BertConfig, path: str | os.PathLike) -> Source:
 
 
 def _open(kind, file, config):
-    dialect, found, counters, left_over = _READERS[kind](file, config)
+    format, found, counters, unmatched = _READERS[kind](file, config)
     if kind != "keras" and not any(name.startswith("bert/") for name in found):
-        finding.require_no_other_scope(kind, file, left_over)
+        finding.require_no_other_scope(kind, file, unmatched)
     return Source(
         path=str(file),
-        dialect=dialect,
+        format=format,
         weights={n: t for n, t in found.items() if not n.endswith(("/adam_m", "/adam_v"))},
         slots={n: t for n, t in found.items() if n.endswith(("/adam_m", "/adam_v"))},
         counters=counters,
-        left_over=left_over,
+        unmatched=unmatched,
         config=config,
     )
 
 
 def _with_head(source, model):
     """The source with the head of a fine-tuned model apart; not beside pre-training's."""
-    head, tensors, slots, left_over = heads.take(source.left_over, source.config.hidden_size)
+    head, tensors, slots, unmatched = _take_head(source.unmatched, source.config.hidden_size)
     if not head or "masked_lm" in source.parts:
         return source
     return dataclasses.replace(
@@ -185,8 +112,8 @@ def _with_head(source, model):
         head=head,
         head_weights=tensors,
         slots=source.slots | slots,
-        left_over=left_over,
-        labels=_labels(model, tensors) if head is heads.CLASSIFIER else None,
+        unmatched=unmatched,
+        labels=_labels(model, tensors) if head is CLASSIFIER else None,
     )
 
 
@@ -194,18 +121,54 @@ def _labels(model: ModelFolder, head_weights):
     if model.kind == "hugging_face":
         (outputs,) = head_weights["output_bias"].shape
         file = model.folder / "config.json"
-        return heads.labels_of_hugging_face(hugging_face.values_in(file), outputs, file)
-    return heads.read_labels(model.labels_file) if model.labels_file else None
+        return hugging_face.labels(hugging_face.values_in(file), outputs, file)
+    return _read_labels(model.labels_file) if model.labels_file else None
 
 
-def counts_updates(name: str) -> bool:
-    """Whether a counter is the number of updates."""
-    return _STEP.search(name) is not None
+def _take_head(
+    unmatched: dict[str, Tensor], hidden_size: int
+) -> tuple[Head | None, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Takes a head out of what belongs to no BERT.
+
+    Args:
+        unmatched: {name: `Tensor`}.
+        hidden_size: H.
+
+    Returns:
+        The `Head`, its tensors, its moments, and what remains. Without a whole head, or with two,
+        `None`, and all of it remains.
+    """
+    found = [head for head in HEADS if _is_whole(head, unmatched, hidden_size)]
+    if len(found) != 1:
+        return None, {}, {}, unmatched
+    tensors = {name: unmatched[name] for name in found[0].variables}
+    slots = {f"{name}/adam_{slot}" for name in tensors for slot in "mv"} & unmatched.keys()
+    remaining = {n: t for n, t in unmatched.items() if n not in tensors and n not in slots}
+    return found[0], tensors, {name: unmatched[name] for name in sorted(slots)}, remaining
 
 
-def is_larger(source: Source) -> bool:
-    """Whether variables of the encoder itself are left over: its configuration is another's."""
-    return any(name.startswith(("bert/", "bert.")) for name in source.left_over)
+def _is_whole(head, unmatched, hidden_size):
+    weights, bias = (unmatched.get(name) for name in head.variables)
+    if weights is None or bias is None or len(bias.shape) != 1:
+        return False
+    outputs = bias.shape[0]
+    return weights.shape == (outputs, hidden_size) and outputs == (head.outputs or outputs)
+
+
+def _read_labels(file: str | os.PathLike) -> dict:
+    """Reads a `labels.json`; returns a dictionary.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        labels = json.loads(pathlib.Path(file).read_text("utf-8"))
+        names = labels.get("classes")
+        if not (names is None or all(isinstance(name, str) for name in names)):
+            raise ValueError(f"classes must be a list of names; got {names!r:.99}")
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise ValueError(f"{file} is not a file of labels: {error}.") from None
+    return labels
 
 
 def _check_same_meaning(config, other, file):
@@ -220,58 +183,7 @@ def _check_same_meaning(config, other, file):
             )
 
 
-def check(source: Source, parts: Sequence[str], ignore_left_over: bool = False) -> None:
-    """Raises ValueError unless `parts` are complete, in their shapes, and nothing else is there."""
-    rows = [row for row in names.rows(source.config) if row.part in parts]
-    shapes = {row.official: names.shape(row, source.config) for row in rows}
-    missing = [f"{n} {shape}" for n, shape in shapes.items() if n not in source.weights]
-    others = [
-        f"{n} {source.weights[n].shape} instead of {shape}"
-        for n, shape in shapes.items()
-        if n in source.weights and source.weights[n].shape != shape
-    ]
-    others += [
-        f"{n} {slot.shape} instead of {shapes[n[:-7]]}"
-        for n, slot in source.slots.items()
-        if n[:-7] in shapes and slot.shape != shapes[n[:-7]]
-    ]
-    others += [
-        f"{n} of type {tensor.dtype} instead of floating point"
-        for n, tensor in (source.weights | source.head_weights | source.slots).items()
-        if tensor.dtype not in _FLOATING
-    ]
-    left_over = [
-        n if names.is_moment(n) else f"{n} {tensor.shape}"
-        for n, tensor in source.left_over.items()
-        if not ignore_left_over
-    ]
-    problems = {"missing": missing, "not as expected": others, "left over": left_over}
-    if any(problems.values()):
-        can_be_left_out = not missing and not others and not is_larger(source)
-        raise ValueError(
-            f"{source.path} ({source.dialect}) does not fit its configuration. "
-            + " ".join(
-                f"{what}: {names.listed(found)}." for what, found in problems.items() if found
-            )
-            + (" Give --ignore_left_over to leave these out." * can_be_left_out)
-        )
-
-
-def without_unread(source: Source) -> tuple[list[str], Source]:
-    """Leaves out what the head of a fine-tuned model does not read, such as the pooler.
-
-    Returns:
-        The names that are left out, and the source without them.
-    """
-    if source.head is None:
-        return [], source
-    rows = {row.official: row for row in names.rows(source.config)}
-    read = {n: t for n, t in source.weights.items() if rows[n].part in source.head.reads}
-    unread = [name for name in source.weights if name not in read]
-    return unread, dataclasses.replace(source, weights=read)
-
-
-# The readers: (file, config) → (dialect, weights and slots, counters, left over)
+# The readers: (file, config) → (format, weights and slots, counters, left over)
 
 
 def _read_bundle(prefix, config):

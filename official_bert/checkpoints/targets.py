@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers import processors
 
 from official_bert.checkpoints import (
-    heads,
     hugging_face,
     keras_files,
+    model_folder,
     names,
     safetensors_files,
-    tokenizer_files,
 )
-from official_bert.checkpoints.sources import Source
+from official_bert.checkpoints.source import LABELS, Source
+from official_bert.data import tokenization
 from official_bert.system import quiet_tensorflow
 from official_bert.system.whole_files import sync
 
@@ -103,7 +104,7 @@ def _write_hugging_face(folder: pathlib.Path, source: Source) -> None:
     safetensors_files.write(folder / "model.safetensors", tensors)
     _write_json(folder / "config.json", hugging_face.write_config(source))
     if source.vocab_file:
-        tokenizer_files.write(folder, source)
+        _write_tokenizer(folder, source)
 
 
 def _write_tf1(folder: pathlib.Path, source: Source) -> None:
@@ -134,9 +135,31 @@ def _write_savedmodel(folder: pathlib.Path, source: Source) -> None:
 def _write_official_files(folder, source):
     (folder / "bert_config.json").write_text(source.config.to_json(), encoding="utf-8")
     if source.labels:
-        _write_json(folder / heads.LABELS, source.labels)
+        _write_json(folder / LABELS, source.labels)
     if source.vocab_file:
-        tokenizer_files.write_of(folder, source)
+        _write_vocabulary(folder, source)
+
+
+def _write_tokenizer(folder: pathlib.Path, source: Source) -> None:
+    """Writes `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`."""
+    _write_vocabulary(folder, source)
+    tokenizer = tokenization.load(
+        str(folder / model_folder.PLAIN_VOCABULARY), source.do_lower_case or False
+    )
+    ids = tokenizer.get_vocab()
+    tokenizer.add_special_tokens(list(tokenization.SPECIAL_TOKENS))
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _write_vocabulary(folder: pathlib.Path, source: Source) -> None:
+    """Writes `vocab.txt` and `tokenizer_config.json` of a source, which has a vocabulary."""
+    assert source.do_lower_case is not None
+    assert source.max_length
+    vocabulary = tokenization.read_vocabulary(str(source.vocab_file))
+    model_folder.write_vocabulary(folder, vocabulary, source.do_lower_case, source.max_length)
 
 
 def _write_json(path, content):

@@ -14,7 +14,7 @@ import numpy as np
 
 from lamb_tf import bundle_index
 from lamb_tf.bundle_index import DTYPES
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import Tensor
 from official_bert.system.places import AnyPath, RemotePath, as_path, is_remote
 from official_bert.system.whole_files import start_writing_out
 from official_bert.system.wire_format import delimited, masked_crc, number, varint

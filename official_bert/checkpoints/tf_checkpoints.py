@@ -9,7 +9,7 @@ import os
 import re
 
 from official_bert.checkpoints import names, tensor_bundles
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system import quiet_tensorflow
 
@@ -36,7 +36,7 @@ _LOGITS = re.compile(r"(?:.+/)?(predictions/transform|sentence_prediction)/logit
 def read(
     prefix: str | os.PathLike, config: BertConfig
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """(dialect, tensors and slots by official name, counters, leftovers by their own name).
+    """(format, tensors and slots by official name, counters, leftovers by their own name).
 
     Slots are called `<name>/adam_m` and `<name>/adam_v` for every optimizer.
 

@@ -218,7 +218,7 @@ def _results(args, seed, folder, step, metrics):
 
 
 def _trainer(args, job, engine, seed, folder):
-    from official_bert.checkpoints import tokenizer_files
+    from official_bert.checkpoints import model_folder
     from official_bert.data import tokenization
     from official_bert.stages import LoopOptions
     from official_bert.training.trainer import Trainer
@@ -233,7 +233,7 @@ def _trainer(args, job, engine, seed, folder):
     run = _stages_run(args, job, engine, seed)
     trainer = Trainer(run, options, engine, folder, args.resume_from)
     os.makedirs(folder, exist_ok=True)
-    tokenizer_files.keep(
+    model_folder.keep_vocabulary(
         pathlib.Path(folder),
         tokenization.read_vocabulary(args.vocab_file),
         args.do_lower_case,

@@ -107,15 +107,15 @@ def _newest(path, run):
 
 
 def _check(source, folder):
-    from official_bert.checkpoints import names, sources
+    from official_bert.checkpoints import names
     from official_bert.data import tokenization
 
-    has_unknown_head = not _head(source) and source.left_over and not sources.is_larger(source)
+    has_unknown_head = not _head(source) and source.unmatched and not source.is_larger
     if "encoder" not in source.parts or has_unknown_head:
-        held = names.listed([*source.parts, *source.left_over]) or "nothing"
+        held = names.listed([*source.parts, *source.unmatched]) or "nothing"
         raise ValueError(
             f"{folder} must contain an encoder, bare or with a head for masked words, for sentence "
-            f"classes or for answers; got {held} ({source.path}, {source.dialect}). "
+            f"classes or for answers; got {held} ({source.path}, {source.format}). "
             + (
                 "Its head is of an unknown task: to use only its encoder, convert it with "
                 "--allow_missing_heads."
@@ -126,7 +126,7 @@ def _check(source, folder):
     bare = [part for part in source.parts if part in ("encoder", "pooler")]
     needed = {"masked_lm": ("encoder", "masked_lm"), None: bare}.get(_head(source))
     needed = needed or source.head.reads
-    sources.check(source, needed, ignore_left_over=not sources.is_larger(source))
+    source.check(needed, ignore_unmatched=not source.is_larger)
     vocabulary = tokenization.read_vocabulary(str(source.vocab_file))
     tokenization.check_case(vocabulary, str(source.vocab_file), source.do_lower_case)
     if source.config.vocab_size - len(vocabulary) > _MOST_PADDING:
@@ -202,11 +202,11 @@ def _windows(source, run):
 
 
 def _labels(source, outputs):
-    from official_bert.checkpoints import heads
+    from official_bert.checkpoints import hugging_face
     from official_bert.tasks import labels
 
     unnamed = {"number": [None, None]} if outputs == 1 else None
-    contents = source.labels or unnamed or {"classes": heads.default_classes(outputs)}
+    contents = source.labels or unnamed or {"classes": hugging_face.default_classes(outputs)}
     try:
         found = labels.from_json(contents)
     except (KeyError, TypeError, ValueError) as error:
@@ -245,4 +245,4 @@ def _max_seq_length(source, run):
 
 
 def _origin(source):
-    return f"{source.path} ({source.dialect})"
+    return f"{source.path} ({source.format})"

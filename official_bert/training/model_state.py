@@ -89,7 +89,7 @@ class Loaded:
 
     Attributes:
         path: The checkpoint.
-        dialect: Its dialect, such as "TensorFlow 1".
+        format: Its format, such as "TensorFlow 1".
         number: How many weights the model has.
         fresh: Paths of those that the checkpoint lacks, which are as they were.
         left_out: Names of variables of the checkpoint that the model does not have.
@@ -100,7 +100,7 @@ class Loaded:
     """
 
     path: str
-    dialect: str
+    format: str
     number: int
     fresh: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -109,7 +109,7 @@ class Loaded:
     step: int | None = None
 
     def __str__(self) -> str:
-        said = f"from {self.path} ({self.dialect}): {_carried(self.number, self.fresh)}"
+        said = f"from {self.path} ({self.format}): {_carried(self.number, self.fresh)}"
         if self.left_out:
             said += f"; left out: {names.listed(self.left_out)}"
         if self.moments is not None:
@@ -120,7 +120,7 @@ class Loaded:
 def load_weights(
     model: keras.Model, path: str | os.PathLike, optimizer: keras.optimizers.Optimizer | None = None
 ) -> Loaded:
-    """Puts the weights of a checkpoint of any dialect into a model (`checkpoints/sources.py`).
+    """Puts the weights of a checkpoint of any format into a model (`checkpoints/sources.py`).
 
     Args:
         model: The model, built.
@@ -137,13 +137,13 @@ def load_weights(
     """
     from official_bert.checkpoints import sources
 
-    source = sources.open_for(model.config, path)
+    source = sources.open_as_init(model.config, path)
     weights = source.weights | _head_alone(model, source)
     fresh = [variable.path for variable in model.weights if variable.path not in weights]
     if len(fresh) == len(model.weights):
         raise ValueError(
-            f"{path} ({source.dialect}) must hold variables of the model, such as {fresh[0]}; got "
-            f"{names.listed(source.left_over) or 'none'}. Give a checkpoint of a BERT."
+            f"{path} ({source.format}) must hold variables of the model, such as {fresh[0]}; got "
+            f"{names.listed(source.unmatched) or 'none'}. Give a checkpoint of a BERT."
         )
     pairs = [
         (variable, variable.path, weights[variable.path])
@@ -158,10 +158,10 @@ def load_weights(
         variable.assign(value)
     loaded = Loaded(
         path=source.path,
-        dialect=source.dialect,
+        format=source.format,
         number=len(model.weights),
         fresh=tuple(fresh),
-        left_out=tuple(sorted(source.left_over.keys() - weights.keys())),
+        left_out=tuple(sorted(source.unmatched.keys() - weights.keys())),
         labels=source.labels,
     )
     if not optimizer:
@@ -204,10 +204,10 @@ def _head_alone(model, source):
     That of another task, with more classes or fewer, is no mistake: fine-tuning may begin with one.
     """
     return {
-        variable.path: source.left_over[variable.path]
+        variable.path: source.unmatched[variable.path]
         for variable in model.weights
-        if variable.path in source.left_over
-        and source.left_over[variable.path].shape == tuple(variable.shape)
+        if variable.path in source.unmatched
+        and source.unmatched[variable.path].shape == tuple(variable.shape)
     }
 
 
@@ -216,7 +216,7 @@ def _step_with_moments(model, optimizer, source):
     if optimizer.slot_names == ("momentum",) and any(n.endswith("/adam_v") for n in source.slots):
         raise ValueError(
             "--init_moments needs the momentum of LARS for --optimizer_type=lars; got the moments "
-            f"of LAMB or Adam in {source.path} ({source.dialect}), which do not convert: they "
+            f"of LAMB or Adam in {source.path} ({source.format}), which do not convert: they "
             "average gradients without the weight decay. Leave --init_moments out, or train with "
             "--optimizer_type=lamb or adamw."
         )
@@ -224,7 +224,7 @@ def _step_with_moments(model, optimizer, source):
     if missing or source.step is None:
         raise ValueError(
             "--init_moments needs a checkpoint with the optimizer's moments and step; "
-            f"{source.path} ({source.dialect}) lacks {names.listed(missing) or 'the step'}. Leave "
+            f"{source.path} ({source.format}) lacks {names.listed(missing) or 'the step'}. Leave "
             "--init_moments out."
         )
     return int(source.step.read())

@@ -104,7 +104,7 @@ def test_moments_of_every_optimizer_of_tensorflow_1_are_known(tmp_path, spelling
     extra = {spelling.format(name): arrays[name] + 1}
     checkpoints.write_bundle(tmp_path / "first/bert_model.ckpt", {**arrays, **extra})
     source = sources.open_checkpoint(tmp_path / "first")
-    assert not source.left_over
+    assert not source.unmatched
     np.testing.assert_array_equal(source.slots[f"{name}/{slot}"].read(), arrays[name] + 1)
 
 

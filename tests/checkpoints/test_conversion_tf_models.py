@@ -36,7 +36,7 @@ def test_variables_are_laid_out_anew_only_where_tf_models_has_an_axis_for_heads(
     laid_out = {n: a.reshape(heads[n]) if n in heads else a for n, a in arrays.items()}
     write_objects(tmp_path / "in/model.ckpt", laid_out)
     assert_same_bytes(weights_of(tmp_path / "in"), arrays)
-    sources.check(sources.open_checkpoint(tmp_path / "in"), names.PARTS)
+    sources.open_checkpoint(tmp_path / "in").check(names.PARTS)
     for name, shape in (
         ("bert/encoder/layer_0/intermediate/dense/kernel", (24, 16)),  # transposed
         ("bert/encoder/layer_0/attention/self/query/kernel", (16, 2, 8)),  # of fewer heads
@@ -45,7 +45,7 @@ def test_variables_are_laid_out_anew_only_where_tf_models_has_an_axis_for_heads(
         write_objects(tmp_path / "in/model.ckpt", laid_out | {name: arrays[name].reshape(shape)})
         message = f"not as expected: {name} {shape} instead of"
         with pytest.raises(ValueError, match=re.escape(message)):
-            sources.check(sources.open_checkpoint(tmp_path / "in"), names.PARTS)
+            sources.open_checkpoint(tmp_path / "in").check(names.PARTS)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_an_encoder_of_tf_models_has_the_weights_of_its_pretrainer(tf_models, ki
 @pytest.mark.parametrize("kind", ["functional", "v2", "legacy"])
 def test_moments_of_tf_models_come_along(tf_models, kind):
     source = sources.open_checkpoint(tf_models / f"{kind}_pretrainer")
-    assert not source.left_over
+    assert not source.unmatched
     trained = {name.rpartition("/")[0] for name in source.slots}
     assert len(trained) >= 42
     assert trained <= source.weights.keys()

@@ -38,8 +38,15 @@ def dynamic(folder: Path, content: bytes, records: int, gzip: bool = False) -> B
             "continues_a_word": "AAAAAAA=",
         },
         "records_per_block": 256,
+        "tokens": "",
         "shards": [
-            {"file": "a.tfrecord", "records": records, "bytes": len(content), "block_offsets": [0]}
+            {
+                "file": "a.tfrecord",
+                "records": records,
+                "bytes": len(content),
+                "crc32": 0,
+                "block_offsets": [0],
+            }
         ],
     }
     (folder / "a.tfrecord").write_bytes(content)

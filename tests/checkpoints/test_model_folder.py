@@ -9,7 +9,7 @@ from bert_checkpoints import CONFIG, make_hugging_face, make_source, write_vocab
 
 import official_bert
 from official_bert import convert_checkpoint, run_pretraining
-from official_bert.checkpoints import heads, model_folder, sources
+from official_bert.checkpoints import model_folder, sources
 from official_bert.checkpoints.model_folder import ModelFolder
 from official_bert.commands import fine_tuning, pretraining_settings
 from official_bert.commands.pretraining_settings import Pretrain
@@ -52,7 +52,7 @@ def make_theirs(folder, beside=(), **normal):
 
 def test_no_part_of_a_model_comes_from_the_folder_above(tmp_path):
     make_source(tmp_path / "above")
-    (tmp_path / "above" / heads.LABELS).write_text('{"classes": ["a", "b"]}')
+    (tmp_path / "above" / "labels.json").write_text('{"classes": ["a", "b"]}')
     (tmp_path / "above/tokenizer_config.json").write_text("{}")
     for name in "in", "best", "pretrained":
         model = ModelFolder(tmp_path / "above" / name)

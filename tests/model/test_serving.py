@@ -77,7 +77,7 @@ def test_a_model_in_a_keras_file_is_loaded_by_keras_alone(tmp_path):
 
 
 def test_ids_in_a_graph_are_those_of_the_tokenizer_for_any_text(tmp_path):
-    from official_bert.checkpoints.text_graph import TextToIds
+    from official_bert.checkpoints.serving import TextToIds
 
     write_vocabulary(tmp_path)
     rng = random.Random(0)

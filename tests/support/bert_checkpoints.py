@@ -6,7 +6,7 @@ import tensorflow as tf
 from bert_shapes import TINY, tiny
 
 from official_bert.checkpoints import names, safetensors_files, sources
-from official_bert.checkpoints.tensors import Tensor
+from official_bert.checkpoints.source import Tensor
 from official_bert.data import tokenization
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints

@@ -17,7 +17,7 @@ def _opened(folder):
     from official_bert.checkpoints import names, sources
 
     source = sources.open_checkpoint(folder)
-    sources.check(source, names.PARTS)
+    source.check(names.PARTS)
     for tensor in source.weights.values():
         tensor.read()
 
