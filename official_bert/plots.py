@@ -19,7 +19,7 @@ from official_bert.reporting.contents import Contents
 from official_bert.reporting.drawing import RAMP
 from official_bert.system import local_paths
 from official_bert.system.settings import documented, setting
-from official_bert.training.log_lines import Log, read_log
+from official_bert.training.run_files import Log, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

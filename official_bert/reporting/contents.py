@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from official_bert.training import checkpoint_names, forms, model_directory, starts
-from official_bert.training.log_lines import Log, decoded, read_lines, read_log
+from official_bert.training import checkpoint_names, model_directory, run_files, training_log
+from official_bert.training.run_files import Log, decoded, read_lines, read_log
 
 LOG = "train_log.jsonl"
 
@@ -79,11 +79,11 @@ def read(folder: Path) -> Contents:
             for path in _by_number(folder, "train_log.*.jsonl")
         },
         seeds=seeds,
-        best=_object(folder / "best/best.json", forms.BEST, notes),
-        summary=_object(folder / "summaries/training_summary.txt", forms.SUMMARY, notes),
-        known_good=_object(folder / "known_good.json", forms.KNOWN_GOOD, notes),
-        scores=_object(folder / "results.json", forms.SCORES, notes),
-        starts=read_lines(folder / starts.FILE, forms.START)[0],
+        best=_object(folder / "best/best.json", run_files.BEST, notes),
+        summary=_object(folder / "summaries/training_summary.txt", run_files.SUMMARY, notes),
+        known_good=_object(folder / "known_good.json", run_files.KNOWN_GOOD, notes),
+        scores=_object(folder / "results.json", run_files.SCORES, notes),
+        starts=read_lines(folder / training_log.STARTS, run_files.START)[0],
         checkpoints=_checkpoints(folder),
         notes=[*notes, *_missing(folder, log, seeds)],
     )
@@ -108,7 +108,7 @@ def _run_of(folder):
     """Content of `run.json`, or of that of the first seed."""
     first = next(iter(_by_number(folder, "seed_*/run.json")), folder / "run.json").parent
     run = model_directory.read_run_json(folder) or model_directory.read_run_json(first) or {}
-    if wrong := list(forms.misfits(run, forms.RUN)):
+    if wrong := list(run_files.misfits(run, run_files.RUN)):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         name = ascii(wrong[0][:99])[1:-1] + more  # fit for a terminal
         raise ValueError(
@@ -127,7 +127,7 @@ def _object(path, form, notes):
     if not path.exists():
         return {}
     found = decoded(path.read_text(errors="replace"))
-    if not found or any(forms.misfits(found, form)):
+    if not found or any(run_files.misfits(found, form)):
         notes.append(f"{path.name} is damaged and left out.")
         return {}
     return found

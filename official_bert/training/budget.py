@@ -18,13 +18,12 @@ from official_bert.engines.loop_state import first_state
 from official_bert.system.places import AnyPath, as_path
 from official_bert.training import (
     checkpoints,
-    disk_space,
     flops,
     model_directory,
     model_state,
     run_checks,
 )
-from official_bert.training.run_records import RunRecords
+from official_bert.training.run_checks import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def _check(run, options, engine, records, model_dir, resume_from):
     )
     checkpoints.CheckpointStore(model_dir)  # makes the directory
     fewest = dataclasses.replace(options, save_checkpoints_steps=0)
-    disk_space.require(as_path(model_dir), run, fewest)
+    run_checks.require_space(as_path(model_dir), run, fewest)
     if run.init_checkpoint or run.optimizer.freeze:
         with engine.scope():
             model, optimizer = make_model_and_optimizer(run, run.stages[0])

@@ -27,7 +27,6 @@ import numpy as np
 from official_bert.checkpoints import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, as_path
 from official_bert.system.whole_files import put_in_place, sync, write_text
-from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
@@ -84,7 +83,7 @@ class CheckpointStore:
             ) from None
 
     def save(self, tensors: Mapping[str, np.ndarray], step: int, state: dict) -> str:
-        """Writes a checkpoint and forgets those beyond `keep`; returns its prefix.
+        """Writes a checkpoint and removes those beyond `keep`; returns its prefix.
 
         Raises:
             OSError: if it cannot be written; those already there are untouched.
@@ -107,10 +106,10 @@ class CheckpointStore:
             write_text(f"{prefix}.json", json.dumps(manifest, indent=1))
 
         write_bundle(prefix, tensors, write_manifest)
-        self.settle()
+        self.prune()
         return str(prefix)
 
-    def settle(self, resumed: str | None = None) -> None:
+    def prune(self, resumed: str | None = None) -> None:
         """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have.
 
         Args:
@@ -119,7 +118,7 @@ class CheckpointStore:
         """
         if newest := self.newest_name():
             write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{newest}"\n')
-        self._forget_old({resumed, self.known_good()})
+        self._prune_old({resumed, self.known_good()})
 
     def latest(self, say: Callable[[str], object] = print) -> Checkpoint | None:
         """The newest whole checkpoint, or `None`; damaged ones are reported and skipped.
@@ -243,7 +242,7 @@ class CheckpointStore:
                 say(f"Checkpoint {prefix} is damaged ({problem}); trying the previous one.")
         return None
 
-    def _forget_old(self, but):
+    def _prune_old(self, but):
         if self.keep:
             in_order = sorted(
                 self._all_names(), key=lambda name: (not self._is_abandoned(name), _count(name))
@@ -257,7 +256,7 @@ class CheckpointStore:
         step = step_and_count(newest)[0] if newest else 0
         unexplained = self._unexplained()
         kept = [name for name in unexplained if not self.keep or step_and_count(name)[0] > step]
-        _forget_bundles(self.directory, "ctl_step_", {*self._all_names(), *kept})
+        _prune_bundles(self.directory, "ctl_step_", {*self._all_names(), *kept})
 
 
 def _count(name):
@@ -290,22 +289,25 @@ def save_best(
     path = directory / "best.json"
     best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
     same_length = best["max_seq_length"] == record["max_seq_length"]
-    # Earlier versions did not write which examples they were: taken for the same.
-    was, now = best.get("records"), record.get("records")
-    same_records = not was or not now or run_records.same(str(was), now)
+    same_records = same_examples(str(best.get("records")), record["records"])
     if same_length and same_records and best["loss"] <= record["loss"]:
-        _forget_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
+        _prune_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
         return None
     name = f"bert_model.ckpt-{record['step']}"
     write_bundle(directory / name, weights())
     write_text(path, json.dumps(record, indent=1) + "\n")
-    _forget_bundles(directory, "bert_model", {name})
+    _prune_bundles(directory, "bert_model", {name})
     if same_length and not same_records:
         return (
             f"the held-out records have changed since step {best['step']}, so the losses do not "
             "compare: the weights of this evaluation are now the best"
         )
     return None
+
+
+def same_examples(was: str, now: str) -> bool:
+    """Whether two fingerprints of examples are of the same content: their last parts are equal."""
+    return was.rpartition("-")[2] == now.rpartition("-")[2]
 
 
 def leave_best(directory: AnyPath, step: int, left: str) -> None:
@@ -399,7 +401,7 @@ def _read_record(path):
     return record if isinstance(record, dict) else {}
 
 
-def _forget_bundles(directory, start, but):
+def _prune_bundles(directory, start, but):
     """Removes the bundles whose name has this start, but for some; what a kill left of one, too."""
     for part in _PARTS:
         for path in directory.glob(f"{start}*.ckpt-*{part}"):
@@ -418,7 +420,7 @@ def _read_whole(prefix):
         state, digests = manifest["state"], manifest["sha256"]
         wanted = [digests[part] for part in _PARTS]
         state["loop"], state["seconds"]  # what a run needs of it
-        wanted_of_state = digests.get("state", _state_digest(state))  # version 0.1.0 has none
+        wanted_of_state = digests["state"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("its .json is not readable") from None
     if _state_digest(state) != wanted_of_state:

@@ -44,9 +44,7 @@ class KnownGood:
         self._guessing = run.task.baseline_loss(run.config)
         self._lowest = self._guessing  # mean loss from one checkpoint of this stage to the next
         self._first: float | None = None  # such a loss, the first of this stage
-        self._candidate: str | None = (
-            None  # name of the checkpoint that the updates since then followed
-        )
+        self._candidate: str | None = None  # the checkpoint that the updates since then followed
 
     def begin_stage(self) -> None:
         """Other depths and lengths have other losses: the next ones are not held against these."""
@@ -54,9 +52,9 @@ class KnownGood:
 
     def resume(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Continues as when this checkpoint was saved."""
-        self._lowest = checkpoint.state.get("lowest_loss", self._guessing)  # not in version 0.1.0
-        self._first = checkpoint.state.get("first_loss")
-        self.saved(checkpoint.name, checkpoint.state.get("suspect"))
+        self._lowest = checkpoint.state["lowest_loss"]
+        self._first = checkpoint.state["first_loss"]
+        self.saved(checkpoint.name, checkpoint.state["suspect"])
 
     def judge(self, sums: Sequence[float]) -> float | None:
         """Confirms the last checkpoint by the updates that followed it, if they went well.

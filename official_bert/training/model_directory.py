@@ -15,8 +15,8 @@ import re
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
-from official_bert.training import run_records
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
+from official_bert.training.checkpoints import same_examples
 
 CONFIG = "bert_config.json"
 # Left by a run beside its checkpoints.
@@ -31,10 +31,6 @@ _CHANGED_ON_RETURN = re.compile(
     r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm|layer_decay)"
     r"|seed|records\[\d+\]|init_weights"
 )
-# Which earlier versions did not write: unknown, so not compared.
-_NEW_KEYS = ("enable_xla", "init_moments", "minutes", "records", "init_weights")
-# What runs of earlier versions did, which did not write it.
-_EARLIER_OPTIMIZER = {"layer_decay": 1.0, "freeze": []}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +107,10 @@ def check(
         _check_unclaimed(directory, config, resume_from)
         return Claim(description)
     claim = Claim(description, tuple(theirs.pop("changes", ())))
-    theirs = {key: description.get(key) for key in _NEW_KEYS} | _by_content(theirs, description)
-    if theirs["init_weights"] and not description.get("init_weights"):  # no longer there
+    theirs = _by_content(theirs, description)
+    if theirs.get("init_weights") and not description.get("init_weights"):  # no longer there
         description = description | {"init_weights": theirs["init_weights"]}
     claim = dataclasses.replace(claim, description=description)
-    if description.get("dtype") != "fp16":  # which alone has a loss scale
-        theirs["loss_scale"] = description.get("loss_scale")
-    if isinstance(theirs.get("optimizer"), dict):
-        theirs["optimizer"] = _EARLIER_OPTIMIZER | theirs["optimizer"]
     differences, refused = [], []
     for name, was, now in _differences(theirs, description):
         lengthens = name == f"stages[{len(theirs['stages']) - 1}].steps" and was < now
@@ -178,7 +170,7 @@ def _matches_config(path, config):
 
 
 def read_run_json(directory: Place) -> dict | None:
-    """What `run.json` holds, a dictionary; `None` where there is none.
+    """The content of `run.json`, a dictionary; `None` if there is none.
 
     Raises:
         ValueError: if it is damaged.
@@ -216,7 +208,7 @@ def _by_content(theirs, mine):
     theirs, records = dict(theirs), mine.get("records", ())
     if isinstance(theirs.get("records"), list) and len(theirs["records"]) == len(records):
         pairs = list(zip(theirs["records"], records, strict=True))
-        theirs["records"] = [now if run_records.same(str(was), now) else was for was, now in pairs]
+        theirs["records"] = [now if same_examples(str(was), now) else was for was, now in pairs]
         theirs["input_files"] = mine.get("input_files")
         if len(theirs["stages"]) == len(mine["stages"]):
             theirs["stages"] = [

@@ -10,8 +10,7 @@ import keras
 from lamb_tf import telemetry
 from official_bert.system.places import Place
 from official_bert.training import flops
-from official_bert.training.summaries import Summaries
-from official_bert.training.training_log import TrainingLog, progress_line
+from official_bert.training.training_log import Summaries, TrainingLog, progress_line
 
 if TYPE_CHECKING:
     from official_bert.protocols import Engine, LoopState, Reductions
@@ -35,27 +34,27 @@ class Reports:
 
     def __init__(self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: Place):
         self._run = run
-        self._engine, self._speaks = engine, engine.is_chief
+        self._engine, self._is_chief = engine, engine.is_chief
         self._peak = engine.peak_flops(run.dtype)
         self._flops_per_update = [
             flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages
         ]
         self._measures_input_wait = engine.measures_input_wait
         self._learning_rate = run.learning_rate()
-        self.log = TrainingLog(model_dir / "train_log.jsonl", writes=self._speaks)
-        shows = options.tensorboard and self._speaks
+        self.training_log = TrainingLog(model_dir / "train_log.jsonl", writes=self._is_chief)
+        shows = options.tensorboard and self._is_chief
         self._summaries = Summaries(model_dir / "summaries" if shows else None)
         self._workers = engine.shard[1]
         self._communication = {}
         self._last: dict | None = None  # step and skipped updates in the last line of the log
 
-    def say(self, text: str) -> None:
-        if self._speaks:
+    def log(self, text: str) -> None:
+        if self._is_chief:
             print(text, flush=True)
 
     def rewind(self, step: int) -> None:
         """Drops what log and summaries hold of later steps: a resumed run writes it again."""
-        self.log.rewind(step)
+        self.training_log.rewind(step)
         self._summaries.rewind(step)
 
     def saved(self, prefix: str, suspect: str | None, exploded: float | None, advice: str) -> None:
@@ -67,21 +66,21 @@ class Reports:
             exploded: The mean loss since the checkpoint before, if it has exploded, or `None`.
             advice: What to do then.
         """
-        self.say(f"saved {prefix}")
+        self.log(f"saved {prefix}")
         if suspect:
-            self.say(f"warning: training has probably diverged: in {prefix}, {suspect}. {advice}")
+            self.log(f"warning: training has probably diverged: in {prefix}, {suspect}. {advice}")
         elif exploded is not None:
-            self.say(
+            self.log(
                 "warning: training has probably diverged: the mean loss since the last checkpoint "
                 f"is {exploded:.4g}. {advice}"
             )
 
     def change(self, step: int, change: Mapping) -> None:
         """Reports what is changed on purpose: an entry of `model_directory.Claim.change`."""
-        self.log.write(kind="change", step=step, **change)
+        self.training_log.write(kind="change", step=step, **change)
         instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
         differences = "; ".join(change["differences"])
-        self.say(
+        self.log(
             f"resuming from {change['resumed_from'] or 'the start'}{instead_of}, "
             f"{f'settings changed: {differences}' if differences else 'with the same settings'}; "
             f"next learning rate {float(self._learning_rate(step)):.3g}"
@@ -91,7 +90,7 @@ class Reports:
         """Reports what an update of this stage sums over the workers: `Reductions`."""
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
-        self.say(
+        self.log(
             f"communication per step: {reductions.bytes / 1e6:,.1f} MB over {self._workers} "
             f"workers in {reductions.count} all-reduces; with a ring, each worker sends "
             f"{sent / 1e6:,.1f} MB"
@@ -121,9 +120,9 @@ class Reports:
         layers = telemetry.read(optimizer)
         skipped = int(self._engine.to_host([optimizer.skipped_updates])[0])
         if self._last is None:
-            self._last = {"step": 0, "skipped_updates": 0} | self.log.last("train")
+            self._last = {"step": 0, "skipped_updates": 0} | self.training_log.last("train")
         timing = self._timing(stage_index, state, pace, step - self._last["step"])
-        self.log.write(
+        self.training_log.write(
             kind="train",
             step=step,
             stage=stage_index,
@@ -137,7 +136,7 @@ class Reports:
         )
         scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
         self._summarise("train", step, scalars | timing, layers)
-        self.say(
+        self.log(
             progress_line(
                 step=step,
                 total_steps=run.total_steps,
@@ -154,9 +153,9 @@ class Reports:
         self._last = {"step": step, "skipped_updates": skipped}
 
     def evaluation(self, step: int, stage_index: int, metrics: Mapping[str, float]) -> None:
-        self.log.write(kind="eval", step=step, stage=stage_index, **metrics)
+        self.training_log.write(kind="eval", step=step, stage=stage_index, **metrics)
         self._summarise("eval", step, metrics)
-        self.say(f"held out: {self._run.task.format_metrics(metrics)}")
+        self.log(f"held out: {self._run.task.format_metrics(metrics)}")
 
     def _timing(self, index, state, pace, updates):
         stage = self._run.stages[index]

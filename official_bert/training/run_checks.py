@@ -1,30 +1,111 @@
-"""What is checked of a run before the work: whether it fits devices, records and its directory.
+"""Checks of a run before the work: does it fit devices, records, its directory and the disk?
 
-`claim` is all of it, for the loop and for what is measured before one; `warnings` are about what
-has no effect.
+`claim` is all of it but the disk, for the loop and for what is measured before one; `warnings` are
+about settings without effect.
 """
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from official_bert import stacking
-from official_bert.training import model_directory, model_state
+from official_bert.model.config import BertConfig
+from official_bert.system.places import Place, RemotePath
+from official_bert.training import flops, model_directory, model_state
 
 if TYPE_CHECKING:
     import keras
 
-    from official_bert.protocols import Engine
-    from official_bert.stages import LoopOptions, Run
-    from official_bert.system.places import Place
-    from official_bert.training.run_records import RunRecords
+    from official_bert.protocols import Batches, Engine, Lengths
+    from official_bert.stages import LoopOptions, Run, Stage
+
+BYTES_OF_NUMBER = 4  # weights and moments are float32
+# Files that a run writes into its directory, and replaces there.
+_OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
+
+
+class RunRecords:
+    """Opens the records of a run.
+
+    Args:
+        run: A `stages.Run`.
+        options: A `stages.LoopOptions`.
+        shard: Which part of each batch this process reads, and of how many.
+    """
+
+    def __init__(self, run: "Run", options: "LoopOptions", shard: tuple[int, int]):
+        self._run, self._options, self._shard = run, options, shard
+        self._held_out = {}
+        self._fingerprints: dict[Lengths, str] = {}  # of held-out examples, by lengths
+
+    def check(self, accept: "Callable[[Batches], object]") -> list[str]:
+        """Reads some records of every stage, to fail early.
+
+        Args:
+            accept: Raises a ValueError for batches that the engine cannot train on.
+
+        Returns:
+            The fingerprint of each stage's training records, by which others are noticed.
+
+        Raises:
+            ValueError: if records and stages do not fit, or records are damaged.
+            OSError: if a file cannot be read.
+        """
+        fingerprints = []
+        for stage in reversed(self._run.stages):  # what is held out for the first stays open
+            batches = self.training(stage, *self._shard)
+            held_out = [self.held_out(stage, *self._shard)] if self._options.eval_files else []
+            for opened in (batches, *held_out):
+                opened[0]
+                accept(opened)
+            fingerprints.append(batches.fingerprint())
+        return fingerprints[::-1]
+
+    def training(self, stage: "Stage", shard_index: int = 0, num_shards: int = 1) -> "Batches":
+        """The training batches of a stage, from step 0 of the run."""
+        files = stage.input_files or self._run.input_files
+        return self._open(files, stage, stage.batch_size, (shard_index, num_shards))
+
+    def held_out(self, stage: "Stage", shard_index: int = 0, num_shards: int = 1) -> "Batches":
+        """The held-out batches, in order.
+
+        They stay open until another length is needed: the records are parsed once, not at every
+        evaluation.
+        """
+        lengths = stage.lengths
+        shard = shard_index, num_shards
+        if lengths not in self._held_out:
+            self._held_out = {lengths: {}}
+        opened = self._held_out[lengths]
+        if shard not in opened:
+            files, size = self._options.eval_files, self._options.eval_batch_size
+            opened[shard] = self._open(files, stage, size, shard, held_out=True)
+        return opened[shard]
+
+    def held_out_fingerprint(self, stage: "Stage") -> str:
+        """The fingerprint of a stage's held-out examples, which is computed once."""
+        if stage.lengths not in self._fingerprints:
+            self._fingerprints[stage.lengths] = self.held_out(stage, *self._shard).fingerprint()
+        return self._fingerprints[stage.lengths]
+
+    def _open(self, files, stage, batch_size, shard, held_out=False):
+        return self._run.task.batches(
+            stage.resolve(files),
+            stage.lengths,
+            batch_size,
+            self._run.config,
+            seed=self._run.seed,
+            shard=shard,
+            held_out=held_out,
+        )
 
 
 def claim(
     run: "Run",
     options: "LoopOptions",
     engine: "Engine",
-    records: "RunRecords",
-    model_dir: "Place",
+    records: RunRecords,
+    model_dir: Place,
     resume_from: int | None = None,
 ) -> model_directory.Claim:
     """A run's right to its model directory, once its stages and records are found to be in order.
@@ -115,3 +196,67 @@ def warnings(
             f"profile_steps={window[0]},{window[1]} has no effect: this run resumes after step "
             f"{step}. Give later steps."
         )
+
+
+def require_space(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
+    """Refuses to begin if the checkpoints and the best and final weights do not fit.
+
+    A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
+    there are two more checkpoints than `keep_checkpoint_max`. Files of the run that are already in
+    the directory count as free space.
+
+    Args:
+        model_dir: The model directory; it exists. An object store has room for all.
+        run: A `stages.Run`.
+        options: A `stages.LoopOptions`.
+
+    Raises:
+        OSError: with the needed space, the free space, and what to do.
+    """
+    if isinstance(model_dir, RemotePath):
+        return
+    count = _checkpoints(run, options)
+    one = max(checkpoint_bytes(run, stage) for stage in run.stages)
+    weights = max(weight_bytes(run.config, stage) for stage in run.stages)
+    exports = 2 if options.eval_files else 1
+    needed = count * one + exports * weights - _present(model_dir)
+    free = shutil.disk_usage(model_dir).free
+    if needed > free:
+        best = "best and final weights" if options.eval_files else "final weights"
+        keep = options.keep_checkpoint_max
+        kept = ", plus the one being written and the last known to be good" if keep else ": all"
+        raise OSError(
+            f"The disk of {model_dir} must have {_gigabytes(needed)} free; got {_gigabytes(free)}. "
+            f"The run writes up to {count:,} checkpoints of {_gigabytes(one)} "
+            f"(keep_checkpoint_max={keep}{kept}) and "
+            f"{_gigabytes(exports * weights)} of {best}; existing files are already subtracted. "
+            "Free some space, lower keep_checkpoint_max, or choose a folder on another disk."
+        )
+
+
+def checkpoint_bytes(run: "Run", stage: "Stage") -> int:
+    """Size of a checkpoint of this stage: all weights, and the optimizer's slots of what trains."""
+    slot = flops.reduced_bytes(run.config, stage, run.optimizer.freeze)
+    return weight_bytes(run.config, stage) + len(run.optimizer.slot_names) * slot
+
+
+def weight_bytes(config: BertConfig, stage: "Stage") -> int:
+    """Size of the weights alone."""
+    return BYTES_OF_NUMBER * sum(flops.parameters(config, stage.depth_in(config)).values())
+
+
+def _checkpoints(run, options):
+    """Their maximum number: one per interval, at the end of each stage, and on a stop."""
+    every = options.save_checkpoints_steps or run.total_steps
+    written = run.total_steps // every + len(run.stages) + 1
+    keep = options.keep_checkpoint_max
+    return min(keep + 2, written) if keep else written
+
+
+def _present(model_dir):
+    found = (path for names in _OWN_FILES for path in model_dir.glob(names))
+    return sum(path.stat().st_size for path in found)
+
+
+def _gigabytes(size):
+    return f"{size / 1e9:,.3g} GB"

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import threading
 import zlib
 from typing import TYPE_CHECKING
 
@@ -22,22 +23,23 @@ from official_bert.system.places import AnyPath, as_path
 from official_bert.system.whole_files import write_text
 from official_bert.training import (
     checkpoints,
-    disk_space,
-    evaluation,
     flops,
     known_good,
     model_directory,
     model_state,
     run_checks,
-    starts,
 )
 from official_bert.training.reports import Profiler, Reports, StepTimer
-from official_bert.training.run_records import RunRecords
+from official_bert.training.run_checks import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
-from official_bert.training.training_log import StopRequest
+from official_bert.training.training_log import StopRequest, record_start
 
 if TYPE_CHECKING:
-    from official_bert.protocols import Engine
+    from collections.abc import Callable
+
+    import keras
+
+    from official_bert.protocols import Batches, Engine, Task
     from official_bert.stages import LoopOptions, Run
 
 
@@ -96,12 +98,12 @@ class Trainer:
         )
         self._good = known_good.KnownGood(run, self._store)
         self._owes_checkpoint = False  # one was due amid updates that were skipped
-        disk_space.require(self.model_dir, run, options)
+        run_checks.require_space(self.model_dir, run, options)
         self._checkpoint = self._find_checkpoint()
         self._make(run.stages[self._stage_of(self._checkpoint)])
         if run.init_checkpoint and not self._checkpoint:
             optimizer = self.optimizer if run.init_moments else None
-            self._reports.say(
+            self._reports.log(
                 str(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
             )
 
@@ -127,13 +129,13 @@ class Trainer:
         for warning in run_checks.warnings(
             self.run, self.options, self.engine.num_replicas, self.step, self.model
         ):
-            self._reports.say(f"warning: {warning}")
+            self._reports.log(f"warning: {warning}")
         self._check_that_workers_agree()
         try:
             with StopRequest() as stop, self._profiler:  # before the directory is written to
                 self._write_claim()
                 if self.engine.is_chief:
-                    starts.record(self.model_dir, self.step, self.engine.num_replicas)
+                    record_start(self.model_dir, self.step, self.engine.num_replicas)
                 for index, end in enumerate(self._ends):
                     if self.step < end:
                         if self.step and self.step == self._begin(index):
@@ -166,7 +168,7 @@ class Trainer:
         if self.run.optimizer.freeze:
             trained = len(self.model.trainable_variables), len(self.model.weights)
             described += "; {} of {} variables are trained".format(*trained)
-        self._reports.say(f"stage {index + 1} of {len(self._ends)}: {described}")
+        self._reports.log(f"stage {index + 1} of {len(self._ends)}: {described}")
         batches = self.engine.feed(
             lambda *shard: self._records.training(stage, *shard), range(self.step, end)
         )
@@ -235,7 +237,7 @@ class Trainer:
         with self.engine.scope():
             self.model, self.optimizer = make_model_and_optimizer(self.run, stage)
         self._loop = self.engine.training_loop(self.run, self.model, self.optimizer)
-        self._evaluator = evaluation.Evaluator(self.run.task, self.model, self.engine)
+        self._evaluate_on = make_evaluator(self.run.task, self.model, self.engine)
 
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
@@ -248,11 +250,11 @@ class Trainer:
         new_depth = self.model.config.num_hidden_layers
         tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
         said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
-        self._reports.say(f"stage {index + 1}: {new_depth} layers; {said}")
+        self._reports.log(f"stage {index + 1}: {new_depth} layers; {said}")
 
     def _evaluate(self, index):
         stage = self.run.stages[index]
-        metrics = self._evaluator(lambda *shard: self._records.held_out(stage, *shard))
+        metrics = self._evaluate_on(lambda *shard: self._records.held_out(stage, *shard))
         self._reports.evaluation(self.step, index, metrics)
         if self.engine.is_chief:
             record = {
@@ -263,7 +265,7 @@ class Trainer:
             }
             said = checkpoints.save_best(self.model_dir / "best", self._weights, record)
             if said:
-                self._reports.say(said)
+                self._reports.log(said)
 
     def _diagnosis(self, index):
         """Where the last step's gradients were not finite: it did not change the weights."""
@@ -312,8 +314,8 @@ class Trainer:
     def _find_checkpoint(self):
         """The whole checkpoint to resume, or `None` at the start of a run."""
         if self._claim.return_to is not None:
-            return self._store.at(self._claim.return_to, self._reports.say)
-        return self._store.latest(self._reports.say)
+            return self._store.at(self._claim.return_to, self._reports.log)
+        return self._store.latest(self._reports.log)
 
     def _stage_of(self, checkpoint):
         """The stage that wrote it, which is the one before if it was written at its end."""
@@ -327,7 +329,7 @@ class Trainer:
             self._pace = StepTimer(self._checkpoint.state["seconds"])
             self._good.resume(self._checkpoint)
             model_state.restore(self.model, self.optimizer, self._checkpoint.tensors())
-            self._reports.say(f"resuming from {self._checkpoint.prefix}")
+            self._reports.log(f"resuming from {self._checkpoint.prefix}")
 
     def _write_claim(self):
         """Records which run owns the directory, and which settings were changed on purpose."""
@@ -339,17 +341,17 @@ class Trainer:
             self._claim = dataclasses.replace(self._claim, changes=changes)
             self._store.abandoned = self._claim.abandoned()
         if change and "instead_of" in change:
-            self._reports.log.keep_copy(change["instead_of"])
+            self._reports.training_log.keep_copy(change["instead_of"])
             if self.engine.is_chief:
                 checkpoints.leave_best(self.model_dir / "best", self.step, change["instead_of"])
         if self.engine.is_chief:
             self._claim.write(self.model_dir, self.run.config)
-            self._store.settle(self._checkpoint and self._checkpoint.name)
+            self._store.prune(self._checkpoint and self._checkpoint.name)
         self._reports.rewind(self.step)
         if change:
             self._reports.change(self.step, change)
         if self._claim.has_returned:
-            self._reports.say("resume_from has no effect: the run has already returned there.")
+            self._reports.log("resume_from has no effect: the run has already returned there.")
 
     def _check_that_workers_agree(self):
         deciding = model_directory.deciding(self._claim.description)
@@ -376,7 +378,10 @@ class Trainer:
     def _export(self):
         prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"
         checkpoints.write_bundle(prefix, self._weights())
-        last_train, last_eval = self._reports.log.last("train"), self._reports.log.last("eval")
+        last_train, last_eval = (
+            self._reports.training_log.last("train"),
+            self._reports.training_log.last("eval"),
+        )
         summary = {
             "total_training_steps": self.step,
             "train_loss": last_train.get("loss"),  # of a finished run whose log is gone: null
@@ -386,7 +391,41 @@ class Trainer:
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
-        self._reports.say(f"trained {self.step} steps; weights: {prefix}; metrics: {path}")
+        self._reports.log(f"trained {self.step} steps; weights: {prefix}; metrics: {path}")
+
+
+def make_evaluator(
+    task: "Task", model: "keras.Model", engine: "Engine"
+) -> "Callable[[Callable[[int, int], Batches]], dict[str, float]]":
+    """A function that evaluates a model; its graph is traced once for each shape of batches.
+
+    Args:
+        task: The task that is trained.
+        model: Its model, made in the engine's scope.
+        engine: Where the model lives.
+
+    Returns:
+        A function of (shard index, number of shards) → held-out batches of that shard, in order. It
+        calls it for every input pipeline of this process: one, or on a TPU one per host. It returns
+        the task's `held_out_metrics` over all examples, each read and counted once.
+    """
+    evaluation_step = engine.evaluation_step(task, model)
+    lock = threading.Lock()  # every input pipeline reads in a thread of its own
+
+    def evaluate(open_batches):
+        counts = 0.0
+
+        def count(batch):
+            nonlocal counts
+            with lock:
+                counts = counts + task.baseline_counts(batch, model.config)
+
+        steps = range(open_batches(*engine.shard).num_batches)
+        batches = engine.feed(open_batches, steps, count)
+        sums = np.sum([np.asarray(evaluation_step(batches), np.float64) for _ in steps], axis=0)
+        return task.held_out_metrics(sums, engine.all_gather(counts).sum(0))
+
+    return evaluate
 
 
 def _first_row(rows, is_bad):

@@ -1,14 +1,33 @@
-"""What a run leaves to read: a JSON-lines log, a progress line, and an orderly stop on signals."""
+"""Files that a run leaves to read: JSON lines, TensorBoard's events, launches; its progress line.
 
+TensorBoard's events are written with its own messages, so no engine is needed.
+"""
+
+import datetime
+import importlib.metadata
+import importlib.util
 import json
 import math
 import os
+import pathlib
+import platform
 import signal
-from collections.abc import Mapping
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, Self
 
-from official_bert.system.places import AnyPath, as_path
+import numpy as np
+
+from official_bert.data.records import frame
+from official_bert.system.places import AnyPath, Place, as_path
 from official_bert.system.whole_files import write_text, write_whole
+
+STARTS = "starts.jsonl"
+_LIBRARIES = ("lamb_tf", "tensorflow", "jax", "keras", "numpy")
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")}
+_KINDS = ("train", "eval")  # of TensorBoard's curves
 
 
 class TrainingLog:
@@ -54,6 +73,155 @@ class TrainingLog:
                 file.write(json.dumps(_without_non_finite(values), allow_nan=False) + "\n")
 
 
+class Summaries:
+    """The curves and histograms of a run.
+
+    Args:
+        folder: Holds a folder of event files for each kind; `None` writes none.
+    """
+
+    def __init__(self, folder: Place | None):
+        self._folder = folder if importlib.util.find_spec("tensorboard") else None
+        self._paths: dict[str, Place] = {}
+        self._resumed = 0
+
+    def rewind(self, step: int) -> None:
+        """Begins a session after `step`: TensorBoard drops what earlier ones wrote of later steps.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self._resumed = step
+        if self._folder is None:
+            return
+        for kind in _KINDS:
+            if any((self._folder / kind).glob("events.out.tfevents.*")):
+                self._append(kind, [])
+
+    def write(
+        self,
+        kind: str,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Adds the values at a step to the curves of a kind, one of `_KINDS`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._folder is None:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        found = [scalar_pb(name, value) for name, value in scalars.items()]
+        found += [histogram_pb(name, np.array(values)) for name, values in histograms.items()]
+        self._append(kind, [Event(step=step, summary=summary) for summary in found])
+
+    def _append(self, kind, events):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        if kind not in self._paths:
+            start = SessionLog(status=SessionLog.START)
+            first = Event(step=self._resumed + 1, session_log=start)
+            events = [Event(file_version="brain.Event:2"), first, *events]
+        for event in events:
+            event.wall_time = time.time()
+        with self._path(kind).open("ab") as file:
+            file.write(b"".join(frame(event.SerializeToString()) for event in events))
+
+    def _path(self, kind):
+        if kind not in self._paths:
+            folder = self._folder / kind
+            folder.mkdir(parents=True, exist_ok=True)  # an OSError if that cannot be
+            began = f"{time.time():.6f}".replace(".", "")
+            name = f"events.out.tfevents.{began}.{socket.gethostname()}.{os.getpid()}"
+            self._paths[kind] = folder / name
+        return self._paths[kind]
+
+
+def record_start(model_dir: Place, step: int, replicas: int) -> None:
+    """Appends one line per launch to `starts.jsonl` (informational only).
+
+    Args:
+        model_dir: The model directory.
+        step: Updates done before this start.
+        replicas: Number of devices that compute an update together.
+    """
+    line = {
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "step": step,
+        "command": [pathlib.Path(sys.argv[0]).stem, *sys.argv[1:]],
+        "versions": {"python": platform.python_version()} | versions(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "replicas": replicas,
+    }
+    with (model_dir / STARTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """{library: version} of those that decide what a run computes, with Keras' backend."""
+    import keras
+
+    other = "tensorflow" if keras.backend.backend() == "jax" else "jax"
+    libraries = [name for name in _LIBRARIES if name != other]
+    found = {name: _version(_DISTRIBUTIONS.get(name, (name,))) for name in libraries}
+    return {name: version for name, version in found.items() if version}
+
+
+def _version(names):
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def progress_line(
+    step: int,
+    total_steps: int,
+    stage: int,
+    numbers: Mapping[str, str],
+    metrics: Mapping[str, float],
+    skipped: int,
+    learning_rate: float,
+    examples_per_second: float,
+    seconds: float,
+) -> str:
+    """One line on the screen for a number of updates, some of which were `skipped`.
+
+    `numbers` are those of the metrics to show, {name: format}.
+    """
+    parts = [
+        text.format(metrics[name])
+        for name, text in numbers.items()
+        if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
+    ]
+    if skipped:
+        parts.append(f"{skipped} skipped")
+    parts += [
+        f"rate {learning_rate:.2e}",
+        f"{examples_per_second:,.0f} examples/s",
+        f"{duration(seconds)} left",
+    ]
+    width = len(str(total_steps))
+    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`95.2` → `"1m 35s"`."""
+    seconds = round(seconds)
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
+
+
 class Stopped(Exception):
     """The run was asked to stop and did so with its checkpoint written; `code` for the shell."""
 
@@ -97,47 +265,6 @@ class StopRequest:
             f"Stopped at step {step}. Run the same command again to resume from {model_dir}.",
             128 + (self._signals[-1] if self._signals else signal.SIGTERM),
         )
-
-
-def progress_line(
-    step: int,
-    total_steps: int,
-    stage: int,
-    numbers: Mapping[str, str],
-    metrics: Mapping[str, float],
-    skipped: int,
-    learning_rate: float,
-    examples_per_second: float,
-    seconds: float,
-) -> str:
-    """One line on the screen for a number of updates, some of which were `skipped`.
-
-    `numbers` are those of the metrics to show, {name: format}.
-    """
-    parts = [
-        text.format(metrics[name])
-        for name, text in numbers.items()
-        if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
-    ]
-    if skipped:
-        parts.append(f"{skipped} skipped")
-    parts += [
-        f"rate {learning_rate:.2e}",
-        f"{examples_per_second:,.0f} examples/s",
-        f"{duration(seconds)} left",
-    ]
-    width = len(str(total_steps))
-    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`95.2` → `"1m 35s"`."""
-    seconds = round(seconds)
-    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
 
 
 def _without_non_finite(value):

@@ -24,7 +24,7 @@ from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import budget, model_directory
-from official_bert.training.run_records import RunRecords
+from official_bert.training.run_checks import RunRecords
 from official_bert.training.trainer import Trainer
 
 FIRST = Stage(

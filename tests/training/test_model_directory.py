@@ -365,7 +365,7 @@ def test_the_checkpoint_that_is_resumed_stays_until_another_is_whole(tmp_path):
     (tmp_path / "ctl_step_4.ckpt-2.index").write_text("damaged")
     store = checkpoints.CheckpointStore(tmp_path, keep=1)
     resumed = store.latest(lambda said: None).name
-    store.settle(resumed)
+    store.prune(resumed)
     assert resumed == store.latest(lambda said: None).name == "ctl_step_2.ckpt-1"
 
 
@@ -376,7 +376,7 @@ def test_what_is_kept_without_a_json_stays_where_all_are_kept(tmp_path):
         for step in (2, 4):
             store.save(tensors, step, state)
         (tmp_path / "ctl_step_2.ckpt-1.json").unlink(missing_ok=True)
-        store.settle()
+        store.prune()
         assert (tmp_path / "ctl_step_2.ckpt-1.index").exists() == (keep == 0)
 
 
@@ -398,7 +398,7 @@ def test_a_kill_between_a_checkpoint_and_its_json_is_known_for_one(tmp_path, sav
     name = f"ctl_step_8.ckpt-{saved + 1}"
     assert (tmp_path / f"{name}.index").exists()
     assert (store.latest() or checkpoints.Checkpoint("", 0, {})).step == saved
-    store.settle()
+    store.prune()
     assert not list(tmp_path.glob(f"{name}.*"))
 
 
@@ -428,7 +428,7 @@ def test_a_write_that_fails_leaves_nothing_that_cannot_be_judged(tmp_path, monke
             store.save(tensors, 4, state)
     assert (tmp_path / "ctl_step_4.ckpt-2.index").exists()
     assert store.latest().step == 2
-    store.settle()
+    store.prune()
     assert not list(tmp_path.glob("ctl_step_4.*"))
     assert store.save(tensors, 4, state).endswith("ctl_step_4.ckpt-2")
     assert not list(tmp_path.glob(".writing-*"))
@@ -596,7 +596,7 @@ def test_what_a_return_left_behind_is_not_resumed_and_goes_first(tmp_path):
     store = checkpoints.CheckpointStore(tmp_path, keep=2, abandoned=[left])
     kept = {"ctl_step_2.ckpt-1", "ctl_step_6.ckpt-3"}
     for newest in ("ctl_step_2.ckpt-1", "ctl_step_4.ckpt-4", "ctl_step_6.ckpt-5"):
-        store.settle()
+        store.prune()
         assert {path.stem for path in tmp_path.glob("ctl_step_*.json")} == kept
         assert store.latest().name == store.newest_name() == newest
         assert tf.train.latest_checkpoint(tmp_path) == str(tmp_path / newest)

@@ -24,7 +24,7 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.training import checkpoints, starts
+from official_bert.training import checkpoints, trainer, training_log
 
 OFFICIAL_DEFAULTS = {
     "max_seq_length": 128,
@@ -309,7 +309,7 @@ def test_a_signal_amid_the_first_files_waits_for_a_checkpoint(files, monkeypatch
     def killed(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(starts, "record", killed)
+    monkeypatch.setattr(trainer, "record_start", killed)
     assert call(*as_flags(files | SMALL)) == 143
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 1
 
@@ -319,7 +319,7 @@ def test_a_second_ctrl_c_stops_at_once_also_after_a_sigterm(files, monkeypatch):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(starts, "record", killed)
+    monkeypatch.setattr(trainer, "record_start", killed)
     assert call(*as_flags(files | SMALL)) == 130
     assert checkpoints.CheckpointStore(files["model_dir"]).latest() is None
 
@@ -560,7 +560,7 @@ def result(model_dir):
     """All that a run leaves, by file, without what is a matter of the machine or of the starts."""
     found = {}
     for path in pathlib.Path(model_dir).rglob("*"):
-        if path.is_file() and path.name != starts.FILE and "tfevents" not in path.name:
+        if path.is_file() and path.name != training_log.STARTS and "tfevents" not in path.name:
             name, content = str(path.relative_to(model_dir)), path.read_bytes()
             if name == "train_log.jsonl":
                 content = [json.loads(line) for line in content.splitlines()]

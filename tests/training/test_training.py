@@ -30,9 +30,8 @@ from official_bert.model import pretrainer
 from official_bert.stages import LoopOptions, Optimizer
 from official_bert.training import (
     checkpoints,
-    disk_space,
-    evaluation,
     model_state,
+    run_checks,
     stage_model,
     trainer,
 )
@@ -313,7 +312,7 @@ def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
     assert "bert/embeddings/word_embeddings/momentum" in whole
     assert not [name for name in whole if "adam" in name]
     data = next((tmp_path / "whole").glob("ctl_step_40*.data-*"))
-    assert disk_space.checkpoint_bytes(run, stage) == pytest.approx(data.stat().st_size, rel=0.01)
+    assert run_checks.checkpoint_bytes(run, stage) == pytest.approx(data.stat().st_size, rel=0.01)
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for path in (tmp_path / "killed").glob("ctl_step_40*"):
         path.unlink()
@@ -510,7 +509,7 @@ def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tm
         with strategy.scope():
             model = pretrainer.BertPretrainer(run.config)
         batches = input_pipeline.Batches([files], size, 32, 5, shuffle=False)
-        evaluator = evaluation.Evaluator(run.task, model, TfDistribute(strategy))
+        evaluator = trainer.make_evaluator(run.task, model, TfDistribute(strategy))
         metrics = evaluator(lambda *_, batches=batches: batches)
         share = max(np.bincount(labels)) / len(labels)
         assert metrics["most_frequent_token_accuracy"] == pytest.approx(share)
@@ -523,7 +522,7 @@ def test_on_several_input_pipelines_every_held_out_record_counts_once(small_corp
     strategy = two_replicas()
     with strategy.scope():
         model = pretrainer.BertPretrainer(run.config)
-    evaluator = evaluation.Evaluator(run.task, model, TfDistribute(strategy))
+    evaluator = trainer.make_evaluator(run.task, model, TfDistribute(strategy))
 
     def open_batches(shard_index, num_shards):
         shard = {"shard_index": shard_index, "num_shards": num_shards}
