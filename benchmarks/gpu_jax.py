@@ -138,7 +138,7 @@ def pretraining(cell):
     from official_bert.engines.jax_mesh import JaxMesh
     from official_bert.engines.loop_state import first_state
     from official_bert.stages import Optimizer, Run, Stage
-    from official_bert.training.flops import step_flops
+    from official_bert.training.flops import peak_of, step_flops
     from official_bert.training.stage_model import make_model_and_optimizer
 
     stage = Stage(
@@ -182,7 +182,7 @@ def pretraining(cell):
                 "peak_bytes": known.get("peak_bytes_in_use"),
                 "input_wait": statistics.median(waits),
                 "step_flops": step_flops(run.config, stage),
-                "peak_flops": engine.peak_flops(run.dtype),
+                "peak_flops": peak_of(engine, run.dtype),
             }
         }
 
@@ -265,9 +265,9 @@ def _encoder_attention(cell, lengths, seeds):
 
     from official_bert.model.dropout import Dropout
     from official_bert.model.encoder import MASK_BIAS, EncoderLayer
-    from official_bert.model.layers import Parts
+    from official_bert.model.layers import LayerFactory
 
-    layer = EncoderLayer(Parts(_config(cell), keras.DTypePolicy("mixed_bfloat16"), 0), 0)
+    layer = EncoderLayer(LayerFactory(_config(cell), keras.DTypePolicy("mixed_bfloat16"), 0), 0)
     mask = jnp.arange(cell["length"])[None] < lengths[:, None]
     mask_bias = ((1 - mask) * MASK_BIAS).astype("bfloat16")[:, None, None, :]
 

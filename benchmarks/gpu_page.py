@@ -113,7 +113,7 @@ first of ours, on the device.
 
 {peer}Both sides run in processes of their own that share the device's memory; the peak is each \
 one's own, compilation included. MFU: model FLOPs (`official_bert/model/flops.py`) per second, \
-over the peak of the data sheet (`official_bert/engines/device_peaks.py`). –: not known for this \
+over the peak of the data sheet (`official_bert/training/flops.py`). –: not known for this \
 device, or of this side. Our update is LAMB, which does more than AdamW.
 """
 

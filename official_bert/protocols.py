@@ -8,7 +8,7 @@ knows of a run only what `UpdateSettings` lists.
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -324,10 +324,7 @@ class Engine(Protocol):
     def input_error(self, error: Exception) -> Exception | None:
         """The error of reading a batch that caused an error of a loop; `None`: another cause."""
 
-    def micro_batches(self, run: UpdateSettings, rows: int) -> Iterator[np.ndarray]:
-        """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
-
-    def non_finite(
+    def sums_and_gradients(
         self,
         run: UpdateSettings,
         model: "keras.Model",
@@ -335,14 +332,15 @@ class Engine(Protocol):
         rows: np.ndarray,
         step: int,
         loss_scale: float,
-    ) -> tuple[list[str], list[str]]:
-        """Names of losses, and of variables by their gradient, not finite in a micro-batch.
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The task's sums of a micro-batch and the gradients of its share of the loss, once more.
 
         Args:
             run: The run.
             model: Its model.
             batch: The step's global batch.
-            rows: Numbers of the micro-batch's rows, or of some of them.
+            rows: Numbers of the micro-batch's rows, or of some of them; see
+                `loop_state.micro_batches`.
             step: The step.
             loss_scale: The loss scale at that step.
         """
@@ -356,8 +354,8 @@ class Engine(Protocol):
     def runs_on_accelerator(self) -> bool:
         """Whether the replicas are on GPUs or TPUs."""
 
-    def peak_flops(self, dtype: str) -> float | None:
-        """Peak FLOP/s of all replicas in dense 16-bit products; `None` if unknown."""
+    def device_name(self) -> str:
+        """The drivers' name of the device of a replica, as for `flops.peak_flops`; "": unknown."""
 
     def start_profile(self, folder: str) -> None:
         """Begins a profile for TensorBoard's profile page."""

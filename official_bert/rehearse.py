@@ -394,7 +394,8 @@ def _compile(topology, module):
 
 
 def _compile_jax(run, stage, topology, shards_optimizer):
-    from official_bert.engines import jax_lowering
+    from official_bert.data.input_pipeline import batch_spec
+    from official_bert.engines import jax_update
     from official_bert.engines.jax_placement import Placement
     from official_bert.training.stage_model import make_model_and_optimizer
 
@@ -402,9 +403,8 @@ def _compile_jax(run, stage, topology, shards_optimizer):
     topology = compiler.Topology(topology)
     model, optimizer = make_model_and_optimizer(run, stage)
     placement = Placement(topology.devices, shards_optimizer)
-    shape = stage.batch_size, stage.max_seq_length, stage.max_predictions_per_seq
-    batch = jax_lowering.batch_of_pretraining(*shape)
-    lowered = jax_lowering.lower(run, model, optimizer, placement, batch)
+    batch = batch_spec(stage.batch_size, *stage.lengths)
+    lowered = jax_update.lower(run, model, optimizer, placement, batch)
     return compiler.compile_lowered(topology, lowered)
 
 

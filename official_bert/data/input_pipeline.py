@@ -41,6 +41,18 @@ class Window(NamedTuple):
     orders: np.ndarray  # (sections, records in a section)
 
 
+def batch_spec(rows: int, length: int, predictions: int) -> dict[str, ArraySpec]:
+    """The arrays of a batch of pre-training with B rows, by name."""
+    tokens, masked = (ArraySpec((rows, width), np.int32) for width in (length, predictions))
+    return {
+        **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), tokens),
+        **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), masked),
+        "masked_lm_weights": ArraySpec(masked.shape, np.float32),
+        "next_sentence_labels": ArraySpec((rows,), np.int32),
+        "example_weights": ArraySpec((rows,), np.float32),
+    }
+
+
 class Batches:
     """The batches of a training run, by their step.
 
@@ -166,16 +178,7 @@ class Batches:
     @property
     def element_spec(self) -> dict[str, ArraySpec]:
         """What `batches[step]` holds, without reading it."""
-        rows = len(self._rows)
-        length, predictions = self._lengths
-        tokens, masked = (ArraySpec((rows, width), np.int32) for width in (length, predictions))
-        return {
-            **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), tokens),
-            **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), masked),
-            "masked_lm_weights": ArraySpec(masked.shape, np.float32),
-            "next_sentence_labels": ArraySpec((rows,), np.int32),
-            "example_weights": ArraySpec((rows,), np.float32),
-        }
+        return batch_spec(len(self._rows), *self._lengths)
 
     def dataset(self, steps: range, shard_index: int, num_shards: int) -> "tf.data.Dataset":
         """The batches of some steps as a graph, for a host that runs no Python.

@@ -6,38 +6,31 @@ processes find each other in `jax_processes`. TensorFlow is not imported.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
-from official_bert.engines import jax_update, loop_state
-from official_bert.engines.device_peaks import peak_flops
-from official_bert.engines.jax_input import Feed
-from official_bert.engines.jax_placement import Placement, to_host
+from official_bert.engines import jax_update
+from official_bert.engines.jax_placement import Feed, Placement, to_host
 from official_bert.engines.jax_update import TrainingLoop
+from official_bert.protocols import Engine
 
 if TYPE_CHECKING:
     from official_bert.protocols import Batches, Task, UpdateSettings
 
 
-class JaxMesh:
+class JaxMesh(Engine):
     """All devices of all processes; see `protocols.Engine` for what each method is for.
 
     Args:
         shards_optimizer: Whether each device holds, and computes, only a part of the optimizer's
             state and update (arXiv 2004.13336); weights are the same to round-off.
         devices: Which devices; by default, all. One process alone may take fewer.
-
-    Attributes:
-        num_replicas: How many devices share a global batch.
-        shard: Which part of each batch this process reads, and of how many.
-        is_chief: Whether this process writes checkpoints and logs.
-        measures_input_wait: Whether the training loop measures how long steps wait for batches.
     """
 
     measures_input_wait = True
@@ -56,7 +49,6 @@ class JaxMesh:
         self._input_errors: list[Exception] = []
 
     def clone(self) -> "JaxMesh":
-        """An engine in the same place that knows nothing of this one's errors."""
         placement = self._placement
         return JaxMesh(placement.shards_optimizer, [*placement.mesh.devices.flat])
 
@@ -67,11 +59,9 @@ class JaxMesh:
     def training_loop(
         self, run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> TrainingLoop:
-        """Several updates of a run in one call."""
         return TrainingLoop(run, model, optimizer, self._placement)
 
     def evaluation_step(self, task: "Task", model: keras.Model) -> Callable[[Feed], np.ndarray]:
-        """A function that returns the task's sums over the next batch of what `feed` returned."""
         return jax_update.make_evaluation_step(task, model, self._placement)
 
     def feed(
@@ -90,26 +80,10 @@ class JaxMesh:
         """The error itself, if reading a batch raised it; otherwise `None`."""
         return error if any(error is raised for raised in self._input_errors) else None
 
-    def micro_batches(self, run: "UpdateSettings", rows: int) -> Iterator[np.ndarray]:
-        """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
-        return loop_state.micro_batches(run, rows, self.num_replicas)
-
-    def non_finite(
-        self,
-        run: "UpdateSettings",
-        model: keras.Model,
-        batch: Mapping[str, np.ndarray],
-        rows: np.ndarray,
-        step: int,
-        loss_scale: float,
-    ) -> tuple[list[str], list[str]]:
-        """What is not finite in a micro-batch: names of losses, and of variables by gradient."""
-        recompute = jax_update.make_recomputation(run, model)
-        sums, gradients = recompute(batch, rows, step, loss_scale)
-        return loop_state.names_of_non_finite(run, model, sums, gradients)
+    def sums_and_gradients(self, *arguments: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        return jax_update.sums_and_gradients(*arguments)
 
     def all_gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """What each process says: the numbers of all of them, one row each. Waits for all."""
         mine = np.array([numbers], np.float64)
         if self.shard[1] == 1:
             return mine
@@ -117,25 +91,19 @@ class JaxMesh:
         return np.asarray(halves).reshape(self.shard[1], -1).view(np.float64)
 
     def to_host(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-        """The whole values of variables, wherever their parts are. All processes call it."""
         return [to_host(variable.value) for variable in variables]
 
     def start_profile(self, folder: str) -> None:
-        """Begins a profile for TensorBoard's profile page."""
         jax.profiler.start_trace(folder)
 
     def stop_profile(self) -> None:
-        """Ends and writes the profile."""
         jax.profiler.stop_trace()
 
     def runs_on_accelerator(self) -> bool:
-        """Whether the devices are GPUs or TPUs."""
         return jax.default_backend() != "cpu"
 
-    def peak_flops(self, dtype: str) -> float | None:
-        """FLOP/s of all devices at their best in dense 16-bit products, or `None` if not known."""
-        peak = peak_flops(self._placement.mesh.devices.flat[0].device_kind)
-        return None if dtype == "fp32" or peak is None else self.num_replicas * peak
+    def device_name(self) -> str:
+        return self._placement.mesh.devices.flat[0].device_kind
 
 
 def _make_on_host():

@@ -1,10 +1,14 @@
-"""Where a JAX engine keeps what: the mesh of all devices, and each array's part of it.
+"""Placement of arrays on a JAX mesh, and the batches that are read ahead for it.
 
-Weights are whole on every device, batches are divided by rows. Optimizer state is whole on every
-device, too; or, with sharded state, each device holds a part (arXiv 2004.13336).
+Weights are replicated on every device, batches are sharded by rows. Optimizer state is replicated,
+too; or, with sharded state, each device holds a part (arXiv 2004.13336).
 """
 
+import collections
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import jax
 import keras
@@ -12,8 +16,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+if TYPE_CHECKING:
+    from official_bert.protocols import Batches
+
 DATA = "data"  # the name of the mesh's one axis
-WHOLE, ROWS, STACKED_ROWS = PartitionSpec(), PartitionSpec(DATA), PartitionSpec(None, DATA)
+REPLICATED, SHARDED, STACKED = PartitionSpec(), PartitionSpec(DATA), PartitionSpec(None, DATA)
 
 
 class Placement:
@@ -27,7 +34,7 @@ class Placement:
     def __init__(self, devices: Sequence[jax.Device], shards_optimizer: bool = False):
         self.mesh = Mesh(np.array(devices), (DATA,))
         self.shards_optimizer = shards_optimizer
-        self.whole = NamedSharding(self.mesh, WHOLE)
+        self.whole = NamedSharding(self.mesh, REPLICATED)
 
     def part(self, shape: Sequence[int]) -> PartitionSpec:
         """How state of this shape is divided: along the first axis that the devices divide.
@@ -36,9 +43,9 @@ class Placement:
         """
         devices = self.mesh.size
         if not self.shards_optimizer or devices == 1:
-            return WHOLE
+            return REPLICATED
         axes = [axis for axis, size in enumerate(shape) if size and size % devices == 0]
-        return PartitionSpec(*[None] * axes[0], DATA) if axes else WHOLE
+        return PartitionSpec(*[None] * axes[0], DATA) if axes else REPLICATED
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """A division of this mesh."""
@@ -71,7 +78,7 @@ class Placement:
         return value
 
     def global_batch(
-        self, rows: Mapping[str, np.ndarray], spec: PartitionSpec = ROWS
+        self, rows: Mapping[str, np.ndarray], spec: PartitionSpec = SHARDED
     ) -> dict[str, jax.Array]:
         """Arrays of which this process has its rows, divided over all devices."""
         sharding = self.sharding(spec)
@@ -90,3 +97,51 @@ def to_host(value: jax.Array) -> np.ndarray:
     if value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)
     return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+
+
+class Feed:
+    """This process's rows of the batches of some steps, in order.
+
+    Args:
+        batches: A task's batches of this process's shard.
+        steps: Range of steps.
+        on_read: Called with each batch, once.
+        errors: What reading raises is added to this list.
+    """
+
+    def __init__(
+        self,
+        batches: "Batches",
+        steps: range,
+        on_read: Callable[[dict[str, np.ndarray]], None] | None,
+        errors: list[Exception],
+    ):
+        self._batches, self._on_read, self._errors = batches, on_read, errors
+        self._left = iter(steps)
+        self._ahead: collections.deque[Future] = collections.deque()
+        self._reader = ThreadPoolExecutor(1, "batches")
+
+    def take(self, count: int) -> list[dict[str, np.ndarray]]:
+        """The next batches; then as many are read ahead.
+
+        Raises:
+            Exception: what reading one of them raised.
+        """
+        self._read_ahead(count)
+        taken = [self._ahead.popleft().result() for _ in range(count)]
+        self._read_ahead(count)
+        return taken
+
+    def _read_ahead(self, count):
+        for step in itertools.islice(self._left, max(0, count - len(self._ahead))):
+            self._ahead.append(self._reader.submit(self._read, step))
+
+    def _read(self, step):
+        try:
+            batch = self._batches[step]
+            if self._on_read:
+                self._on_read(batch)
+        except Exception as error:
+            self._errors.append(error)
+            raise
+        return batch

@@ -19,13 +19,12 @@ import numpy as np
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
-from official_bert.engines.jax_input import Feed
-from official_bert.engines.jax_placement import DATA, ROWS, STACKED_ROWS, WHOLE, Placement
+from official_bert.engines.jax_placement import DATA, REPLICATED, SHARDED, STACKED, Feed, Placement
 from official_bert.model.dropout import seeds_of_rows
 from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
-    from official_bert.protocols import Task, UpdateSettings
+    from official_bert.protocols import ArraySpec, Task, UpdateSettings
 
 _DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
@@ -34,7 +33,7 @@ class TrainingLoop:
     """Does updates; nothing in it depends on how they are cut into calls.
 
     Args:
-        run: A `stages.Run`.
+        run: The run.
         model: The task's model.
         optimizer: The optimizer, built on the model's trainable variables.
         placement: Where it lives.
@@ -87,7 +86,7 @@ class TrainingLoop:
             placement.put(self._trained, [whole] * len(self._trained)),
             placement.put(self._state, self._shardings),
             placement.put(self._frozen, [whole] * len(self._frozen)),
-            placement.global_batch(stacked, STACKED_ROWS),
+            placement.global_batch(stacked, STACKED),
             placement.global_batch({"asked": asked})["asked"],
             np.int32(first_step),
             np.int32(len(batches)),
@@ -105,7 +104,7 @@ def make_updates(
     """The program of several updates.
 
     Args:
-        run: A `stages.Run`.
+        run: The run.
         model: The task's model.
         optimizer: The optimizer, built on the model's trainable variables.
         placement: Where it lives.
@@ -150,6 +149,55 @@ def make_updates(
     )
 
 
+def lower(
+    run: "UpdateSettings",
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    placement: Placement,
+    batch: "Mapping[str, ArraySpec]",
+    steps: int = 1,
+) -> jax.stages.Lowered:
+    """The program of some updates before it is compiled, on devices that need not be here.
+
+    Args:
+        run: The run.
+        model: The task's model; of its variables only shapes matter.
+        optimizer: The optimizer, built on the model's trainable variables.
+        placement: The devices, which may be those of a described topology.
+        batch: Shape and type of each array of a global batch.
+        steps: Number of updates.
+    """
+    whole = placement.whole
+
+    def like(variables, shardings):
+        return [
+            jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
+            for variable, sharding in zip(variables, shardings, strict=True)
+        ]
+
+    trained, frozen = model.trainable_variables, model.non_trainable_variables
+    stacked = placement.sharding(STACKED)
+    batches = {
+        name: jax.ShapeDtypeStruct((steps, *shape), dtype, sharding=stacked)
+        for name, (shape, dtype) in batch.items()
+    }
+    by_device = placement.sharding(SHARDED)
+    integer, number = (
+        jax.ShapeDtypeStruct((), dtype, sharding=whole) for dtype in (jnp.int32, jnp.float32)
+    )
+    return make_updates(run, model, optimizer, placement).lower(
+        like(trained, [whole] * len(trained)),
+        like(optimizer.variables, placement.of_optimizer(optimizer)),
+        like(frozen, [whole] * len(frozen)),
+        batches,
+        jax.ShapeDtypeStruct((placement.mesh.size,), jnp.float32, sharding=by_device),
+        integer,
+        integer,
+        number,
+        integer,
+    )
+
+
 def _make_update(run, model, optimizer, placement):
     """One update of the values of variables; and the batch's sums, and whether it was skipped."""
     gradients_of = _make_gradients(run, model, placement)
@@ -187,7 +235,7 @@ def _make_gradients(run, model, placement):
         if placement.mesh.size == 1:
             return gradient
         gradient = gradient.astype(dtype)
-        if spec == WHOLE:
+        if spec == REPLICATED:
             total = jax.lax.psum(gradient, DATA)
         else:  # each device gets the part that it needs
             axis = spec.index(DATA)
@@ -222,7 +270,9 @@ def _make_gradients(run, model, placement):
         return gradients, jax.lax.psum(sums, DATA)
 
     return placement.on_every_device(
-        on_device, in_specs=(WHOLE, WHOLE, ROWS, WHOLE, WHOLE), out_specs=(specs, WHOLE)
+        on_device,
+        in_specs=(REPLICATED, REPLICATED, SHARDED, REPLICATED, REPLICATED),
+        out_specs=(specs, REPLICATED),
     )
 
 
@@ -256,7 +306,9 @@ def make_evaluation_step(
         outputs, _ = model.stateless_call(trained, frozen, batch, training=False)
         return jax.lax.psum(_stacked(task, task.batch_sums(outputs, batch)), DATA)
 
-    step = jax.jit(placement.on_every_device(on_device, (WHOLE, WHOLE, ROWS), WHOLE))
+    step = jax.jit(
+        placement.on_every_device(on_device, (REPLICATED, REPLICATED, SHARDED), REPLICATED)
+    )
 
     def evaluation_step(batches):
         (batch,) = batches.take(1)
@@ -270,27 +322,24 @@ def _values(model, placement):
     return [placement.put(group, [placement.whole] * len(group)) for group in groups]
 
 
-def make_recomputation(
-    run: "UpdateSettings", model: keras.Model
-) -> Callable[[Mapping[str, np.ndarray], np.ndarray, int, float], tuple]:
-    """A function that computes a micro-batch's sums and gradients once more, on one device.
-
-    Returns:
-        A function of (the step's global batch, numbers of rows, step, loss scale).
-    """
-    forward_backward = jax.jit(_make_forward_backward(run, model))
+def sums_and_gradients(
+    run: "UpdateSettings",
+    model: keras.Model,
+    batch: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    step: int,
+    loss_scale: float,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """As `protocols.Engine.sums_and_gradients`, on one device."""
     groups = model.trainable_variables, model.non_trainable_variables
     values = [[np.asarray(variable.value) for variable in group] for group in groups]
-
-    def recompute(batch, rows, step, loss_scale):
-        weights = np.array([batch[name].sum() for name in run.task.weights], np.float32)
-        weights[~np.isfinite(weights)] = 1.0  # or every row would seem to be to blame
-        chosen = {name: values[rows] for name, values in batch.items()}
-        seeds = np.asarray(seeds_of_rows(run.seed, step, np.asarray(rows)))
-        gradients, sums = forward_backward(*values, chosen, weights, seeds, loss_scale)
-        return np.asarray(sums), [np.asarray(gradient) for gradient in gradients]
-
-    return recompute
+    weights = np.array([batch[name].sum() for name in run.task.weights], np.float32)
+    weights[~np.isfinite(weights)] = 1.0  # or every row would seem to be to blame
+    chosen = {name: values[rows] for name, values in batch.items()}
+    seeds = np.asarray(seeds_of_rows(run.seed, step, np.asarray(rows)))
+    forward_backward = jax.jit(_make_forward_backward(run, model))
+    gradients, sums = forward_backward(*values, chosen, weights, seeds, loss_scale)
+    return np.asarray(sums), [np.asarray(gradient) for gradient in gradients]
 
 
 def _stacked(task, sums):

@@ -2,19 +2,18 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from official_bert.engines import loop_state, tf_update
-from official_bert.engines.device_peaks import peak_flops
+from official_bert.engines import tf_update
 from official_bert.engines.tf_update import TrainingLoop
 from official_bert.model.tensor_types import Tensor
-from official_bert.protocols import GraphBatches
+from official_bert.protocols import Engine, GraphBatches
 
 if TYPE_CHECKING:
     from official_bert.protocols import Batches, Task, UpdateSettings
@@ -24,17 +23,11 @@ _REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
 _PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 
 
-class TfDistribute:
+class TfDistribute(Engine):
     """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
 
     Args:
         strategy: A `tf.distribute.Strategy`; `strategies.make_strategy` makes one from flags.
-
-    Attributes:
-        num_replicas: How many share a global batch.
-        shard: Which part of each batch this process reads, and of how many: (0, 1) for one process.
-        is_chief: Whether this process writes checkpoints and logs.
-        measures_input_wait: Whether the training loop measures how long steps wait for batches.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -48,21 +41,17 @@ class TfDistribute:
         self._input_errors = []  # what reading batches raised so far
 
     def clone(self) -> "TfDistribute":
-        """An engine in the same place that knows nothing of this one's errors."""
         return TfDistribute(self._strategy)
 
     def scope(self) -> AbstractContextManager:
-        """The context in which models and optimizers of this engine are made."""
         return self._strategy.scope()
 
     def training_loop(
         self, run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> TrainingLoop:
-        """Several updates of a run in one call: a `tf_update.TrainingLoop`."""
         return tf_update.make_training_loop(run, model, optimizer, self._strategy)
 
     def evaluation_step(self, task: "Task", model: keras.Model) -> Callable[[Iterator], tf.Tensor]:
-        """A function that returns the task's sums over the next batch of what `feed` returned."""
         return tf_update.make_evaluation_step(task, model, self._strategy)
 
     def outputs(
@@ -98,21 +87,9 @@ class TfDistribute:
         for _ in steps:
             yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
 
-    def micro_batches(self, run: "UpdateSettings", rows: int) -> Iterator[np.ndarray]:
-        """Numbers of the rows of each micro-batch of a global batch; see `non_finite`."""
-        return loop_state.micro_batches(run, rows, self.num_replicas)
-
-    def non_finite(
-        self,
-        run: "UpdateSettings",
-        model: keras.Model,
-        batch: Mapping[str, np.ndarray],
-        rows: np.ndarray,
-        step: int,
-        loss_scale: float,
-    ) -> tuple[list[str], list[str]]:
-        """What is not finite in a micro-batch; see `tf_update.non_finite`."""
-        return tf_update.non_finite(run, model, batch, rows, step, loss_scale)
+    def sums_and_gradients(self, *arguments: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        sums, gradients = tf_update.sums_and_gradients(*arguments)
+        return sums, [gradient.numpy() for gradient in gradients]
 
     def feed(
         self,
@@ -125,12 +102,6 @@ class TfDistribute:
         Where this process directs hosts that run no Python, as on a TPU slice, they read by a graph
         (`Batches.dataset`), and this process reads only what `on_read` is to be told.
 
-        Args:
-            open_batches: Function of (shard index, number of shards) that returns a task's batches
-                of that shard.
-            steps: Range of steps.
-            on_read: Called with each batch that this process has read, once.
-
         Returns:
             An iterator for the training loop or the evaluation step: an element is a global batch.
         """
@@ -140,7 +111,6 @@ class TfDistribute:
         return iter(self._strategy.distribute_datasets_from_function(for_host))
 
     def validate(self, batches: "Batches") -> None:
-        """Raises a ValueError for batches that `feed` would refuse."""
         if not self._hosts_run_no_python:
             return
         if not isinstance(batches, GraphBatches):
@@ -226,11 +196,6 @@ class TfDistribute:
         return str(error.message).strip().partition("\n")[0].rstrip(".") + "."
 
     def all_gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """What each worker says: the numbers of all of them, one row per worker. Waits for all.
-
-        Args:
-            numbers: A list of numbers, the same count on every worker.
-        """
         workers = self.shard[1]
         if workers == 1:
             return np.array([numbers], np.float64)
@@ -251,33 +216,26 @@ class TfDistribute:
         return gather
 
     def to_host(self, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-        """The values of variables, which are whole on every replica."""
         return [variable.numpy() for variable in variables]
 
     def start_profile(self, folder: str) -> None:
-        """Begins a profile for TensorBoard's profile page."""
         tf.profiler.experimental.start(folder)
 
     def stop_profile(self) -> None:
-        """Ends and writes the profile."""
         tf.profiler.experimental.stop()
 
     def runs_on_accelerator(self) -> bool:
-        """Whether the replicas are on GPUs or TPUs."""
         try:
             device = self._strategy.extended.worker_devices[0]
         except RuntimeError:  # the default strategy has no list: it takes a GPU where there is one
             return bool(tf.config.list_logical_devices("GPU"))
         return tf.DeviceSpec.from_string(device).device_type != "CPU"
 
-    def peak_flops(self, dtype: str) -> float | None:
-        """FLOP/s of all replicas at their best in dense 16-bit products, or `None` if not known."""
+    def device_name(self) -> str:
         gpus = tf.config.list_physical_devices("GPU")
-        if dtype == "fp32" or not gpus or not self.runs_on_accelerator():
-            return None
-        device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
-        peak = peak_flops(device)
-        return None if peak is None else self.num_replicas * peak
+        if not gpus or not self.runs_on_accelerator():
+            return ""
+        return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
 
 
 def _hosts_run_no_python(strategy):

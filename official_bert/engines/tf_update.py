@@ -186,23 +186,6 @@ def make_prediction_step(
     return prediction_step
 
 
-def non_finite(
-    run: "UpdateSettings",
-    model: keras.Model,
-    batch: Mapping[str, np.ndarray],
-    rows: np.ndarray,
-    step: int,
-    loss_scale: float,
-) -> tuple[list[str], list[str]]:
-    """What is not finite in a micro-batch: names of losses and of variables with such a gradient.
-
-    The arguments are those of `sums_and_gradients`.
-    """
-    sums, gradients = sums_and_gradients(run, model, batch, rows, step, loss_scale)
-    values = [gradient.numpy() for gradient in gradients]
-    return loop_state.names_of_non_finite(run, model, sums, values)
-
-
 def sums_and_gradients(
     run: "UpdateSettings",
     model: keras.Model,

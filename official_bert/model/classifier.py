@@ -8,7 +8,7 @@ from keras import ops
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
-from official_bert.model.layers import Parts, matmul_transposed
+from official_bert.model.layers import LayerFactory, matmul_transposed
 from official_bert.model.tensor_types import Tensor, Tensors
 
 
@@ -50,7 +50,7 @@ class BertClassifier(ConfiguredModel):
         super().__init__(config, seed, dtype, name)
         self.num_outputs = num_outputs
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
-        self.head = ClassifierHead(Parts(config, self.dtype_policy, seed), num_outputs)
+        self.head = ClassifierHead(LayerFactory(config, self.dtype_policy, seed), num_outputs)
         self.built = True
 
     def call(
@@ -70,7 +70,7 @@ class BertClassifier(ConfiguredModel):
 class ClassifierHead(keras.Layer):
     """One dense layer, (B, H) → (B, K), float32."""
 
-    def __init__(self, parts: Parts, num_outputs: int):
+    def __init__(self, parts: LayerFactory, num_outputs: int):
         super().__init__(name="classifier", dtype=parts.dtype)
         # Not `add_weight`, which would put the name of the layer before those of the variables.
         self.output_weights = keras.Variable(  # (K, H), as in the official checkpoints

@@ -12,7 +12,14 @@ from official_bert.model import fused
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.dropout import Dropout
-from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm, product
+from official_bert.model.layers import (
+    Dense,
+    LayerFactory,
+    activated,
+    matmul_transposed,
+    norm,
+    product,
+)
 from official_bert.model.tensor_types import Tensor, Tensors
 
 MASK_BIAS = -10000.0  # added to the attention scores of padding
@@ -58,7 +65,7 @@ class BertEncoder(ConfiguredModel):
         name: str = "bert",
     ):
         super().__init__(config, seed, dtype, name)
-        parts = Parts(config, self.dtype_policy, seed)
+        parts = LayerFactory(config, self.dtype_policy, seed)
         self.embeddings = Embeddings(parts)
         self.encoder_layers = [EncoderLayer(parts, i) for i in range(config.num_hidden_layers)]
         self.pooler = Dense(parts, "bert/pooler/dense", config.hidden_size)
@@ -109,7 +116,7 @@ class Embeddings(keras.Layer):
     The second is the table of word embeddings, in the type of the arithmetic.
     """
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: LayerFactory):
         super().__init__(name="embeddings", dtype=parts.dtype)
         config = parts.config
         self.dropout_rate = config.hidden_dropout_prob
@@ -149,7 +156,7 @@ class Embeddings(keras.Layer):
 class EncoderLayer(keras.Layer):
     """One Transformer layer: self-attention, then the feed-forward layer; (T, H) → (T, H)."""
 
-    def __init__(self, parts: Parts, index: int):
+    def __init__(self, parts: LayerFactory, index: int):
         super().__init__(name=f"layer_{index}", dtype=parts.dtype)
         self.config = config = parts.config
         path, width = f"bert/encoder/layer_{index}", config.hidden_size

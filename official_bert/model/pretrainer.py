@@ -6,7 +6,7 @@ from keras import ops
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
-from official_bert.model.layers import Dense, Parts, activated, matmul_transposed, norm
+from official_bert.model.layers import Dense, LayerFactory, activated, matmul_transposed, norm
 from official_bert.model.tensor_types import Tensor, Tensors
 
 if keras.backend.backend() == "tensorflow":
@@ -51,7 +51,7 @@ class BertPretrainer(ConfiguredModel):
     ):
         super().__init__(config, seed, dtype, name)
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
-        parts = Parts(config, self.dtype_policy, seed)
+        parts = LayerFactory(config, self.dtype_policy, seed)
         self.masked_lm_head = MaskedLMHead(parts)
         self.next_sentence_head = NextSentenceHead(parts)
         self.built = True
@@ -72,7 +72,7 @@ class BertPretrainer(ConfiguredModel):
 class MaskedLMHead(keras.Layer):
     """Scores of every word piece at the masked positions: (B, P, H) → (B, P, V), float32."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: LayerFactory):
         super().__init__(name="predictions", dtype=parts.dtype)
         config = parts.config
         self.activation = config.hidden_act
@@ -97,7 +97,7 @@ class MaskedLMHead(keras.Layer):
 class NextSentenceHead(keras.Layer):
     """Is the second segment the first one's continuation? (B, H) → (B, 2), float32; 0 = yes."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: LayerFactory):
         super().__init__(name="seq_relationship", dtype=parts.dtype)
         width = parts.config.hidden_size
         with parts.scope("cls"):

@@ -6,7 +6,7 @@ from keras import ops
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
-from official_bert.model.layers import Parts, matmul_transposed
+from official_bert.model.layers import LayerFactory, matmul_transposed
 from official_bert.model.tensor_types import Tensor, Tensors
 
 
@@ -48,7 +48,7 @@ class BertQuestionAnswering(ConfiguredModel):
     ):
         super().__init__(config, seed, dtype, name)
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
-        self.head = SpanHead(Parts(config, "float32", seed))
+        self.head = SpanHead(LayerFactory(config, "float32", seed))
         self.built = True
 
     def call(
@@ -61,7 +61,7 @@ class BertQuestionAnswering(ConfiguredModel):
 class SpanHead(keras.Layer):
     """One dense layer of two outputs, (B, S, H) → (B, S, 2), in float32."""
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: LayerFactory):
         super().__init__(name="squad", dtype=parts.dtype)
         with parts.scope("cls"):
             self.output_weights = self.add_weight(  # (2, H), as in the official checkpoints

@@ -35,7 +35,7 @@ class Reports:
     def __init__(self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: Place):
         self._run = run
         self._engine, self._is_chief = engine, engine.is_chief
-        self._peak = engine.peak_flops(run.dtype)
+        self._peak = flops.peak_of(engine, run.dtype)
         self._flops_per_update = [
             flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages
         ]

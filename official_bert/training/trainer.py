@@ -276,10 +276,11 @@ class Trainer:
         scale = loop_state.loss_scale_before_skip(self.run, self._state.loss_scale)
 
         def found(rows):
-            return self.engine.non_finite(self.run, self.model, batch, rows, step, scale)
+            results = self.engine.sums_and_gradients(self.run, self.model, batch, rows, step, scale)
+            return loop_state.names_of_non_finite(self.run, self.model, *results)
 
         losses, variables, where = [], [], None
-        for rows in self.engine.micro_batches(self.run, stage.batch_size):
+        for rows in loop_state.micro_batches(self.run, stage.batch_size, self.engine.num_replicas):
             losses, variables = found(rows)
             if losses or variables:
                 where = _first_row(rows, lambda some: any(found(some)))

@@ -16,7 +16,7 @@ from jax_training import job
 from small_runs import final_tensors, forget_after, log_lines
 
 from official_bert.engines import jax_processes
-from official_bert.engines.jax_input import Feed
+from official_bert.engines.jax_placement import Feed
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.training import checkpoints
 

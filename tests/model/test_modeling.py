@@ -16,7 +16,7 @@ from bert_shapes import tiny
 
 import lamb_tf
 from lamb_tf import _selection
-from official_bert.model import initial_values
+from official_bert.model import layers
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Optimizer
 
@@ -163,15 +163,15 @@ def test_initial_values_are_a_truncated_normal_that_follows_from_seed_and_path()
 
 
 def test_initial_values_are_distributed_as_the_formula_of_the_truncated_normal_says():
-    initializer = initial_values.truncated_normal(0.02, seed=1, path="a/kernel")
+    initializer = layers.truncated_normal(0.02, seed=1, path="a/kernel")
     values = np.asarray(initializer((1000, 1000), "float32"), np.float64) / 0.02
     assert np.abs(values).max() <= 2
     normal = statistics.NormalDist()
     for z in np.linspace(-1.75, 1.75, 15):
         share = (normal.cdf(z) - normal.cdf(-2)) / (normal.cdf(2) - normal.cdf(-2))
         assert abs((values <= z).mean() - share) < 4 * np.sqrt(share * (1 - share)) / 1000
-    assert values.std() == pytest.approx(initial_values.STDDEV_RATIO, rel=4 / 1000)
-    assert round(initial_values.STDDEV_RATIO, 4) == 0.8796
+    assert values.std() == pytest.approx(layers.STDDEV_RATIO, rel=4 / 1000)
+    assert round(layers.STDDEV_RATIO, 4) == 0.8796
 
 
 def test_dropout_is_a_function_of_its_seed():
@@ -240,6 +240,7 @@ import json
 import keras
 import numpy as np
 from official_bert.model.config import BertConfig
+from official_bert.model import layers
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 assert keras.backend.backend() == {backend!r}
 batch = dict(np.load({str(tmp_path / "batch.npz")!r}))

@@ -93,7 +93,8 @@ def sizes(job):
     """Bytes of a device's memory for what an update takes, and those of all weights."""
     import jax
 
-    from official_bert.engines import jax_lowering
+    from official_bert.data.input_pipeline import batch_spec
+    from official_bert.engines import jax_update
     from official_bert.engines.jax_placement import Placement
     from official_bert.training.stage_model import make_model_and_optimizer
 
@@ -101,9 +102,8 @@ def sizes(job):
     stage = run.stages[0]
     model, optimizer = make_model_and_optimizer(run, stage)
     placement = Placement(jax.devices(), **job.get("engine", {}))
-    shape = stage.batch_size, stage.max_seq_length, stage.max_predictions_per_seq
-    batch = jax_lowering.batch_of_pretraining(*shape)
-    memory = jax_lowering.lower(run, model, optimizer, placement, batch).compile().memory_analysis()
+    batch = batch_spec(stage.batch_size, *stage.lengths)
+    memory = jax_update.lower(run, model, optimizer, placement, batch).compile().memory_analysis()
     weights = 4 * sum(variable.value.size for variable in model.trainable_variables)
     return {"arguments": memory.argument_size_in_bytes, "weights": weights}
 

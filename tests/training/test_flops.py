@@ -9,7 +9,6 @@ import tensorflow as tf
 from bert_shapes import BASE, LARGE, SMALL
 
 from official_bert import recipes, stacking
-from official_bert.engines.device_peaks import peak_flops
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Stage
 from official_bert.training import flops
@@ -268,4 +267,4 @@ def test_tensorflows_profiler_counts_the_same_within_a_percent_element_wise_work
     ],
 )
 def test_the_peak_is_that_of_the_device_of_exactly_this_name(name, peak):
-    assert peak_flops(name) == peak
+    assert flops.peak_flops(name) == peak

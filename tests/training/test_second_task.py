@@ -16,7 +16,7 @@ from official_bert.data import tokenization
 from official_bert.data.row_batches import ArrayBatches
 from official_bert.demonstration import stdlib_text
 from official_bert.model.encoder import BertEncoder
-from official_bert.model.layers import Dense, Parts
+from official_bert.model.layers import Dense, LayerFactory
 from official_bert.protocols import Task
 from official_bert.stages import Optimizer, Run, Stage
 
@@ -28,7 +28,7 @@ class SentenceClassifier(keras.Model):
         super().__init__(dtype=dtype)
         self.config = config
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
-        self.head = Dense(Parts(config, self.dtype_policy, seed), "cls/sentence", 2)
+        self.head = Dense(LayerFactory(config, self.dtype_policy, seed), "cls/sentence", 2)
         self.built = True
 
     def call(self, inputs, training=False, dropout_seed=None):
