@@ -165,7 +165,7 @@ class RecordFiles:
         over the files (up to 16,384 records are all read), and how dynamic records are masked. So
         it costs the same for files of any size, and other records are noticed if a block has
         another size or is among those that are read. The first digest is the only one that earlier
-        versions wrote to `run.json`; see `checkpoints.same_examples`.
+        versions wrote to `run.json`; see `model_directory.same_examples`.
 
         Raises:
             ValueError: one of these records is damaged.

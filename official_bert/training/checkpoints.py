@@ -28,6 +28,7 @@ from official_bert.checkpoints import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, as_path
 from official_bert.system.whole_files import put_in_place, sync, write_text
 from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
+from official_bert.training.model_directory import same_examples
 
 _PARTS = (".data-00000-of-00001", ".index")
 _BYTES_AT_ONCE = 1 << 24  # when a file's digest is computed
@@ -303,11 +304,6 @@ def save_best(
             "compare: the weights of this evaluation are now the best"
         )
     return None
-
-
-def same_examples(was: str, now: str) -> bool:
-    """Whether two fingerprints of examples are of the same content: their last parts are equal."""
-    return was.rpartition("-")[2] == now.rpartition("-")[2]
 
 
 def leave_best(directory: AnyPath, step: int, left: str) -> None:

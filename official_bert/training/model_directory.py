@@ -16,7 +16,6 @@ from official_bert.model.config import BertConfig
 from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
-from official_bert.training.checkpoints import same_examples
 
 CONFIG = "bert_config.json"
 # Left by a run beside its checkpoints.
@@ -191,6 +190,11 @@ def read_run_json(directory: Place) -> dict | None:
             f"({type(error).__name__}: {error}). Restore it, or choose another folder."
         ) from None
     return held
+
+
+def same_examples(was: str, now: str) -> bool:
+    """Whether two fingerprints of examples are of the same content: their last parts are equal."""
+    return was.rpartition("-")[2] == now.rpartition("-")[2]
 
 
 def deciding(description: dict) -> dict:
