@@ -93,7 +93,7 @@ def run(options, settings, trial, records):
 
 
 def our_command(folder, settings, trial, model_dir):
-    from official_bert.model.initial_values import STDDEV_RATIO  # it imports TensorFlow
+    from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
 
     # A normal that is cut at two standard deviations has a smaller one left.
     config = trials.config_of(

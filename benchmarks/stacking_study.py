@@ -192,7 +192,7 @@ def describe(config, stage):
 
 
 def model_config(folder, settings):
-    from official_bert.model.initial_values import STDDEV_RATIO  # it imports TensorFlow
+    from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
 
     # A normal that is cut at two standard deviations has a smaller one left.
     initializer_range = settings["initial_stddev"] / STDDEV_RATIO
