@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import numpy as np
 import tensorflow as tf
 
 from official_bert.engines.tf_distribute import TfDistribute
@@ -36,11 +37,26 @@ def without_dropout(config):
     return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def train(run, model_dir, options=QUIET, strategy=None):
+def begin(run, model_dir, options=QUIET, strategy=None, resume_from=None):
+    """The trainer of a run, before its first step."""
     engine = TfDistribute(strategy or tf.distribute.get_strategy())
-    trainer = Trainer(run, options, engine, model_dir)
+    return Trainer(run, options, engine, model_dir, resume_from)
+
+
+def train(*arguments, **settings):
+    trainer = begin(*arguments, **settings)
     trainer.train()
     return trainer
+
+
+def assert_same(a, b, **tolerance):
+    """Two dictionaries of arrays are equal, bit for bit where there is no tolerance."""
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            np.testing.assert_allclose(a[name], b[name], err_msg=name, **tolerance)
+        else:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
 def forget_after(model_dir, step):
