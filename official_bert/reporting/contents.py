@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from official_bert.training import checkpoint_names, model_directory, run_files, training_log
+from official_bert.training import checkpoint_names, model_directory, run_files
 from official_bert.training.run_files import Log, decoded, read_lines, read_log
 
 LOG = "train_log.jsonl"
@@ -83,7 +83,7 @@ def read(folder: Path) -> Contents:
         summary=_object(folder / "summaries/training_summary.txt", run_files.SUMMARY, notes),
         known_good=_object(folder / "known_good.json", run_files.KNOWN_GOOD, notes),
         scores=_object(folder / "results.json", run_files.SCORES, notes),
-        starts=read_lines(folder / training_log.STARTS, run_files.START)[0],
+        starts=read_lines(folder / run_files.STARTS, run_files.START)[0],
         checkpoints=_checkpoints(folder),
         notes=[*notes, *_missing(folder, log, seeds)],
     )

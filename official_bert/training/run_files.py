@@ -13,6 +13,8 @@ from typing import Any
 
 from official_bert.training import checkpoint_names
 
+STARTS = "starts.jsonl"  # a line for each launch
+
 _LARGEST = 2**53  # beyond it, neighbouring whole numbers are one float
 
 _LARGEST_DRAWN = 1e300  # of which an axis can still have twice as much

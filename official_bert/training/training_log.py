@@ -23,8 +23,8 @@ import numpy as np
 from official_bert.data.records import frame
 from official_bert.system.places import AnyPath, Place, as_path
 from official_bert.system.whole_files import write_text, write_whole
+from official_bert.training.run_files import STARTS
 
-STARTS = "starts.jsonl"
 _LIBRARIES = ("lamb_tf", "tensorflow", "jax", "keras", "numpy")
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")}
 _KINDS = ("train", "eval")  # of TensorBoard's curves

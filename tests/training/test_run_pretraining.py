@@ -24,7 +24,7 @@ from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import input_pipeline, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.training import checkpoints, trainer, training_log
+from official_bert.training import checkpoints, run_files, trainer
 
 OFFICIAL_DEFAULTS = {
     "max_seq_length": 128,
@@ -560,7 +560,7 @@ def result(model_dir):
     """All that a run leaves, by file, without what is a matter of the machine or of the starts."""
     found = {}
     for path in pathlib.Path(model_dir).rglob("*"):
-        if path.is_file() and path.name != training_log.STARTS and "tfevents" not in path.name:
+        if path.is_file() and path.name != run_files.STARTS and "tfevents" not in path.name:
             name, content = str(path.relative_to(model_dir)), path.read_bytes()
             if name == "train_log.jsonl":
                 content = [json.loads(line) for line in content.splitlines()]
