@@ -42,7 +42,9 @@ class Classify(FineTuning):
         "Column of the second sentence of pairs in your own tables.", None
     )
     label_column: str = setting("Label column of your own tables.", "label")
-    label_type: str = setting("Kind of labels in your own tables: class or number.", "class")
+    label_type: str = setting(
+        "Kind of labels in your own tables.", "class", choices=("class", "number")
+    )
     max_seq_length: int = setting(
         "Maximum sequence length in tokens; longer examples are cut.", 128, minimum=1
     )
@@ -89,8 +91,6 @@ def check(args: Classify) -> Classify:
             raise ValueError(
                 f"--{name} is required with --{flag}. Give it, or --task_name and --data_dir."
             )
-    if args.label_type not in ("class", "number"):
-        raise ValueError(f"--label_type must be class or number; got {args.label_type!r}.")
     return args
 
 

@@ -79,6 +79,12 @@ def text(manual: str, flags: Mapping[str, Field[Any]], short: bool = False) -> s
     return "\n\n".join([*parts, more])
 
 
+def words(field: Field[Any]) -> str:
+    """The description of a flag, with its choices."""
+    choices = ", ".join(field.metadata["choices"])
+    return field.metadata["words"] + (f" One of: {choices}." if choices else "")
+
+
 def _is_required(field):
     return field.default is MISSING or _REQUIRED in field.metadata["words"]
 
@@ -87,13 +93,11 @@ def _entry(name, field):
     """The lines of a flag: its name, what it is, its default."""
     is_switch = bool in (field.type, *typing.get_args(field.type))
     head = f"  --{'[no]' if is_switch else ''}{name}"
-    words = field.metadata["words"].replace(_REQUIRED, "").strip()
-    if field.metadata["choices"]:
-        words += f" One of: {', '.join(field.metadata['choices'])}."
-    if field.default not in (None, "", (), MISSING) and "efault" not in words:
-        words += f" Default: {_shown(field.default)}."
+    described = words(field).replace(_REQUIRED, "").strip()
+    if field.default not in (None, "", (), MISSING) and "efault" not in described:
+        described += f" Default: {_shown(field.default)}."
     width = min(100, shutil.get_terminal_size((100, 24)).columns)
-    lines = textwrap.wrap(words, max(30, width - _INDENT), break_on_hyphens=False)
+    lines = textwrap.wrap(described, max(30, width - _INDENT), break_on_hyphens=False)
     if len(head) > _INDENT - 2:
         lines = ["", *lines]
     first, *others = lines

@@ -136,7 +136,7 @@ def _define(field, values):
     """Defines the flag of a field: its type, words, bounds and default."""
     default = None if _is_required(field) else field.default
     default = [*default] if isinstance(default, tuple) else default
-    words = field.metadata["words"] + " Required." * _is_required(field)
+    words = command_help.words(field) + " Required." * _is_required(field)
     flag = {"name": field.name, "default": default, "help": words}
     flag |= {"flag_values": values, "module_name": sys.argv[0]}
     types = typing.get_args(field.type) or (field.type,)
@@ -148,8 +148,6 @@ def _define(field, values):
     elif number:
         parser = _Number(number, field.metadata["bounds"])
         flags.DEFINE(parser, serializer=flags.ArgumentSerializer(), **flag)
-    elif field.metadata["choices"]:
-        flags.DEFINE_enum(enum_values=field.metadata["choices"], **flag)
     else:
         flags.DEFINE_string(**flag)
 

@@ -29,7 +29,7 @@ RUN = "run.json"  # in the folder of each run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FineTuningJob:
-    """What a command fine-tunes, and what it does with the model then.
+    """The task and data of a fine-tuning command, and its use of the model.
 
     Args:
         task: A `protocols.Task`.
@@ -37,11 +37,11 @@ class FineTuningJob:
             and returns the metrics, {name: number}.
         arrange: Function of (model, names of a checkpoint's classes, path of the checkpoint) that
             puts its outputs into the task's order.
-        train_file: The examples to learn from; None if it is not trained.
-        examples: Their number, by which epochs are counted.
-        eval_files: What is evaluated on during training.
-        keep: Function of a run's folder that writes there what using the model needs later.
-        evaluated_on: What `results.json` says of the examples that were evaluated on.
+        train_file: Training examples; None without training.
+        examples: Number of training examples, by which epochs are counted.
+        eval_files: Examples to evaluate on during training.
+        keep: Function of a run's folder that saves there what the model's users need.
+        evaluated_on: Entries of `results.json` that name the evaluated examples.
         seed_independent: Suffixes of metrics that do not depend on the seed.
     """
 
@@ -262,7 +262,7 @@ def _stages_run(args, job, engine, seed):
 
 
 def _stage(args, examples):
-    """As many updates as the official scripts make, and as many of them to warm up."""
+    """The steps and warm-up steps of the official scripts."""
     from official_bert.stages import Stage
 
     steps = int(examples / args.train_batch_size * args.num_train_epochs)

@@ -75,9 +75,6 @@ class FineTuning(training_settings.Training, training_settings.Casing):
         "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one.", None
     )
     steps_per_loop: int = like(LoopOptions, "steps_per_loop")
-    log_steps: int = like(LoopOptions, "log_steps")
-    save_checkpoints_steps: int = like(LoopOptions, "save_checkpoints_steps")
-    keep_checkpoint_max: int = like(LoopOptions, "keep_checkpoint_max")
     eval_steps: int = setting(
         "Steps between evaluations during training, with --do_eval; 0: only at its end.",
         0,

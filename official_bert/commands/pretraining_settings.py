@@ -12,8 +12,6 @@ from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system.settings import documented, like, names_like, setting
 from official_bert.tasks.pretraining import Pretraining
 
-ENGINES = ("tensorflow", "jax")
-
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,9 +62,6 @@ class Pretrain(training_settings.Training):
     masked_lm_prob: float | None = like(Pretraining, "masked_lm_prob")
     do_whole_word_mask: bool | None = like(Pretraining, "do_whole_word_mask")
     max_ngram_size: int | None = like(Pretraining, "max_ngram_size")
-    log_steps: int = like(LoopOptions, "log_steps")
-    save_checkpoints_steps: int = like(LoopOptions, "save_checkpoints_steps")
-    keep_checkpoint_max: int = like(LoopOptions, "keep_checkpoint_max")
     eval_files: tuple[str, ...] = like(LoopOptions, "eval_files")
     eval_steps: int = like(LoopOptions, "eval_steps")
     eval_batch_size: int = like(LoopOptions, "eval_batch_size")
@@ -82,9 +77,10 @@ class Pretrain(training_settings.Training):
         "TensorBoard summaries; 0: with every line of the log; negative: none.", 0
     )
     engine: str = setting(
-        "Training engine: tensorflow, or jax for a mesh over all devices of all processes without "
+        "Training engine; jax trains on a mesh over all devices of all processes, without "
         "TensorFlow. Each resumes the other's runs.",
         "tensorflow",
+        choices=("tensorflow", "jax"),
     )
     distribution_strategy: str = setting(
         "Devices to train on: off, one_device, mirrored, multi_worker_mirrored or tpu; case does "
@@ -142,8 +138,6 @@ def check(args: Settings) -> Settings:
         raise ValueError(
             "--bert_config_file is required, or --init_checkpoint with one in its folder."
         )
-    if args.engine not in ENGINES:
-        raise ValueError(f"--engine must be {' or '.join(ENGINES)}; got {args.engine!r}.")
     for name in ("input_files", "eval_files"):
         if not all(getattr(args, name)):
             raise ValueError(

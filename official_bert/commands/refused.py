@@ -9,13 +9,22 @@ _ON_SEVERAL_HOSTS = (
     "see --distribution_strategy."
 )
 _READ_AT_ONCE = "has no counterpart: text is read at once, from --train_file and --predict_file."
+_TRAINING = {
+    # google-research/bert
+    "iterations_per_loop": "is called --steps_per_loop here.",
+    # tensorflow/models
+    "hub_module_url": "has no counterpart: --bert_config_file defines the model, and "
+    "--init_checkpoint its weights.",
+    "hub_module_trainable": "has no counterpart: see --hub_module_url.",
+    "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
+    "run_eagerly": "has no counterpart: the training loop is always a graph.",
+}
 _PRETRAIN = {
     # google-research/bert
     "input_file": "is called --input_files here.",
     "output_dir": "is called --model_dir here.",
     "num_train_steps": "is --num_steps_per_epoch times --num_train_epochs here.",
     "num_warmup_steps": "is called --warmup_steps here.",
-    "iterations_per_loop": "is called --steps_per_loop here.",
     "max_eval_steps": "has no counterpart: every evaluation reads all of --eval_files once.",
     "do_train": "has no counterpart: this command trains.",
     "do_eval": "has no counterpart: --eval_files makes the run evaluate.",
@@ -28,11 +37,6 @@ _PRETRAIN = {
     # tensorflow/models
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --model_dir.",
     "sub_model_export_name": "has no counterpart: the weights go to pretrained/ in --model_dir.",
-    "hub_module_url": "has no counterpart: --bert_config_file defines the model, and "
-    "--init_checkpoint its weights.",
-    "hub_module_trainable": "has no counterpart: see --hub_module_url.",
-    "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
-    "run_eagerly": "has no counterpart: the training loop is always a graph.",
     "scale_loss": "has no counterpart: the loss is always the mean over the global batch.",
     "explicit_allreduce": "has no counterpart: gradients are always summed explicitly, once "
     "per update and before they are clipped.",
@@ -69,13 +73,8 @@ _PRETRAIN = {
 }
 _FINE_TUNING = {
     # google-research/bert
-    "iterations_per_loop": "is called --steps_per_loop here.",
-    "use_tpu": _ON_SEVERAL_HOSTS,
-    "tpu_name": _ON_SEVERAL_HOSTS,
-    "tpu_zone": _ON_SEVERAL_HOSTS,
-    "gcp_project": _ON_SEVERAL_HOSTS,
-    "master": _ON_SEVERAL_HOSTS,
-    "num_tpu_cores": _ON_SEVERAL_HOSTS,
+    **dict.fromkeys(("use_tpu", "tpu_name", "tpu_zone", "num_tpu_cores"), _ON_SEVERAL_HOSTS),
+    **dict.fromkeys(("gcp_project", "master"), _ON_SEVERAL_HOSTS),
     # tensorflow/models
     "mode": "is --do_train, --do_eval and --do_predict here.",
     "model_dir": "is called --output_dir here.",
@@ -83,15 +82,8 @@ _FINE_TUNING = {
     "train_data_size": "has no counterpart: the examples are counted.",
     "predict_checkpoint_path": "is --output_dir here, with --do_predict only.",
     "end_lr": "has no counterpart: the learning rate ends at 0.",
-    "tpu": _ON_SEVERAL_HOSTS,
-    "worker_hosts": _ON_SEVERAL_HOSTS,
-    "task_index": _ON_SEVERAL_HOSTS,
-    "hub_module_url": "has no counterpart: --bert_config_file defines the model, and "
-    "--init_checkpoint its weights.",
-    "hub_module_trainable": "has no counterpart: see --hub_module_url.",
+    **dict.fromkeys(("tpu", "worker_hosts", "task_index"), _ON_SEVERAL_HOSTS),
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --output_dir.",
-    "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
-    "run_eagerly": "has no counterpart: the training loop is always a graph.",
     # Hugging Face
     "model_name_or_path": "is --init_checkpoint here.",
     "test_file": "is called --predict_file here.",
@@ -124,6 +116,7 @@ _SQUAD = {
 }
 # By the name of the dataclass; a command has those of the classes that it inherits from, too.
 REFUSED = {
+    "Training": _TRAINING,
     "Pretrain": _PRETRAIN,
     "FineTuning": _FINE_TUNING,
     "Classify": _CLASSIFY,

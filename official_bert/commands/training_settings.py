@@ -3,7 +3,7 @@
 import dataclasses
 
 from official_bert.commands.arguments import Arguments, idle
-from official_bert.stages import Optimizer, Run
+from official_bert.stages import LoopOptions, Optimizer, Run
 from official_bert.system.settings import documented, like, setting, values_of
 
 
@@ -40,6 +40,9 @@ class Training(Arguments):
     gradient_accumulation_steps: int = like(Run, "gradient_accumulation_steps")
     dtype: str = like(Run, "dtype")
     loss_scale: str | None = like(Run, "loss_scale")
+    log_steps: int = like(LoopOptions, "log_steps")
+    save_checkpoints_steps: int = like(LoopOptions, "save_checkpoints_steps")
+    keep_checkpoint_max: int = like(LoopOptions, "keep_checkpoint_max")
 
     def optimizer(self) -> Optimizer:
         """The optimizer of the flags.

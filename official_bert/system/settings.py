@@ -89,7 +89,7 @@ def setting(
         words: Sentences for --help and for the docstring, with the unit.
         default: The value of a field that is not given; without one, it must be.
         minimum, above, maximum, below, hint, finite: As of `Bounds`.
-        choices: The texts that it can be, for a flag's parser.
+        choices: The texts that it can be.
         options: Further arguments of `dataclasses.field`.
 
     Returns:
@@ -153,7 +153,7 @@ def documented(cls: type) -> type:
 
 
 def check(settings: Any) -> None:
-    """Refuses numbers out of their bounds, infinities and NaN.
+    """Refuses numbers out of their bounds, infinities, NaN, and texts that are no choice.
 
     Raises:
         ValueError: naming the field, the value and what was expected.
@@ -161,5 +161,8 @@ def check(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value, bounds = getattr(settings, field.name), field.metadata.get("bounds")
         fault = bounds.fault(value) if bounds and isinstance(value, int | float) else None
+        choices = field.metadata.get("choices")
+        if choices and value not in choices:
+            fault = f"must be {', '.join(choices[:-1])} or {choices[-1]}; got {value!r}."
         if fault:
             raise ValueError(f"{field.name} {fault}")
