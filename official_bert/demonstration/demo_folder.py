@@ -18,7 +18,7 @@ from official_bert import plots
 from official_bert.data import tokenization
 from official_bert.demonstration import held_out_blanks, neighbour_baseline
 from official_bert.system import whole_files
-from official_bert.training.log_lines import read_log
+from official_bert.training.run_files import read_log
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
