@@ -256,6 +256,7 @@ def unstack(vector: Tensor) -> Sequence[Tensor]:
     compile each of them, though all tensors of a shape could share theirs. Of a gather the
     positions remain an argument, if they are more than one.
     """
-    if not compiles_for_cpu():
+    on_jax = BACKEND == "jax" and jax.default_backend() == "cpu"
+    if not (on_jax or compiles_for_cpu()):
         return ops.unstack(vector)
-    return [tf.gather(vector, [i, 0])[0] for i in range(vector.shape[0])]
+    return [ops.take(vector, [i, 0])[0] for i in range(vector.shape[0])]
