@@ -90,7 +90,7 @@ GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-c
 	touch .venv/ready_to_run .venv/ready_for_docs $@
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
-OLDEST_TESTS := $(addprefix tests/lamb_tf/test_,$(addsuffix .py,lamb lars orscale layerwise selection multipliers loss_scale \
+OLDEST_TESTS := $(addprefix tests/lamb_tf/test_,$(addsuffix .py,optimizers lamb lars orscale layerwise selection multipliers loss_scale \
 	float8 master_weights schedules telemetry replicas optional_dependencies))
 
 .venv-oldest/ready: pyproject.toml setup.py tests/support/oldest_versions.py

@@ -141,8 +141,7 @@ def test_9_accumulation_works_on_replicas():
     ours = lambda: lamb_tf.LAMB(0.1, gradient_accumulation_steps=2)  # noqa: E731
     one = steps.train(ours(), weights, gradients)
     variables, _ = train_on_replicas(ours, weights, shares(gradients))
-    for a, b in zip(one, steps.values(variables)):
-        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
+    steps.assert_close(one, steps.values(variables), rtol=2e-6, atol=2e-7)
     with pytest.raises(RuntimeError, match="merge_call"):
         train_on_replicas(
             lambda: Peer(0.1, gradient_accumulation_steps=2), weights, shares(gradients)

@@ -9,35 +9,13 @@ import steps
 
 import lamb_tf
 
-VARIANTS = [
-    {},
-    {"weight_decay": 0.1},
-    {"bias_correction": False},
-    {"nesterov": "first"},
-    {"nesterov": "both", "weight_decay": 0.01},
-    {"nesterov": "first", "bias_correction": False},
-    {"beta_1": 0.0, "beta_2": 0.0},
-    {"epsilon": 0.0},
-    {"weight_norm_bounds": (0.2, 0.5)},
-    {"trust_ratio_bounds": (0.01, 0.05)},
-]
-
-
-@pytest.mark.parametrize("arguments", VARIANTS, ids=str)
-def test_every_variant_agrees_with_its_formula(arguments):
-    weights, gradients = steps.weights_and_gradients()
-    trained = steps.train(lamb_tf.LAMB(0.01, **arguments), weights, gradients)
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [g[i] for g in gradients], 0.01, **arguments)
-        np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
-
 
 def test_agrees_with_the_formula_after_many_steps():
     weights, gradients = steps.weights_and_gradients(steps=300)
     trained = steps.train(lamb_tf.LAMB(0.001, weight_decay=0.01), weights, gradients)
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [g[i] for g in gradients], 0.001, weight_decay=0.01)
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+    steps.assert_follows(
+        reference.lamb, trained, weights, gradients, 0.001, weight_decay=0.01, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_agrees_with_optax():
@@ -50,8 +28,7 @@ def test_agrees_with_optax():
         updates, state = jax.jit(transformation.update)(grads, state, expected)
         expected = optax.apply_updates(expected, updates)
     trained = steps.train(lamb_tf.LAMB(0.01, weight_decay=0.1), weights, gradients)
-    for result, value in zip(trained, expected):
-        np.testing.assert_allclose(result, value, rtol=2e-4, atol=2e-6)
+    steps.assert_close(trained, expected, rtol=2e-4, atol=2e-6)
 
 
 def test_the_first_step_moves_each_tensor_by_the_rate_times_its_norm():
@@ -92,34 +69,21 @@ def test_variables_of_sixteen_bits_follow_the_formula_with_float32_state(dtype):
     weights = steps.values(variables)
     optimizer = lamb_tf.LAMB(0.1)
     steps.take_steps(optimizer, variables, gradients)
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [g[i] for g in gradients], 0.1)
-        np.testing.assert_allclose(steps.values(variables)[i], expected, rtol=0.03, atol=2e-3)
-        for slot in optimizer.slots(variables[i]).values():
+    steps.assert_follows(
+        reference.lamb, steps.values(variables), weights, gradients, 0.1, rtol=0.03, atol=2e-3
+    )
+    for variable in variables:
+        for slot in optimizer.slots(variable).values():
             assert keras.backend.standardize_dtype(slot.dtype) == "float32"
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},  # on TensorFlow by the kernel for Adam
-        {"bias_correction": False},
-        {"nesterov": "both"},
-        {"weight_norm_bounds": (0.2, 0.5), "trust_ratio_bounds": (0.01, 0.05)},
-        {"use_ema": True, "ema_momentum": 0.9},
-    ],
-    ids=str,
-)
-def test_float64_variables_follow_the_formula_to_float64_round_off(arguments):
+def test_averages_leave_float64_variables_to_the_formula():
     weights, gradients = steps.weights_and_gradients(dtype="float64")
-    arguments = {"weight_decay": 0.1, "epsilon": 1e-6, **arguments}
-    optimizer = lamb_tf.LAMB(lambda: 0.01, **arguments)  # a number would be a float32 variable
+    optimizer = lamb_tf.LAMB(lambda: 0.01, weight_decay=0.1, use_ema=True, ema_momentum=0.9)
     trained = steps.train(optimizer, weights, gradients, "float64")
-    formula = {n: value for n, value in arguments.items() if "ema" not in n}
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [g[i] for g in gradients], 0.01, **formula)
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+    exact = {"rtol": 1e-12, "atol": 1e-13, "weight_decay": 0.1}
+    steps.assert_follows(reference.lamb, trained, weights, gradients, 0.01, **exact)
 
 
 @pytest.mark.usefixtures("float64")
@@ -135,9 +99,7 @@ def test_float64_gradients_are_clipped_and_averaged_in_float64():
     trained = steps.train(optimizer, weights, scaled, "float64")
     means = [[(a + b) / 2 for a, b in zip(*gradients[k : k + 2])] for k in (0, 2, 4)]
     means = [reference.clip_by_global_norm(grads, 0.3) for grads in means]
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [grads[i] for grads in means], 0.1)
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
+    steps.assert_follows(reference.lamb, trained, weights, means, 0.1, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.usefixtures("float64")
@@ -162,14 +124,16 @@ def test_rates_and_decays_that_are_schedules_count_updates():
     rate = schedules.PolynomialDecay(0.1, 6, 0.01)
     decay = schedules.PolynomialDecay(0.2, 6, 0.0)
     trained = steps.train(lamb_tf.LAMB(rate, weight_decay=decay), weights, gradients)
-    for i, x in enumerate(weights):
-        expected = reference.lamb(
-            x,
-            [g[i] for g in gradients],
-            learning_rate=lambda step: 0.1 + (0.01 - 0.1) * step / 6,
-            weight_decay=lambda step: 0.2 - 0.2 * step / 6,
-        )
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+    steps.assert_follows(
+        reference.lamb,
+        trained,
+        weights,
+        gradients,
+        learning_rate=lambda step: 0.1 + (0.01 - 0.1) * step / 6,
+        weight_decay=lambda step: 0.2 - 0.2 * step / 6,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-38, 1e-31])
@@ -218,12 +182,6 @@ def test_micro_steps_may_be_counted_by_numpy():
     assert type(steps_of_keras.gradient_accumulation_steps) is int
 
 
-def test_an_unknown_argument_is_refused():
-    for make in (lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale):
-        with pytest.raises(ValueError, match="not recognized: {'beta1': 0.9}"):
-            make(beta1=0.9)
-
-
 def test_a_variable_that_is_no_rate_is_refused():
     with pytest.raises(ValueError, match="`learning_rate` must be a finite number of at least 0"):
         lamb_tf.LAMB(keras.Variable(-1.0))
@@ -238,52 +196,7 @@ def test_a_rate_that_is_a_variable_can_be_changed_between_steps():
     rate.assign(0.0)
     before = steps.values(variables)
     steps.take_steps(optimizer, variables, gradients)
-    for old, new in zip(before, steps.values(variables)):
-        np.testing.assert_array_equal(old, new)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"beta_1": 1.0}, r"beta_1.*\[0, 1\).*1.0"),
-        ({"beta_2": -0.1}, r"beta_2.*\[0, 1\)"),
-        ({"epsilon": -1e-6}, "epsilon"),
-        ({"epsilon": "1e-6"}, "epsilon.*a number.*'1e-6'"),
-        ({"beta_1": None}, "beta_1.*a number.*None"),
-        ({"bias_correction": "False"}, "bias_correction.*True or False"),
-        ({"weight_decay": [0.1, 0.2]}, "weight_decay"),
-        ({"nesterov": True}, "nesterov.*'first'"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"weight_decay": np.inf}, "weight_decay.*finite.*None for none"),
-        ({"weight_decay": True}, "weight_decay.*True"),
-        ({"epsilon": np.inf}, "epsilon.*finite"),
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"learning_rate": np.inf}, "`learning_rate` must be a finite number"),
-        ({"learning_rate": np.nan}, "`learning_rate` must be a finite number"),
-        ({"learning_rate": 1e39}, "`learning_rate` must be a finite number.*1e.39"),
-        ({"learning_rate": None}, "`learning_rate` must be a finite number.*None"),
-        ({"learning_rate": "0.1"}, "learning_rate"),
-        ({"weight_norm_bounds": (2.0, 1.0)}, "weight_norm_bounds.*low <= high"),
-        ({"trust_ratio_bounds": (-1.0, 1.0)}, "trust_ratio_bounds"),
-        ({"trust_ratio_bounds": ("a", 1.0)}, "`trust_ratio_bounds` must be a number.*'a'"),
-        (
-            {"gradient_accumulation_steps": 2.5},
-            "gradient_accumulation_steps.*of at least 2.*got 2.5",
-        ),
-        ({"use_ema": "no"}, "`use_ema` must be True or False.*'no'"),
-        ({"trust_ratio_bounds": 10.0}, r"trust_ratio_bounds.*\(low, high\).*10.0"),
-        ({"clipnorm": 1.0, "global_clipnorm": 1.0}, "clipnorm"),
-        ({"clipnorm": 0.0}, "`clipnorm` must be above 0"),
-        ({"clipvalue": -1.0}, "`clipvalue` must be above 0"),
-        ({"global_clipnorm": 0.0}, "`global_clipnorm` must be above 0"),
-        ({"loss_scale_factor": 0.0}, "`loss_scale_factor` must be above 0"),
-        ({"loss_scale_factor": np.inf}, "`loss_scale_factor` must be above 0, and finite"),
-    ],
-    ids=str,
-)
-def test_a_value_out_of_range_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        lamb_tf.LAMB(**arguments)
+    steps.assert_equal(before, steps.values(variables))
 
 
 @pytest.mark.parametrize("value", [-1.0, np.nan, np.float32(np.inf), None, "0.1"], ids=str)
@@ -323,35 +236,3 @@ def test_optimizers_are_numbered_as_keras_numbers_names():
     assert [lamb_tf.LAMB().name, lamb_tf.LAMB().name] == ["lamb", "lamb_1"]
     assert [lamb_tf.LARS().name, lamb_tf.LARS().name] == ["lars", "lars_1"]
     assert lamb_tf.LAMB(name="mine").name == "mine"
-
-
-@pytest.mark.parametrize(
-    ("other", "own"),
-    [
-        ("weight_decay_rate", "weight_decay"),
-        ("lr", "learning_rate"),
-        ("eps", "epsilon"),
-        ("max_grad_norm", "global_clipnorm"),
-    ],
-)
-@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
-def test_another_library_s_name_of_an_argument_is_refused_with_ours(make, other, own):
-    with pytest.raises(TypeError, match=rf"`{other}` must be spelled .*Write `{own}=0.01`"):
-        make(**{other: 0.01})
-    make(**{own: 0.01})
-
-
-def test_the_config_makes_the_same_optimizer():
-    optimizer = lamb_tf.LAMB(
-        lamb_tf.schedules.WarmupPolynomialDecay(0.1, 100, warmup_steps=10),
-        weight_decay=keras.optimizers.schedules.CosineDecay(0.1, 100),
-        exclude_from_weight_decay=["bias$"],
-        exclude_from_layer_adaptation=[],
-        nesterov="both",
-        weight_norm_bounds=(0, 10),
-        global_clipnorm=1.0,
-        gradient_accumulation_steps=2,
-    )
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
-    assert again.get_config() == optimizer.get_config()
-    assert type(again) is lamb_tf.LAMB

@@ -17,42 +17,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("ratio", FORMS)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"weight_decay": 0.1},
-        {"nesterov": True, "weight_decay": 0.01},
-        {"momentum": 0.0},
-        {"trust_coefficient": 0.02, "weight_decay": 0.01},
-        {"epsilon": 0.5, "weight_decay": 0.1},
-        {"weight_norm_bounds": (0.2, 0.5), "weight_decay": 0.1},
-        {"trust_coefficient": 0.02, "trust_ratio_bounds": (0.001, 0.0015), "epsilon": 0.5},
-    ],
-    ids=str,
-)
-def test_each_form_agrees_with_its_formula(ratio, arguments):
-    weights, gradients = steps.weights_and_gradients()
-    trained = steps.train(lamb_tf.LARS(0.1, ratio=ratio, **arguments), weights, gradients)
-    for i, x in enumerate(weights):
-        expected = FORMS[ratio](x, [g[i] for g in gradients], 0.1, **arguments)
-        np.testing.assert_allclose(trained[i], expected, rtol=3e-6, atol=3e-7)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("ratio", FORMS)
-def test_float64_variables_follow_each_formula_to_float64_round_off(ratio, nesterov):
-    weights, gradients = steps.weights_and_gradients(dtype="float64")
-    arguments = {"weight_decay": 0.1, "nesterov": nesterov, "trust_coefficient": 0.02}
-    optimizer = lamb_tf.LARS(lambda: 0.1, ratio=ratio, **arguments)
-    trained = steps.train(optimizer, weights, gradients, "float64")
-    for i, x in enumerate(weights):
-        expected = FORMS[ratio](x, [g[i] for g in gradients], 0.1, **arguments)
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
-
-
 def moved_in_one_step(x, g, **arguments):
     """‖Δx‖ of a step without momentum, and so rate · ratio · ‖g + λ x‖."""
     variable = keras.Variable(np.array(x, "float32"), name="kernel")
@@ -111,23 +75,3 @@ def test_excluded_variables_get_momentum_alone(ratio):
     trained = steps.train(optimizer, weights, gradients)
     expected = FORMS[ratio](weights[2], [g[2] for g in gradients], 0.01, adapt=False)
     np.testing.assert_allclose(trained[2], expected, rtol=3e-6, atol=3e-7)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"momentum": 1.0}, "momentum"),
-        ({"ratio": "during"}, "ratio.*'before_momentum'"),
-        ({"trust_coefficient": 0.0}, "trust_coefficient"),
-        ({"epsilon": -1.0}, "epsilon"),
-    ],
-    ids=str,
-)
-def test_a_value_out_of_range_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        lamb_tf.LARS(**arguments)
-
-
-def test_the_config_makes_the_same_optimizer():
-    optimizer = lamb_tf.LARS(1.0, ratio="after_momentum", nesterov=True, weight_decay=0.1)
-    assert lamb_tf.LARS.from_config(optimizer.get_config()).get_config() == optimizer.get_config()

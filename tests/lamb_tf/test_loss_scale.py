@@ -27,8 +27,7 @@ def test_the_update_is_that_of_the_inner_optimizer(accumulation):
     plain = steps.train(lamb_tf.LAMB(0.1, **arguments), weights, gradients)
     outer = lamb_tf.LossScaleOptimizer(lamb_tf.LAMB(0.1, **arguments), initial_scale=64.0)
     scaled = steps.train(outer, weights, scaled_by(64.0, gradients))
-    for one, other in zip(scaled, plain):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    steps.assert_close(scaled, plain, rtol=1e-6, atol=1e-7)
     assert number(outer.dynamic_scale) == 64.0
     assert number(outer.step_counter) == 4 / (accumulation or 1)
 
@@ -101,8 +100,7 @@ def test_a_model_in_float16_trains_and_is_restored_with_its_scale(tmp_path, reco
     again = keras.models.load_model(tmp_path / "model.keras")
     assert type(again.optimizer) is lamb_tf.LossScaleOptimizer
     assert again.optimizer.get_config() == optimizer.get_config()
-    for restored, trained in zip(states(again), states(model), strict=True):
-        np.testing.assert_array_equal(restored, trained)
+    steps.assert_equal(states(again), states(model))
 
 
 # Keras 3.15 asks NumPy for the arrays it saves in a way that NumPy 2 deprecates.

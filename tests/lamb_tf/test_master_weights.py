@@ -70,8 +70,7 @@ def test_weights_are_those_of_the_float32_run_rounded(make, dtype):
     (narrow, optimizer), (wide, other) = narrow_and_wide(make, dtype)
     assert_rounded(narrow, wide, dtype)
     masters = steps.values([optimizer.slots(v)["master"] for v in narrow])
-    for master, value in zip(masters, steps.values(wide)):
-        np.testing.assert_allclose(master, value, rtol=1e-5, atol=1e-7)
+    steps.assert_close(masters, steps.values(wide), rtol=1e-5, atol=1e-7)
     assert "master" not in other.slots(wide[0])
     assert len(optimizer.variables) == len(other.variables) + len(narrow)
 
@@ -109,8 +108,7 @@ def test_a_non_finite_update_changes_no_bit_of_a_narrow_variable(keeps_master):
         steps.take_steps(optimizer, variables, chosen)
         state = [v for v in optimizer.variables if v is not optimizer.skipped_updates]
         runs.append(steps.values(variables + state))
-    for one, two in zip(*runs, strict=True):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(*runs)
 
 
 def test_what_is_assigned_to_a_variable_takes_the_place_of_its_master_copy_there():
@@ -174,8 +172,7 @@ def test_a_run_restored_from_a_file_goes_on_to_the_same_bits(tmp_path, kind, kee
         again = narrow_model(master_weights=keeps_master)
         again.optimizer.build(again.trainable_variables)
         again.load_weights(path)
-    for one, two in zip(fit(model, 1), fit(again, 1), strict=True):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(fit(model, 1), fit(again, 1))
     kernel = again.trainable_variables[0]
     assert ("master" in again.optimizer.slots(kernel)) is keeps_master
 
@@ -198,8 +195,7 @@ def test_state_saved_with_or_without_master_copies_is_read_by_the_other(tmp_path
     again.optimizer.learning_rate = 1e-30
     before = steps.values(again.trainable_variables)
     fit(again, 1)
-    for one, two in zip(before, steps.values(again.trainable_variables)):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(before, steps.values(again.trainable_variables))
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="where state is made while a step is traced")
@@ -212,8 +208,7 @@ def test_fit_compiled_by_xla_makes_the_state_in_its_first_step(arguments):
         if is_built:
             model.optimizer.build(model.trainable_variables)
         results.append(fit(model, 2))
-    for one, two in zip(*results):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(*results)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the callback has another way elsewhere")

@@ -193,8 +193,7 @@ def test_two_replicas_with_another_optimizer_give_the_weights_of_one(make, error
     weights, gradients = steps.weights_and_gradients(steps=4)
     one = steps.train(make(), weights, gradients)
     variables, _ = train_on_replicas(make, weights, shares(gradients))
-    for result, expected in zip(steps.values(variables), one):
-        np.testing.assert_allclose(result, expected, rtol=error, atol=error / 10)
+    steps.assert_close(steps.values(variables), one, rtol=error, atol=error / 10)
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])
@@ -409,8 +408,7 @@ def test_fit_on_two_replicas_gives_the_weights_of_one():
     one = fitted()
     with STRATEGY.scope():
         two = fitted()
-    for a, b in zip(one, two):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    steps.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["graph", "XLA"])
@@ -426,8 +424,7 @@ def test_a_step_is_the_same_in_a_graph_and_in_xla_and_eagerly(compiled):
     for grads in gradients:
         step([tf.constant(g) for g in grads])
         other.apply([tf.constant(g) for g in grads], eager)
-    for one, two in zip(steps.values(variables), steps.values(eager)):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+    steps.assert_close(steps.values(variables), steps.values(eager), rtol=1e-6, atol=1e-7)
     assert optimizer.skipped_updates.numpy() == other.skipped_updates.numpy() == 1
 
 
@@ -440,8 +437,7 @@ def test_xla_keeps_float64(optimizer_class):
     step = tf.function(lambda grads: optimizer.apply(grads, variables), jit_compile=True)
     for grads in gradients:
         step([tf.constant(g) for g in grads])
-    for one, two in zip(steps.values(variables), expected):
-        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-13)
+    steps.assert_close(steps.values(variables), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
@@ -460,8 +456,7 @@ def test_a_checkpoint_of_tensorflow_brings_back_slots_and_choice(tmp_path):
     ).assert_existing_objects_matched()
     steps.take_steps(optimizer, variables, gradients[2:])
     steps.take_steps(other, again, gradients[2:])
-    for one, two in zip(steps.values(variables), steps.values(again)):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(steps.values(variables), steps.values(again))
 
 
 # Several devices without a strategy.
@@ -501,10 +496,12 @@ def test_all_state_lies_on_the_device_of_its_variable(make, mode):
         parts = optimizer._state(variable).values()
         assert {_replicas.native(part).device for part in parts} == {device}
     figures = [_replicas.to_numpy(lamb_tf.telemetry.tensors(o)[0]) for o in (optimizer, other)]
-    for one, two in zip(
-        [*steps.values(variables), figures[0]], [*steps.values(expected), figures[1]]
-    ):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+    steps.assert_close(
+        [*steps.values(variables), figures[0]],
+        [*steps.values(expected), figures[1]],
+        rtol=1e-6,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize(
@@ -592,8 +589,7 @@ def test_fit_in_float16_finds_the_same_scale_on_two_replicas_as_on_one():
     with STRATEGY.scope():
         counts, two = fitted()
     assert counts == [scale, skipped]
-    for a, b in zip(one, two):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    steps.assert_close(one, two, rtol=1e-3, atol=1e-3)
 
 
 # Telemetry.
@@ -671,8 +667,7 @@ def test_a_checkpoint_is_the_same_whether_telemetry_is_recorded_or_not(tmp_path,
     new = stepped(recorded == "when restoring", gradients[:1])
     restored = tf.train.Checkpoint(optimizer=new)
     restored.restore(path).assert_consumed().assert_existing_objects_matched()
-    for one, two in zip(steps.values(old.variables), steps.values(new.variables)):
-        np.testing.assert_array_equal(one, two)
+    steps.assert_equal(steps.values(old.variables), steps.values(new.variables))
     again = restored.save(str(tmp_path / "again"))
     assert [name for name, _ in tf.train.list_variables(again)] == names
 

@@ -85,8 +85,7 @@ def test_a_model_is_loaded_though_what_was_excluded_is_frozen(tmp_path, kind, fr
     with pytest.warns(UserWarning, match="was not loaded"):
         again = through_a_file(model, tmp_path)
     assert not_decayed(again) == []
-    for one, other in zip(again.get_weights(), model.get_weights()):
-        np.testing.assert_array_equal(one, other)
+    steps.assert_equal(again.get_weights(), model.get_weights())
 
 
 def test_of_fewer_variables_those_that_were_excluded_by_predicate_still_are(tmp_path, monkeypatch):

@@ -65,10 +65,12 @@ def test_recording_changes_no_weights_and_is_not_saved(tmp_path):
     weights, gradients = steps.weights_and_gradients(steps=3)
     recording, plain = lamb_tf.LAMB(0.1), lamb_tf.LAMB(0.1)
     telemetry.record(recording)
-    for one, other in zip(
-        steps.train(recording, weights, gradients), steps.train(plain, weights, gradients)
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    steps.assert_close(
+        steps.train(recording, weights, gradients),
+        steps.train(plain, weights, gradients),
+        rtol=1e-6,
+        atol=1e-7,
+    )
     saved = [{}, {}]
     recording.save_own_variables(saved[0])
     plain.save_own_variables(saved[1])

@@ -75,3 +75,30 @@ def _compiled(optimizer, variables, xla):
             variable.assign(value)
 
     return step
+
+
+def assert_equal(ours, theirs):
+    """Each array has all digits of the other."""
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_close(ours, theirs, rtol, atol=0.0):
+    """Each array is close to the other, element by element."""
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
+def assert_follows(formula, trained, weights, gradients, *rate, rtol=1e-5, atol=1e-6, **arguments):
+    """Each variable is where a formula of `reference` leads it, in float64."""
+    expected = [
+        formula(x, [grads[i] for grads in gradients], *rate, **arguments)
+        for i, x in enumerate(weights)
+    ]
+    assert_close(trained, expected, rtol, atol)
+
+
+def apply(optimizer, variables, gradients):
+    """One step, not compiled; None stands for no gradient."""
+    tensors = [g if g is None else keras.ops.convert_to_tensor(g) for g in gradients]
+    optimizer.apply(tensors, variables)

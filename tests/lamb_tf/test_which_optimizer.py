@@ -1,4 +1,4 @@
-"""docs/which_lamb.md, line by line: each peer's 100 updates beside those of `lamb_tf.LAMB`."""
+"""docs/which_lamb.md and docs/which_lars.md, line by line: 100 updates of each peer and of ours."""
 
 import re
 from pathlib import Path
@@ -24,31 +24,31 @@ import lamb_tf
 
 # One row leaves the norms decayed, as its peer does.
 pytestmark = pytest.mark.filterwarnings("ignore:.*scales of normalization layers:UserWarning")
-PAGE = (Path(__file__).parents[2] / "docs" / "which_lamb.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 BETA_1, BETA_2 = 0.9, 0.999
-
-
-def tables():
-    """{peer: (expression there or None, expression here)} from the page's tables."""
-    rows = re.findall(
-        r"^\| ([^|`]+) \|(?: `([^|]+)` \|)? `(LAMB\([^|]+\))` \|$", PAGE, re.MULTILINE
-    )
-    return {peer: (there or None, here) for peer, there, here in rows}
-
-
-ROWS = tables()
-CODE = {"LAMB": lamb_tf.LAMB}
-for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+PAGES = {name: (DOCS / f"which_{name.lower()}.md").read_text() for name in ("LAMB", "LARS")}
+CODE = {"LAMB": lamb_tf.LAMB, "LARS": lamb_tf.LARS, "keras": keras}
+for block in re.findall(r"```python\n(.*?)```", PAGES["LAMB"], re.DOTALL):
     exec(compile(block, "docs/which_lamb.md", "exec"), CODE)
 
 
-def train_there(expression):
+def table(name):
+    """{peer: (expression there or None, expression here)} from the tables of a page."""
+    row = rf"^\| ([^|`]+) \|(?: `([^|]+)` \|)? `({name}\([^|]+\))` \|$"
+    rows = re.findall(row, PAGES[name], re.MULTILINE)
+    return {peer: (there or None, here) for peer, there, here in rows}
+
+
+ROWS = {name: table(name) for name in PAGES}
+
+
+def train_there(name, expression):
     """Evaluates the peer's own expression and runs it."""
     library = expression.split(".")[0]
     if library == "tfa":
         return train_tf_keras(eval(expression, {"tfa": peers.addons()}))
     if library == "tf_models":
-        module = peers.module_alone("official.modeling.optimization.lamb")
+        module = peers.module_alone(f"official.modeling.optimization.{name.lower()}")
         return train_tf_keras(eval(expression, {"tf_models": module}))
     if library == "optax":
         optax = peers.load("optax")
@@ -58,15 +58,15 @@ def train_there(expression):
         return train_keras(eval(expression, {"keras": keras}))
     assert library == "timm"
     peers.load("torch")
-    module = peers.module_alone("timm.optim.lamb")
+    module = peers.module_alone(f"timm.optim.{name.lower()}")
     return train_torch(lambda groups: eval(expression, {"timm": module, "groups": groups}))
 
 
-# The formulas of the peers that do not import on a CPU. Each gives the new x from the moments.
+# The formulas of LAMBs that do not import on a CPU. Each gives the new x from the moments.
 
 
-def ratio(weight_norm, update_norm):
-    return weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
+def ratio(weight_norm, denominator):
+    return weight_norm / denominator if weight_norm > 0 and denominator > 0 else 1.0
 
 
 def corrected(m, v, t):
@@ -131,7 +131,7 @@ def lambc(name, x, m, v, t):
     return x - 0.01 * min(ratio(norm(x), norm(u)), 1.0) * u
 
 
-FORMULAS = {  # peer: (formula, clips to global norm 1)
+LAMBS = {  # peer: (formula, clips to global norm 1)
     "paper, v1": (paper_v5, False),
     "paper, v3": (paper_v3, False),
     "paper, v5": (paper_v5, False),
@@ -157,21 +157,60 @@ def of_moments(formula):
     return step
 
 
-@pytest.mark.parametrize("peer", ROWS)
-def test_the_page_gives_the_numbers_of(peer):
-    there, here = ROWS[peer]
+# The formulas of LARSes: the new x, and v in the state.
+
+
+def lars_paper(name, x, g, state, t, rate=lambda t: 0.1):
+    adaptation = 0.001 * norm(x) / (norm(g) + 0.01 * norm(x)) if norm(x) > 0 else 1.0
+    state["v"] = 0.9 * state.get("v", 0.0) + rate(t) * adaptation * (g + 0.01 * x)
+    return x - state["v"]
+
+
+def lamb_paper(name, x, g, state, t):
+    state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * (g + 0.01 * x)
+    return x - 0.01 * ratio(norm(x), norm(state["m"])) * state["m"]
+
+
+def lightning_bolts(name, x, g, state, t, rate=lambda t: 0.1, decays=is_decayed):
+    if decays(name) and norm(x) != 0 and norm(g) != 0:
+        adaptation = 0.001 * norm(x) / (norm(g) + 0.01 * norm(x) + 1e-8)
+        g = adaptation * (g + 0.01 * x)
+    state["v"] = 0.9 * state["v"] + g if "v" in state else g
+    return x - rate(t) * state["v"]
+
+
+LARSES = {
+    "paper, arXiv 1708.03888": lars_paper,
+    "the LAMB paper's LARS": lamb_paper,
+    "Lightning Bolts": lightning_bolts,
+}
+
+
+LIBRARIES = {
+    "LAMB": {"tfa", "tf_models", "optax", "keras", "timm"},
+    "LARS": {"optax", "tf_models", "timm"},
+}
+
+
+@pytest.mark.parametrize(("name", "peer"), [(n, peer) for n, rows in ROWS.items() for peer in rows])
+def test_the_page_gives_the_numbers_of(name, peer):
+    there, here = ROWS[name][peer]
     if there:
-        expected = train_there(there)
-    else:
-        formula, clips = FORMULAS[peer]
+        expected = train_there(name, there)
+    elif name == "LAMB":
+        formula, clips = LAMBS[peer]
         expected = train_numpy(of_moments(formula), clips)
-    assert_close(train_keras(eval(here, CODE)), expected, 2e-5)
+    else:
+        expected = train_numpy(LARSES[peer])
+    assert_close(train_keras(eval(here, CODE)), expected, 2e-5 if name == "LAMB" else 1e-5)
 
 
-def test_the_page_has_all_the_peers():
-    assert {peer for peer, (there, _) in ROWS.items() if there is None} == set(FORMULAS)
-    libraries = {there.split(".")[0] for there, _ in ROWS.values() if there}
-    assert libraries == {"tfa", "tf_models", "optax", "keras", "timm"}
+@pytest.mark.parametrize(("name", "formulas"), [("LAMB", LAMBS), ("LARS", LARSES)])
+def test_the_page_has_all_the_peers(name, formulas):
+    expressions = {peer: there for peer, (there, _) in ROWS[name].items()}
+    assert {peer for peer, there in expressions.items() if there is None} == set(formulas)
+    libraries = {there.split(".")[0] for there in expressions.values() if there}
+    assert libraries == LIBRARIES[name]
 
 
 def test_keras_with_a_decay_is_not_expressible():
@@ -197,3 +236,36 @@ def test_a_momentum_without_averaging_is_undone_by_the_ratio_where_tensors_are_a
         u = averaged / (np.sqrt(v_hat) + 1e-6) + 0.01 * (1 - BETA_1) * y
         y = y - 0.01 * ratio(norm(y), norm(u)) * u
     np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+def test_a_rate_outside_of_the_momentum_is_the_same_until_it_changes():
+    def trained(rate):
+        return train_numpy(lambda *a: lars_paper(*a, rate=rate)), train_numpy(
+            lambda *a: lightning_bolts(*a, rate=rate, decays=lambda name: True)
+        )
+
+    inside, outside = trained(lambda t: 0.1)
+    for name in ("dense/kernel", "large/kernel"):
+        assert norm(inside[name] - outside[name]) < 1e-6 * norm(outside[name])
+    inside, outside = trained(lambda t: 0.001 * t)  # a warm-up
+    for name in ("dense/kernel", "large/kernel"):
+        assert norm(inside[name] - outside[name]) > 1e-3 * norm(outside[name])
+
+
+def test_a_momentum_that_sums_is_that_which_averages_where_tensors_are_adapted():
+    tf_models = peers.module_alone("official.modeling.optimization.lars")
+    sums = tf_models.LARS(
+        0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["Norm"], classic_momentum=False
+    )
+    averages = lamb_tf.LARS(
+        0.1,
+        weight_decay=0.01,
+        exclude_from_weight_decay=["Norm"],
+        ratio="after_momentum",
+        trust_coefficient=0.001,
+    )
+    theirs, ours = train_tf_keras(sums), train_keras(averages)
+    for name in ("embeddings/table", "dense/kernel", "large/kernel"):
+        assert norm(ours[name] - theirs[name]) < 1e-5 * norm(theirs[name])
+    name = "LayerNorm/beta"  # 0 at first, and not adapted
+    np.testing.assert_allclose(10 * ours[name], theirs[name], rtol=1e-4)
