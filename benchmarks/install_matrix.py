@@ -28,8 +28,10 @@ PACKAGES = "keras", "tensorflow-cpu", "jax", "torch", "tf-keras", "numpy", "h5py
 SECONDS = 3600  # most that one run of tests may take
 
 # The tests that TensorFlow alone can run are those of replicas, schedules in graphs and extras.
-BACKEND_TESTS = "lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
-SHORT_TESTS = "lamb lars"
+BACKEND_TESTS = (
+    "optimizers lamb lars layerwise selection multipliers master_weights telemetry loss_scale"
+)
+SHORT_TESTS = "optimizers lamb lars"
 
 
 # The environments

@@ -1,6 +1,5 @@
 """Factors on the learning rate by variable, on the Keras backend that is set."""
 
-
 import keras
 import numpy as np
 import pytest
