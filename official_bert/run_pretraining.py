@@ -45,7 +45,7 @@ def _main(args):
         quiet_tensorflow.prepare_tpu(args.tpu, os.environ)
     memory.tune_malloc()
     _import_engine(args)  # takes seconds; what can be refused before it is
-    with _leaving_others(args.engine), _lost_workers_named(args.engine):
+    with _errors_of_workers(args.engine):
         from official_bert.commands import exits
 
         trainer = _trainer(args)
@@ -248,32 +248,27 @@ def _options(args):
     )
 
 
-def _leaving_others(engine):
-    """With JAX an error does not wait for the other processes."""
-    if engine != "jax":
-        return contextlib.nullcontext()
-    from official_bert.engines.jax_processes import leaving_others_on_errors
-
-    return leaving_others_on_errors(messages.program or "run_pretraining")
-
-
 @contextlib.contextmanager
-def _lost_workers_named(engine):
-    """Says which worker is lost, where that is what an error of the engine means."""
+def _errors_of_workers(engine):
+    """Names the worker whose loss an error means; with JAX no error waits for other processes."""
+    leaving = contextlib.nullcontext()
     if engine == "jax":
-        from official_bert.engines.jax_processes import lost_worker
+        from official_bert.engines.jax_processes import leaving_others_on_errors, lost_worker
+
+        leaving = leaving_others_on_errors(messages.program or "run_pretraining")
     else:
         from official_bert.engines.strategies import lost_worker
 
-    try:
-        yield
-    except (ValueError, OSError, messages.Failed):
-        raise
-    except Exception as error:
-        reason = lost_worker(error)
-        if reason is None:
+    with leaving:
+        try:
+            yield
+        except (ValueError, OSError, messages.Failed):
             raise
-        raise messages.Failed(reason, WORKER_LOST) from error
+        except Exception as error:
+            reason = lost_worker(error)
+            if reason is None:
+                raise
+            raise messages.Failed(reason, WORKER_LOST) from error
 
 
 def _pair(text):
