@@ -82,7 +82,7 @@ def main(args: Demo) -> int:
     except child_commands.ChildFailed as failed:
         return failed.code
     except ValueError as error:
-        # What reads text speaks of the flags of the commands that have more of them.
+        # The readers of text name flags of commands that have more of them.
         reason = str(error).replace("--input_format", "--corpus_format")
         reason = reason.replace("Name one with --json_field", "The demo reads no other field")
         reason = reason.replace(", or name another field with --json_field", "")
@@ -271,7 +271,7 @@ def _pretrain(layout, recipe):
 
 
 def report(results: dict, layout: DemoFolder) -> str:
-    """What the user reads at the end."""
+    """The summary that is printed at the end."""
     lamb_bert = _program()
     return f"""
 On held-out text

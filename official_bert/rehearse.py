@@ -6,7 +6,7 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, or for GPUs, on a machine wi
 It takes the flags of `run_pretraining`, and lists those without effect on the update. The real TPU
 compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass to
 LAMB, once per stage; or with --engine=jax the program that the JAX engine runs on the slice. The
-report says whether it compiles, how much memory it needs and what it reduces over the cores. Times
+report states whether it compiles, its memory and its reductions over the cores. Times
 are the sum of the compiler's estimates; hours and cost are derived from them, so they are estimates
 too. Nothing is trained.
 
@@ -28,12 +28,15 @@ import signal
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from official_bert import stacking
 from official_bert.commands import commands, pretraining_settings
 from official_bert.commands.arguments import apply, idle
 from official_bert.commands.pretraining_settings import Pretrain
-from official_bert.stages import LoopOptions, Run
+from official_bert.rehearsal import gpu_compiler, programs
+from official_bert.rehearsal.programs import Compiled
+from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system import (
     child_commands,
     local_paths,
@@ -42,13 +45,12 @@ from official_bert.system import (
     whole_files,
 )
 from official_bert.system.settings import documented, like, names_like, setting
+from official_bert.training import flops
 
 if TYPE_CHECKING:
-    from official_bert.rehearsal import gpu_compiler, tpu_compiler
-    from official_bert.rehearsal.programs import Compiled
-    from official_bert.stages import Stage
+    from official_bert.rehearsal import tpu_compiler
 
-    Topology = tpu_compiler.Topology | gpu_compiler.Topology
+Topology: TypeAlias = "tpu_compiler.Topology | gpu_compiler.Topology"
 
 
 @documented
@@ -81,15 +83,11 @@ class Rehearse(Pretrain):
 
 
 def _of_gpus(args):
-    from official_bert.rehearsal import gpu_compiler
-
     return gpu_compiler.is_name(args.topology)
 
 
 def _one_host(args):
-    from official_bert.rehearsal import gpu_compiler
-
-    return not _of_gpus(args) or gpu_compiler.hosts(args.topology) <= 1
+    return gpu_compiler.hosts(args.topology) <= 1
 
 
 RULES = (
@@ -151,8 +149,6 @@ def compiler_for(topology: str) -> ModuleType:
     Raises:
         ImportError: without what it needs.
     """
-    from official_bert.rehearsal import gpu_compiler
-
     if gpu_compiler.is_name(topology):
         return gpu_compiler
     quiet_tensorflow.import_tensorflow()
@@ -162,7 +158,7 @@ def compiler_for(topology: str) -> ModuleType:
 
 
 def _network(args):
-    """What only hosts of GPUs need; refuses what does not go with the topology."""
+    """The network of hosts of GPUs; refuses other settings that do not go with the topology."""
     name, gbits = args.topology, args.host_network_gbits
     if not _of_gpus(args):
         return {}
@@ -193,25 +189,26 @@ def _check_report_file(args):
         raise ValueError(f"--report_file must be in a folder that can be written to; got {folder}.")
 
 
-def compiled_by_tensorflow(run: "Run", stage: "Stage", topology: "Topology") -> "Compiled":
+def compiled_by_tensorflow(run: Run, stage: Stage, topology: Topology) -> Compiled:
     """The update that `TPUStrategy` would run on each core, compiled."""
-    module = _in_child(_lower, run, stage, topology.num_cores, backend="tensorflow")
+    from official_bert.rehearsal import tpu_compiler
+
+    lower = tpu_compiler.lower_stage
+    module = _in_child(lower, run, stage, topology.num_cores, backend="tensorflow")
     return _in_child(_compile, topology.name, module, backend="tensorflow")
 
 
-def compiled_by_jax(
-    shards_optimizer: bool, run: "Run", stage: "Stage", topology: "Topology"
-) -> "Compiled":
+def compiled_by_jax(shards_optimizer: bool, run: Run, stage: Stage, topology: Topology) -> Compiled:
     """The update of the JAX engine on the whole slice, compiled."""
     return _in_child(_compile_jax, run, stage, topology.name, shards_optimizer, backend="jax")
 
 
 def rehearse(
-    run: "Run",
-    topology: "Topology",
+    run: Run,
+    topology: Topology,
     price_per_chip_hour: float | None = None,
-    say: Callable[[str], object] = print,
-    compile_stage: 'Callable[["Run", "Stage", "Topology"], "Compiled"]' = compiled_by_tensorflow,
+    log: Callable[[str], object] = print,
+    compile_stage: Callable[[Run, Stage, Topology], Compiled] = compiled_by_tensorflow,
 ) -> dict:
     """Compiles the update of every stage of a run, with smaller micro-batches if need be.
 
@@ -219,25 +216,22 @@ def rehearse(
         run: A `stages.Run`.
         topology: A `Topology` of `tpu_compiler` or `gpu_compiler`.
         price_per_chip_hour: In any money.
-        say: Takes the report's lines as they become known.
+        log: Takes the report's lines as they become known.
         compile_stage: Compiles the update of a stage.
 
     Returns:
         The report as JSON values: `fits`, whether each stage's update fits as the run has it;
         `gradient_accumulation_steps`, with which the rest was found, `None` where no number of
-        micro-batches makes it fit; and of each stage what `rehearse_stage` returns.
+        micro-batches makes it fit; and the figures of each stage.
 
     Raises:
         ValueError: if a stage's batch cannot be shared by the cores, or the model does not fit
             the stages (`stacking.check`).
     """
-    from official_bert import stacking
-    from official_bert.rehearsal import programs
-
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     stacking.check(run.config, run.stages)
     device = topology.device
-    say(f"{topology}. All times and costs are estimates: nothing runs on a TPU or GPU here.")
+    log(f"{topology}. All times and costs are estimates: nothing runs on a TPU or GPU here.")
     report: dict[str, Any] = {
         "topology": topology.name,
         "chips": topology.num_chips,
@@ -252,17 +246,17 @@ def rehearse(
         tried = dataclasses.replace(run, gradient_accumulation_steps=parts)
         index = order[len(found)]
         try:
-            found[index] = rehearse_stage(tried, index, topology, say, compile_stage)
+            found[index] = _rehearse_stage(tried, index, topology, log, compile_stage)
         except programs.DoesNotFit as error:
             report["fits"], found = False, {}
             needed = "more memory" if error.needed is None else _gib(error.needed)
-            say(
+            log(
                 f"  does not fit: micro-batches of {sequences[index] // parts} sequences per "
                 f"{device} need {needed}; a {device} has {_gib(topology.chip.memory)}"
             )
             parts = _next_parts(run, index, topology, parts, error.needed)
             if parts:
-                say(f"  trying --gradient_accumulation_steps={parts} for the run")
+                log(f"  trying --gradient_accumulation_steps={parts} for the run")
     report |= {
         "gradient_accumulation_steps": parts,
         "stages": [found[index] for index in sorted(found)],
@@ -270,7 +264,7 @@ def rehearse(
         "estimated_cost": None,
     }
     if parts is None:
-        say("No micro-batch fits: use a smaller model, or chips with more memory.")
+        log("No micro-batch fits: use a smaller model, or chips with more memory.")
         return report
     if all(stage["estimated_hours"] is not None for stage in report["stages"]):
         hours = report["estimated_hours"] = sum(s["estimated_hours"] for s in report["stages"])
@@ -279,37 +273,22 @@ def rehearse(
         if price_per_chip_hour is not None:
             report["estimated_cost"] = chip_hours * price_per_chip_hour
             line += f", {report['estimated_cost']:,.2f} at {price_per_chip_hour:g} per chip-hour"
-        say(f"{line} (estimates, without input, evaluation, checkpoints and compilation)")
+        log(f"{line} (estimates, without input, evaluation, checkpoints and compilation)")
     if not report["fits"]:
-        say(f"It needs --gradient_accumulation_steps={parts}.")
+        log(f"It needs --gradient_accumulation_steps={parts}.")
     return report
 
 
-def rehearse_stage(
-    run: "Run",
-    index: int,
-    topology: "Topology",
-    say: Callable[[str], object] = print,
-    compile_stage: 'Callable[["Run", "Stage", "Topology"], "Compiled"]' = compiled_by_tensorflow,
-) -> dict:
-    """Compiles the update of one stage.
-
-    Args:
-        run, topology, say, compile_stage: As in `rehearse`.
-        index: The stage's place in the run.
-
-    Returns:
-        What is known and what is estimated of the update, as a dictionary; names say which.
+def _rehearse_stage(run, index, topology, log, compile_stage):
+    """Known and estimated figures of the update of one stage, as a dictionary.
 
     Raises:
         programs.DoesNotFit: where a device has not the memory for it.
     """
-    from official_bert.training import flops
-
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
     device, freeze = topology.device, run.optimizer.freeze
     sequences = _sequences_a_core(run, stage, topology)
-    say(f"stage {index + 1}: {flops.describe(run.config, stage, freeze)}; {run.dtype}")
+    log(f"stage {index + 1}: {flops.describe(run.config, stage, freeze)}; {run.dtype}")
     started = time.monotonic()
     compiled = compile_stage(run, stage, topology)
     took = time.monotonic() - started
@@ -317,7 +296,7 @@ def rehearse_stage(
     reducing = ring * compiled.reduced_bytes / chip.interconnect
     model_flops = flops.step_flops(run.config, stage, freeze)
     at_peak = model_flops / topology.num_cores / chip.flops
-    say(
+    log(
         f"  compiled in {took:.0f} s with micro-batches of {sequences // parts} sequences per "
         f"{device}, {parts} per update\n"
         f"  memory per {device}: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
@@ -326,7 +305,7 @@ def rehearse_stage(
     )
     computing = share = hours = None
     if compiled.seconds is None or compiled.loop_seconds is None:
-        say(
+        log(
             f"  estimate per update: {1e3 * reducing:,.1f} ms of all-reduces; the computation "
             f"takes {1e3 * at_peak:,.1f} ms at the {device}s' peak, and longer in any run"
         )
@@ -334,7 +313,7 @@ def rehearse_stage(
         computing = compiled.seconds + (parts - 1) * compiled.loop_seconds
         share = at_peak / (computing + reducing)
         hours = (computing + reducing) * stage.steps / 3600
-        say(
+        log(
             f"  estimate per update: {1e3 * computing:,.1f} ms of computation, without "
             f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
             f"estimate; {1e3 * reducing:,.1f} ms of all-reduces; {share:.0%} of the {device}s' "
@@ -408,44 +387,12 @@ def _compile_jax(run, stage, topology, shards_optimizer):
     return compiler.compile_lowered(topology, lowered)
 
 
-def _lower(run, stage, num_cores):
-    """The update of one replica as StableHLO."""
-    import tensorflow as tf
-
-    from official_bert.engines.tf_update import make_replica_update
-    from official_bert.rehearsal import tpu_compiler
-    from official_bert.training.stage_model import make_model_and_optimizer
-
-    strategy = tpu_compiler.ReplicaStrategy(num_cores)
-    with strategy.scope():
-        model, optimizer = make_model_and_optimizer(run, stage)
-    replica_update = make_replica_update(run, model, optimizer)
-
-    def update(batch, step, loss_scale, asked_to_stop):
-        return strategy.run(replica_update, args=(batch, step, loss_scale, asked_to_stop))
-
-    rows = stage.batch_size // num_cores
-    tokens = tf.TensorSpec((rows, stage.max_seq_length), tf.int32)
-    positions = tf.TensorSpec((rows, stage.max_predictions_per_seq), tf.int32)
-    batch = {
-        **dict.fromkeys(("input_ids", "input_mask", "segment_ids"), tokens),
-        **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), positions),
-        "masked_lm_weights": tf.TensorSpec(positions.shape, tf.float32),
-        "next_sentence_labels": tf.TensorSpec((rows,), tf.int32),
-        "example_weights": tf.TensorSpec((rows,), tf.float32),
-    }
-    number = tf.TensorSpec((), tf.float32)
-    return tpu_compiler.lower(update, batch, tf.TensorSpec((), tf.int32), number, number)
-
-
 def _next_parts(run, index, topology, parts, needed):
     """The next number of micro-batches to try after `parts`, or `None` after the last.
 
     Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
     to the micro-batch. The number has to divide every stage's sequences per core.
     """
-    from official_bert.training import flops
-
     stage = run.stages[index]
     fewest = parts + 1
     if needed is not None:

@@ -1,8 +1,8 @@
-"""Programs of JAX, compiled by XLA for NVIDIA GPUs on a machine without a GPU.
+"""Compiles JAX programs with XLA for NVIDIA GPUs, on a machine without a GPU.
 
-JAX's CUDA plug-in carries the compiler; a description of the GPU takes the place of one. What the
-compiler says of memory and communication is then known. Of time it says nothing that would hold:
-which library or tiling multiplies matrices fastest is decided by trying, on the GPU.
+JAX's CUDA plug-in contains the compiler; a description of the GPU takes the place of one. Memory
+and communication are then known, but not time: which library or tiling multiplies matrices fastest
+is decided by trying, on the GPU.
 
 Needs JAX's CUDA plug-in, not CUDA itself.
 """
@@ -83,7 +83,7 @@ def is_name(topology: str) -> bool:
 
 
 def hosts(topology: str) -> int:
-    """How many hosts a topology has; 0 if it is none."""
+    """Number of hosts of a topology; 0 if it is none."""
     match = re.fullmatch(NAME, topology)
     return int(match[2]) if match else 0
 
@@ -99,7 +99,7 @@ class Topology:
         name: As given.
         chip: The `Gpu`, with what it sends in a ring through all hosts as its interconnect.
         num_chips: Number of GPUs.
-        devices: What JAX calls its devices, one per GPU.
+        devices: JAX's devices, one per GPU.
 
     Raises:
         ValueError: where there is no such GPU.

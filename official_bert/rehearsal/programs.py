@@ -20,16 +20,14 @@ class DoesNotFit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of the program of one device: a core of a TPU, or a GPU.
+    """The compiler's figures of the program of one device: a core of a TPU, or a GPU.
 
     Attributes:
         memory: Bytes of the device's memory: arguments (weights, moments, batch), results that do
             not take the place of an argument, temporaries, and the program.
         argument_bytes: Those of the arguments.
-        temporary_bytes: Those of the temporaries.
         flops: Floating-point operations; a loop counts as one turn. `None` where the compiler
             does not count them.
-        bytes_accessed: Bytes read and written; likewise.
         seconds: The compiler's estimate of the time outside loops, of the kernels for which it
             makes one: not of communication, copies beside the work and `unestimated` kernels.
             `None` where it estimates nothing.
@@ -43,9 +41,7 @@ class Compiled:
 
     memory: int
     argument_bytes: int
-    temporary_bytes: int
     flops: float | None
-    bytes_accessed: float | None
     seconds: float | None
     loop_seconds: float | None
     unestimated: int
@@ -61,22 +57,26 @@ def summary(
     seconds_of: Callable[[str], float | None] | None,
     devices: int,
 ) -> Compiled:
-    """A `Compiled`.
+    """Reads the figures of a compiled program.
 
     Args:
         memory: XLA's `CompiledMemoryStats`.
         costs: XLA's properties of the program; `None` where it does not know them.
-        hlo: The compiled module in words.
-        seconds_of: The compiler's estimate of the time of an instruction, of its line in `hlo`;
+        hlo: The text of the compiled module.
+        seconds_of: The compiler's estimate of the time of an instruction, from its line in `hlo`:
             `None` where it makes none; instead of the function, where it makes none at all.
         devices: Number of devices that the program runs on.
     """
-    seconds, loop_seconds, unestimated, reductions = _read(
-        hlo, seconds_of or (lambda line: None), devices
-    )
-    if seconds_of is None:
-        seconds = loop_seconds = None
-    costs = costs or {}
+    seconds, unestimated, reductions = {False: 0.0, True: 0.0}, 0, []
+    for line, in_loop in _instructions(hlo):
+        estimate = seconds_of(line) if seconds_of else None
+        if estimate is not None:
+            seconds[in_loop] += estimate
+        elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
+            unestimated += 1
+        size = _reduced_bytes(line, devices)
+        if size is not None:
+            reductions.append((size, in_loop))
     return Compiled(
         memory=memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -84,11 +84,9 @@ def summary(
         + memory.temp_size_in_bytes
         + memory.generated_code_size_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        flops=costs.get("flops"),
-        bytes_accessed=costs.get("bytes accessed"),
-        seconds=seconds,
-        loop_seconds=loop_seconds,
+        flops=(costs or {}).get("flops"),
+        seconds=seconds[False] if seconds_of else None,
+        loop_seconds=seconds[True] if seconds_of else None,
         unestimated=unestimated,
         reduced_bytes=sum(size for size, _ in reductions),
         reductions=len(reductions),
@@ -96,12 +94,10 @@ def summary(
     )
 
 
-def _read(hlo, seconds_of, devices):
-    """What the text of a compiled module says of times and communication.
+def _instructions(hlo):
+    """Each instruction of the program as (line, whether it is in a loop), as often as it is called.
 
-    Returns:
-        The compiler's estimate of the seconds outside loops, and of a turn of the loops; the number
-        of kernels without one; and of each all-reduce its bytes and whether it is in a loop.
+    All branches of a conditional count: each may be taken.
     """
     lines, entry = {}, None
     for line in hlo.splitlines():
@@ -111,28 +107,18 @@ def _read(hlo, seconds_of, devices):
             entry = start[2] if start[1] else entry
         elif line.startswith("  "):
             computation.append(line)
-    seconds, unestimated, reductions = {False: 0.0, True: 0.0}, [], []
 
-    def read(computation, in_loop):
+    def walk(computation, in_loop):
         for line in lines[computation]:
-            estimate = seconds_of(line)
-            if estimate is not None:
-                seconds[in_loop] += estimate
-            elif re.search(r" (fusion|rng-bit-generator|gather|scatter|sort)\(", line):
-                unestimated.append(line)
-            size = _reduced_bytes(line, devices)
-            if size is not None:
-                reductions.append((size, in_loop))
-            kind = re.search(r" (while|call|conditional)\(", line)
-            if kind:
+            yield line, in_loop
+            if kind := re.search(r" (while|call|conditional)\(", line):
                 body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
                 branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
                 called = re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
-                for name in called:  # all branches of a conditional: each may be taken
-                    read(name, in_loop or kind[1] == "while")
+                for name in called:
+                    yield from walk(name, in_loop or kind[1] == "while")
 
-    read(entry, False)
-    return seconds[False], seconds[True], len(unestimated), reductions
+    return walk(entry, False)
 
 
 def _reduced_bytes(line, devices):

@@ -1,10 +1,9 @@
-"""TensorFlow functions, compiled by the real TPU compiler on a machine without a TPU.
+"""Compiles programs of TensorFlow and JAX with the real TPU compiler, on a machine without a TPU.
 
-What a core of a pod runs under `TPUStrategy` is one program, in which sums over replicas are
-all-reduce instructions. Here TensorFlow lowers the same function, run under a strategy that makes
-the same instructions, to StableHLO; and libtpu, which carries the compiler, compiles that for a
-described topology. What the compiler says of memory and cost is then known; what it cannot know is
-how long it takes: times are estimates.
+Under `TPUStrategy` a core of a pod runs one program, in which sums over replicas are all-reduce
+instructions. Here TensorFlow lowers the same function, run under a strategy that makes the same
+instructions, to StableHLO; and libtpu, which contains the compiler, compiles that for a described
+topology. Memory and cost are then known; times are the compiler's estimates.
 
 Needs the extra `[rehearse]` (jax and libtpu). Private parts of TensorFlow and JAX are used where no
 public ones exist: all of them in this module.
@@ -24,8 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from lamb_tf import compile_target
+from official_bert.data.input_pipeline import batch_spec
+from official_bert.engines.tf_update import make_replica_update
 from official_bert.rehearsal import programs
+from official_bert.stages import Run, Stage
 from official_bert.system import quiet_tensorflow
+from official_bert.training.stage_model import make_model_and_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Topology:
         name: As given.
         chip: The `Chip`.
         num_chips: Chips in the slice.
-        devices: What JAX calls its devices, one per core.
+        devices: JAX's devices, one per core.
 
     Raises:
         ValueError: where there is no such slice.
@@ -118,7 +121,7 @@ class Topology:
 class ReplicaStrategy(tf.distribute.Strategy):
     """One replica of many, as `TPUStrategy` makes it: sums become all-reduce instructions.
 
-    What runs in `strategy.run` can be lowered, not executed: the other replicas are not there.
+    Functions in `strategy.run` can be lowered, not executed: the other replicas do not exist.
     """
 
     def __init__(self, num_replicas: int):
@@ -166,15 +169,24 @@ def lower(function: Callable, *signature: object) -> bytes:
         return ir_of(stage="stablehlo_serialized", platform_name="CPU")
 
 
+def lower_stage(run: Run, stage: Stage, num_cores: int) -> bytes:
+    """The update of one replica of a stage, lowered as by `lower`."""
+    strategy = ReplicaStrategy(num_cores)
+    with strategy.scope():
+        model, optimizer = make_model_and_optimizer(run, stage)
+    update = make_replica_update(run, model, optimizer)
+    arrays = batch_spec(stage.batch_size // num_cores, *stage.lengths)
+    batch = {name: tf.TensorSpec(*array) for name, array in arrays.items()}
+    step, number = tf.TensorSpec((), tf.int32), tf.TensorSpec((), tf.float32)
+    return lower(lambda *values: strategy.run(update, args=values), batch, step, number, number)
+
+
 def compile_for(topology: Topology, stablehlo: bytes) -> programs.Compiled:
     """Compiles one replica's program for every core of a topology.
 
     Args:
         topology: A `Topology`.
-        stablehlo: What `lower` returned, with as many replicas as the topology has cores.
-
-    Returns:
-        A `Compiled`.
+        stablehlo: From `lower`, with one replica for each core of the topology.
 
     Raises:
         DoesNotFit: where the program needs more memory than a core has.
@@ -216,9 +228,9 @@ def compile_lowered(topology: Topology, lowered: Any) -> programs.Compiled:
 
 
 def _with_text(compile_with: Callable[[dict[str, str | bool]], Any]) -> tuple[Any, str]:
-    """What a compilation with these options returns, and the program in words.
+    """The result of a compilation with these options, and the text of the program.
 
-    The compiler writes it: JAX, whose XLA is another revision, cannot read every program back.
+    The compiler writes the text: JAX, whose XLA is another revision, cannot read every program.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -230,11 +242,13 @@ def _with_text(compile_with: Callable[[dict[str, str | bool]], Any]) -> tuple[An
 
 
 def _does_not_fit(error):
-    """`DoesNotFit`, if that is what the compiler's error says; else the error."""
+    """`DoesNotFit`, if that is the compiler's error; else the error."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return error
-    return programs.DoesNotFit(text.partition("\n")[0], _needed(text))
+    match = re.search(r"(?:Used |memory required [^()]*\()([\d.]+)([KMGT])", text)
+    needed = match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))
+    return programs.DoesNotFit(text.partition("\n")[0], needed)
 
 
 def _summary(topology, memory, costs, text):
@@ -263,10 +277,10 @@ def _jax_topologies():
 
 
 def _make_tpu_dialect(operation):
-    """Mends what TensorFlow lowers for a CPU and would not for a TPU.
+    """Replaces operations that TensorFlow lowers for a CPU and would not for a TPU.
 
-    `mhlo.copy`, which StableHLO does not have, goes; and random bits come from the TPU's own
-    generator, which `tf.random` takes there, instead of from Philox. Its state is a word shorter.
+    `mhlo.copy`, which StableHLO lacks, is removed; and random bits come from the TPU's own
+    generator, which `tf.random` uses there, instead of from Philox. Its state is a word shorter.
     """
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
@@ -294,9 +308,3 @@ def _make_tpu_dialect(operation):
             inner.erase()
         else:
             _make_tpu_dialect(inner)
-
-
-def _needed(message):
-    """Bytes, from what the compiler says; `None` where it has not the words known here."""
-    match = re.search(r"(?:Used |memory required [^()]*\()([\d.]+)([KMGT])", message)
-    return match and int(float(match[1]) * 2 ** (10 * (1 + "KMGT".index(match[2]))))

@@ -9,8 +9,8 @@ class Scale(NamedTuple):
     """A range of numbers along an axis.
 
     Attributes:
-        low, high: What stands at the two ends.
-        ticks: The numbers that are written at the axis.
+        low, high: The values at the two ends.
+        ticks: The values that are written at the axis.
         logarithmic: Whether equal factors have equal lengths.
     """
 
@@ -20,7 +20,7 @@ class Scale(NamedTuple):
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Where `value` stands: 0 at `low`, 1 at `high`; beyond them at the end."""
+        """Position of `value`: 0 at `low`, 1 at `high`; values beyond them are at the end."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from official_bert import rehearse, stages
 from official_bert.model.config import BertConfig
-from official_bert.rehearsal import programs, tpu_compiler
+from official_bert.rehearsal import gpu_compiler, programs, tpu_compiler
 from official_bert.training import flops
 
 peers.load("jax")
@@ -46,11 +46,17 @@ RUN = stages.Run(
 )
 
 
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "bert_config.json"
+    path.write_text(CONFIG.to_json())
+    return path
+
+
 @pytest.mark.slow
-def test_killed_it_leaves_no_process_that_compiles_on(tmp_path):
-    (tmp_path / "config.json").write_text(CONFIG.to_json())
+def test_killed_it_leaves_no_process_that_compiles_on(config_file):
     command = [sys.executable, "-m", "official_bert.rehearse", "--topology=v5e:2x2"]
-    command += [f"--bert_config_file={tmp_path}/config.json", "--max_seq_length=64"]
+    command += [f"--bert_config_file={config_file}", "--max_seq_length=64"]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
     try:
         child = wait_for(lambda: compiling_child(parent.pid))
@@ -85,12 +91,21 @@ def is_running(process):
     return False
 
 
+@pytest.fixture(scope="module")
+def lowered():
+    """The update of one of 16 replicas, which all slices of 16 cores compile."""
+    return tpu_compiler.lower_stage(RUN, STAGE, 16)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v3:4x4", "v4:2x2x4", "v5e:4x4", "v6e:2x2"])
-def test_a_small_bert_compiles_for(name):
+@pytest.mark.parametrize("name", ["v3:2x4", "v4:2x2x2", "v5e:4x4", "v6e:2x2"])
+def test_a_small_bert_compiles_for(name, lowered):
     topology = tpu_compiler.Topology(name)
     said = []
-    report = rehearse.rehearse(RUN, topology, 2.0, said.append)
+    how = {}  # one in processes of its own, as the command does
+    if topology.num_cores == 16:
+        how = {"compile_stage": lambda *_: tpu_compiler.compile_for(topology, lowered)}
+    report = rehearse.rehearse(RUN, topology, 2.0, said.append, **how)
     (stage,) = report["stages"]
     assert report["fits"]
     # All gradients once, and the two sums of weights that normalize the losses.
@@ -115,7 +130,7 @@ def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory()
         rehearse.rehearse(
             RUN,
             topology,
-            say=lambda _: None,
+            log=lambda _: None,
             compile_stage=functools.partial(rehearse.compiled_by_jax, shards),
         )["stages"]
         for shards in (False, True)
@@ -136,27 +151,23 @@ def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory()
 GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"  # where `make install` puts it: see docs/gpu.md
 
 
-def rehearse_command(tmp_path, *flags, path=GPU_COMPILER):
-    """The command as a process, with JAX's CUDA plug-in from a folder of its own."""
-    (tmp_path / "bert_config.json").write_text(CONFIG.to_json())
-    command = [sys.executable, "-m", "official_bert.rehearse", *flags]
-    command += [f"--bert_config_file={tmp_path}/bert_config.json", "--max_seq_length=64"]
-    environment = {**os.environ, "PYTHONPATH": str(path)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-
-
 @pytest.mark.slow
-def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(tmp_path):
+def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(
+    tmp_path, config_file
+):
     if not GPU_COMPILER.is_dir() and not os.environ.get("LAMB_TF_ALL_PEERS"):
         pytest.skip(f"JAX's CUDA plug-in is not in {GPU_COMPILER}, where make install puts it")
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tensorflow'] = None")
-    done = rehearse_command(
-        tmp_path,
+    command = [
+        *(sys.executable, "-m", "official_bert.rehearse", f"--bert_config_file={config_file}"),
         *("--engine=jax", "--topology=h100:2x8", "--host_network_gbits=400", "--dtype=bf16"),
-        *("--train_batch_size=256", "--max_predictions_per_seq=10", "--shard_optimizer"),
-        *("--gradient_accumulation_steps=2", f"--report_file={tmp_path}/report.json"),
-        path=os.pathsep.join([str(tmp_path), str(GPU_COMPILER)]),
-    )
+        *("--train_batch_size=256", "--max_seq_length=64", "--max_predictions_per_seq=10"),
+        *("--shard_optimizer", "--gradient_accumulation_steps=2"),
+        f"--report_file={tmp_path}/report.json",
+    ]
+    path = os.pathsep.join([str(tmp_path), str(GPU_COMPILER)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("h100:2x8: 16 GPUs of 79.1 GiB.")
     report = json.loads((tmp_path / "report.json").read_text())
@@ -191,10 +202,14 @@ def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(tm
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(tmp_path, flags, message):
-    done = rehearse_command(tmp_path, *flags, path="")
-    assert done.returncode == 2
-    assert re.fullmatch(rf"rehearse: error: {message}\n", done.stderr)
+def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(
+    config_file, flags, message, capsys, monkeypatch
+):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setattr(gpu_compiler, "_has_plugin", lambda: False)
+    arguments = [*flags, f"--bert_config_file={config_file}", "--max_seq_length=64"]
+    assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
+    assert re.fullmatch(rf"rehearse: error: {message}\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -301,26 +316,19 @@ def test_the_figures_of_gpus_are_those_of_the_report():
         ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
     ],
 )
-def test_bad_flags_are_refused_in_a_line(flag, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # the command sets it
-    config_file = tmp_path / "bert_config.json"
-    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
+def test_bad_flags_are_refused_in_a_line(flag, message, config_file, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
     assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
     assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", capsys.readouterr().err)
 
 
-def test_an_import_that_fails_is_told_in_a_line(tmp_path):
-    config_file = tmp_path / "bert_config.json"
-    config_file.write_text(json.dumps(dataclasses.asdict(CONFIG)))
-    script = (
-        "import sys\n"
-        "sys.modules['official_bert.rehearsal.tpu_compiler'] = None\n"
-        "from official_bert import rehearse\n"
-        "rehearse.commands.run(rehearse.main, rehearse.Rehearse)"
-    )
+def test_an_import_that_fails_is_reported_in_a_line(config_file, capsys, monkeypatch):
+    def without_compiler(topology):
+        raise ImportError("The TPU compiler needs libtpu, not installed here.")
+
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setattr(rehearse, "compiler_for", without_compiler)
     arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}"]
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert re.fullmatch(r"rehearse: error: .*tpu_compiler.*\n", done.stderr)
+    assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
+    assert "rehearse: error: The TPU compiler needs libtpu" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The pictures of a run: drawn from whatever log there is, or refused in one line."""
+"""The pictures of a run: drawn from any log of pre-training, or refused."""
 
 import json
 import re
