@@ -62,7 +62,7 @@ def trained(small_corpus, tmp_path_factory):
     }
     resumed = folder / "jax" / "resumed"
     shutil.copytree(found["tensorflow", "dropout"][0], resumed)
-    forget_after(resumed, 20)
+    forget_after(resumed, 10)
     jobs["resumed"] = job(small_corpus, resumed, **settings()["dropout"])
     for name, result in zip(jobs, jax_training.run_jobs([*jobs.values()], folder), strict=True):
         assert not result["tensorflow"], "TensorFlow was imported"
@@ -118,7 +118,7 @@ def test_jax_resumes_tensorflow_s_checkpoint(trained):
 @pytest.mark.slow
 def test_tensorflow_resumes_jax_s_checkpoint(trained, small_corpus, tmp_path):
     shutil.copytree(trained["jax", "dropout"][0], tmp_path / "model")
-    forget_after(tmp_path / "model", 30)
+    forget_after(tmp_path / "model", 15)
     each = job(small_corpus, tmp_path / "model", **settings()["dropout"])
     assert jax_training.train(each, TfDistribute(tf.distribute.get_strategy())) is None
     assert_losses_agree(

@@ -114,11 +114,9 @@ def whole(alone, flags, tmp_path, compiled):
     return alone
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(4, 2), (1, 8)])  # 2 × 2: the launchers
-def test_weights_depend_neither_on_processes_nor_on_devices(
-    whole, flags, tmp_path, compiled, processes, devices
-):
-    train(processes, devices, flags(tmp_path / "model"), tmp_path, compiled)
+def test_weights_do_not_depend_on_the_number_of_devices(whole, flags, tmp_path, compiled):
+    """Nor on that of processes: see the launchers."""
+    train(1, 8, flags(tmp_path / "model"), tmp_path, compiled)
     assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
 
 
@@ -166,16 +164,16 @@ def in_slurm(index, ports):
 
 
 def in_open_mpi(index, ports):
-    """What Open MPI gives to a process of two; a shell passes its number on, as in docs/jax.md."""
+    """What Open MPI gives to a process of four; a shell passes its number on, as in docs/jax.md."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     line = f'exec {sys.executable} -m {worker_processes.COMMAND} --worker_hosts={hosts} "$@" '
     command = ["sh", "-c", line + "--task_index=$OMPI_COMM_WORLD_RANK", "run_pretraining"]
-    return command, [], {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(index)}
+    return command, [], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
 
 
-def start_by(launcher, ports, flags, folder, compiled):
+def start_by(launcher, ports, devices, flags, folder, compiled):
     workers = []
-    for index in range(2):
+    for index in range(4 // devices):
         command, more, variables = launcher(index, ports)
         output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
         cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
@@ -184,18 +182,22 @@ def start_by(launcher, ports, flags, folder, compiled):
                 [*command, *flags, *more],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=jax_training.environment(2) | cache | variables,
+                env=jax_training.environment(devices) | cache | variables,
             )
         workers.append(Worker(process, output))
     return workers
 
 
-@pytest.mark.parametrize("launcher", [in_slurm, in_open_mpi], ids=["slurm", "open_mpi"])
-def test_launchers_of_clusters_start_it(whole, flags, tmp_path, compiled, launcher):
-    ports = worker_processes.free_ports(2)
-    workers = start_by(launcher, ports, flags(tmp_path / "model"), tmp_path, compiled)
-    assert finish(workers) == [0, 0], [worker.said()[-3000:] for worker in workers]
-    assert "worker 1 of 2" in workers[1].said()
+@pytest.mark.parametrize(
+    ("launcher", "devices"), [(in_slurm, 2), (in_open_mpi, 1)], ids=["slurm", "open_mpi"]
+)
+def test_launchers_of_clusters_start_it(whole, flags, tmp_path, compiled, launcher, devices):
+    """On two processes of two devices, and on four of one."""
+    count = 4 // devices
+    ports = worker_processes.free_ports(count)
+    workers = start_by(launcher, ports, devices, flags(tmp_path / "model"), tmp_path, compiled)
+    assert finish(workers) == [0] * count, [worker.said()[-3000:] for worker in workers]
+    assert f"worker 1 of {count}" in workers[1].said()
     assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
 
 
@@ -214,7 +216,7 @@ def by_jax_itself(index, ports):
 def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path, compiled):
     """As on a slice, where JAX asks for the others; here it then misses the TPU."""
     port = next(port for port in range(61440, 65536) if is_free(port))
-    workers = start_by(by_jax_itself, [port], flags(tmp_path / "model"), tmp_path, compiled)
+    workers = start_by(by_jax_itself, [port], 2, flags(tmp_path / "model"), tmp_path, compiled)
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         assert worker.said().splitlines()[-1] == (
@@ -287,7 +289,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
 def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lost(name):
     number = signal.Signals[name]
     hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))

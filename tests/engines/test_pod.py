@@ -16,31 +16,31 @@ from pathlib import Path
 import bucket
 import numpy as np
 import pod
+import pod_client
 import pytest
-from small_runs import final_tensors, log_lines
+from small_runs import final_tensors, log_lines, train
 
 pytestmark = [pytest.mark.slow, bucket.needs_namespaces]
 
 
-def start(corpus, model_dir, on_pod=None, damaged=None):
-    """Starts the run of `pod_client`, on a pod or, without, on one device."""
+def start(corpus, model_dir, on_pod, damaged=None):
+    """Starts the run of `pod_client` on a pod."""
     settings = {
         "config": dataclasses.asdict(corpus.config),
         "train": corpus.train,
         "held_out": corpus.held_out,
         "model_dir": str(model_dir),
-        "hosts": on_pod.hosts if on_pod else [],
+        "hosts": on_pod.hosts,
         "damaged": damaged,
     }
     script = Path(pod.__file__).with_name("pod_client.py")
-    command = [sys.executable, script, json.dumps(settings)]
     paths = os.pathsep.join(filter(None, [*sys.path[:3], os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        on_pod.bucket.inside(*command) if on_pod else command,
+        on_pod.bucket.inside(sys.executable, script, json.dumps(settings)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths} | (on_pod.bucket.environment if on_pod else {}),
+        env=os.environ | {"PYTHONPATH": paths} | on_pod.bucket.environment,
     )
 
 
@@ -92,7 +92,8 @@ def in_bucket(small_corpus):
 def runs(small_corpus, in_bucket, on_pod, tmp_path_factory):
     """The same run on one device, and on a pod, where it was killed once."""
     folder, model_dir = tmp_path_factory.mktemp("runs"), "gs://b/model"
-    finish(start(small_corpus, folder / "alone"))
+    run, options = pod_client.run_and_options(small_corpus)
+    train(run, folder / "alone", options)
     manifest = on_pod.bucket.path(f"{model_dir}/ctl_step_4.ckpt-1.json")
     kill_after(start(in_bucket, model_dir, on_pod), manifest)
     said = finish(start(in_bucket, model_dir, on_pod))

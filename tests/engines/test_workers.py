@@ -13,7 +13,7 @@ import worker_processes
 from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints
 
-STEPS = 60
+STEPS = 30
 SETTINGS = {
     "max_seq_length": 32,
     "max_predictions_per_seq": 5,

@@ -17,7 +17,7 @@ from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 
 OPTIONS = {"log_steps": 5, "save_checkpoints_steps": 5, "keep_checkpoint_max": 0}
 STAGE = Stage(
-    steps=50,
+    steps=30,
     batch_size=16,
     max_seq_length=32,
     max_predictions_per_seq=5,

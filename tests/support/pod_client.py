@@ -1,4 +1,4 @@
-"""A process that trains the runs of `test_pod`: the client of some hosts, or one device.
+"""A process that trains the runs of `test_pod`: the client of some hosts.
 
 python pod_client.py JSON
 """
@@ -6,30 +6,26 @@ python pod_client.py JSON
 import dataclasses
 import json
 import sys
+import types
 from pathlib import Path
 
 import pod
 import small_runs
-import tensorflow as tf
 
-from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
-from official_bert.training.trainer import Trainer
+
+
+def run_and_options(corpus):
+    """The run of a corpus: anything with `config`, `train` and `held_out`."""
+    config = small_runs.without_dropout(corpus.config)
+    run = small_runs.make_run(corpus, config=config)
+    return run, dataclasses.replace(small_runs.QUIET, eval_files=(corpus.held_out,))
 
 
 def main(settings):
-    config = small_runs.without_dropout(BertConfig(**settings["config"]))
-    strategy = tf.distribute.get_strategy()
-    if settings["hosts"]:
-        strategy = pod.strategy(settings["hosts"])
-    run = small_runs.Run(
-        stages=(small_runs.SHORT, small_runs.LONG),
-        input_files=(settings["train"],),
-        config=config,
-        optimizer=small_runs.Optimizer(),
-    )
-    options = dataclasses.replace(small_runs.QUIET, eval_files=(settings["held_out"],))
-    trainer = Trainer(run, options, TfDistribute(strategy), settings["model_dir"])
+    settings["config"] = BertConfig(**settings["config"])
+    run, options = run_and_options(types.SimpleNamespace(**settings))
+    trainer = small_runs.begin(run, settings["model_dir"], options, pod.strategy(settings["hosts"]))
     if settings["damaged"]:  # after the checks of this process
         path = Path(settings["damaged"])
         content = bytearray(path.read_bytes())

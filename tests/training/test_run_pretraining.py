@@ -14,6 +14,7 @@ import in_process
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm_python
 from command_processes import without
 
 import official_bert
@@ -531,7 +532,7 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
 
 def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE):
     """The command as a process, quiet, with its output in a pipe."""
-    return subprocess.Popen(
+    return warm_python.Popen(
         [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
         stdout=stdout,
         stderr=stderr,
