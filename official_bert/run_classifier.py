@@ -103,7 +103,8 @@ def main(args: Classify) -> int:
 def _job(args):
     from official_bert.tasks import classification, labels
 
-    sets, config = _sets(args), fine_tuning.config(args)
+    config = fine_tuning.read_config(args)
+    sets = _sets(args, config)
     sets.check(args.max_seq_length, config)
     examples = 0
     if args.do_train:
@@ -111,6 +112,7 @@ def _job(args):
         examples = len(arrays["labels"])
     return fine_tuning.FineTuningJob(
         task=sets.task,
+        config=config,
         arrange=sets.task.arrange,
         use=functools.partial(_use, args, sets),
         train_file=sets.train_file,
@@ -122,7 +124,7 @@ def _job(args):
     )
 
 
-def _sets(args):
+def _sets(args, config):
     """The examples that the flags name; all of them are read here for the first time."""
     from official_bert.tasks import glue
     from official_bert.tasks.tables import Columns
@@ -141,7 +143,7 @@ def _sets(args):
     columns = Columns(args.sentence1_column, args.sentence2_column, args.label_column)
     return glue.of_tables(
         columns,
-        _known_labels(args),
+        _known_labels(args, config),
         *vocabulary,
         numbers_are_classes="label_type" in args.given,
         train_file=args.train_file,
@@ -150,7 +152,7 @@ def _sets(args):
     )
 
 
-def _known_labels(args):
+def _known_labels(args, config):
     """What is predicted, but for classes that training has yet to find: `None`."""
     from official_bert.tasks import labels
 
@@ -159,15 +161,15 @@ def _known_labels(args):
     if args.do_train:
         return None
     file = os.path.join(args.seeds_and_folders()[0][1], LABELS)
-    beside = args.init_checkpoint and not os.path.exists(file) and _labels_beside(args)
+    beside = args.init_checkpoint and not os.path.exists(file) and _labels_beside(args, config)
     return labels.from_json(beside) if beside else labels.load(file)
 
 
-def _labels_beside(args):
+def _labels_beside(args, config):
     """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
     from official_bert.checkpoints import sources
 
-    return sources.open_as_init(fine_tuning.config(args), args.init_checkpoint).labels
+    return sources.open_as_init(config, args.init_checkpoint).labels
 
 
 def _use(args, sets, engine, model, folder):

@@ -192,15 +192,15 @@ def _read_values(path, kind, expected):
 
 def _job(args):
     decoding = Decoding(**values_of(Decoding, args))
-    task, dataset = _task(args), None
-    fine_tuning.config(args)  # checks the length
+    task, dataset, config = _task(args), None, fine_tuning.read_config(args)
     if args.predict_file:
         dataset = task.read_asked(args.predict_file, scored=args.do_eval)
     return fine_tuning.FineTuningJob(
         task=task,
+        config=config,
         use=functools.partial(_use, args, task, dataset, decoding),
         train_file=args.train_file,
-        examples=_examples(args, task) if args.do_train else 0,
+        examples=_examples(args, task, config) if args.do_train else 0,
         eval_files=(args.predict_file,) if args.do_eval else (),
         evaluated_on={"predict_file": args.predict_file},
         seed_independent=squad_evaluation.NOT_OF_THE_SEED,
@@ -218,9 +218,9 @@ def _task(args):
     )
 
 
-def _examples(args, task):
+def _examples(args, task, config):
     """The number of questions to train on, by which the official script counts epochs."""
-    file, config = args.train_file, fine_tuning.config(args)
+    file = args.train_file
     questions, counts = task.read(file)
     if args.version_2_with_negative and not any(q.is_impossible for q in questions):
         raise ValueError(

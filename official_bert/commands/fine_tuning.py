@@ -33,6 +33,7 @@ class FineTuningJob:
 
     Args:
         task: A `protocols.Task`.
+        config: The shape of the model, from `read_config`: it is read once for all seeds.
         use: Function of (engine, model, folder) that evaluates and predicts what the flags ask for,
             and returns the metrics, {name: number}.
         arrange: Function of (model, names of a checkpoint's classes, path of the checkpoint) that
@@ -46,6 +47,7 @@ class FineTuningJob:
     """
 
     task: "Task"
+    config: "BertConfig"
     use: "Callable[[TfDistribute, keras.Model, str], dict[str, float]]"
     arrange: "Callable[[Any, Sequence[str], str], None]" = lambda model, classes, path: None
     train_file: str | None = None
@@ -69,7 +71,7 @@ def run(args: FineTuning, make_job: Callable[[Any], FineTuningJob]) -> int:
     return messages.resumable(lambda: _run(args, make_job))
 
 
-def config(args: FineTuning) -> "BertConfig":
+def read_config(args: FineTuning) -> "BertConfig":
     """The `BertConfig` of the flags.
 
     Raises:
@@ -194,7 +196,7 @@ def _run_seed(args, job, engine, seed, folder):
             return code, None
         model, step = trainer.model, trainer.step
     elif args.init_checkpoint:
-        start = job.task, config(args), args.init_checkpoint
+        start = job.task, job.config, args.init_checkpoint
         model, step = fine_tuned.load_checkpoint(*start, engine, args.dtype, job.arrange), None
         seed = None  # of its training, which is unknown
     else:
@@ -250,7 +252,7 @@ def _stages_run(args, job, engine, seed):
     if args.enable_xla is None:
         settings["enable_xla"] = engine.runs_on_accelerator()
     return Run(
-        config=config(args),
+        config=job.config,
         stages=(_stage(args, job.examples),),
         optimizer=args.optimizer(),
         input_files=(job.train_file,),

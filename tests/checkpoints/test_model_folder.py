@@ -270,7 +270,7 @@ def fine_tuned(folder, **named):
 
 def config_of(args):
     if isinstance(args, Classify):
-        return fine_tuning.config(args)
+        return fine_tuning.read_config(args)
     return run_pretraining.run_from_flags(args).config
 
 
