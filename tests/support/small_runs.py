@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import tensorflow as tf
 
+from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
@@ -46,6 +48,32 @@ def begin(run, model_dir, options=QUIET, strategy=None, resume_from=None):
 def train(*arguments, **settings):
     trainer = begin(*arguments, **settings)
     trainer.train()
+    return trainer
+
+
+def losses_of_updates(run, model, optimizer, batches, updates):
+    """The loss of each update, made by the loop in a call of its own."""
+    strategy = tf.distribute.get_strategy()
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
+    iterator = TfDistribute(strategy).feed(lambda *_: batches, range(updates))
+    losses, state = [], loop_state.first_state(run)
+    for step in range(updates):
+        state = loop(iterator, step, 1, state.new_window())
+        losses.append(run.task.metrics(state.sums)["loss"])
+    return losses
+
+
+def assert_resumes_exactly(run, folder, options, last_step):
+    """Trains in `folder`/whole; killed after a checkpoint and resumed, it ends with the same bits.
+
+    Returns the trainer of the run that was not killed.
+    """
+    trainer = train(run, folder / "whole", options)
+    shutil.copytree(folder / "whole", folder / "killed")
+    forget_after(folder / "killed", last_step)
+    train(run, folder / "killed", options)
+    assert_same(final_tensors(folder / "killed"), final_tensors(folder / "whole"))
+    assert log_lines(folder / "killed") == log_lines(folder / "whole")
     return trainer
 
 

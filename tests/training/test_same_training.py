@@ -11,11 +11,9 @@ import numpy as np
 import peers
 import pytest
 import reference
-import tensorflow as tf
+from small_runs import losses_of_updates
 
 from official_bert.data import input_pipeline
-from official_bert.engines import loop_state, tf_update
-from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import Optimizer, Run, Stage
 from official_bert.training import stage_model
 
@@ -65,16 +63,11 @@ def make_run(small_corpus, optimizer, peak):
 
 def train_ours(run):
     """Weights before, the loss of every update, weights after, and the batches."""
-    stage, strategy = run.stages[0], tf.distribute.get_strategy()
+    stage = run.stages[0]
     batches = input_pipeline.Batches(stage.resolve(run.input_files), 16, 32, 5, seed=1)
     model, optimizer = stage_model.make_model_and_optimizer(run, stage)
-    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
-    iterator = TfDistribute(strategy).feed(lambda *_: batches, range(UPDATES))
     before = {v.path: v.numpy() for v in model.weights}
-    losses, state = [], loop_state.first_state(run)
-    for step in range(UPDATES):
-        state = loop(iterator, step, 1, state.new_window())
-        losses.append(run.task.metrics(state.sums)["loss"])
+    losses = losses_of_updates(run, model, optimizer, batches, UPDATES)
     return before, losses, {v.path: v.numpy() for v in model.weights}, batches
 
 

@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 import pathlib
-import shutil
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
-from small_runs import QUIET, final_tensors, log_lines, train
+from small_runs import QUIET, assert_resumes_exactly, log_lines, train
 from two_replicas import two_replicas
 
 from official_bert.data import tokenization
@@ -112,16 +111,7 @@ def test_a_second_task_learns_and_reports_in_its_own_words(run, tmp_path, capsys
 
 
 def test_a_second_task_resumes_exactly(run, tmp_path):
-    train(run, tmp_path / "whole", OPTIONS)
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
-    for file in (tmp_path / "killed").glob("ctl_step_60*"):
-        file.unlink()
-    train(run, tmp_path / "killed", OPTIONS)
-    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
-    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
-    assert resumed.keys() == whole.keys()
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+    assert_resumes_exactly(run, tmp_path, OPTIONS, 40)
 
 
 def test_a_second_task_trains_to_the_same_weights_on_two_replicas(run, tmp_path):
