@@ -36,7 +36,7 @@ LAMB_WARMUP_STEPS = 3_125
 @settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides a run's result beside the model and the records."""
+    """Everything that decides a run's result apart from the model and the records."""
 
     stages: tuple[Stage, ...] = setting("The stages of the run, in order.")
     optimizer: Optimizer = setting("The settings of the optimizer.", default_factory=Optimizer)

@@ -1,7 +1,7 @@
 """Growing an encoder from stage to stage, and choosing what trains: MSLT and Gong's doubling.
 
 MSLT (multi-stage layerwise training, arXiv 2011.13635) starts with few encoder layers. Each stage
-adds layers on top and trains them and the output head alone; the layers below run forward only:
+adds layers on top and trains only them and the output head; the layers below run forward only:
 no gradients, no optimizer slots, no part in the all-reduce. A last stage trains everything.
 Progressive stacking (Gong et al., ICML 2019) doubles the encoder by a copy of the whole stack, and
 all layers train.
@@ -194,7 +194,7 @@ def doubling(
 ) -> tuple["Stage", ...]:
     """The stages of a run by Gong et al.'s progressive stacking: the whole stack is copied.
 
-    All layers train, and the optimizer starts anew at each doubling. Their BERT-Base, 3 → 6 → 12
+    All layers train, and the optimizer starts again at each doubling. Their BERT-Base, 3 → 6 → 12
     layers, took 50,000, 70,000 and 280,000 updates (recalled), which gives the shares.
 
     Args:

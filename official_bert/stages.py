@@ -1,6 +1,6 @@
-"""What a run is: a tuple of stages, an optimizer, a model; and what it shows on the way.
+"""The description of a run: stages, optimizer and model; and what it logs and saves.
 
-The training loop knows only this. Weights, heads and moments carry over from one stage to the
+The training loop depends only on this. Weights, heads and moments carry over from one stage to the
 next, and each stage warms up again. The fields are the flags of `run_pretraining`, too, so what
 takes long to import is imported when it is used.
 """
@@ -353,7 +353,7 @@ class Run:
 class LoopOptions:
     """What a run logs, saves and evaluates on the way; none of it changes the weights.
 
-    A checkpoint is also written at the end of a stage and when the process is asked to stop.
+    A checkpoint is also written at the end of a stage and on a signal to stop.
     """
 
     log_steps: int = setting("Steps between log lines.", 100, minimum=1)

@@ -1,1 +1,1 @@
-"""Where a model lives and how N updates are made: tf.distribute, and the workers of one machine."""
+"""The engines: tf.distribute and a mesh of JAX, their processes and workers."""

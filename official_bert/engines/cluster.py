@@ -6,7 +6,7 @@ The first of these that is there decides:
 2. the environment's `TF_CONFIG`, as Kubernetes operators and cloud services set it;
 3. the variables that Slurm gives to every task of an `srun` step.
 
-A `TF_CONFIG` that says something else than the flags is refused. Slurm's variables are in the
+A `TF_CONFIG` that contradicts the flags is refused. Slurm's variables are in the
 environment of everything that runs in a job, so they decide only where nothing else does.
 """
 
@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
     source: str
 
     def tf_config(self) -> str:
-        """The `TF_CONFIG` that says the same."""
+        """The equivalent `TF_CONFIG`."""
         return json.dumps(
             {
                 "cluster": {"worker": list(self.hosts)},

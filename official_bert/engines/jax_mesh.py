@@ -30,7 +30,7 @@ class JaxMesh(Engine):
     Args:
         shards_optimizer: Whether each device holds, and computes, only a part of the optimizer's
             state and update (arXiv 2004.13336); weights are the same to round-off.
-        devices: Which devices; by default, all. One process alone may take fewer.
+        devices: Which devices; by default, all. A single process may take fewer.
     """
 
     measures_input_wait = True

@@ -122,7 +122,7 @@ class Feed:
         self._reader = ThreadPoolExecutor(1, "batches")
 
     def take(self, count: int) -> list[dict[str, np.ndarray]]:
-        """The next batches; then as many are read ahead.
+        """The next batches; then the same number is read ahead.
 
         Raises:
             Exception: what reading one of them raised.

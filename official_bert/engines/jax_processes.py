@@ -1,7 +1,7 @@
 """The processes of a JAX run: discovery, and errors when one is lost.
 
 When a process is lost, JAX aborts the others from its C++ code, sooner or later. So a process that
-has others works as a child of the one that was started, which says what the end means.
+has others works as a child of the one that was started, which explains how it ended.
 """
 
 import collections
@@ -21,8 +21,8 @@ from official_bert.system import messages, quiet_tensorflow
 from official_bert.system.child_commands import end_with_parent
 
 HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
-GRACE_SECONDS = 3  # for the others to say what they fail by themselves
-_LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of what a process says, kept for when it is ended
+GRACE_SECONDS = 3  # for the others to report their own errors
+_LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of the output of a process, shown if it is killed
 # What JAX writes when it aborts a process because of another one.
 _SIGNS_OF_ABORTS = ("JAX distributed service detected fatal errors", "missing heartbeats")
 LOST = (
@@ -44,7 +44,7 @@ def start(
     Args:
         strategy: `"multi_worker_mirrored"`: the workers are those of the flags, of `TF_CONFIG` or
             of Slurm; `"tpu"`: the hosts of a Cloud TPU slice, as JAX finds them. `None`: those of
-            the flags or of `TF_CONFIG`, or this process alone.
+            the flags or of `TF_CONFIG`, or only this process.
         worker_hosts: Comma-separated `host:port` of all processes, or `None`.
         task_index: This process's place among them, or −1.
         environment: `os.environ`.
@@ -133,7 +133,7 @@ def _cluster(strategy, worker_hosts, task_index, environment):
 
 
 def _continue_in_child(lost_code):
-    """Returns in a child of this process, which itself waits for it, says how it ended, and ends.
+    """Returns in a child; this process waits for it, reports how it ended, and ends.
 
     What the child writes to stderr comes through here, for its last words.
     """
@@ -250,7 +250,7 @@ def _join(jax, found):
         flush=True,
     )
     logging.getLogger("jax._src.distributed").setLevel(logging.WARNING)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of use on CPUs alone
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # used on CPUs only
     jax.distributed.initialize(
         found.hosts[0],
         len(found.hosts),
@@ -261,7 +261,7 @@ def _join(jax, found):
 
 
 def lost_worker(error: Exception) -> str | None:
-    """What to tell the user if an error of JAX means that another process is gone, or `None`."""
+    """The message if an error of JAX means that another process is gone, or `None`."""
     text = str(error)
     signs = ("Gloo", "Connection closed by peer", "heartbeat", "NCCL", "coordination service")
     if type(error).__name__ != "JaxRuntimeError" or not any(sign in text for sign in signs):

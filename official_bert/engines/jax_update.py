@@ -69,7 +69,7 @@ class TrainingLoop:
     def reductions(self, batches: Feed, state: LoopState) -> Reductions:
         """The `Reductions` of one update, before the compiler merges some of them.
 
-        Each gradient is summed once; beside them are what the loss is divided by, and the sums.
+        Each gradient is summed once, and so are the divisors of the loss and the sums.
         """
         bytes_each = jnp.dtype(_DTYPES[self._run.reduce_dtype]).itemsize
         numbers = len(self._run.task.weights) + len(self._run.task.sums)
@@ -112,7 +112,7 @@ def make_updates(
     Returns:
         A `jax.jit` function of (trained values, optimizer's values, other values, stacked batches,
         stop requests by device, first step, number of steps, loss scale, good updates). The first
-        two are given away. It returns them anew, and a dictionary of the rest of the state, in
+        two are donated. It returns their new values, and a dictionary of the rest of the state, in
         which `sums` and `skipped` have a row per step.
     """
     update = _make_update(run, model, optimizer, placement)

@@ -24,7 +24,7 @@ LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it
 def run(count: int, command: str, arguments: Sequence[str]) -> int:
     """Runs `python -m command` on this number of workers to their end.
 
-    What the first one says is shown as it is, what others say with their number before it. SIGINT
+    The output of the first is shown as it is, that of others with their number in front. SIGINT
     and SIGTERM are passed on to all. If one dies, the others end, too.
 
     Args:

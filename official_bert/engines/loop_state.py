@@ -1,4 +1,4 @@
-"""The parts of an update that no engine does in its own way: loss scale, micro-batches."""
+"""Loss scale and micro-batches: the parts of an update that are the same on every engine."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING

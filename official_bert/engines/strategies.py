@@ -35,7 +35,7 @@ def make_strategy(
     task_index: int = -1,
     all_reduce_alg: str | None = None,
 ) -> tf.distribute.Strategy:
-    """The strategy that the flags of the official script ask for.
+    """The strategy that the flags of the official script select.
 
     Args:
         name: One of `STRATEGIES`.
@@ -43,7 +43,7 @@ def make_strategy(
             `"multi_worker_mirrored"`, all there are. Not for `"tpu"`.
         tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
         worker_hosts: Comma-separated `host:port` list of all workers, for
-            `"multi_worker_mirrored"`; without, the environment says who they are (`cluster.find`).
+            `"multi_worker_mirrored"`; without, the environment names them (`cluster.find`).
         task_index: This worker's place in `worker_hosts`.
         all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
             `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
@@ -150,7 +150,7 @@ def _tpu_strategy(tpu):
 
 
 def _check_that_no_workers_are_meant(name):
-    """Refuses to train alone what a `TF_CONFIG` of several workers was set for."""
+    """Refuses to train on one host if a `TF_CONFIG` of several workers is set."""
     found = cluster.configured(os.environ)
     if found and len(found.hosts) > 1:
         raise ValueError(
@@ -174,7 +174,7 @@ def _ended_by_ctrl_c(function):
 
 
 def lost_worker(error: Exception) -> str | None:
-    """What to tell the user if a TensorFlow error means that another worker is gone, or `None`.
+    """The message if a TensorFlow error means that another worker is gone, or `None`.
 
     A worker that ends, closes its connections; that of a machine that is gone, or a process that
     hangs, shows by its missing heartbeats, within 20 s.

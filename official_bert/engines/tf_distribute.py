@@ -18,13 +18,13 @@ from official_bert.protocols import Engine, GraphBatches
 if TYPE_CHECKING:
     from official_bert.protocols import Batches, Task, UpdateSettings
 
-# What `data.slice.graph_batches` asserts, and what TensorFlow says of a file.
+# Messages of the assertions of `data.slice.graph_batches`, and of TensorFlow about a file.
 _REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
 _PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 
 
 class TfDistribute(Engine):
-    """Any `tf.distribute` strategy, on one host or several; nothing outside asks where it runs.
+    """Any `tf.distribute` strategy, on one host or several.
 
     Args:
         strategy: A `tf.distribute.Strategy`; `strategies.make_strategy` makes one from flags.
@@ -100,7 +100,7 @@ class TfDistribute(Engine):
         """The batches of `steps`, each host reading its shard only and each replica its rows of it.
 
         Where this process directs hosts that run no Python, as on a TPU slice, they read by a graph
-        (`Batches.dataset`), and this process reads only what `on_read` is to be told.
+        (`Batches.dataset`), and this process reads only what `on_read` needs.
 
         Returns:
             An iterator for the training loop or the evaluation step: an element is a global batch.
@@ -174,9 +174,9 @@ class TfDistribute(Engine):
             raise
 
     def input_error(self, error: Exception) -> Exception | None:
-        """What reading a batch raised, if that is behind an error of a loop; otherwise `None`.
+        """The error of reading a batch that caused an error of a loop; `None`: another cause.
 
-        TensorFlow, which calls for the batches, passes on the text of an error alone.
+        TensorFlow, which calls for the batches, passes on only the text of an error.
         """
         if not isinstance(error, tf.errors.OpError):
             return None

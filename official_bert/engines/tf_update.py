@@ -293,7 +293,7 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
 
 
 def measures_input_wait(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the loop can measure how long a step waits for its batch: not beside a TPU."""
+    """Whether the loop can measure how long a step waits for its batch: not for a TPU."""
     return not isinstance(strategy, tf.distribute.TPUStrategy)
 
 

@@ -1,1 +1,1 @@
-"""BERT itself: its configuration, the encoder and the heads, fused kernels, its FLOPs."""
+"""BERT itself: its configuration, the encoder and the heads, fused kernels."""

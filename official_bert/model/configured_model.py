@@ -1,4 +1,4 @@
-"""What Keras needs in order to save, load and export a BERT, alike for every model of ours."""
+"""A Keras model made from a `BertConfig`: saving, loading and export, for every model here."""
 
 import dataclasses
 import os

@@ -10,7 +10,7 @@ from official_bert.model.tensor_types import Tensor
 def seeds_of_rows(seed: int, step: int | Tensor, rows: Tensor) -> Tensor:
     """The seeds of dropout in rows of a step's batch: int32 of shape (B, 2), no two of a run equal.
 
-    They depend on the place of a row in the global batch alone: neither on how many devices share
+    They depend only on the place of a row in the global batch: neither on how many devices share
     the batch, nor on the number of micro-batches.
 
     Args:

@@ -42,7 +42,7 @@ class BertEncoder(ConfiguredModel):
         inputs: Dictionary of integer tensors `input_ids`, `input_mask`, `segment_ids` of shape
             (B, S). Other entries are ignored.
         training: Whether dropout is on.
-        dropout_seed: Integer tensor of shape (2,): dropout becomes a function of it alone; or
+        dropout_seed: Integer tensor of shape (2,): dropout becomes a function of it; or
             (B, 2): that of each example becomes a function of its own. By default it is drawn from
             the model's own generator, as Keras' layers do.
 

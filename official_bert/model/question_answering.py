@@ -18,7 +18,7 @@ class BertQuestionAnswering(ConfiguredModel):
     answer's first and that of being its last. The head's variables are called as in the official
     fine-tuned checkpoints, `cls/squad/output_weights` and `cls/squad/output_bias`. The head is
     computed in float32 whatever the type of the arithmetic, so that answers whose scores are close
-    are told apart. The pooler is kept for exports, but neither computed nor of use.
+    are told apart. The pooler is kept for exports, but neither computed nor used.
 
     Args:
         config, seed, dtype: As of `BertEncoder`.

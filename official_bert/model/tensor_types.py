@@ -1,4 +1,4 @@
-"""Names of types that Keras has no names for."""
+"""Type aliases for the tensors of any Keras backend."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias

@@ -52,9 +52,9 @@ def fix(
     engine: "Engine",
     model_dir: AnyPath,
     resume_from: int | None = None,
-    say: Callable[[str], object] = show,
+    log: Callable[[str], object] = show,
 ) -> "Run":
-    """The run with as many updates as fit into its `minutes`.
+    """The run with the number of updates that fits into its `minutes`.
 
     A run that has begun in `model_dir` keeps its number of updates. A new one is measured, when all
     has been checked that the loop will check: some updates and held-out batches of each stage, on a
@@ -68,7 +68,7 @@ def fix(
         engine: Where the model will live.
         model_dir: The run's model directory.
         resume_from: As of `trainer.Trainer`.
-        say: Takes a line about what is done and found.
+        log: Prints a line on what is measured.
 
     Raises:
         ValueError: if the budget is too small for one update of each stage, `run.json` is damaged,
@@ -79,11 +79,11 @@ def fix(
     begun = model_directory.read_run_json(as_path(model_dir))
     if begun:
         return _with_updates_of(run, begun["stages"])
-    tell = say if engine.is_chief else lambda line: None
+    log = log if engine.is_chief else lambda line: None
     seconds = 60 * (run.minutes or 0.0)
     records = RunRecords(run, options, engine.shard)
     _check(run, options, engine, records, model_dir, resume_from)
-    costs = _measured(run, options, engine, records, started + MEASURED_SHARE * seconds, tell)
+    costs = _measured(run, options, engine, records, started + MEASURED_SHARE * seconds, log)
     every = options.eval_steps or math.inf
     updates = [cost.update + cost.evaluation / every for cost in costs]
     spent = _slowest(engine, time.monotonic() - started)
@@ -94,7 +94,7 @@ def fix(
     counts = ", ".join(
         f"{stage.steps} × {1000 * each:.0f} ms" for stage, each in zip(stages, updates, strict=True)
     )
-    tell(f"budget of {run.minutes:g} minutes: steps {counts}; measuring took {spent:.0f} s")
+    log(f"budget of {run.minutes:g} minutes: steps {counts}; measuring took {spent:.0f} s")
     return dataclasses.replace(run, stages=stages)
 
 
@@ -134,8 +134,8 @@ def seconds_of_a_call(
     Args:
         work: Takes the number of the call, from 0.
         all_gather: An engine's.
-        seconds: For so long at least, by the clock of every worker.
-        calls: So many at least.
+        seconds: Minimum duration, by the clock of every worker.
+        calls: Minimum number.
     """
     all_gather([0.0])  # what it takes to begin is not measured
     started, done = time.monotonic(), 0
@@ -193,7 +193,7 @@ def _check(run, options, engine, records, model_dir, resume_from):
             model_state.load_weights(model, run.init_checkpoint, of_optimizer)
 
 
-def _measured(run, options, engine, records, until, tell):
+def _measured(run, options, engine, records, until, log):
     """The `Cost` of every stage: measured up to a time, the one with the most work first."""
     work = [flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages]
     order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
@@ -202,7 +202,7 @@ def _measured(run, options, engine, records, until, tell):
         left = _left(engine, until)
         if costs and took > left:
             break
-        tell(f"budget: measuring stage {index + 1} of {len(order)}, for at most {left:.0f} s")
+        log(f"budget: measuring stage {index + 1} of {len(order)}, for at most {left:.0f} s")
         started = time.monotonic()
         share = left / (len(order) - len(costs))
         costs[index] = _cost(run, options, engine, records, run.stages[index], share)
@@ -210,7 +210,7 @@ def _measured(run, options, engine, records, until, tell):
     known = costs[order[0]]
     first = run.stages[order[0]]
     for index in order[len(costs) :]:
-        tell(f"budget: stage {index + 1} is estimated from its FLOPs")
+        log(f"budget: stage {index + 1} is estimated from its FLOPs")
         ratio = work[index] / work[order[0]]
         of_row = ratio * first.batch_size / run.stages[index].batch_size
         costs[index] = Cost(ratio * known.update, of_row * known.evaluation, known.once)
@@ -218,7 +218,7 @@ def _measured(run, options, engine, records, until, tell):
 
 
 def _cost(run, options, engine, records, stage, seconds):
-    """The `Cost` of a stage, measured on a model of its own in about so many seconds."""
+    """The `Cost` of a stage, measured on a model of its own in about this many seconds."""
     until = time.monotonic() + seconds
     with engine.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
@@ -230,7 +230,7 @@ def _cost(run, options, engine, records, stage, seconds):
         return Cost(update, evaluation=0.0, once=once)
     count = records.held_out(stage, *engine.shard).num_batches
     if _left(engine, until) < 0:
-        of_row = update / stage.batch_size / 3  # forward alone: a third of the FLOPs
+        of_row = update / stage.batch_size / 3  # only forward: a third of the FLOPs
         return Cost(update, count * options.eval_batch_size * of_row, once)
     step = engine.evaluation_step(run.task, model)
 
@@ -265,7 +265,7 @@ def _seconds_of_updates(loop, batches, run, options, engine, until):
     _, first = _timed(engine, lambda: train(1))  # traces and compiles, as the run itself will
     update = seconds_each(1)
     several = min(options.steps_per_loop, int(MEASURED_CALL / update))
-    # In a call of several updates each takes less; some engines compile it anew.
+    # In a call of several updates each takes less; some engines compile it again.
     if several > 1 and first + 4 * MEASURED_CALL < _left(engine, until):
         train(several)
         update = min(update, seconds_each(several))

@@ -24,7 +24,7 @@ def step_and_count(name: str) -> tuple[int, int]:
 
 
 class Abandoned(NamedTuple):
-    """What a run left behind when it returned to a checkpoint: later steps, smaller numbers."""
+    """The checkpoints abandoned by a return to an earlier one: later steps, smaller numbers."""
 
     after_step: int
     up_to_count: int

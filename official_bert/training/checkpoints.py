@@ -56,7 +56,7 @@ class CheckpointStore:
 
     Args:
         directory: Where they are; created if need be.
-        keep: How many of the newest are kept, beside the one known to be good; 0 keeps all.
+        keep: How many of the newest are kept, apart from the one known to be good; 0 keeps all.
         abandoned: The `Abandoned` of each return to an earlier checkpoint. They are not resumed,
             and go first. May be assigned later.
 
@@ -121,7 +121,7 @@ class CheckpointStore:
             write_text(self.directory / "checkpoint", f'model_checkpoint_path: "{newest}"\n')
         self._prune_old({resumed, self.known_good()})
 
-    def latest(self, say: Callable[[str], object] = print) -> Checkpoint | None:
+    def latest(self, log: Callable[[str], object] = print) -> Checkpoint | None:
         """The newest whole checkpoint, or `None`; damaged ones are reported and skipped.
 
         Raises:
@@ -130,8 +130,8 @@ class CheckpointStore:
         """
         unexplained = self._unexplained()
         names = self._names()
-        found = self._newest_whole(names, say)
-        self._require_explained(unexplained, found and found.name, found, say)
+        found = self._newest_whole(names, log)
+        self._require_explained(unexplained, found and found.name, found, log)
         if names and found is None:
             raise ValueError(
                 f"No checkpoint in {self.directory} is complete: all are damaged. Restore one, or "
@@ -141,7 +141,7 @@ class CheckpointStore:
             self._require_new()
         return found
 
-    def at(self, step: int, say: Callable[[str], object] = print) -> Checkpoint:
+    def at(self, step: int, log: Callable[[str], object] = print) -> Checkpoint:
         """The newest whole checkpoint of a step.
 
         Raises:
@@ -149,8 +149,8 @@ class CheckpointStore:
         """
         unexplained = self._unexplained()
         steps = {name: step_and_count(name)[0] for name in self._names()}
-        found = self._newest_whole([name for name in steps if steps[name] == step], say)
-        self._require_explained(unexplained, self.newest_name(), found, say)
+        found = self._newest_whole([name for name in steps if steps[name] == step], log)
+        self._require_explained(unexplained, self.newest_name(), found, log)
         if found is None:
             others = sorted({*steps.values()} - {step})
             raise ValueError(
@@ -192,7 +192,7 @@ class CheckpointStore:
             if is_name(name) and f".writing-{name}" not in begun and not self._is_abandoned(name)
         ]
 
-    def _require_explained(self, unexplained, newest, found, say):
+    def _require_explained(self, unexplained, newest, found, log):
         """Refuses bundles without a `.json` that no checkpoint has followed: `newest`, by name.
 
         If `checkpoint` names an older one that is there, the save of such a bundle never ended.
@@ -201,7 +201,7 @@ class CheckpointStore:
         later = sorted((name for name in unexplained if _count(name) > count), key=_count)
         if later and settled in self._names() and _count(settled) < _count(later[0]):
             left = ", ".join(later)
-            say(f"Passed over: {left}, without its .json, as a save leaves it that was cut short.")
+            log(f"Passed over: {left}, without its .json, as a save leaves it that was cut short.")
         elif later:
             lost = later[-1]
             raise ValueError(
@@ -234,13 +234,13 @@ class CheckpointStore:
     def _is_abandoned(self, name):
         return any(abandoned.includes(name) for abandoned in self.abandoned)
 
-    def _newest_whole(self, names, say):
+    def _newest_whole(self, names, log):
         for name in sorted(names, key=_count, reverse=True):
             prefix = str(self.directory / name)
             try:
                 return _read_whole(prefix)
             except ValueError as problem:
-                say(f"Checkpoint {prefix} is damaged ({problem}); trying the previous one.")
+                log(f"Checkpoint {prefix} is damaged ({problem}); trying the previous one.")
         return None
 
     def _prune_old(self, but):
@@ -277,7 +277,7 @@ def save_best(
     Args:
         directory: Where; created if need be.
         weights: Function that returns the tensors, called only if they are the best.
-        record: What to say of them in `best.json`: `loss`, `step`, `max_seq_length`, `records` (the
+        record: Content of `best.json`: `loss`, `step`, `max_seq_length`, `records` (the
             fingerprint of the held-out examples), …
 
     Returns:
@@ -309,7 +309,7 @@ def save_best(
 def leave_best(directory: AnyPath, step: int, left: str) -> None:
     """Sets `best.json` aside, under a name with `left` in it, if it is of a later step than `step`.
 
-    The run returns to `step`, so the next evaluation is the best of what is not left behind.
+    The run returns to `step`, so the next evaluation is the best of the new course.
     """
     path = as_path(directory) / "best.json"
     record = _read_record(path)

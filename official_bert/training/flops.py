@@ -79,7 +79,7 @@ def step_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -
 
 
 def describe(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> str:
-    """A line that says what a stage trains and what its updates cost."""
+    """One line: what a stage trains, and the cost of its updates."""
     depth, trained = stage.depth_in(config), _trained(config, stage, freeze)
     layers = sum(any(path.startswith(_layer(i)) for path in trained) for i in range(depth))
     embeddings = "" if _trains_embeddings(trained) else ", embeddings frozen"

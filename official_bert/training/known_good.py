@@ -1,4 +1,4 @@
-"""Which checkpoint is known to be good: the one to return to when a run has gone astray.
+"""Confirms checkpoints: the last one known to be good is the one to return to after divergence.
 
 Weights can be finite and yet ruined: AdamW at a learning rate of 1e6 leaves weights of 1e13, from
 which some more updates with finite gradients are made. So a checkpoint is known to be good only

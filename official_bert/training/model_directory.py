@@ -18,7 +18,7 @@ from official_bert.system.whole_files import write_text
 from official_bert.training.checkpoint_names import Abandoned, step_and_count
 
 CONFIG = "bert_config.json"
-# Left by a run beside its checkpoints.
+# Files of a run next to its checkpoints.
 _OF_A_RUN = (
     "train_log.jsonl",
     *(f"{name}/bert_model.ckpt-*.index" for name in ("best", "pretrained")),
@@ -51,7 +51,7 @@ class Claim:
     has_returned: bool = False
 
     def abandoned(self) -> list[Abandoned]:
-        """The checkpoints that the run has left behind: a list of `Abandoned`."""
+        """The checkpoints that the run has abandoned: a list of `Abandoned`."""
         return [
             Abandoned.between(change["resumed_from"], change["instead_of"])
             for change in self.changes

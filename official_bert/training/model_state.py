@@ -21,19 +21,19 @@ _SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are s
 def gather(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
-    values: Callable[[Sequence[keras.Variable]], list[np.ndarray]],
+    to_host: Callable[[Sequence[keras.Variable]], list[np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters.
 
     Args:
         model: The model of a stage.
         optimizer: Its optimizer, built.
-        values: The engine's, which knows where their parts are.
+        to_host: The engine's, which gathers their shards.
     """
     variables = {variable.path: variable for variable in model.weights}
     variables |= _slots(model, optimizer)
     variables |= {f"optimizer/{counter}": getattr(optimizer, counter) for counter in _COUNTERS}
-    return dict(zip(variables, values([*variables.values()]), strict=True))
+    return dict(zip(variables, to_host([*variables.values()]), strict=True))
 
 
 def is_slot(name: str) -> bool:
@@ -62,10 +62,10 @@ def carry_over(
     """Puts the state of one stage into the model and optimizer of the next.
 
     Weights go by path. With `carry_moments` so do the moments of variables that train in both, and
-    the count of updates, on which the bias correction depends; without, both start anew.
+    the count of updates, on which the bias correction depends; without, both start at zero.
 
     Returns:
-        A sentence that says what was carried.
+        A sentence on what was carried over.
     """
     fresh = [variable.path for variable in model.weights if variable.path not in tensors]
     for variable in model.weights:
@@ -85,7 +85,7 @@ def carry_over(
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What `load_weights` has put into a model; `str` says it in a sentence.
+    """What `load_weights` has put into a model; `str` is a sentence on it.
 
     Attributes:
         path: The checkpoint.
@@ -94,8 +94,8 @@ class Loaded:
         fresh: Paths of those that the checkpoint lacks, which are as they were.
         left_out: Names of variables of the checkpoint that the model does not have.
         labels: What a classifier in the checkpoint predicts, as its `labels.json` holds it; `None`
-            if nothing says it.
-        moments: How many moments were loaded, all of the optimizer's; `None` if not asked for.
+            if unknown.
+        moments: How many moments were loaded, all of the optimizer's; `None` if not requested.
         step: The number of updates that they have seen.
     """
 
@@ -126,7 +126,7 @@ def load_weights(
         model: The model, built.
         path: The checkpoint.
         optimizer: The model's optimizer, built, that takes over the checkpoint's moments and number
-            of updates; by default it starts anew.
+            of updates; by default it starts at zero.
 
     Returns:
         A `Loaded`: what was carried over and what was not.

@@ -1,4 +1,4 @@
-"""What a run shows: a progress line for the screen, JSON lines and TensorBoard for later."""
+"""Reports of a run: progress lines, JSON lines and TensorBoard's curves; the timing in them."""
 
 import math
 import time
@@ -22,7 +22,7 @@ Done = TypeVar("Done")
 class Reports:
     """The reports of one run.
 
-    A line of `train_log.jsonl` has what follows from the run and the step alone, and, under
+    A line of `train_log.jsonl` contains what follows from the run and the step, and, under
     `timing`, what also depends on the machine.
 
     Args:

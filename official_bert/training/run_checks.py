@@ -1,4 +1,4 @@
-"""Checks of a run before the work: does it fit devices, records, its directory and the disk?
+"""Checks a run before the work: devices, records, model directory and disk space.
 
 `claim` is all of it but the disk, for the loop and for what is measured before one; `warnings` are
 about settings without effect.
@@ -241,7 +241,7 @@ def checkpoint_bytes(run: "Run", stage: "Stage") -> int:
 
 
 def weight_bytes(config: BertConfig, stage: "Stage") -> int:
-    """Size of the weights alone."""
+    """Size of the weights."""
     return BYTES_OF_NUMBER * sum(flops.parameters(config, stage.depth_in(config)).values())
 
 

@@ -1,4 +1,4 @@
-"""The model and the optimizer of one stage of a run: what trains in it, and at which rates."""
+"""Makes the model and the optimizer of a stage: what trains in it, and at which rates."""
 
 import dataclasses
 import re
@@ -85,7 +85,7 @@ def _trains(run, stage, path):
 
 
 def _without_frozen(settings, model):
-    """The settings without those exclusions that name frozen variables alone."""
+    """The settings without the exclusions that match only frozen variables."""
     trained = [variable.path for variable in model.trainable_variables]
     frozen = [variable.path for variable in model.non_trainable_variables]
 

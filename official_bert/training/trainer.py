@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 
 class Diverged(Exception):
-    """Too many updates in a row had gradients that are not finite; the message says where."""
+    """Too many updates in a row had gradients that are not finite; the message locates them."""
 
 
 class InputFailed(ValueError):
-    """A batch could not be read in the middle of the run; the message says why and what to do."""
+    """A batch could not be read in the middle of the run; the message has reason and remedy."""
 
 
 class Trainer:
@@ -110,7 +110,7 @@ class Trainer:
     def train(self) -> None:
         """Trains to the end of the last stage.
 
-        Leaves, beside checkpoints and log, the weights alone as `pretrained/bert_model.ckpt-1` and
+        Leaves, next to checkpoints and log, the weights as `pretrained/bert_model.ckpt-1` and
         the last figures in `summaries/training_summary.txt`, as the official script does.
 
         Raises:
@@ -149,11 +149,11 @@ class Trainer:
         self.engine.all_gather([self.step])  # barrier: wait for the chief
 
     def _raise_input_error(self, error):
-        """Raises what reading a batch raised, if that is behind `error`."""
-        behind = self.engine.input_error(error)
-        if behind:
+        """Raises the error of reading a batch, if that caused `error`."""
+        cause = self.engine.input_error(error)
+        if cause:
             raise InputFailed(
-                f"{behind} The run ended after step {self.step}; the last checkpoint in "
+                f"{cause} The run ended after step {self.step}; the last checkpoint in "
                 f"{self.model_dir} is intact. Repair the records and run the same command again; "
                 "if the repair changes them, add --resume_from with the step of a checkpoint."
             ) from error
@@ -208,7 +208,7 @@ class Trainer:
         return self._owes_checkpoint and (not self._state.skipped_in_a_row or self.step == end)
 
     def _must_stop(self, stop):
-        """Whether this process, or any one of several workers, was asked to before this call."""
+        """Whether this process, or any of several workers, has received a signal to stop."""
         if self.engine.shard[1] == 1:
             return stop.requested
         return self._state.stop_requests > 0
@@ -430,7 +430,7 @@ def make_evaluator(
 
 
 def _first_row(rows, is_bad):
-    """The first of `rows` for which alone `is_bad`, by halving; `None` if it takes several.
+    """The first of `rows` that by itself `is_bad`, by halving; `None` if it takes several.
 
     `is_bad` gets the same number of rows every time: TensorFlow would compile for each number.
     """

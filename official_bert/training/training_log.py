@@ -50,7 +50,7 @@ class TrainingLog:
             write_text(self._path, "".join(kept))
 
     def keep_copy(self, word: str) -> None:
-        """Copies the log beside it with a word in the name, before steps are undone."""
+        """Copies the log under a name with this word in it, before steps are undone."""
         if self._writes and self._path.exists():
             copy = self._path.with_suffix(f".{word}{self._path.suffix}")
             write_whole(copy, [self._path.read_bytes()])

@@ -151,10 +151,10 @@ def test_measuring_takes_a_tenth_of_the_budget_and_shows_what_it_does(
     options = evaluated_options(small_corpus, eval_batch_size=1)
     if minutes < 0.1:  # the evaluations alone take longer: that is found in time, too
         with pytest.raises(ValueError, match=r"minutes must be at least \d.* got 0.02\. .* fewer"):
-            budget.fix(run, options, engine, tmp_path, say=said.append)
+            budget.fix(run, options, engine, tmp_path, log=said.append)
     else:
         options = dataclasses.replace(options, eval_batch_size=64)
-        fixed = budget.fix(run, options, engine, tmp_path, say=said.append)
+        fixed = budget.fix(run, options, engine, tmp_path, log=said.append)
         seconds = Slow.UPDATES * fixed.total_steps
         assert 0.5 * 60 * minutes < seconds < 60 * minutes
     unavoidable = Slow.COMPILES + 2 * Slow.UPDATES + 2 * Slow.EVALUATES  # of the first stage
@@ -171,7 +171,7 @@ def test_evaluating_is_measured_by_some_batches_and_reckoned_for_all(
     options = evaluated_options(small_corpus, eval_batch_size=32, eval_steps=10)
     stage = dataclasses.replace(FIRST, steps=100, warmup_steps=10)
     run = small_runs.make_run(small_corpus, (stage,), minutes=0.3)
-    fixed = budget.fix(run, options, engine, tmp_path, say=lambda line: None)
+    fixed = budget.fix(run, options, engine, tmp_path, log=lambda line: None)
     batches = RunRecords(run, options, (0, 1)).held_out(stage).num_batches
     assert engine.evaluated <= 10 < batches
     each = Slow.UPDATES + batches * Slow.EVALUATES / 10
