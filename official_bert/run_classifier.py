@@ -120,7 +120,7 @@ def _job(args):
         eval_files=tuple(sets.dev_files.values())[:1],
         keep=lambda folder: labels.save(sets.task.labels, os.path.join(folder, LABELS)),
         evaluated_on=({"task": args.task_name} if args.task_name else {"dev_file": args.dev_file}),
-        seed_independent=classification.NOT_OF_THE_SEED,
+        seed_independent=classification.SEED_INDEPENDENT,
     )
 
 

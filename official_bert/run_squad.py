@@ -203,7 +203,7 @@ def _job(args):
         examples=_examples(args, task, config) if args.do_train else 0,
         eval_files=(args.predict_file,) if args.do_eval else (),
         evaluated_on={"predict_file": args.predict_file},
-        seed_independent=squad_evaluation.NOT_OF_THE_SEED,
+        seed_independent=squad_evaluation.SEED_INDEPENDENT,
     )
 
 

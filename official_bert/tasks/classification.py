@@ -20,7 +20,7 @@ from official_bert.tasks.labels import Classes, Numbers, order_by_name
 from official_bert.tasks.tables import Columns, Examples
 
 # Suffixes of metrics that do not depend on the seed.
-NOT_OF_THE_SEED = ("majority_class_accuracy", "mean_label_squared_error", "examples")
+SEED_INDEPENDENT = ("majority_class_accuracy", "mean_label_squared_error", "examples")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

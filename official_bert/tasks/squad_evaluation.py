@@ -16,7 +16,7 @@ from typing import NamedTuple
 from official_bert.tasks.squad_data import Dataset, Question
 
 # Suffixes of scores that do not depend on the seed, and of thresholds, of which none is the best.
-NOT_OF_THE_SEED = ("total", "unanswered", "thresh")
+SEED_INDEPENDENT = ("total", "unanswered", "thresh")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
