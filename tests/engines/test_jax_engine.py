@@ -13,7 +13,7 @@ import peers
 import pytest
 import tensorflow as tf
 from jax_training import job
-from small_runs import final_tensors, forget_after, log_lines
+from small_runs import assert_same, final_tensors, forget_after, log_lines
 
 from official_bert.engines import jax_processes
 from official_bert.engines.jax_placement import Feed
@@ -80,18 +80,12 @@ def assert_losses_agree(ours, theirs, tolerance):
     np.testing.assert_allclose([line[2] for line in ours], [line[2] for line in theirs], tolerance)
 
 
-def assert_weights_agree(ours, theirs, tolerance):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "dropout", "growing"])
 def test_losses_and_weights_are_tensorflow_s(trained, name):
     ours, theirs = trained["jax", name][0], trained["tensorflow", name][0]
     assert_losses_agree(losses(ours), losses(theirs), 1e-4)
-    assert_weights_agree(final_tensors(ours), final_tensors(theirs), 2e-4)
+    assert_same(final_tensors(ours), final_tensors(theirs), atol=2e-4)
 
 
 @pytest.mark.slow
@@ -134,7 +128,7 @@ def test_micro_batches_and_shorter_calls_give_the_same_weights_with_dropout(trai
         [line for line in losses(whole) if line[0] == "train"],
         1e-5,
     )
-    assert_weights_agree(final_tensors(parts), final_tensors(whole), 1e-4)
+    assert_same(final_tensors(parts), final_tensors(whole), atol=1e-4)
 
 
 @pytest.mark.slow

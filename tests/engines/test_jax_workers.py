@@ -11,10 +11,9 @@ import sys
 import time
 
 import jax_training
-import numpy as np
 import pytest
 import worker_processes
-from small_runs import final_tensors, log_lines
+from small_runs import assert_same, final_tensors, log_lines
 from worker_processes import Worker, finish, wait_for
 
 from official_bert.engines import jax_processes
@@ -62,25 +61,34 @@ def flags(small_corpus, tmp_path):
     return as_flags
 
 
-def start(processes, devices, flags, folder, compiled):
-    """Starts processes with so many devices each, or as many as a tuple says; flags name them."""
+def by_flags(count):
+    """Each process is told of all by flags; a single one needs none."""
+
+    def launcher(index, ports):
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        place = [f"--worker_hosts={hosts}", f"--task_index={index}"] if count > 1 else []
+        return [sys.executable, "-m", worker_processes.COMMAND], place, {}
+
+    return launcher
+
+
+def start(processes, devices, flags, folder, compiled, launcher=None, ports=None):
+    """Starts processes with so many devices each, or as many as a tuple says."""
     counts = devices if isinstance(devices, tuple) else (devices,) * processes
-    ports = worker_processes.free_ports(processes)
-    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    ports, workers = ports or worker_processes.free_ports(processes), []
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
     }
-    workers = []
     for index in range(processes):
-        place = [f"--worker_hosts={hosts}", f"--task_index={index}"] if processes > 1 else []
+        command, more, variables = (launcher or by_flags(processes))(index, ports)
         output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", worker_processes.COMMAND, *flags, *place],
+                [*command, *flags, *more],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=jax_training.environment(counts[index]) | cache,
+                env=jax_training.environment(counts[index]) | cache | variables,
             )
         workers.append(Worker(process, output))
     return workers
@@ -89,12 +97,6 @@ def start(processes, devices, flags, folder, compiled):
 def train(*arguments):
     workers = start(*arguments)
     assert finish(workers) == [0] * len(workers), [worker.said()[-3000:] for worker in workers]
-
-
-def assert_same(ours, theirs, tolerance):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_allclose(ours[name], theirs[name], atol=tolerance, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def whole(alone, flags, tmp_path, compiled):
 def test_weights_do_not_depend_on_the_number_of_devices(whole, flags, tmp_path, compiled):
     """Nor on that of processes: see the launchers."""
     train(1, 8, flags(tmp_path / "model"), tmp_path, compiled)
-    assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
+    assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
 
 
 def test_a_run_resumes_exactly(whole, flags, tmp_path, compiled):
@@ -126,11 +128,25 @@ def test_a_run_resumes_exactly(whole, flags, tmp_path, compiled):
         if not path.name.startswith("ctl_step_4."):  # as a kill after that leaves it
             path.unlink()
     train(1, 2, flags(tmp_path / "model"), tmp_path, compiled)
-    resumed = final_tensors(tmp_path / "model")
-    assert resumed.keys() == whole[12].keys()
-    for name, tensor in resumed.items():
-        np.testing.assert_array_equal(tensor, whole[12][name], err_msg=name)
+    assert_same(final_tensors(tmp_path / "model"), whole[12])
     assert log_lines(tmp_path / "model") == whole["log"]
+
+
+def outputs_of_two(script, *words):
+    """The exit code, the output and the errors of two processes that are told of each other."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, hosts, str(index), *words],
+            env=jax_training.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in processes]
+    return [(process.returncode, *each) for process, each in zip(processes, said, strict=True)]
 
 
 def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
@@ -142,19 +158,8 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
         "with jax_processes.leaving_others_on_errors('the command'):\n"
         "    raise ValueError('a damaged record')\n"
     )
-    hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, hosts, str(index)],
-            env=jax_training.environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert said == ["the command: error: a damaged record\n"] * 2
-    assert [process.returncode for process in processes] == [2, 2]
+    for code, _, said in outputs_of_two(script):
+        assert (code, said) == (2, "the command: error: a damaged record\n")
 
 
 def in_slurm(index, ports):
@@ -171,34 +176,16 @@ def in_open_mpi(index, ports):
     return command, [], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
 
 
-def start_by(launcher, ports, devices, flags, folder, compiled):
-    workers = []
-    for index in range(4 // devices):
-        command, more, variables = launcher(index, ports)
-        output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled)}
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [*command, *flags, *more],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=jax_training.environment(devices) | cache | variables,
-            )
-        workers.append(Worker(process, output))
-    return workers
-
-
 @pytest.mark.parametrize(
     ("launcher", "devices"), [(in_slurm, 2), (in_open_mpi, 1)], ids=["slurm", "open_mpi"]
 )
 def test_launchers_of_clusters_start_it(whole, flags, tmp_path, compiled, launcher, devices):
     """On two processes of two devices, and on four of one."""
     count = 4 // devices
-    ports = worker_processes.free_ports(count)
-    workers = start_by(launcher, ports, devices, flags(tmp_path / "model"), tmp_path, compiled)
+    workers = start(count, devices, flags(tmp_path / "model"), tmp_path, compiled, launcher)
     assert finish(workers) == [0] * count, [worker.said()[-3000:] for worker in workers]
     assert f"worker 1 of {count}" in workers[1].said()
-    assert_same(final_tensors(tmp_path / "model"), whole[12], 1e-6)
+    assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
 
 
 def by_jax_itself(index, ports):
@@ -216,7 +203,8 @@ def by_jax_itself(index, ports):
 def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path, compiled):
     """As on a slice, where JAX asks for the others; here it then misses the TPU."""
     port = next(port for port in range(61440, 65536) if is_free(port))
-    workers = start_by(by_jax_itself, [port], 2, flags(tmp_path / "model"), tmp_path, compiled)
+    model = flags(tmp_path / "model")
+    workers = start(2, 2, model, tmp_path, compiled, by_jax_itself, [port])
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         assert worker.said().splitlines()[-1] == (
@@ -252,28 +240,17 @@ def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
     script = (
         "import os, sys, jax\n"
         "from official_bert.engines import jax_processes\n"
-        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))\n"
+        "jax.distributed.initialize(sys.argv[1].split(',')[0], 2, int(sys.argv[2]))\n"
         "try:\n"
         "    jax_processes.start(None, None, -1, os.environ, 4)\n"
         "except ValueError as error:\n"
         "    print(error)\n"
     )
-    host = f"127.0.0.1:{worker_processes.free_ports(1)[0]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, host, str(index)],
-            env=jax_training.environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    said = [process.communicate(timeout=300)[0] for process in processes]
     line = (
         "All 2 hosts of a Cloud TPU slice must train together; got one alone. Start the command on "
         "every host, with --distribution_strategy=tpu.\n"
     )
-    assert said == [line, line]
+    assert [said for _, said, _ in outputs_of_two(script)] == [line, line]
 
 
 ENDING = """
@@ -292,18 +269,8 @@ time.sleep(600)
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
 def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lost(name):
     number = signal.Signals[name]
-    hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", ENDING, hosts, str(index), str(int(number))],
-            env=jax_training.environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [4, 128 + number]
+    codes, _, said = zip(*outputs_of_two(ENDING, str(int(number))), strict=True)
+    assert codes == (4, 128 + number)
     assert said[0].splitlines()[-1] == f"run_pretraining: error: {jax_processes.LOST}"
     assert said[1].splitlines() == [
         "step 7",
@@ -370,7 +337,7 @@ def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
     never_killed[0].process.send_signal(signal.SIGTERM)
     assert finish(never_killed) == [143]
     other = checkpoints.CheckpointStore(tmp_path / "reference")
-    assert_same(store.at(end).tensors(), other.at(end).tensors(), 1e-5)
+    assert_same(store.at(end).tensors(), other.at(end).tensors(), atol=1e-5)
 
 
 def test_sharded_state_gives_the_same_weights_and_moments_in_less_memory(small_corpus, tmp_path):
@@ -390,7 +357,7 @@ def test_sharded_state_gives_the_same_weights_and_moments_in_less_memory(small_c
     results = jax_training.run_jobs(jobs, tmp_path, devices)
     for kind in ("lamb", "lars"):
         whole, sharded = (final_tensors(tmp_path / f"{kind}_{s}") for s in (False, True))
-        assert_same(sharded, whole, 1e-6)
+        assert_same(sharded, whole, atol=1e-6)
     whole, sharded = results[:2]
     moments = 2 * whole["weights"]  # m and v
     saved = whole["arguments"] - sharded["arguments"]

@@ -9,6 +9,7 @@ import signal
 import numpy as np
 import pytest
 import worker_processes
+from small_runs import assert_same
 
 from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints
@@ -88,12 +89,6 @@ def final_tensors(model_dir):
 
 def held_out_figures(model_dir):
     return json.loads((model_dir / "summaries/training_summary.txt").read_text())["held_out"]
-
-
-def assert_same(tensors, expected, rtol=0.0, atol=0.0):
-    assert tensors.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(tensors[name], value, rtol=rtol, atol=atol, err_msg=name)
 
 
 ROUND_OFF = {"rtol": 1e-3, "atol": 1e-4}
