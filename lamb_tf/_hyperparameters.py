@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from lamb_tf import _multipliers, _replicas, _selection
+from lamb_tf import _replicas, _selection
 from lamb_tf._checks import (
     LARGEST,
     boolean,
@@ -108,7 +108,7 @@ class Configured(keras.optimizers.Optimizer):
                 f"see a change. Make a new {type(self).__name__}. For a weight decay that changes, "
                 "pass a schedule."
             )
-        if name in (*EXCLUSIONS, _multipliers.ARGUMENT):
+        if name in (*EXCLUSIONS, _selection.MULTIPLIERS):
             raise AttributeError(
                 f"`{name}` cannot be assigned: pass it to the constructor of {type(self).__name__}."
             )
@@ -181,7 +181,7 @@ class Configured(keras.optimizers.Optimizer):
         variables = self.trainable_variables if self.built else None
         for argument, exclusions in self._exclusions.items():
             config[argument] = _selection.to_be_saved(exclusions, variables)
-        config[_multipliers.ARGUMENT] = self._multipliers.to_be_saved(variables)
+        config[_selection.MULTIPLIERS] = self._multipliers.to_be_saved(variables)
         return config
 
     @classmethod
@@ -200,9 +200,9 @@ class Configured(keras.optimizers.Optimizer):
         for argument in EXCLUSIONS:
             if argument in config:
                 config[argument] = _selection.restored(config[argument], argument, custom_objects)
-        if _multipliers.ARGUMENT in config:  # a subclass may not have the argument
-            saved = config[_multipliers.ARGUMENT]
-            config[_multipliers.ARGUMENT] = _multipliers.restored(saved, custom_objects)
+        if _selection.MULTIPLIERS in config:  # a subclass may not have the argument
+            saved = config[_selection.MULTIPLIERS]
+            config[_selection.MULTIPLIERS] = _selection.restored_multipliers(saved, custom_objects)
         optimizer = cls(**config)
         optimizer._is_restored = True
         return optimizer

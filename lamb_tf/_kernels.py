@@ -1,4 +1,4 @@
-"""Kernels: what fuses the operations of a step, and bounds what they hold in memory.
+"""Kernels: fuse the operations of a step, and bound its memory.
 
 A plain TensorFlow graph gets one fused kernel for each operation that is worth it; XLA and JAX
 fuse by themselves; torch runs one operation after the other.

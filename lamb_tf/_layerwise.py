@@ -1,4 +1,4 @@
-"""The order of a step of LAMB and LARS, in `apply`, and the hooks that they fill in.
+"""A step of a layerwise optimizer: its order, in `apply`, and the hooks of the subclasses.
 
 `docs/algorithm.md` gives the reasons. `lamb.py` and `lars.py` hold the equations, `_state.py` what
 a step changes; `_replicas.py` and `_kernels.py` know what TensorFlow, JAX and torch do differently.
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from lamb_tf import _float8, _kernels, _master_weights, _multipliers, _replicas
+from lamb_tf import _kernels, _master_weights, _replicas
 from lamb_tf._kernels import quotient, square_root, where_finite
+from lamb_tf._selection import is_overwritten
 from lamb_tf._state import OptimizerState
 from lamb_tf._types import Bounds, Slots, Tensor, Variables
 
@@ -76,15 +77,18 @@ class LayerwiseOptimizer(OptimizerState):
                 if not skip_gradients_aggregation:
                     grads = _replicas.sum_over_replicas(grads, variables)
                 grads = [_replicas.densify(g, v) for g, v in zip(grads, variables)]
-                trained, overwriting = _float8.apart(grads, variables)
-                parts = _replicas.by_device(trained)
+                pairs = list(zip(grads, variables))
+                overwriting = [(g, v) for g, v in pairs if is_overwritten(v)]
+                parts = _replicas.by_device((g, v) for g, v in pairs if not is_overwritten(v))
                 trained = [variable for _, _, part in parts for variable in part]
                 # 3. Undo the loss scale. 4. Is every gradient finite? 5. Clip. One pass over the
                 # gradients tells both whether all of them are finite and how to clip.
                 gradient_norm, scales = self._unscale_and_clip(
                     _kernels.sums_of_squares_by_device(parts, self._precision)
                 )
-                finite = ops.isfinite(gradient_norm) & _float8.are_finite(overwriting)
+                finite = ops.isfinite(gradient_norm)
+                for rows, _ in overwriting:
+                    finite &= ops.all(ops.isfinite(_replicas.first_replica(rows)))
                 self.skipped_updates.assign_add(ops.cast(ops.logical_not(finite), "int32"))
                 if self._telemetry:
                     self._telemetry.gradient_norm.assign(gradient_norm)
@@ -104,7 +108,7 @@ class LayerwiseOptimizer(OptimizerState):
                         )
                 # 7. What follows: constraints, averages, telemetry, the count of updates.
                 for rows, variable in overwriting:
-                    _replicas.update_on_replicas(_float8.overwrite, [variable], [rows], finite)
+                    _replicas.update_on_replicas(_overwrite, [variable], [rows], finite)
                 self._constrain(trained, finite)
                 if self.use_ema:
                     self._update_idle_ema(trained, scalars)
@@ -112,7 +116,9 @@ class LayerwiseOptimizer(OptimizerState):
                     self._telemetry.keep(ops.concatenate(metrics), self._indices(trained), finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
-            grads = _float8.in_own_rows(grads, variables)
+            # The sum of gradients that overwrite has those of each replica, a row each.
+            pairs = zip(grads, variables)
+            grads = [_replicas.in_own_row(g) if is_overwritten(v) else g for g, v in pairs]
             _replicas.merge_replicas(self._when_due(update, variables), grads)
 
     def _accumulate(self, grads, variables):
@@ -122,13 +128,12 @@ class LayerwiseOptimizer(OptimizerState):
         """
         sums = []
         for gradient, variable, i in zip(grads, variables, self._indices(variables)):
-            overwrites = _float8.is_overwritten(variable)
-            add = _replicas.local_max if overwrites else _replicas.add_locally
+            add = _replicas.local_max if is_overwritten(variable) else _replicas.add_locally
             sums.append(add(self._accumulators[i], _replicas.dense(gradient, variable)))
         return sums
 
     def _when_due(self, update, variables):
-        """The update; with accumulation, what makes it in the last micro-step alone."""
+        """The update; with accumulation, only the last micro-step makes it."""
         if not self.gradient_accumulation_steps:
             return update
 
@@ -136,7 +141,7 @@ class LayerwiseOptimizer(OptimizerState):
             def update_and_start_again():
                 update(grads)
                 self._micro_step.assign(0)
-                for i in self._indices(variables):  # of others the sum goes on
+                for i in self._indices(variables):  # other variables keep accumulating
                     _replicas.set_zero(self._accumulators[i])
 
             _replicas.run_if(
@@ -203,10 +208,11 @@ class LayerwiseOptimizer(OptimizerState):
             update_norms = square_root(_kernels.sums_of_squares(us, self._precision))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
             ratios = ops.where(adapted[part], ratios, 1.0)
-            step_sizes = _multipliers.step_sizes(
-                scalars.learning_rate, None if factors is None else factors[part], ratios
-            )
-            # A product with a rate of 0 would not do: a ratio may be infinite.
+            step_sizes = scalars.learning_rate * ratios
+            if factors is not None:
+                scaled = scalars.learning_rate * factors[part] * ratios
+                step_sizes = ops.where(factors[part] > 0, scaled, 0.0)
+            # Not `0 * ratio`, here and above: the ratio may be infinite.
             step_sizes = where_finite(scalars.finite, step_sizes, 0.0)
             for i, u, step_size in zip(group, us, _kernels.unstack(step_sizes)):
                 self._apply_step(variables[i], u, states[i], step_size, decay_of[i], scalars)
@@ -294,10 +300,10 @@ class LayerwiseOptimizer(OptimizerState):
         return x, average
 
     def _update_idle_ema(self, variables, scalars):
-        """The same for variables without gradient: what they were before counts less and less."""
+        """The exponential moving averages of variables without a gradient."""
         taking_part = self._indices(variables)
         for i, variable in enumerate(self.trainable_variables):
-            if i not in taking_part and not _float8.is_overwritten(variable):
+            if i not in taking_part and not is_overwritten(variable):
                 with _replicas.on(_replicas.device_of(variable)):
                     state = self._state(variable)
                     _replicas.update_on_replicas(
@@ -306,7 +312,7 @@ class LayerwiseOptimizer(OptimizerState):
 
     def _update_idle_ema_of(self, variables, states, finite, step):
         (variable,), (state,) = variables, states
-        self._weights(variable, state)  # what was assigned to it goes over into its master copy
+        self._weights(variable, state)  # picks up external assignments
         holder = state.get("master", variable)
         average = self._fused_update_ema(holder, state["average"], finite, step)
         if self.ema_overwrite_frequency and holder is not variable:
@@ -371,3 +377,11 @@ class LayerwiseOptimizer(OptimizerState):
     ) -> tuple[Tensor, Slots]:
         """x − step_size u, and the slots that moved."""
         return x - step_size * u, {}
+
+
+def _overwrite(variables, rows, finite):
+    """Writes into each variable the largest of its rows, one from each replica."""
+    for variable, values in zip(variables, rows):
+        new = ops.cast(ops.max(values, axis=0), variable.dtype)
+        variable.assign(where_finite(finite, new, _replicas.read(variable)))
+    return rows

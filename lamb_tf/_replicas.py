@@ -1,7 +1,7 @@
-"""What differs between Keras' backends when an optimizer takes a step: replicas, devices, state.
+"""Differences between Keras' backends in a step: replicas, devices, layouts, state.
 
 `_layerwise.py` states the order of a step once, in terms of the functions below. On TensorFlow they
-speak to `tf.distribute` (a gradient has one value on each replica, and so has a variable); on JAX
+use `tf.distribute` (a gradient has one value on each replica, and so has a variable); on JAX
 state is threaded through `keras.StatelessScope`; on torch all is eager.
 """
 
@@ -26,7 +26,7 @@ elif BACKEND == "torch":
 elif BACKEND == "jax":
     import jax
 
-PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
+PRIVATE_HOOKS = {  # private parts of Keras that are used, and why
     "_record_training_state_sharding_spec": "on JAX, where older versions note what lies where",
     "_layout": "of a keras.Variable: how its slots are spread over devices follows from it",
     "_trainable_variables": "on JAX, those of a LossScaleOptimizer, which Keras 3.10 leaves out",

@@ -1,24 +1,30 @@
-"""Which variables an exclusion names, and the table of what is decayed and what is adapted.
+"""Which variables an exclusion or a multiplier names, and the table of what is chosen.
 
 An exclusion is a regular expression, a variable or a predicate of a variable. In a config an
 expression is itself, and the others are records: of the variables that they named, if the optimizer
 was built, and of how to find the predicate again. `to_be_saved` writes them, `restored` reads them.
+A multiplier is a pair of what an exclusion may be and a factor on the learning rate: layer-wise
+rates, as fine-tuning has them. A variable has the factor of the first pair that names it, else 1.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import uuid
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 if TYPE_CHECKING:
-    from lamb_tf._types import Exclusion, Exclusions, Variables
+    from lamb_tf._types import Exclusion, Exclusions, Rules, Variables
+
+MULTIPLIERS = "learning_rate_multipliers"
 
 
 class SavedExclusion:
@@ -239,6 +245,14 @@ def _restored(record, argument, custom_objects):
     return SavedExclusion(record)
 
 
+def is_overwritten(variable: keras.Variable) -> bool:
+    """Whether a step writes the gradient into the variable, as into the scales of float8 layers.
+
+    Those are no weights: they have no slots, decay or trust ratio, and do not count in a norm.
+    """
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
 def is_variable(item: object) -> bool:
     """Whether this is a variable of Keras or of TensorFlow."""
     return isinstance(item, keras.Variable) or hasattr(item, "assign_add")
@@ -303,6 +317,70 @@ def matches(item: Exclusion, variable: keras.Variable) -> bool:
     if is_variable(item):
         return item is variable or getattr(variable, "value", None) is item
     return bool(item(variable))
+
+
+class Multipliers:
+    """The rules that an optimizer was given.
+
+    Args:
+        given: A mapping or a sequence of pairs; None stands for no rules.
+
+    Raises:
+        TypeError: it is neither, or what should name variables cannot.
+        ValueError: a factor is not a finite number of at least 0, or an expression is malformed.
+    """
+
+    def __init__(self, given: Rules):
+        pairs = list(given.items() if isinstance(given, Mapping) else given or ())
+        if isinstance(given, str) or not all(map(_is_pair, pairs)):
+            raise TypeError(
+                f"`{MULTIPLIERS}` must be a mapping of regular expressions to factors, or a "
+                f"sequence of pairs of an expression, variable or predicate and a factor; got "
+                f"{given!r}."
+            )
+        self.items = [item for item, _ in pairs]
+        self.values = [_factor(*pair) for pair in pairs]
+        check(self.items, MULTIPLIERS)
+
+    def factors(self, variables: Variables, is_restored: bool = False) -> np.ndarray | None:
+        """One factor per variable, an array of float64; None where there are no rules.
+
+        Raises ValueError, or warns, as `excluded` does of what names no variable.
+        """
+        if not self.items or not variables:
+            return None
+        otherwise = "None for one rate"
+        hits = match_matrix(self.items, variables, MULTIPLIERS, otherwise, is_restored)
+        return np.select(hits, self.values, default=1.0)
+
+    def to_be_saved(self, variables: Variables | None) -> list | None:
+        """The rules in terms of JSON, [item, factor] each; see `to_be_saved`."""
+        if not self.items:
+            return None
+        items = to_be_saved(self.items, variables) or []
+        return [[item, factor] for item, factor in zip(items, self.values)]
+
+
+def restored_multipliers(saved: object, custom_objects: dict | None = None) -> object:
+    """The rules that `Multipliers.to_be_saved` wrote; anything else as it is."""
+    if not isinstance(saved, (list, tuple)) or not all(map(_is_pair, saved)):
+        return saved
+    items: Any = restored([item for item, _ in saved], MULTIPLIERS, custom_objects)
+    return [(item, factor) for item, (_, factor) in zip(items, saved)]
+
+
+def _is_pair(pair):
+    return isinstance(pair, (tuple, list)) and len(pair) == 2
+
+
+def _factor(item, factor):
+    is_number = isinstance(factor, (int, float, np.number)) and not isinstance(factor, bool)
+    if is_number and 0 <= factor < math.inf:
+        return float(factor)
+    raise ValueError(
+        f"A factor in `{MULTIPLIERS}` must be a finite number of at least 0; got {factor!r} for "
+        f"{item!r}. A factor of 0 leaves a variable unchanged."
+    )
 
 
 def table(

@@ -1,4 +1,4 @@
-"""The state of LAMB and LARS: slots, counters, the choice of variables, and how it is saved.
+"""State of the optimizers: slots, counters, the choice of variables, and how it is saved.
 
 `_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
 names, `_hyperparameters.py` checks the arguments.
@@ -16,17 +16,15 @@ import numpy as np
 from keras import ops
 
 from lamb_tf import (
-    _float8,
     _hyperparameters,
     _master_weights,
     _replicas,
     _selection,
 )
-from lamb_tf._multipliers import Multipliers
 from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
 from lamb_tf.telemetry import Metrics
 
-PRIVATE_HOOKS = {  # what of Keras is used though not public, and why
+PRIVATE_HOOKS = {  # private parts of Keras that are used, and why
     "_iterations": "the variable behind `iterations`, which divides it by the accumulation steps",
     "_learning_rate": "what `learning_rate` was given: assigned where it is the user's variable",
     "_trainable_variables": "the variables that the optimizer was built with",
@@ -89,7 +87,7 @@ class OptimizerState(_hyperparameters.Configured):
         self.master_weights = master_weights
         self.shard_state = shard_state
         self._set_exclusions(*exclusions)
-        self._multipliers = Multipliers(learning_rate_multipliers)
+        self._multipliers = _selection.Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
         self._telemetry: Metrics | None = None
         self._records_telemetry = False
@@ -172,7 +170,7 @@ class OptimizerState(_hyperparameters.Configured):
         if self._exclusions["exclude_from_layer_adaptation"] is None:
             excluded[1] = excluded[0]
         masks = np.logical_not(excluded)
-        masks[:, [_float8.is_overwritten(variable) for variable in variables]] = False
+        masks[:, [_selection.is_overwritten(variable) for variable in variables]] = False
         masks[1] &= np.array([self.adapts(variable) for variable in variables], bool)
         if self.weight_decay != 0 and not self._is_restored:
             exclusions = self._exclusions["exclude_from_weight_decay"]
@@ -204,7 +202,7 @@ class OptimizerState(_hyperparameters.Configured):
         """A slot for each variable, None where it has none or is overwritten with its gradient."""
         return [
             self._add_slot(v, name, **options)
-            if self.has_slot(v, name) and not _float8.is_overwritten(v)
+            if self.has_slot(v, name) and not _selection.is_overwritten(v)
             else None
             for v in variables
         ]

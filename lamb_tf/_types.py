@@ -1,4 +1,4 @@
-"""Names of the types that several modules take: what users give, and tensors of any backend."""
+"""Types of the arguments that users give, and of tensors of any backend."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypedDict

@@ -1,4 +1,4 @@
-"""Which devices TensorFlow's XLA compiles for: what is fast on a CPU is not on an accelerator."""
+"""Devices that TensorFlow's XLA compiles for: a CPU needs other operations than a TPU."""
 
 import contextlib
 from collections.abc import Iterator

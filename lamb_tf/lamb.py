@@ -60,8 +60,8 @@ class LAMB(LayerwiseOptimizer):
             with `keras.saving`, as `biases_and_norms` is, or given as one of the `custom_objects`,
             can be loaded in another process. There is a warning if exclusions leave the scales of
             normalization layers decayed.
-        exclude_from_layer_adaptation: What has trust ratio 1, in the same form. None stands for the
-            first list; [] adapts every variable.
+        exclude_from_layer_adaptation: Variables with trust ratio 1. Default: as
+            `exclude_from_weight_decay`; [] adapts every variable.
         bias_correction: False leaves out the divisions by 1 − βᵗ, as the authors' own code does.
         nesterov: "first" looks one step ahead in m (N-LAMB), "both" in m and v (NN-LAMB).
         weight_norm_bounds: φ's (γ_l, γ_u): φ(z) = min(max(z, γ_l), γ_u). None: φ(z) = z.
@@ -71,11 +71,11 @@ class LAMB(LayerwiseOptimizer):
             variable is rounded from; what is assigned to the variable goes over into the copy.
             False saves the copy, and rounds the variable stochastically, right on average.
         learning_rate_multipliers: Factors on the learning rate by variable: a mapping of regular
-            expressions, searched for in `variable.path`, or a sequence of pairs whose first item
-            may be anything that an exclusion may be. The first that names a variable holds; other
-            variables have factor 1. A factor multiplies the whole step, decay included; with 0 a
-            variable stays as it is, though its moments move and its gradient counts in the global
-            norm (freeze it, `trainable = False`, to save both). None: one rate for all.
+            expressions, or a sequence of pairs, with keys as in the exclusions; the first match
+            wins, other variables have factor 1. A factor multiplies the whole step, decay
+            included; with 0 a variable stays as it is, though its moments move and its gradient
+            counts in the global norm (freeze it, `trainable = False`, to save both). None: one rate
+            for all.
         name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
         **kwargs: The arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,

@@ -62,16 +62,10 @@ class LARS(LayerwiseOptimizer):
         nesterov: Whether the movement looks one step ahead.
         weight_norm_bounds: φ's (γ_l, γ_u), as in `lamb_tf.LAMB`.
         trust_ratio_bounds: (low, high) that the ratio, with η in it, is clipped to.
-        master_weights: For variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
-        learning_rate_multipliers: Factors on γ by variable, as in `lamb_tf.LAMB`.
-        name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
-        **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
+        **kwargs: The other arguments of `lamb_tf.LAMB`, from `master_weights` on.
 
     Raises:
-        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
-            multipliers that name no variable (a warning where the optimizer is restored from a
-            config).
-        TypeError: an exclusion, multiplier or variable of the wrong type.
+        ValueError, TypeError: as `lamb_tf.LAMB`.
 
     Example:
 

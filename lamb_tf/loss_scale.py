@@ -8,6 +8,7 @@ from keras import ops
 
 from lamb_tf import _hyperparameters, _replicas
 from lamb_tf._layerwise import LayerwiseOptimizer
+from lamb_tf._selection import is_overwritten
 from lamb_tf._types import Tensor, Variables
 
 INITIAL_SCALE, GROWTH_STEPS = 2.0**15, 2000
@@ -161,7 +162,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         variables = trainable_variables or inner.trainable_variables
         # A gradient that overwrites its variable, such as a scale of float8, is not scaled with the
         # loss.
-        as_it_is = [getattr(v, "overwrite_with_gradient", False) for v in variables]
+        as_it_is = [is_overwritten(v) for v in variables]
         unscaled = [
             g if g is None or any(as_it_is[i : i + 1]) else ops.divide(g, self.dynamic_scale)
             for i, g in enumerate(grads)

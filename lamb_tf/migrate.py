@@ -1,4 +1,4 @@
-"""Takes weights and optimizer state from older LAMBs to a Keras 3 model with `lamb_tf.LAMB`.
+"""Migrates weights and optimizer state of older LAMBs to a Keras 3 model with `lamb_tf.LAMB`.
 
     from_tf_keras   a file of `tfa.optimizers.LAMB`, tf-models' `LAMB` or `lamb_tf.legacy.LAMB`
     from_keras      a model trained with `keras.optimizers.Lamb`
@@ -71,14 +71,14 @@ def from_tf_keras(
     trained = [weight for weight in old.weights if weight.m is not None]
     if not trained:
         raise ValueError(
-            f"{path} holds no slots `m` and `v`, so no state of a LAMB of tf_keras. {_OF_KERAS_3}"
+            f"{path} must hold a LAMB of tf_keras; got no slots `m` and `v`. {_OF_KERAS_3}"
         )
 
     if match == "order":
         if len(trained) != len(model.trainable_variables):
             raise ValueError(
-                f"The model has {len(model.trainable_variables)} trainable weights, but the "
-                f"optimizer in {path} updated {len(trained)}."
+                f"`model` must have as many trainable weights as the optimizer in {path} updated, "
+                f"{len(trained)}; got {len(model.trainable_variables)}. Pair them by name."
             )
         pairs = list(zip(model.trainable_variables, trained, strict=True))
     else:
@@ -157,8 +157,8 @@ def _build(optimizer, variables):
             optimizer.slots(variable)
         except ValueError:
             raise ValueError(
-                f"`optimizer` was built for other variables, without {variable.path}. Give one "
-                "that is new, or that was built for this model."
+                "`optimizer` must be new or built for this model; got one that was built without "
+                f"{variable.path}. Make a new one."
             ) from None
 
 
@@ -341,8 +341,8 @@ def _partner(variable, weights, match):
     if len(found) != 1:
         names = "\n  ".join(sorted(weight.name for weight in weights))
         raise ValueError(
-            f"{len(found) or 'No'} weights in the file have the name {variable.path!r}"
-            f"{f' (given: {wanted!r})' if wanted else ''}. The file has\n  {names}\n"
+            f"The file must have one weight for {variable.path!r}"
+            f"{f' (given: {wanted!r})' if wanted else ''}; got {len(found)} of\n  {names}\n"
             'Pass match={path in the model: name in the file} or match="order".'
         )
     return found[0]
@@ -363,6 +363,6 @@ def _check(pairs, trained):
     for weight in trained:
         if users.count(id(weight)) != 1:
             raise ValueError(
-                f"{weight.name} in the file has {users.count(id(weight))} counterparts in the "
-                "model, expected one. Are the two models the same, and the same layers trainable?"
+                f"{weight.name} in the file must have one counterpart in the model; got "
+                f"{users.count(id(weight))}. Make the same layers trainable in both models."
             )

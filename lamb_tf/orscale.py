@@ -102,17 +102,11 @@ class OrScale(LayerwiseOptimizer):
         epsilon: ε of the ratio, at least 0.
         trust_ratio_bounds: (low, high) that r is clipped to. None: (0.1, 5) with calibration,
             (0.5, 1.5) without, as the authors recommend.
-        master_weights: For variables of bfloat16 and float16, as in `lamb_tf.LAMB`.
-        learning_rate_multipliers: Factors on η by variable, as in `lamb_tf.LAMB`; those that AdamW
-            moves may need one without calibration.
-        name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
-        **kwargs: The arguments of every Keras optimizer, as in `lamb_tf.LAMB`.
+        **kwargs: The other arguments of `lamb_tf.LAMB`, from `master_weights` on; what AdamW moves
+            may need multipliers without calibration.
 
     Raises:
-        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
-            multipliers that name no variable (a warning where the optimizer is restored from a
-            config).
-        TypeError: an exclusion, multiplier or variable of the wrong type.
+        ValueError, TypeError: as `lamb_tf.LAMB`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What a layerwise optimizer decided: weight norm, update norm and trust ratio of every variable.
+"""Weight norm, update norm and trust ratio of every variable of a layerwise optimizer.
 
 telemetry.record(optimizer)          # before the first step; without it nothing is computed
 telemetry.read(optimizer)            # after a step, in eager code

@@ -464,26 +464,19 @@ def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
         assert len(frames) <= 8, frames
 
 
-def test_the_global_norm_is_clipped():
-    weights, gradients = steps.weights_and_gradients(steps=4)
-    trained = steps.train(lamb_tf.LAMB(0.1, global_clipnorm=0.5), weights, gradients)
-    clipped = [reference.clip_by_global_norm(g, 0.5) for g in gradients]
-    steps.assert_follows(reference.lamb, trained, weights, clipped, 0.1, rtol=1e-5, atol=1e-6)
+CLIPPED = {
+    "global_clipnorm": lambda grads: reference.clip_by_global_norm(grads, 0.5),
+    "clipnorm": lambda grads: [reference.clip_by_global_norm([g], 0.5)[0] for g in grads],
+    "clipvalue": lambda grads: [np.clip(g, -0.5, 0.5) for g in grads],
+}
 
 
-@pytest.mark.parametrize("clip", ["clipnorm", "clipvalue"])
-def test_each_tensor_is_clipped_by(clip):
+@pytest.mark.parametrize("clip", CLIPPED)
+def test_gradients_are_clipped_by(clip):
     weights, gradients = steps.weights_and_gradients(steps=4)
     trained = steps.train(lamb_tf.LAMB(0.1, **{clip: 0.5}), weights, gradients)
-
-    def clipped(g):
-        if clip == "clipvalue":
-            return np.clip(g, -0.5, 0.5)
-        return reference.clip_by_global_norm([g], 0.5)[0]
-
-    for i, x in enumerate(weights):
-        expected = reference.lamb(x, [clipped(g[i]) for g in gradients], 0.1)
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-5, atol=1e-6)
+    clipped = [CLIPPED[clip](grads) for grads in gradients]
+    steps.assert_follows(reference.lamb, trained, weights, clipped, 0.1)
 
 
 def test_the_loss_scale_is_undone_before_clipping():
@@ -515,13 +508,7 @@ def test_accumulation_equals_the_mean_gradient_and_schedules_count_updates():
     ]
     means = [reference.clip_by_global_norm(g, 1.0) for g in means]
     steps.assert_follows(
-        reference.lamb,
-        steps.values(variables),
-        weights,
-        means,
-        lambda step: [0.1, 0.055][step],
-        rtol=1e-5,
-        atol=1e-6,
+        reference.lamb, steps.values(variables), weights, means, lambda step: [0.1, 0.055][step]
     )
     assert int(steps.values([optimizer.iterations])[0]) == 2
 
@@ -533,9 +520,7 @@ def test_a_non_finite_micro_step_skips_its_update_and_the_next_starts_afresh():
     variables = steps.make_variables(weights)
     steps.take_steps(optimizer, variables, bad + gradients[2:])
     means = [[(a + b) / 2 for a, b in zip(*gradients[2:])]]
-    steps.assert_follows(
-        reference.lamb, steps.values(variables), weights, means, 0.1, rtol=1e-5, atol=1e-6
-    )
+    steps.assert_follows(reference.lamb, steps.values(variables), weights, means, 0.1)
     assert int(steps.values([optimizer.skipped_updates])[0]) == 1
 
 
@@ -560,7 +545,7 @@ def test_averages_and_constraints_work_as_in_keras():
     expected, after = None, None
     optimizer.build(variables)
     for grads in gradients:
-        optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], variables)
+        steps.apply(optimizer, variables, grads)
         after = steps.values(variables)
         expected = after[1] if expected is None else 0.5 * expected + 0.5 * after[1]
     assert after[0].min() >= 0
@@ -595,19 +580,6 @@ def test_finalizing_keeps_variables_that_never_got_a_gradient():
     assert (after[0] != weights[0]).any()
 
 
-def test_the_average_of_a_variable_whose_first_gradient_comes_late_counts_the_value_before():
-    variable, other = keras.Variable(1.0), keras.Variable(1.0)
-    optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.75)
-    optimizer.build([variable, other])
-    one = keras.ops.ones(())
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([one, None], [variable, other])
-    optimizer.apply([one, one], [variable, other])
-    assert steps.values([other]) == [pytest.approx(0.5, rel=1e-5)]
-    optimizer.finalize_variable_values([other])
-    assert steps.values([other]) == [pytest.approx(0.75 * 1.0 + 0.25 * 0.5, rel=1e-5)]
-
-
 @pytest.mark.parametrize("frequency", [None, 4])
 def test_averages_go_on_for_variables_without_gradient_as_in_keras(frequency):
     weights, gradients = steps.weights_and_gradients(steps=7)
@@ -617,12 +589,9 @@ def test_averages_go_on_for_variables_without_gradient_as_in_keras(frequency):
         variables, optimizer = steps.make_variables(weights), make(0.1, epsilon=1e-7, **options)
         optimizer.build(variables)
         for number, grads in enumerate(gradients):
-            idle = (None, None) if number in (0, 1, 5) else tuple(grads[:2])
-            tensors = [
-                g if g is None else keras.ops.convert_to_tensor(g) for g in (*idle, *grads[2:])
-            ]
+            idle = (None, None) if number in (0, 1, 5, 6) else tuple(grads[:2])
             with warnings.catch_warnings(action="ignore"):  # of the gradients that there are not
-                optimizer.apply(tensors, variables)
+                steps.apply(optimizer, variables, [*idle, *grads[2:]])
             if number == 2:
                 variables[3].assign(5.0)
         optimizer.finalize_variable_values(variables)
@@ -664,20 +633,6 @@ def test_without_a_momentum_an_average_is_the_value():
         optimizer.apply([one, None], [variable, other])
     optimizer.finalize_variable_values([variable, other])
     assert steps.values([other]) == [1.5]
-
-
-def test_a_variable_whose_gradients_end_is_its_average_in_the_end():
-    variable, other = keras.Variable(1.0), keras.Variable(1.0)
-    optimizer = lamb_tf.LAMB(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=30)
-    optimizer.build([variable, other])
-    one = keras.ops.ones(())
-    for number in range(29):
-        with warnings.catch_warnings(action="ignore"):
-            optimizer.apply([one, one if number < 2 else None], [variable, other])
-    end = steps.values([other])
-    optimizer.finalize_variable_values([other])
-    assert end == [pytest.approx(0.25, rel=1e-5)]
-    assert steps.values([other]) == [pytest.approx(0.25, rel=1e-5)]
 
 
 def test_averages_of_variables_without_gradient_are_written_into_them_when_due():

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import peers
 import pytest
+import reference
 import tensorflow as tf
 import tf_keras
 from two_replicas import two_replicas
@@ -233,10 +234,10 @@ def test_the_schedules_of_this_package_work_and_are_saved(tmp_path, suffix):
     schedule = WarmupPolynomialDecay(0.05, 30, 10)
     x, optimizer = variables(), legacy.LAMB(schedule, weight_decay=schedule)
     by_hand, rate = variables(), tf.Variable(0.0)
-    reference = tfa.optimizers.LAMB(rate, weight_decay=lambda: rate)
+    addons = tfa.optimizers.LAMB(rate, weight_decay=lambda: rate)
     for step in range(30):
         rate.assign(schedule(step))
-        reference.apply_gradients(zip(gradients(step), by_hand, strict=True))
+        addons.apply_gradients(zip(gradients(step), by_hand, strict=True))
     assert_same(train(optimizer, x, 30, compiled=False), [v.numpy() for v in by_hand])
 
     model = text_model()
@@ -427,28 +428,6 @@ def test_one_line_warns_of_norms_that_a_list_leaves_decayed():
             train(legacy.LARS(**quiet), variables(), 1)
 
 
-def lars_by_hand(x, steps, momentum, weight_decay, ratio, trust_coefficient, nesterov, adapted):
-    """The two papers' formulas in float64, with a rate of 0.5."""
-    slot = np.zeros_like(x)
-    for g in steps:
-        decayed = g + weight_decay * x
-
-        def adaptation(norm, x=x):
-            both = np.linalg.norm(x) > 0 and norm > 0
-            return trust_coefficient * np.linalg.norm(x) / norm if both and adapted else 1.0
-
-        if ratio == "before_momentum":
-            norm = np.linalg.norm(g) + weight_decay * np.linalg.norm(x)
-            step = 0.5 * adaptation(norm) * decayed
-            slot = momentum * slot + step
-            x = x - (momentum * slot + step if nesterov else slot)
-        else:
-            slot = momentum * slot + (1 - momentum) * decayed
-            u = momentum * slot + (1 - momentum) * decayed if nesterov else slot
-            x = x - 0.5 * adaptation(np.linalg.norm(u)) * u
-    return x
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("ratio", ["before_momentum", "after_momentum"])
 def test_lars_follows_its_papers_formulas(ratio, nesterov):
@@ -457,10 +436,14 @@ def test_lars_follows_its_papers_formulas(ratio, nesterov):
     optimizer = legacy.LARS(0.5, exclude_from_weight_decay=["bias"], **options)
     ours = train(optimizer, variables(), 30, compiled=False)
     steps = [[np.asarray(g, "float64") for g in gradients(step)] for step in range(30)]
+    formula = {
+        "before_momentum": reference.lars_before_momentum,
+        "after_momentum": reference.lars_after_momentum,
+    }[options.pop("ratio")]
     for k, (name, x) in enumerate(zip(SHAPES, variables(), strict=True)):
-        decayed = {**options, "weight_decay": 0.0 if "bias" in name else 0.05}
-        x = x.numpy().astype("float64")
-        expected = lars_by_hand(x, [g[k] for g in steps], adapted="bias" not in name, **decayed)
+        is_bias = "bias" in name
+        chosen = {**options, "weight_decay": 0.0 if is_bias else 0.05, "adapt": not is_bias}
+        expected = formula(x.numpy(), [g[k] for g in steps], 0.5, **chosen)
         assert_same([ours[k]], [expected])
 
 

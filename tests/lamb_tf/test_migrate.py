@@ -172,7 +172,7 @@ def test_layers_that_are_called_otherwise_are_paired_in_order_or_by_hand(tmp_pat
     old = old_model(legacy.LAMB(0.01), named=False)
     path = save(old, form, tmp_path)
     model, optimizer = new_model(), lamb_tf.LAMB(0.01)
-    with pytest.raises(ValueError, match="No weights in the file have the name"):
+    with pytest.raises(ValueError, match="must have one weight for"):
         migrate.from_tf_keras(path, model, optimizer)
 
     by_hand = dict(zip([v.path for v in model.weights], [v.name for v in old.weights], strict=True))
@@ -199,7 +199,7 @@ def test_order_pairs_models_without_other_weights(tmp_path):
         model, optimizer = small(keras, ["c", "d"]), lamb_tf.LAMB(0.01)
         migrate.from_tf_keras(save(old, form, tmp_path), model, optimizer, match="order")
         assert_same(model.get_weights(), old.get_weights(), 0)
-        with pytest.raises(ValueError, match=r"2 trainable weights.* updated 4"):
+        with pytest.raises(ValueError, match=r"optimizer in .* updated, 4; got 2"):
             migrate.from_tf_keras(
                 save(old, form, tmp_path), small(keras, ["c"]), lamb_tf.LAMB(), match="order"
             )
@@ -239,9 +239,11 @@ def test_models_that_do_not_fit_are_refused_and_left_alone(tmp_path, form):
     refused(
         [dense(16, name="hidden"), dense(3, name="head")], r"hidden/kernel \(6, 16\).*\(48, 16\)"
     )
-    refused([dense(16, name="hidden"), dense(3, name="top")], "No weights [^\n]*top/kernel")
+    refused(
+        [dense(16, name="hidden"), dense(3, name="top")], "must have one weight for 'top/kernel'"
+    )
     embedding = keras.layers.Embedding(20, 8, name="embed")
-    refused([embedding], "in the file has 0 counterparts in the model")
+    refused([embedding], "in the file must have one counterpart in the model; got 0")
 
 
 def test_what_cannot_be_followed_is_refused_before_a_weight_is_written(tmp_path):
@@ -258,7 +260,7 @@ def test_what_cannot_be_followed_is_refused_before_a_weight_is_written(tmp_path)
         migrate.from_tf_keras(path, model, lamb_tf.LAMB(), None)
     used = lamb_tf.LAMB()
     used.build(new_model().trainable_variables)
-    with pytest.raises(ValueError, match="`optimizer` was built for other variables, without"):
+    with pytest.raises(ValueError, match="`optimizer` must be new or built for this model; got"):
         migrate.from_tf_keras(path, model, used)
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

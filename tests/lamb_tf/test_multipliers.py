@@ -51,7 +51,7 @@ def test_factors_are_applied_in_float64_where_the_variables_are():
         np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", steps.fewer_on_jax([1, 0, 2], 2))
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_factor_is_the_same_as_that_many_times_the_rate(kind, seed):
     rng = np.random.default_rng(seed)
@@ -124,18 +124,6 @@ def test_telemetry_reports_the_ratio_without_the_factor():
 
 
 # Replicas, sparse gradients, XLA, and what it costs: on TensorFlow.
-
-
-@ON_TENSORFLOW
-@pytest.mark.parametrize("kind", MAKE)
-def test_two_replicas_give_what_one_gives(kind):
-    from two_replicas import shares, train_on_replicas
-
-    weights, gradients = steps.weights_and_gradients(steps=5)
-    make = lambda: MAKE[kind](0.05, learning_rate_multipliers=RULES)  # noqa: E731
-    variables, _ = train_on_replicas(make, weights, shares(gradients))
-    expected = steps.train(make(), weights, gradients)
-    steps.assert_close(steps.values(variables), expected, rtol=1e-5, atol=1e-6)
 
 
 @ON_TENSORFLOW

@@ -18,26 +18,44 @@ from lamb_tf import _replicas, compile_target
 STRATEGY = two_replicas()
 
 
+RULES = {"embedding": 0.25, "bias$": 0.0, "dense": 1.7}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("make", "arguments", "error"),
     [
-        {},
-        {"global_clipnorm": 0.5},
-        {"clipnorm": 0.5},
-        {"clipvalue": 0.3},
-        {"loss_scale_factor": 8.0, "global_clipnorm": 0.5},
-        {"nesterov": "both"},
-        {"use_ema": True},
-        {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5},
+        *(
+            (lamb_tf.LAMB, arguments, 2e-6)
+            for arguments in (
+                {},
+                {"global_clipnorm": 0.5},
+                {"clipnorm": 0.5},
+                {"clipvalue": 0.3},
+                {"loss_scale_factor": 8.0, "global_clipnorm": 0.5},
+                {"nesterov": "both", "learning_rate_multipliers": RULES},
+                {"learning_rate_multipliers": RULES},
+                {"use_ema": True},
+                {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5},
+                {"global_clipnorm": 0.5, "reduced": True},  # by the caller: not summed again
+            )
+        ),
+        (lamb_tf.LARS, {"global_clipnorm": 0.5, "learning_rate_multipliers": RULES}, 2e-6),
+        (lamb_tf.LARS, {"ratio": "after_momentum", "learning_rate_multipliers": RULES}, 2e-6),
+        (lamb_tf.OrScale, {}, 1e-4),  # five steps of its iteration magnify round-off
     ],
     ids=str,
 )
-def test_two_replicas_give_the_weights_of_one(arguments):
-    assert_two_replicas_give_the_weights_of_one(arguments)
-
-
-def test_gradients_that_the_caller_has_summed_are_not_summed_again():
-    assert_two_replicas_give_the_weights_of_one({"global_clipnorm": 0.5}, reduced=True)
+def test_two_replicas_give_the_weights_of_one(make, arguments, error):
+    arguments = {"weight_decay": 0.01, **arguments}
+    reduced = arguments.pop("reduced", False)
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    one = steps.train(make(0.1, **arguments), weights, gradients)
+    variables, _ = train_on_replicas(
+        lambda: make(0.1, **arguments), weights, shares(gradients), reduced=reduced
+    )
+    for variable, expected in zip(variables, one):
+        for local in STRATEGY.experimental_local_results(variable.value):
+            np.testing.assert_allclose(local.numpy(), expected, rtol=error, atol=error / 10)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -159,19 +177,6 @@ def test_one_tensor_object_may_be_the_gradient_of_all_replicas(kind, mode):
         np.testing.assert_allclose(local.numpy(), expected, rtol=1e-6)
 
 
-def assert_two_replicas_give_the_weights_of_one(arguments, reduced=False):
-    weights, gradients = steps.weights_and_gradients(steps=4)
-
-    def optimizer():
-        return lamb_tf.LAMB(0.1, weight_decay=0.01, **arguments)
-
-    one = steps.train(optimizer(), weights, gradients)
-    variables, _ = train_on_replicas(optimizer, weights, shares(gradients), reduced=reduced)
-    for variable, expected in zip(variables, one):
-        for local in STRATEGY.experimental_local_results(variable.value):
-            np.testing.assert_allclose(local.numpy(), expected, rtol=2e-6, atol=2e-7)
-
-
 def test_two_replicas_with_float64_weights_follow_the_formula_in_float64():
     weights, gradients = steps.weights_and_gradients(steps=4, dtype="float64")
     both = [[[0.25 * g for g in grads], [0.75 * g for g in grads]] for grads in gradients]
@@ -179,21 +184,6 @@ def test_two_replicas_with_float64_weights_follow_the_formula_in_float64():
     for i, x in enumerate(weights):
         expected = reference.lamb(x, [g[i] for g in gradients], 0.125)
         np.testing.assert_allclose(variables[i].numpy(), expected, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: lamb_tf.LARS(1.0, global_clipnorm=0.5), 2e-6),
-        (lambda: lamb_tf.OrScale(0.1, weight_decay=0.1), 1e-4),  # five steps magnify round-off
-    ],
-    ids=["LARS", "OrScale"],
-)
-def test_two_replicas_with_another_optimizer_give_the_weights_of_one(make, error):
-    weights, gradients = steps.weights_and_gradients(steps=4)
-    one = steps.train(make(), weights, gradients)
-    variables, _ = train_on_replicas(make, weights, shares(gradients))
-    steps.assert_close(steps.values(variables), one, rtol=error, atol=error / 10)
 
 
 @pytest.mark.parametrize("accumulation", [None, 2])

@@ -370,6 +370,10 @@ def assert_that_biases_and_norms_are_found(model):
     assert {v.path for v in model.trainable_variables if lamb_tf.biases_and_norms(v)} == expected
 
 
+ONCE = pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="paths are those of any backend")
+
+
+@ONCE
 @pytest.mark.parametrize("name", BACKBONES)
 def test_biases_and_norms_of_keras_hub_are_found(name):
     backbone = getattr(peers.load("keras_hub").models, f"{name}Backbone")
@@ -379,6 +383,7 @@ def test_biases_and_norms_of_keras_hub_are_found(name):
     assert_that_biases_and_norms_are_found(model)
 
 
+@ONCE
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_biases_and_norms_of_keras_applications_are_found(name):
     shape = (APPLICATIONS[name],) * 2 + (3,)
