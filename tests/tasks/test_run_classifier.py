@@ -1,8 +1,11 @@
 """The command: its flags, what it leaves, several seeds, and that killing it changes nothing."""
 
+import contextlib
 import csv
+import io
 import json
 import random
+import shutil
 import signal
 import statistics
 import time
@@ -71,17 +74,39 @@ SMALL = {
 NOT_TRAINED = ("train_batch_size", "num_train_epochs", "learning_rate", "beta_2", "log_steps")
 
 
-@pytest.fixture
-def files(small_sentences, tmp_path):
+def flags_of(small_sentences, folder):
     """The flags that name files, with those of a small training."""
-    (tmp_path / "bert_config.json").write_text(small_sentences.config.to_json())
+    (folder / "bert_config.json").write_text(small_sentences.config.to_json())
     return SMALL | {
-        "bert_config_file": str(tmp_path / "bert_config.json"),
+        "bert_config_file": str(folder / "bert_config.json"),
         "vocab_file": small_sentences.vocab_file,
         "train_file": small_sentences.train,
         "dev_file": small_sentences.dev,
-        "output_dir": str(tmp_path / "output"),
+        "output_dir": str(folder / "output"),
     }
+
+
+@pytest.fixture
+def files(small_sentences, tmp_path):
+    return flags_of(small_sentences, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(small_sentences, tmp_path_factory):
+    """Flags of a training with evaluation and prediction that is done; stdout and stderr of it."""
+    settings = flags_of(small_sentences, tmp_path_factory.mktemp("whole"))
+    settings |= {"do_predict": True, "predict_file": small_sentences.unlabelled}
+    said, warned = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(warned):
+        assert call(settings) == 0
+    return settings, said.getvalue(), warned.getvalue()
+
+
+@pytest.fixture
+def trained(whole, tmp_path):
+    """The flags of that training with a folder of one's own."""
+    folder = shutil.copytree(whole[0]["output_dir"], tmp_path / "trained")
+    return whole[0] | {"output_dir": str(folder)}
 
 
 def read_table(path):
@@ -191,10 +216,9 @@ def test_layer_wise_rates_and_frozen_layers_are_flags_and_part_of_the_run(files,
     assert "optimizer.freeze was" in capsys.readouterr().err
 
 
-def test_it_trains_evaluates_and_predicts(files, small_sentences, capsys):
-    settings = files | {"do_predict": True, "predict_file": small_sentences.unlabelled}
-    assert call(settings) == 0
-    folder, (said, warned) = Path(files["output_dir"]), capsys.readouterr()
+def test_it_trains_evaluates_and_predicts(whole, small_sentences):
+    settings, said, warned = whole
+    folder = Path(settings["output_dir"])
     assert "training starts from random weights" in warned
     found = read_table(folder / "predictions.tsv")
     assert [row["index"] for row in found] == [str(n) for n in range(26)]
@@ -217,19 +241,14 @@ def test_it_trains_evaluates_and_predicts(files, small_sentences, capsys):
     assert results["eval_accuracy"] == held_out["accuracy"]
 
 
-def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(
-    files, small_sentences, capsys
-):
-    predict = {"do_predict": True, "predict_file": small_sentences.unlabelled}
-    assert call(files | predict) == 0
-    folder = Path(files["output_dir"])
+def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(trained, capsys):
+    folder = Path(trained["output_dir"])
     names = ("eval_results.txt", "predictions.tsv", "test_results.tsv")
     before = {name: (folder / name).read_text() for name in names}
     for name in names:
         (folder / name).unlink()
-    capsys.readouterr()
     in_folder = "bert_config_file", "vocab_file"
-    assert call(without(files | predict, "do_train", *in_folder)) == 0  # a script's flags
+    assert call(without(trained, "do_train", *in_folder)) == 0  # a script's flags
     assert capsys.readouterr().err == (
         "warning: --train_file, --train_batch_size, --learning_rate, --num_train_epochs, --beta_2, "
         "--log_steps have no effect without --do_train.\n"
@@ -342,8 +361,8 @@ def test_it_starts_from_checkpoints_of_others(files, tmp_path, capsys, make):
     assert "random weights" not in said.err
 
 
-def test_another_vocabulary_is_refused_where_a_model_is_evaluated(files, tmp_path, capsys):
-    assert call(files) == 0
+def test_another_vocabulary_is_refused_where_a_model_is_evaluated(whole, tmp_path, capsys):
+    files = without(whole[0], "do_predict", "predict_file")
     pieces = Path(files["vocab_file"]).read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)
@@ -394,8 +413,8 @@ def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_
     assert "fresh" not in capsys.readouterr().out
 
 
-def test_an_export_for_transformers_brings_its_classes_along(files, tmp_path):
-    assert call(files) == 0
+def test_an_export_for_transformers_brings_its_classes_along(whole, tmp_path):
+    files = without(whole[0], "do_predict", "predict_file")
     export = tmp_path / "export"
     convert_checkpoint.convert(files["output_dir"], export, "huggingface")
     alone = without(files, "do_train", "train_file", *NOT_TRAINED)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import in_process
 import pytest
 from small_squad import qa, write_squad
 
@@ -35,24 +36,25 @@ def files(tmp_path):
     return paths
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "official_bert.run_squad", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+@pytest.fixture
+def command(capsys):
+    """A function of flags that calls the command; its exit code, stdout and stderr."""
+
+    def call(*arguments):
+        return in_process.call(run_squad, run_squad.Squad, arguments), *capsys.readouterr()
+
+    return call
 
 
-def test_it_prints_one_line_of_json(files):
-    done = command(
+def test_it_prints_one_line_of_json(files, command):
+    code, said, warned = command(
         "--evaluate", f"--predict_file={files['v1']}", f"--predictions_file={files['predictions']}"
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("\n") == 1
+    assert (code, warned) == (0, "")
+    assert said.count("\n") == 1
     f1 = 100 * (1 + 2 / 3) / 2
     expected = {"exact_match": 50.0, "f1": pytest.approx(f1), "total": 2, "unanswered": 0}
-    assert json.loads(done.stdout) == expected
+    assert json.loads(said) == expected
 
 
 def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
@@ -98,12 +100,12 @@ def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
         ),
     ],
 )
-def test_bad_input_ends_with_one_line_and_exit_code_2(files, arguments, message):
-    done = command(*(argument.format(**files) for argument in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("run_squad: error: ")
-    assert done.stderr.count("\n") == 1
-    assert message in done.stderr
+def test_bad_input_ends_with_one_line_and_exit_code_2(files, command, arguments, message):
+    code, said, error = command(*(argument.format(**files) for argument in arguments))
+    assert (code, said) == (2, "")
+    assert error.startswith("run_squad: error: ")
+    assert error.count("\n") == 1
+    assert message in error
 
 
 def test_scoring_loads_neither_tensorflow_nor_a_tokenizer(files):

@@ -3,6 +3,7 @@
 import json
 import lzma
 import random
+import shutil
 import statistics
 from pathlib import Path
 
@@ -86,17 +87,36 @@ def call(settings):
     return in_process.call(run_squad, Squad, as_flags(settings))
 
 
-@pytest.fixture
-def files(small_questions, tmp_path):
+def flags_of(small_questions, folder):
     """The flags that name files, with those of a small training."""
-    (tmp_path / "bert_config.json").write_text(small_questions.config.to_json())
+    (folder / "bert_config.json").write_text(small_questions.config.to_json())
     return SMALL | {
-        "bert_config_file": str(tmp_path / "bert_config.json"),
+        "bert_config_file": str(folder / "bert_config.json"),
         "vocab_file": small_questions.vocab_file,
         "train_file": small_questions.train,
         "predict_file": small_questions.dev,
-        "output_dir": str(tmp_path / "output"),
+        "output_dir": str(folder / "output"),
     }
+
+
+@pytest.fixture
+def files(small_questions, tmp_path):
+    return flags_of(small_questions, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(small_questions, tmp_path_factory):
+    """The flags of a training that is done."""
+    settings = flags_of(small_questions, tmp_path_factory.mktemp("whole"))
+    assert call(settings) == 0
+    return settings
+
+
+@pytest.fixture
+def trained(whole, tmp_path):
+    """The flags of that training with a folder of one's own."""
+    folder = shutil.copytree(whole["output_dir"], tmp_path / "trained")
+    return whole | {"output_dir": str(folder)}
 
 
 def read(folder, name):
@@ -180,9 +200,8 @@ def test_it_trains_answers_and_scores(files, small_questions, capsys):
     assert held_out["loss"] > 0
 
 
-def test_the_folder_holds_what_the_model_needs_later(files, small_questions):
-    assert call(files) == 0
-    folder = Path(files["output_dir"])
+def test_the_folder_holds_what_the_model_needs_later(whole, small_questions):
+    folder = Path(whole["output_dir"])
     assert (folder / "vocab.txt").read_bytes() == Path(small_questions.vocab_file).read_bytes()
     described = read(folder, "run.json")
     assert described["task"] == "question answering"
@@ -205,14 +224,13 @@ def test_another_vocabulary_in_the_folder_is_not_overwritten(files, capsys):
     assert (output / "vocab.txt").read_bytes() == before
 
 
-def test_prediction_alone_takes_the_model_of_the_folder(files, small_questions):
-    assert call(files) == 0
-    folder = Path(files["output_dir"])
+def test_prediction_alone_takes_the_model_of_the_folder(trained, small_questions):
+    folder = Path(trained["output_dir"])
     names = ("predictions.json", "nbest_predictions.json", "eval_results.txt")
     before = {name: (folder / name).read_text() for name in names}
     for name in names:
         (folder / name).unlink()
-    alone = without(files, *OF_TRAINING)
+    alone = without(trained, *OF_TRAINING)
     assert call(alone) == 0
     assert {name: (folder / name).read_text() for name in names} == before
     unlabelled = {"predict_file": small_questions.unlabelled}
@@ -220,11 +238,10 @@ def test_prediction_alone_takes_the_model_of_the_folder(files, small_questions):
     assert (folder / "predictions.json").read_text() == before["predictions.json"]
 
 
-def test_a_loaded_model_gives_the_answers_of_the_command(files, small_questions):
-    assert call(files | {"num_train_epochs": 10}) == 0
-    predictions = read(files["output_dir"], "predictions.json")
+def test_a_loaded_model_gives_the_answers_of_the_command(whole, small_questions):
+    predictions = read(whole["output_dir"], "predictions.json")
     questions = squad_data.read(small_questions.dev).questions
-    model = official_bert.load(files["output_dir"])
+    model = official_bert.load(whole["output_dir"])
     answers = model.predict([(question.text, question.context) for question in questions])
     found = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
     assert found == predictions
@@ -237,17 +254,16 @@ def test_scores_alone_write_no_predictions(files):
     assert not (folder / "predictions.json").exists()
 
 
-def test_other_windows_than_those_of_training_are_refused_in_its_folder(files, tmp_path, capsys):
+def test_other_windows_than_those_of_training_are_refused_in_its_folder(trained, tmp_path, capsys):
     """A checkpoint may be given any; it is the way the official script takes."""
-    assert call(files) == 0
-    alone = without(files, *OF_TRAINING)
+    alone = without(trained, *OF_TRAINING)
     assert call(alone | {"doc_stride": 9}) == 2
     assert "was trained for another task: windows was" in capsys.readouterr().err
-    checkpoint = f"{files['output_dir']}/pretrained/bert_model.ckpt-1"
+    checkpoint = f"{trained['output_dir']}/pretrained/bert_model.ckpt-1"
     other = {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
     assert call(alone | other) == 0
-    trained = without(eval_results(files["output_dir"]), "global_step")
-    assert eval_results(tmp_path / "other") == trained
+    scores = without(eval_results(trained["output_dir"]), "global_step")
+    assert eval_results(tmp_path / "other") == scores
     assert call(alone | other | {"doc_stride": 9}) == 0
 
 
