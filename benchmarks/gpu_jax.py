@@ -161,7 +161,7 @@ def pretraining(cell):
 
     def batches(*shard):
         return run.task.batches(
-            files, stage, stage.batch_size, run.config, seed=run.seed, shard=shard
+            files, stage.lengths, stage.batch_size, run.config, seed=run.seed, shard=shard
         )
 
     np.savez(f"{cell['folder']}/batch.npz", **batches(0, 1)[0])

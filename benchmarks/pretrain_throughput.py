@@ -146,7 +146,7 @@ def jax_ways(cell, folder):
     loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
     feed = engine.feed(
         lambda *shard: run.task.batches(
-            run.input_files, stage, BATCH_SIZE, run.config, seed=0, shard=shard
+            run.input_files, stage.lengths, BATCH_SIZE, run.config, seed=0, shard=shard
         ),
         range(stage.steps),
     )

@@ -203,7 +203,7 @@ class Training:
     def _batches(self, stage, split):
         return self._task.batches(
             (str(self._folder / f"{split}_{stage.max_seq_length}.tfrecord"),),
-            stage,
+            stage.lengths,
             stage.batch_size if split == "train" else EVAL_BATCH,
             self._config,
             seed=self._seed,

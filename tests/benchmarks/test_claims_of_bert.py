@@ -439,7 +439,7 @@ def test_a_second_phase_is_the_same_where_the_first_one_is_trained_once_more(ber
 @pytest.mark.slow
 def test_data_that_a_killed_study_left_half_made_are_made_again(tmp_path):
     bert = script("bert")
-    settings = script("model_settings").MODEL | TINY_BERT
+    settings = script("model_settings").MODEL | TINY_BERT | {"documents": 12}
 
     def made():
         return {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.suffix != ".json"}
