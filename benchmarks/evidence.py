@@ -50,7 +50,7 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 
 def text(page: pathlib.Path, contents: Contents) -> str:
     """The page with its tables; those that it has no marks for are added at its end."""
-    found = page.read_text(encoding="utf-8") if page.exists() else f"# {contents.title}\n"
+    found = page.read_text(encoding="utf-8") if page.is_file() else f"# {contents.title}\n"
     marked = {
         name: f"<!-- table: {name} -->\n\n{table(rows)}\n\n<!-- end -->"
         for name, rows in contents.tables.items()

@@ -22,6 +22,7 @@ import pathlib
 import sys
 import tempfile
 
+import evidence
 import gpu_jax
 import gpu_page
 import machine
@@ -72,7 +73,7 @@ def parse():
     add("--length", choices=list(PREDICTIONS), type=int, action="append", help="of sequences")
     add("--base_tokens", type=int, default=32768, help="tokens of a batch of BERT-Base")
     add("--large_tokens", type=int, default=16384, help="the same of BERT-Large")
-    add("--peer", choices=list(gpu_page.PEERS), help="in pre-training; default: transformers")
+    add("--peer", choices=gpu_page.PEERS, help="in pre-training; default: transformers")
     add("--rounds", type=int, default=5, help="turns of each way, in alternation")
     add("--updates", type=int, default=20, help="updates or calls per turn")
     add("--quick", action="store_true", help="tiny sizes, to see that everything runs")
@@ -147,7 +148,7 @@ def measure_all(arguments, on_jax):
                 row = measure(section, name, cell, arguments.rounds, no_torch)
                 values["rows"].setdefault(section, {})[name] = row
                 write(values, arguments)
-    print(gpu_page.page(values))
+    print(evidence.text(pathlib.Path(), gpu_page.contents(values)))
 
 
 def first_values(arguments, on_jax):
@@ -181,7 +182,9 @@ def write(values, arguments):
     if output(arguments, "json"):
         output(arguments, "json").parent.mkdir(parents=True, exist_ok=True)
         output(arguments, "json").write_text(json.dumps(values, indent=1) + "\n")
-        output(arguments, "md").write_text(gpu_page.page(values))
+        page = output(arguments, "md")
+        page.unlink(missing_ok=True)
+        evidence.write(page, gpu_page.contents(values))
 
 
 def cells(section, arguments, folder, on_gpu):

@@ -136,10 +136,8 @@ def pretraining(cell):
     import jax
 
     from official_bert.engines.jax_mesh import JaxMesh
-    from official_bert.engines.loop_state import first_state
     from official_bert.stages import Optimizer, Run, Stage
     from official_bert.training.flops import peak_of, step_flops
-    from official_bert.training.stage_model import make_model_and_optimizer
 
     stage = Stage(
         steps=100_000,
@@ -159,21 +157,11 @@ def pretraining(cell):
     )
     engine = JaxMesh(devices=jax.local_devices()[:1])
 
-    def batches(*shard):
-        return run.task.batches(
-            files, stage.lengths, stage.batch_size, run.config, seed=run.seed, shard=shard
-        )
-
-    np.savez(f"{cell['folder']}/batch.npz", **batches(0, 1)[0])
-    loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
-    feed = engine.feed(batches, range(stage.steps))
-    done, updates, waits = {"steps": 0, "state": first_state(run)}, cell["updates"], []
-
-    def by_loop():
-        waited = done["state"].input_wait
-        done["state"] = loop(feed, done["steps"], updates, done["state"])
-        done["steps"] += updates
-        waits.append((done["state"].input_wait - waited) / updates)
+    batch = run.task.batches(
+        files, stage.lengths, stage.batch_size, run.config, seed=run.seed, shard=(0, 1)
+    )[0]
+    np.savez(f"{cell['folder']}/batch.npz", **batch)
+    by_loop, waits = make_loop(run, engine, cell["updates"])
 
     def after():
         known = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
@@ -186,7 +174,31 @@ def pretraining(cell):
             }
         }
 
-    return turns.offer({LOOP: lambda: turns.timed(by_loop, updates)}, after=after)
+    return turns.offer({LOOP: lambda: turns.timed(by_loop, cell["updates"])}, after=after)
+
+
+def make_loop(run, engine, updates):
+    """A function that does so many updates of a run, and the list of its waits for input."""
+    from official_bert.engines.loop_state import first_state
+    from official_bert.training.stage_model import make_model_and_optimizer
+
+    (stage,) = run.stages
+    loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
+
+    def batches(*shard):
+        files, size = run.input_files, stage.batch_size
+        return run.task.batches(files, stage.lengths, size, run.config, seed=run.seed, shard=shard)
+
+    feed = engine.feed(batches, range(stage.steps))
+    done, waits = {"steps": 0, "state": first_state(run)}, []
+
+    def by_loop():
+        waited = done["state"].input_wait
+        done["state"] = loop(feed, done["steps"], updates, done["state"])
+        done["steps"] += updates
+        waits.append((done["state"].input_wait - waited) / updates)
+
+    return by_loop, waits
 
 
 def _config(cell):

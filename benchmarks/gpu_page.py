@@ -1,7 +1,8 @@
-"""The page of `gpu.py`: the names of what is measured, and the tables."""
+"""The names of what `gpu.py` measures, and its tables, which docs/gpu.md explains."""
 
 import statistics
 
+import evidence
 import turns
 
 LAMB, OPTAX, ADAMW = "lamb_tf.LAMB", "optax.lamb", "torch.optim.AdamW, fused"
@@ -13,14 +14,7 @@ FORWARD, BOTH_WAYS = "forward", "forward and backward"
 
 # Read g, x, m, v and write x, m, v, 4 bytes each; for LAMB, read x, m, v a second time.
 BYTES_ONCE, BYTES_AGAIN = 28, 12
-PEERS = {
-    "transformers": "Hugging Face's `BertForPreTraining` (sdpa attention, the fused tanh GELU). It "
-    "projects all positions of a sequence to the vocabulary, ours the masked ones: that is the "
-    "model its users have. MFU counts the products of our model on both sides, so what the peer "
-    "does for positions without a loss is not in it",
-    "torch": "`benchmarks/torch_bert.py`, a BERT of `torch.nn.TransformerEncoderLayer`. Its head "
-    "computes the masked positions alone, as ours does",
-}
+PEERS = ("transformers", "torch")
 
 
 def many_steps(name, updates):
@@ -28,102 +22,74 @@ def many_steps(name, updates):
     return f"{name}, {updates} steps in one program"
 
 
-def page(values):
-    """The page, as Markdown.
+def contents(values):
+    """The tables of a page.
 
     Args:
         values: Dictionary of `title`, `date`, `machine`, `commands` and `rows`: by section, and in
             it by work, what `gpu.measure` returned.
     """
     commands = ", ".join(f"`{command}`" for command in values["commands"])
-    head = f"# {values['title']}, {values['date']}\n\n{commands} on {values['machine']}.\n"
-    rows = values["rows"]
-    return "\n".join([head, *(make(rows[name]) for name, make in SECTIONS.items() if name in rows)])
+    measured = [("measured", ""), ("machine", values["machine"]), ("commands", commands)]
+    tables = {"measured": measured}
+    for section, (name, make) in SECTIONS.items():
+        if rows := values["rows"].get(section):
+            tables[name] = make(rows)
+            measured.append((name, _rounds(rows)))
+    return evidence.Contents(f"{values['title']}, {values['date']}", tables)
 
 
 def optimizer(rows):
-    """The section on the optimizer's step."""
-    lines = _head(
-        *("variables", "step", "ms", "`lamb_tf.LAMB` ÷ it, median and range"),
-        *("GB/s", "share of the copy's bandwidth, and its range"),
-    )
+    """Time and bandwidth of a step, by variables and way."""
+    head = ("variables", "step", "ms", "`lamb_tf.LAMB` ÷ it, median and range")
+    found = [(*head, "GB/s", "share of the copy's bandwidth, and its range")]
     for work, row in rows.items():
         seconds, cell = row["seconds"], row["cell"]
         copied = 2 * cell["copied_bytes"]
         for way in (w for w in seconds if w != COPY):
             moved = cell["parameters"] * _bytes_per_parameter(way)
             name = way if way != TORCH_LAMB else f"{row['after'][way]['name']}, PyTorch"
-            lines.append(
-                f"| {work} | {name} | {_ms(seconds[way])} | {_times(seconds, way, LAMB)} "
-                f"| {_rate(moved, seconds[way])} | {_share(moved, copied, seconds, way)} |"
-            )
+            rates = _rate(moved, seconds[way]), _share(moved, copied, seconds, way)
+            found.append([work, name, _ms(seconds[way]), _times(seconds, way, LAMB), *rates])
         if COPY in seconds:
-            copy, size = _rate(copied, seconds[COPY]), f"{cell['copied_bytes'] / 2**20:,.0f} MiB"
-            lines.append(f"| | the copy, of {size} | {_ms(seconds[COPY])} | – | {copy} | 100 % |")
-        lines += _absent(work, row, 6)
-    return f"""## The optimizer's step
-
-{_rounds(rows)} Float32 throughout, gradients that are there already. A call of JAX takes and \
-gives back hundreds of arrays, which costs the host time; "steps in one program" is without that, \
-as `run_pretraining` runs with `--steps_per_loop`. "÷": in steps per second.
-
-{chr(10).join(lines)}
-
-GB/s are the bytes that a step must move at least, over its time. LAMB reads g, x, m, v and writes \
-x, m, v: 7 × 4 = {BYTES_ONCE} bytes per parameter. It knows the trust ratio of a tensor only when \
-all of the tensor's direction is known, and then reads x, m and v once more: {BYTES_AGAIN} bytes, \
-{BYTES_ONCE + BYTES_AGAIN} together. AdamW: {BYTES_ONCE}. Not counted are temporary results, and \
-that `lamb_tf.LAMB` first reads each gradient to see that all are finite. The bandwidth is that of \
-a program that reads an array and writes its negation, in the same rounds. Where a cache serves \
-the second reading, a share can exceed 100 %. The aim for `lamb_tf.LAMB` is 85 %.
-"""
+            size = f"{cell['copied_bytes'] / 2**20:,.0f} MiB"
+            copy = _ms(seconds[COPY]), "–", _rate(copied, seconds[COPY]), "100 %"
+            found.append([work, f"the copy, of {size}", *copy])
+        found += _absent(work, row, 6)
+    return found
 
 
 def pretraining(rows):
-    """The section on pre-training."""
-    first = "tokens/s | MFU | peak memory, GiB | waiting for input"
-    lines = _head("work", "way", *first.split(" | "), "ours ÷ it, median and range of rounds")
+    """Tokens per second, MFU and memory of pre-training, by work and way."""
+    head = ("work", "way", "tokens/s", "MFU", "peak memory, GiB", "waiting for input")
+    found = [(*head, "ours ÷ it, median and range of rounds")]
     for work, row in rows.items():
         cell = row["cell"]
         tokens, known = cell["batch_size"] * cell["length"], row["after"].get(LOOP, {})
         for way, seconds in row["seconds"].items():
             after, median = row["after"].get(way, {}), statistics.median(seconds)
             peak = known.get("peak_flops")
-            mfu = f"{100 * known['step_flops'] / median / peak:.1f} %" if peak else "–"
             memory, wait = after.get("peak_bytes"), after.get("input_wait")
-            lines.append(
-                f"| {work}, batch {cell['batch_size']} | {way} | {tokens / median:,.0f} | {mfu} "
-                f"| {f'{memory / 2**30:.1f}' if memory else '–'} "
-                f"| {'–' if wait is None else f'{100 * wait / median:.1f} %'} "
-                f"| {_times(row['seconds'], way, LOOP)} |"
+            peer = f", {cell['peer']}" if way == PEER else ""
+            found.append(
+                [
+                    f"{work}, batch {cell['batch_size']}{peer}",
+                    way,
+                    f"{tokens / median:,.0f}",
+                    f"{100 * known['step_flops'] / median / peak:.1f} %" if peak else "–",
+                    f"{memory / 2**30:.1f}" if memory else "–",
+                    "–" if wait is None else f"{100 * wait / median:.1f} %",
+                    _times(row["seconds"], way, LOOP),
+                ]
             )
-        lines += _absent(work, row, 7)
-    peers = {row["cell"]["peer"] for row in rows.values() if PEER in row["seconds"]}
-    peer = "".join(f"The peer: {PEERS[name]}. " for name in sorted(peers))
-    counts = sorted({row["cell"]["updates"] for row in rows.values()})
-    calls = f"`--steps_per_loop={' or '.join(map(str, counts))}`"
-    return f"""## Pre-training
-
-{_rounds(rows)} bfloat16 (ours: policy `mixed_bfloat16`; the peer: autocast), dropout 0.1 \
-throughout, vocabulary 30,522, one device. Tokens are those of the batch, padding included. Ours \
-reads records and does the updates of a turn in one call ({calls}); the peer has one batch, the \
-first of ours, on the device.
-
-{chr(10).join(lines)}
-
-{peer}Both sides run in processes of their own that share the device's memory; the peak is each \
-one's own, compilation included. MFU: model FLOPs (`official_bert/model/flops.py`) per second, \
-over the peak of the data sheet (`official_bert/training/flops.py`). –: not known for this \
-device, or of this side. Our update is LAMB, which does more than AdamW.
-"""
+        found += _absent(work, row, 7)
+    return found
 
 
 def attention(rows):
-    """The section on attention alone."""
-    lines = _head(
-        *("sequences × tokens × heads × width", "way", "forward, ms", "both, ms"),
-        *("its time ÷ the encoder's, both, and its range", "largest difference"),
-    )
+    """Time of attention alone, and how far its results are from the exact ones."""
+    head = ("sequences × tokens × heads × width", "way", "forward, ms", "both, ms")
+    found = [(*head, "its time ÷ the encoder's, both, and its range", "largest difference")]
     for work, row in rows.items():
         cell, seconds = row["cell"], row["seconds"]
         shape = [cell["batch_size"], cell["length"], cell["heads"], cell["hidden"] // cell["heads"]]
@@ -132,43 +98,28 @@ def attention(rows):
             both = f"{name}: {BOTH_WAYS}"
             if both not in seconds:
                 continue
-            found = row["after"].get(name, {}).get("differences")
-            lines.append(
-                f"| {work}: {sizes} | {name} | {_ms(seconds.get(f'{name}: {FORWARD}'))} "
-                f"| {_ms(seconds[both])} | {_times(seconds, both, reference)} "
-                f"| {f'{max(found):.1e}' if found else '–'} |"
-            )
-        lines += _absent(work, row, 6)
-    return f"""## Attention alone
-
-{_rounds(rows)} bfloat16, from queries, keys and values to the mixture; "both": forward and \
-backward. Sequences are between half and all of the length long, the rest is padding: our encoder \
-adds a bias to the scores, `jax.nn.dot_product_attention` is told the lengths. That function has \
-no dropout, with either implementation.
-
-{chr(10).join(lines)}
-
-"÷": by the time of our encoder without dropout. The difference is ‖it − exact‖ / ‖exact‖ of the \
-mixture or of a gradient, whichever is largest; exact is the "xla" implementation in float32. –: \
-with dropout there is nothing to compare with.
-"""
+            differences = row["after"].get(name, {}).get("differences")
+            times = _ms(seconds.get(f"{name}: {FORWARD}")), _ms(seconds[both])
+            largest = f"{max(differences):.1e}" if differences else "–"
+            ratio = _times(seconds, both, reference)
+            found.append([f"{work}: {sizes}", name, *times, ratio, largest])
+        found += _absent(work, row, 6)
+    return found
 
 
-SECTIONS = {function.__name__: function for function in (optimizer, pretraining, attention)}
-
-
-def _head(*columns):
-    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+SECTIONS = {
+    "optimizer": ("the optimizer's step", optimizer),
+    "pretraining": ("pre-training", pretraining),
+    "attention": ("attention alone", attention),
+}
 
 
 def _absent(work, row, columns):
-    """Lines of what failed or was left out."""
+    """Rows of what failed or was left out."""
     said = {way: f"failed: {why}" for way, why in row["errors"].items()}
     said |= {way: f"left out: {why}" for way, why in row["left_out"].items()}
-    return [
-        f"| {work} | {way} | {why.replace('|', '/')} {'| ' * (columns - 3)}|"
-        for way, why in said.items()
-    ]
+    empty = [""] * (columns - 3)
+    return [[work, way, why.replace("|", "/"), *empty] for way, why in said.items()]
 
 
 def _bytes_per_parameter(way):
@@ -206,8 +157,5 @@ def _times(seconds, way, first):
 
 def _rounds(rows):
     counts = sorted({turns.rounds({0: row}) for row in rows.values() if row["seconds"]})
-    load = turns.idle_load(rows)
-    return (
-        f"Medians of {' or '.join(map(str, counts)) or 'no'} rounds, all ways in each in turns; a "
-        f"process whose turn it was not used at most {100 * load:.1f} % of one core."
-    )
+    load = f"{100 * turns.idle_load(rows):.1f} % of a core"
+    return f"medians of {' or '.join(map(str, counts)) or 'no'} rounds; used out of turn: {load}"

@@ -81,32 +81,36 @@ def get_gradients(theirs):
     }
 
 
+def inputs(batch):
+    """What `BertForPreTraining` takes of a batch of `input_pipeline.Batches`, labels included."""
+    batch = {name: torch.from_numpy(rows.astype(np.int64)) for name, rows in batch.items()}
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    rows, columns = torch.nonzero(batch["masked_lm_weights"], as_tuple=True)
+    labels[rows, batch["masked_lm_positions"][rows, columns]] = batch["masked_lm_ids"][
+        rows, columns
+    ]
+    return {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["input_mask"],
+        "token_type_ids": batch["segment_ids"],
+        "labels": labels,
+        "next_sentence_label": batch["next_sentence_labels"].reshape(-1),
+    }
+
+
 def losses(theirs, batch):
     """The masked-LM and the next-sentence loss of a batch of `input_pipeline.Batches`, in nats.
 
     As their own `loss`, which is the sum of the two: means over the predicted positions and over
     the sequences.
     """
-    outputs, labels = _outputs_and_labels(theirs, batch)
-    sentences = torch.from_numpy(batch["next_sentence_labels"]).long()
+    given = inputs(batch)
+    labels, sentences = given.pop("labels"), given.pop("next_sentence_label")
+    outputs = theirs(**given)
     return (
         cross_entropy(outputs.prediction_logits.flatten(0, 1), labels.flatten()),
         cross_entropy(outputs.seq_relationship_logits, sentences),
     )
-
-
-def _outputs_and_labels(theirs, batch):
-    batch = {name: torch.from_numpy(rows) for name, rows in batch.items()}
-    labels = torch.full(batch["input_ids"].shape, IGNORED)
-    rows, columns = torch.nonzero(batch["masked_lm_weights"], as_tuple=True)
-    positions = batch["masked_lm_positions"][rows, columns].long()
-    labels[rows, positions] = batch["masked_lm_ids"][rows, columns].long()
-    outputs = theirs(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["input_mask"],
-        token_type_ids=batch["segment_ids"],
-    )
-    return outputs, labels
 
 
 def adamw(theirs, optimizer):
@@ -142,9 +146,11 @@ def evaluate(theirs, batches):
     theirs.eval()
     loss = hits = count = 0.0
     for step in range(batches.num_batches):
-        outputs, labels = _outputs_and_labels(theirs, batches[step])
+        given = inputs(batches[step])
+        labels = given.pop("labels")
+        del given["next_sentence_label"]
         predicted = labels != IGNORED
-        logits, labels = outputs.prediction_logits[predicted], labels[predicted]
+        logits, labels = theirs(**given).prediction_logits[predicted], labels[predicted]
         loss += float(cross_entropy(logits, labels, reduction="sum"))
         hits += float((logits.argmax(-1) == labels).sum())
         count += len(labels)

@@ -120,11 +120,11 @@ def our_ways(cell, folder):
 
 def jax_ways(cell, folder):
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    import gpu_jax
+
     from official_bert.engines.jax_mesh import JaxMesh
-    from official_bert.engines.loop_state import first_state
     from official_bert.model.config import BertConfig
     from official_bert.stages import Optimizer, Run, Stage
-    from official_bert.training.stage_model import make_model_and_optimizer
 
     layers, dtype, updates = CELLS[cell]
     stage = Stage(
@@ -142,24 +142,12 @@ def jax_ways(cell, folder):
         input_files=(f"{folder}/records",),
         dtype=dtype,
     )
-    engine = JaxMesh()
-    loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
-    feed = engine.feed(
-        lambda *shard: run.task.batches(
-            run.input_files, stage.lengths, BATCH_SIZE, run.config, seed=0, shard=shard
-        ),
-        range(stage.steps),
-    )
-    done = {"steps": 0, "state": first_state(run)}
-
-    def by_loop():
-        done["state"] = loop(feed, done["steps"], updates, done["state"])
-        done["steps"] += updates
-
+    by_loop, _ = gpu_jax.make_loop(run, JaxMesh(), updates)
     return {JAX: lambda: turns.timed(by_loop, updates)}
 
 
 def peer_ways(cell, folder):
+    import hugging_face
     import torch
     import transformers
 
@@ -175,23 +163,13 @@ def peer_ways(cell, folder):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     compiled = torch.compile(model)
     with np.load(f"{folder}/batch.npz") as arrays:
-        batch = {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
-    labels = torch.full_like(batch["input_ids"], -100)
-    rows, columns = torch.nonzero(batch["masked_lm_weights"], as_tuple=True)
-    positions = batch["masked_lm_positions"][rows, columns]
-    labels[rows, positions] = batch["masked_lm_ids"][rows, columns]
+        inputs = hugging_face.inputs(arrays)
 
     def do_updates(forward):
         for _ in range(updates):
             mixed = torch.autocast("cpu", torch.bfloat16)
             with mixed if dtype == "bf16" else contextlib.nullcontext():
-                loss = forward(
-                    input_ids=batch["input_ids"],
-                    attention_mask=batch["input_mask"],
-                    token_type_ids=batch["segment_ids"],
-                    labels=labels,
-                    next_sentence_label=batch["next_sentence_labels"].reshape(-1),
-                ).loss
+                loss = forward(**inputs).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
