@@ -66,40 +66,6 @@ def test_the_second_phase_begins_as_its_schedule_says():
     assert mixed.rates(settings, "first", "falls to 0")[-1] < step * 10
 
 
-def test_a_second_phase_is_compared_with_the_papers_way_at_the_same_rate():
-    mixed = script("mixed_batch")
-    settings = mixed.SETTINGS | {"seeds": 2}
-
-    def run(schedule, moments, seed, rate, loss):
-        trial = mixed.trial("second", schedule, moments, seed, rate)
-        return record(trial, report=loss, report_accuracy=20.0, start=5.0)
-
-    records = [
-        run(schedule, "kept", seed, rate, loss + seed / 10)
-        for schedule, rate, loss in (
-            ("warm-up", None, 4.0),
-            ("restart", None, 4.0),
-            ("warm-up", 0.02, 3.0),
-            ("restart", 0.02, 3.5),
-        )
-        for seed in (1, 2)
-    ]
-    records[0]["trial"].pop("rate")  # as in records of before there were others
-
-    def differences():
-        rows = mixed.tables(records, settings)["losses"][1:]
-        return {(row[0], row[1].partition(" ")[0]): (row[-2], row[-1]) for row in rows}
-
-    assert differences() == {
-        ("0.008", "rises"): ("–", 0),
-        ("0.008", "begins"): ("+0.000 ± 0.000", 0),
-        ("0.02", "rises"): ("–", 0),
-        ("0.02", "begins"): ("+0.500 ± 0.000", 0),
-    }
-    records[-1] |= {"report": None, "diverged": True}
-    assert differences()["0.02", "begins"] == ("+0.500", 1)
-
-
 def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
     scaling = script("batch_scaling")
     assert [Fraction(scaling.van_der_corput(n, 2)) for n in (1, 2, 3, 6)] == [
@@ -316,44 +282,6 @@ def test_an_interval_decides_on_a_margin_or_does_not():
     assert [stats.within([gap], 0.1) for gap in (0.1, 0.11)] == [True, False]
     assert stats.signed([0.1, 0.3], 1) == "+0.2 ± 1.3"  # t = 12.706 with one degree of freedom
     assert stats.signed([-0.25], 2) == "-0.25"
-
-
-@pytest.mark.parametrize(("loss", "on_plateau"), [(4.0, False), (5.6, True)])
-def test_an_optimizer_that_ends_on_the_plateau_has_no_loss_to_hold(loss, on_plateau):
-    scaling = script("batch_scaling")
-    settings = scaling.SETTINGS | {"groups": [["lars"]], "trials": 1, "multiples": [1, 4]}
-
-    def run(part, multiple, number, report):
-        trial = scaling.trial(part, "lars", multiple, number, 1)
-        return record(trial, select=report, report=report)
-
-    records = [
-        *(run("search", 1, 1, loss), run("search", 4, 1, loss + 0.2)),
-        run("rule", 4, None, loss + 0.3),
-    ]
-    values = ["–"] * 4 if on_plateau else ["16", "+0.20", "16", "+0.30"]
-    assert results.answer(records, settings)[1:] == [["LARS", f"{loss:.2f}", *values]]
-    assert results.answer([run("search", 1, 1, None)], settings)[1:] == []  # no answer yet
-
-
-def test_the_page_says_where_the_rule_is_cut_and_what_lies_at_an_edge():
-    scaling = script("batch_scaling")
-    settings = scaling.SETTINGS | {"groups": [["lamb"]], "trials": 2, "multiples": [1, 16]}
-    settings |= {"long_warmup_multiples": []}
-
-    def run(number, loss):
-        trial = scaling.trial("search", "lamb", 1, number, 1)
-        values = scaling.point(settings, "lamb", 1, number)
-        return record(trial, values=values, select=loss, report=loss)
-
-    records = [run(1, 4.0), run(2, 4.5)]
-    share = records[0]["values"]["warmup_share"]
-    (row,) = results.warmups(records, settings)[1:]
-    limited = f"{16 * share:.2f}" if 16 * share <= 0.9 else f"0.9 instead of {16 * share:.2f}"
-    assert row[2:] == (round(share * 16_000), f"{share:.2f}", limited)
-    (row,) = results.chosen(records, settings)[1:]
-    assert row[3] == "0.0032 ↑"  # of 0.0032 and 0.0018
-    assert row[-1] == "0 of 2"
 
 
 @pytest.mark.slow

@@ -88,14 +88,6 @@ def test_a_level_counts_from_when_the_model_has_all_its_layers():
     assert results.level_row("mslt", 1, [], None) == ["MSLT", "0 of 1", *"––––––"]
 
 
-def test_a_level_counts_the_tracing_of_the_stages_begun_before_it():
-    calls = [{"first_call": seconds} for seconds in (1.0, 2.0, 4.0)]
-    grown = record("mslt", 1, [6.0, 5.0, 4.4], depths=(1, 2, 2))
-    assert results.arrivals([grown], 5.0, calls) == [(20.0, 3.0, 20, pytest.approx(3e-9))]
-    row = results.level_row("mslt", 1, [(20.0, 3.0, 20, 1.0)], [(35.0, 1.0, 30, 2.0)])
-    assert row == ["MSLT", "1 of 1", "20", "3", "20", "1.0", "1.75", "2.00"]
-
-
 def test_the_tables_say_who_is_sooner_and_by_how_much_the_losses_differ():
     records = [
         *(record("scratch", s, [6.0, 5.0, 4.0 + s / 10]) for s in (1, 2)),
