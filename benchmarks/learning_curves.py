@@ -78,7 +78,8 @@ def all_trials(settings, records):
 def run(options, settings, trial, records):
     """One trial in a process of its own; see `claim.Claim`."""
     folder = options.data_dir
-    trials.make_data(folder, settings)
+    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
+    trials.make_data(folder, settings, lengths, {1: "held_out"})
     model_dir = folder / f"{trial['side']}_{trial['dropout']:g}_{trial['seed']}"
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     model_dir.mkdir()
@@ -96,14 +97,14 @@ def our_command(folder, settings, trial, model_dir):
     from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
 
     # A normal that is cut at two standard deviations has a smaller one left.
-    config = trials.config_of(
-        folder, settings, trial["dropout"], settings["initial_stddev"] / STDDEV_RATIO
-    )
+    deviation = settings["initial_stddev"] / STDDEV_RATIO
+    length, dropout = settings["max_seq_length"], trial["dropout"]
+    config = trials.config_of(folder, settings, length, deviation, dropout)
     (model_dir / "config.json").write_text(config.to_json())
     values = {
         "bert_config_file": model_dir / "config.json",
-        "input_files": folder / "train.tfrecord",
-        "eval_files": folder / "held_out.tfrecord",
+        "input_files": folder / f"train_{settings['max_seq_length']}.tfrecord",
+        "eval_files": folder / f"held_out_{settings['max_seq_length']}.tfrecord",
         "model_dir": model_dir,
         "max_seq_length": settings["max_seq_length"],
         "max_predictions_per_seq": settings["max_predictions_per_seq"],
@@ -141,7 +142,8 @@ def train_peer(folder, model_dir, settings, trial):
     folder = pathlib.Path(folder)
     torch.manual_seed(trial["seed"])
     torch.set_num_threads(machine.cores())
-    config = trials.config_of(folder, settings, trial["dropout"], settings["initial_stddev"])
+    length, deviation = settings["max_seq_length"], settings["initial_stddev"]
+    config = trials.config_of(folder, settings, length, deviation, trial["dropout"])
     theirs = hugging_face.bert_for_pretraining(config)
     called = torch.compile(theirs) if trial["side"] == "peer_compiled" else theirs
     optimizer = Optimizer(type="adamw", beta_2=settings["beta_2"])
@@ -194,7 +196,7 @@ def open_batches(folder, settings, seed, split, batch_size, **options):
     from official_bert.data import input_pipeline
 
     return input_pipeline.Batches(
-        [str(folder / f"{split}.tfrecord")],
+        [str(folder / f"{split}_{settings['max_seq_length']}.tfrecord")],
         batch_size,
         settings["max_seq_length"],
         settings["max_predictions_per_seq"],

@@ -154,7 +154,8 @@ def seconds_of_updates(log, pace_steps):
 def run(options, settings, trial, records):
     """One trial in a process of its own; see `claim.Claim`."""
     folder = options.data_dir
-    trials.make_data(folder, settings)
+    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
+    trials.make_data(folder, settings, lengths, {1: "held_out"})
     model_dir = folder / "_".join(str(value) for value in trial.values())
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     updates, every = 1000, settings["pace_steps"] // 3
@@ -196,7 +197,7 @@ def model_config(folder, settings):
 
     # A normal that is cut at two standard deviations has a smaller one left.
     initializer_range = settings["initial_stddev"] / STDDEV_RATIO
-    return trials.config_of(folder, settings, 0.0, initializer_range)
+    return trials.config_of(folder, settings, settings["max_seq_length"], initializer_range)
 
 
 def train(folder, model_dir, settings, trial, updates, every):
@@ -212,7 +213,7 @@ def train(folder, model_dir, settings, trial, updates, every):
         config=model_config(folder, settings),
         stages=stages_of_trial(settings, trial, updates),
         optimizer=Optimizer(beta_2=settings["beta_2"]),
-        input_files=(str(folder / "train.tfrecord"),),
+        input_files=(str(folder / f"train_{settings['max_seq_length']}.tfrecord"),),
         seed=trial["seed"],
         task=Pretraining(use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]),
     )
@@ -220,7 +221,9 @@ def train(folder, model_dir, settings, trial, updates, every):
         log_steps=every,
         save_checkpoints_steps=0,
         eval_steps=every if evaluates else 0,
-        eval_files=(str(folder / "held_out.tfrecord"),) if evaluates else (),
+        eval_files=(str(folder / f"held_out_{settings['max_seq_length']}.tfrecord"),)
+        if evaluates
+        else (),
         eval_batch_size=settings["eval_batch_size"],
         steps_per_loop=every,
         tensorboard=False,

@@ -25,7 +25,6 @@ from official_bert.system import child_commands, locks
 from official_bert.system.whole_files import write_text
 
 UNKNOWN = "time left not known yet"
-HELD_OUT_SHARE = 12  # one document of so many is held out
 PACKAGES = ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy", "jax", "keras")
 
 
@@ -176,41 +175,54 @@ def _whole_lines(results):
 # Data and model
 
 
-def make_data(folder, settings):
-    """Text, vocabulary and records for dynamic masks; whole documents are held out."""
-    names = ("vocab_size", "documents", "max_seq_length", "max_predictions_per_seq")
-    wanted = {name: settings[name] for name in names}
-    marker = folder / "data.json"
-    if marker.exists() and json.loads(marker.read_text()) == wanted:
-        return
-    marker.unlink(missing_ok=True)
+def make_data(folder, settings, lengths, held_out):
+    """Vocabulary, and records for dynamic masks of the text that comes with Python.
+
+    Those that are there stay.
+
+    Args:
+        folder: Where.
+        settings: With `vocab_size`, and `documents`: how many of the text's; None: all.
+        lengths: {tokens per sequence: predictions}; `train_16.tfrecord` has those of 16.
+        held_out: {index among every 12 documents: the set it belongs to}; the rest trains.
+    """
+    with locks.exclusive(folder, "Waiting for the data that another trial makes …", ".data.lock"):
+        wanted = [settings["vocab_size"], settings["documents"], sorted(lengths.items())]
+        marker = folder / "data.json"
+        if marker.exists() and json.loads(marker.read_text()) == json.loads(json.dumps(wanted)):
+            return
+        marker.unlink(missing_ok=True)  # a killed study leaves some of the old data, some new
+        _make_data(folder, settings, lengths, held_out)
+        marker.write_text(json.dumps(wanted))
+
+
+def _make_data(folder, settings, lengths, held_out):
     documents = ["\n".join(lines) for _, lines in stdlib_text.documents()][: settings["documents"]]
-    held_out = documents[1::HELD_OUT_SHARE]
-    train = [text for i, text in enumerate(documents) if i % HELD_OUT_SHARE != 1]
-    tokenization.learn(train, str(folder / "vocab.txt"), settings["vocab_size"])
-    for split, texts in (("train", train), ("held_out", held_out)):
+    sets = {"train": []} | {split: [] for split in held_out.values()}
+    for index, document in enumerate(documents):
+        sets[held_out.get(index % 12, "train")].append(document)
+    vocab = str(folder / "vocab.txt")
+    tokenization.learn(sets["train"], vocab, settings["vocab_size"])
+    for split, texts in sets.items():
         (folder / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
-        create_pretraining_data(
-            str(folder / f"{split}.txt"),
-            str(folder / f"{split}.tfrecord"),
-            str(folder / "vocab.txt"),
-            Settings(
-                max_seq_length=settings["max_seq_length"],
-                max_predictions_per_seq=settings["max_predictions_per_seq"],
-            ),
-            dynamic_masking=True,
-            input_format="paragraphs",
-            report=print,
-        )
-    marker.write_text(json.dumps(wanted))
+        for length, predictions in lengths.items():
+            create_pretraining_data(
+                str(folder / f"{split}.txt"),
+                str(folder / f"{split}_{length}.tfrecord"),
+                vocab,
+                Settings(max_seq_length=length, max_predictions_per_seq=predictions),
+                dynamic_masking=True,
+                input_format="paragraphs",
+            )
 
 
-def config_of(folder, settings, dropout, initializer_range):
+def config_of(folder, settings, positions, initializer_range, dropout=0.0):
+    """The model of a study; `positions` is its longest sequence."""
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     return BertConfig(
         vocab_size=len(tokenization.read_vocabulary(str(folder / "vocab.txt"))),
         **{name: settings[name] for name in names},
-        max_position_embeddings=settings["max_seq_length"],
+        max_position_embeddings=positions,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         initializer_range=initializer_range,

@@ -6,27 +6,22 @@ one to report on. The next sentence is not trained. The loop is short, so that a
 """
 
 import itertools
-import json
 import math
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from official_bert.system import locks, quiet_tensorflow
+from official_bert.system import quiet_tensorflow
 
 quiet_tensorflow.import_tensorflow()
 
 import keras  # noqa: E402  # after the quiet import
 import tensorflow as tf  # noqa: E402
+import trials  # noqa: E402
 from model_settings import DIVERGED, EVAL_BATCH, EVAL_BATCHES  # noqa: E402
 
 from lamb_tf import schedules  # noqa: E402
-from official_bert.create_pretraining_data import create_pretraining_data  # noqa: E402
-from official_bert.data import tokenization  # noqa: E402
-from official_bert.data.instances import Settings  # noqa: E402
-from official_bert.demonstration import stdlib_text  # noqa: E402
-from official_bert.model.config import BertConfig  # noqa: E402
 from official_bert.stages import Stage  # noqa: E402
 from official_bert.tasks.pretraining import Pretraining  # noqa: E402
 
@@ -40,54 +35,8 @@ MICRO_TOKENS = 1024  # of a part of a batch that is computed at once: what fits 
 
 
 def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> None:
-    """Vocabulary, and records of three sets for each length; those that are there stay.
-
-    Args:
-        folder: Where.
-        settings: Those of `MODEL`.
-        lengths: {tokens per sequence: predictions}.
-    """
-    wait = "Waiting for the data that another trial makes …"
-    with locks.exclusive(folder, wait, ".data.lock"):
-        _make_data(folder, settings, lengths)
-
-
-def _make_data(folder, settings, lengths):
-    marker = folder / "data.json"
-    wanted = [settings["vocab_size"], settings["documents"], sorted(lengths.items())]
-    if marker.exists() and json.loads(marker.read_text()) == json.loads(json.dumps(wanted)):
-        return
-    marker.unlink(missing_ok=True)  # a killed study leaves some of the old data, some of the new
-    found = stdlib_text.documents()
-    documents = ["\n".join(lines) for _, lines in found][: settings["documents"]]
-    sets = {"train": [], "select": [], "report": []}
-    for index, document in enumerate(documents):
-        sets[PARTS.get(index % 12, "train")].append(document)
-    vocab = str(folder / "vocab.txt")
-    tokenization.learn(sets["train"], vocab, settings["vocab_size"])
-    for split, texts in sets.items():
-        (folder / f"{split}.txt").write_text("\n\n".join(texts) + "\n")
-        for length, predictions in lengths.items():
-            create_pretraining_data(
-                str(folder / f"{split}.txt"),
-                str(folder / f"{split}_{length}.tfrecord"),
-                vocab,
-                Settings(max_seq_length=length, max_predictions_per_seq=predictions),
-                dynamic_masking=True,
-                input_format="paragraphs",
-            )
-    marker.write_text(json.dumps(wanted))
-
-
-def config_of(folder: pathlib.Path, settings: dict, positions: int) -> BertConfig:
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    return BertConfig(
-        vocab_size=len(tokenization.read_vocabulary(str(folder / "vocab.txt"))),
-        **{name: settings[name] for name in (*names, "initializer_range")},
-        max_position_embeddings=positions,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    """Vocabulary, and records of three sets for each length; see `trials.make_data`."""
+    trials.make_data(folder, settings, lengths, PARTS)
 
 
 def rates_of(stage: Stage) -> np.ndarray:
@@ -124,7 +73,8 @@ class Training:
         seed: int,
     ):
         self._folder = folder
-        self._config = config_of(folder, settings, positions)
+        initializer_range = settings["initializer_range"]
+        self._config = trials.config_of(folder, settings, positions, initializer_range)
         masked = settings["masked_lm_prob"]
         self._task = Pretraining(use_next_sentence_label=False, masked_lm_prob=masked)
         self.model = self._task.make_model(self._config, seed, "float32")
