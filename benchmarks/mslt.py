@@ -23,8 +23,9 @@ from absl import app, flags
 
 from official_bert import stacking, stages
 from official_bert.engines import loop_state, tf_update
+from official_bert.model import pretrainer
 from official_bert.model.config import BertConfig
-from official_bert.training import flops, pretrainer
+from official_bert.training import flops
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("depths", ["3", "6", "9", "12"], "Encoder layers of the partial phases.")

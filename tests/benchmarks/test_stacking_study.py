@@ -125,10 +125,11 @@ def test_the_seconds_of_an_update_leave_out_the_first_call(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_measures_the_pace_then_chooses_the_rate_and_writes_its_page(tmp_path):
+def test_a_study_measures_every_stage_runs_at_the_better_rate_and_writes_its_page(tmp_path):
     peers.load("matplotlib")
     settings = study.SETTINGS | TINY
     done = [
+        pace("mslt", [0.5, 0.5, 1.0], settings),
         record("mslt", 1, [6.0, 5.9], rate=1e-3, settings=settings, depths=(1, 2, 2), every=4),
         record("mslt", 1, [6.0, 5.8], rate=2e-3, settings=settings, depths=(1, 2, 2), every=4),
     ]
@@ -138,16 +139,16 @@ def test_a_study_measures_the_pace_then_chooses_the_rate_and_writes_its_page(tmp
     flags += [f"--data_dir={tmp_path}/data", f"--results={path}", f"--page={tmp_path}/p.md"]
     options = claim.parser(study.CLAIM, "").parse_args(flags)
     assert claim.main(study.CLAIM, options) == 0
-    *kept, pace, whole = map(json.loads, path.read_text().splitlines())
+    *kept, whole = map(json.loads, path.read_text().splitlines())
     assert kept == done
-    assert [stage["depth"] for stage in pace["stages"]] == [1, 2, 2]
-    assert [stage["trained"] for stage in pace["stages"]] == [1, 1, 2]
-    assert all(each["seconds"] > 0 < each["first_call"] for each in pace["pace"])
     assert whole["trial"] == {"kind": "whole", "method": "mslt", "rate": 2e-3, "seed": 2}
-    steps = study.updates_within(settings, "mslt", pace["pace"])
-    assert sum(stage["steps"] for stage in whole["stages"]) == steps
-    assert whole["curve"][-1]["step"] == steps
+    assert sum(stage["steps"] for stage in whole["stages"]) == 20  # 0.6 s each
+    assert whole["curve"][-1]["step"] == 20
     assert whole["curve"][-1]["stage"] == 2
     assert "| trials | 4 of 4 done |" in (tmp_path / "p.md").read_text()
     assert (tmp_path / "p.png").stat().st_size > 1000
+    measured = study.run(options, settings, study.trial("pace", "mslt", 1e-3, 1), [])
+    assert [stage["depth"] for stage in measured["stages"]] == [1, 2, 2]
+    assert [stage["trained"] for stage in measured["stages"]] == [1, 1, 2]
+    assert all(each["seconds"] > 0 < each["first_call"] for each in measured["pace"])
     assert not list((tmp_path / "data").glob("whole_*"))
