@@ -1,4 +1,4 @@
-"""The folder of a demo: its files, a lock for one process, the time taken, and the model's scores.
+"""The folder of a demo: its files, the time taken, and the scores of its model.
 
 Each function of the scores reads the results of the steps before it from the folder, and writes
 its own results there.

@@ -9,17 +9,15 @@ from official_bert.demonstration import stdlib_text
 
 
 @pytest.fixture(scope="module")
-def imported():
-    """The modules that making the documents imports; filled by `documents`."""
-    return set()
+def made():
+    """The documents, and the modules that making them imported."""
+    before = set(sys.modules)
+    return list(stdlib_text.documents()), set(sys.modules) - before
 
 
 @pytest.fixture(scope="module")
-def documents(imported):
-    before = set(sys.modules)
-    found = list(stdlib_text.documents())
-    imported.update(set(sys.modules) - before)
-    return found
+def documents(made):
+    return made[0]
 
 
 def test_there_is_enough_text_to_train_on(documents):
@@ -29,22 +27,17 @@ def test_there_is_enough_text_to_train_on(documents):
     assert len({name for name, _ in documents}) == len(documents)
 
 
-def test_no_paragraph_occurs_twice(documents):
+def test_paragraphs_are_prose_and_none_occurs_twice(documents):
     paragraphs = [paragraph for _, lines in documents for paragraph in lines]
     assert len(set(paragraphs)) == len(paragraphs)
+    for paragraph in paragraphs:
+        assert "\n" not in paragraph
+        assert ">>>" not in paragraph
+        assert paragraph == paragraph.strip()
 
 
-def test_paragraphs_are_prose(documents):
-    for _, lines in documents:
-        for paragraph in lines:
-            assert "\n" not in paragraph
-            assert ">>>" not in paragraph
-            assert paragraph == paragraph.strip()
-
-
-def test_nothing_of_the_library_is_imported(documents, imported):
-    assert documents
-    assert {name for name in imported if not name.startswith("pydoc_data")} == set()
+def test_nothing_of_the_library_is_imported(made):
+    assert {name for name in made[1] if not name.startswith("pydoc_data")} == set()
 
 
 @pytest.mark.parametrize(
@@ -52,23 +45,14 @@ def test_nothing_of_the_library_is_imported(documents, imported):
     [
         ("Return the :class:`~array.array` of ``n`` items.", "Return the array.array of n items."),
         ("The *first* one **must** be a `str` object.", "The first one must be a str object."),
-        ("A word that is hyphen-\nated at the end of a line.", None),
-        (
-            "The method __init__ is called by the class.",
-            "The method __init__ is called by the class.",
-        ),
+        ("A word that is hyphen-\nated at its end.", "A word that is hyphen-ated at its end."),
+        ("The __init__ is called by the class.", "The __init__ is called by the class."),
+        *((text, None) for text in ("x = f(y)", ">>> print(1 + 2 + 3)\n6", "Too short.", "")),
+        ("+---+---+---+---+", None),
     ],
 )
-def test_markup_is_taken_off(text, expected):
-    expected = expected or "A word that is hyphen-ated at the end of a line."
-    assert stdlib_text.prose_paragraphs(text) == [expected]
-
-
-@pytest.mark.parametrize(
-    "text", ["x = f(y)", ">>> print(1 + 2 + 3)\n6", "+---+---+---+---+", "Too short.", ""]
-)
-def test_what_is_not_prose_is_left_out(text):
-    assert stdlib_text.prose_paragraphs(text) == []
+def test_markup_is_removed_and_what_is_not_prose_left_out(text, expected):
+    assert stdlib_text.prose_paragraphs(text) == ([expected] if expected else [])
 
 
 def test_docstrings_and_comments_are_found_in_the_order_of_the_source():

@@ -351,27 +351,23 @@ def test_long_curves_are_thinned_between_their_ends(values):
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("form", "value", "written"),
     [
-        (12340.0, "12,340"),
-        (0.00152, "0.00152"),
-        (1.5e-7, "1.5e-07"),
-        (3.0812345, "3.081"),
-        (10500, "10,500"),
-        (None, "–"),
-        (0.0, "0"),
+        (scales.number, 12340.0, "12,340"),
+        (scales.number, 0.00152, "0.00152"),
+        (scales.number, 1.5e-7, "1.5e-07"),
+        (scales.number, 3.0812345, "3.081"),
+        (scales.number, 10500, "10,500"),
+        (scales.number, None, "–"),
+        (scales.number, 0.0, "0"),
+        (scales.duration, 35.2, "35 s"),
+        (scales.duration, 291, "4 min 51 s"),
+        (scales.duration, 12000, "3 h 20 min"),
+        (scales.duration, 187200, "2 d 4 h"),
     ],
 )
-def test_numbers_are_written_in_four_digits(value, written):
-    assert scales.number(value) == written
-
-
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [(35.2, "35 s"), (291, "4 min 51 s"), (12000, "3 h 20 min"), (187200, "2 d 4 h")],
-)
-def test_durations_are_written_in_two_units(seconds, written):
-    assert scales.duration(seconds) == written
+def test_numbers_have_four_digits_and_durations_two_units(form, value, written):
+    assert form(value) == written
 
 
 @pytest.fixture(scope="module")
