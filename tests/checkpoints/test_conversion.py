@@ -1,4 +1,4 @@
-"""Checkpoints of every dialect go in and come out without losing a bit."""
+"""Checkpoints of every format go in and come out without losing a bit."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ from bert_checkpoints import (
     write_hugging_face,
 )
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import names, safetensors_files, sources
+from official_bert.convert_checkpoint import convert
 from official_bert.model.config import BertConfig
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints
@@ -25,8 +25,8 @@ from official_bert.training import checkpoints
 @pytest.mark.parametrize("shape", SHAPES)
 def test_there_and_back_every_byte_is_the_same(tmp_path, shape, through):
     arrays = make_source(tmp_path / "first", SHAPES[shape])
-    convert_checkpoint.convert(tmp_path / "first", tmp_path / "there", through)
-    convert_checkpoint.convert(tmp_path / "there", tmp_path / "back", "tf1")
+    convert(tmp_path / "first", tmp_path / "there", through)
+    convert(tmp_path / "there", tmp_path / "back", "tf1")
     assert_same_bytes(checkpoints.read_tensors(tmp_path / "back/bert_model.ckpt"), arrays)
     config = BertConfig.from_json_file(tmp_path / "back/bert_config.json")
     by_another_name = {"gelu": "gelu_new"} if through == "huggingface" else {}
@@ -42,8 +42,8 @@ def test_other_types_of_weights_keep_their_bytes(tmp_path, dtype):
     arrays = random_tensors(CONFIG, dtype=dtype)
     make_source(tmp_path / "first")
     write_hugging_face(tmp_path / "first", arrays, CONFIG)
-    convert_checkpoint.convert(tmp_path / "first", tmp_path / "tf1", "tf1")
-    convert_checkpoint.convert(tmp_path / "tf1", tmp_path / "back", "huggingface")
+    convert(tmp_path / "first", tmp_path / "tf1", "tf1")
+    convert(tmp_path / "tf1", tmp_path / "back", "huggingface")
     assert_same_bytes(weights_of(tmp_path / "back"), arrays)
 
 
@@ -51,12 +51,12 @@ def test_moments_stay_with_their_step_where_the_format_holds_them_and_are_counte
     tmp_path,
 ):
     arrays = make_source(tmp_path / "first", slots=True)
-    said = convert_checkpoint.convert(tmp_path / "first", tmp_path / "tf1", "tf1")
+    said = convert(tmp_path / "first", tmp_path / "tf1", "tf1")
     assert said[-1].startswith("written")
     assert_same_bytes(checkpoints.read_tensors(tmp_path / "tf1/bert_model.ckpt"), arrays)
-    said = convert_checkpoint.convert(tmp_path / "tf1", tmp_path / "hf", "huggingface")
+    said = convert(tmp_path / "tf1", tmp_path / "hf", "huggingface")
     assert said[-1] == "left out  global_step, the moments (92 variables)"
-    said = convert_checkpoint.convert(tmp_path / "tf1", tmp_path / "bare", "tf1", keep_slots=False)
+    said = convert(tmp_path / "tf1", tmp_path / "bare", "tf1", keep_slots=False)
     assert said[-1] == "left out  global_step, the moments (92 variables)"
     bare = checkpoints.read_tensors(tmp_path / "bare/bert_model.ckpt")
     assert not any("adam" in name or "step" in name for name in bare)
@@ -73,7 +73,7 @@ def test_moments_stay_with_their_step_where_the_format_holds_them_and_are_counte
 def test_an_export_says_how_many_updates_its_moments_have_seen(tmp_path, counters, step):
     arrays = make_source(tmp_path / "in", slots=True)
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays | counters)
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+    convert(tmp_path / "in", tmp_path / "out", "tf1")
     found = checkpoints.read_tensors(tmp_path / "out/bert_model.ckpt")
     assert found["global_step"] == step
     assert found["global_step"].dtype == np.int64
@@ -84,7 +84,7 @@ def test_a_counter_that_is_no_number_of_updates_is_left_out(tmp_path, counter):
     arrays = make_source(tmp_path / "in", slots=True)
     arrays["global_step"] = counter
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
-    said = convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+    said = convert(tmp_path / "in", tmp_path / "out", "tf1")
     assert said[-1] == "left out  global_step"
 
 

@@ -7,7 +7,7 @@ import peers
 import pytest
 from bert_checkpoints import CONFIG, assert_same_bytes, make_source, random_batch, random_tensors
 
-from official_bert import convert_checkpoint
+from official_bert.convert_checkpoint import convert
 from official_bert.data import tokenization
 from official_bert.model.classifier import BertClassifier
 from official_bert.training import checkpoints, model_state
@@ -42,7 +42,7 @@ def fine_tuned(tmp_path):
 def test_transformers_computes_the_same_from_an_export(fine_tuned, tmp_path, labels, outputs, kind):
     torch, transformers = peers.load("torch"), peers.load("transformers")
     fine_tuned(outputs, labels)
-    said = convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    said = convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert "(encoder, pooler, classifier)" in said[0]
     theirs, notes = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "out", output_loading_info=True
@@ -65,7 +65,7 @@ def test_transformers_computes_the_same_from_an_export(fine_tuned, tmp_path, lab
 
 def test_an_export_for_tensorflow_1_has_the_same_bytes_and_moments(fine_tuned, tmp_path):
     tensors = fine_tuned(2, {"classes": ["a", "b"]})
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+    convert(tmp_path / "in", tmp_path / "out", "tf1")
     found = checkpoints.read_tensors(tmp_path / "out" / "bert_model.ckpt")
     slots = {f"{name}/adam_{slot}": array for name, array in tensors.items() for slot in "mv"}
     assert_same_bytes(found, tensors | slots | {"global_step": np.array(9)})
@@ -74,7 +74,7 @@ def test_an_export_for_tensorflow_1_has_the_same_bytes_and_moments(fine_tuned, t
 def test_the_format_of_whole_pretraining_models_refuses_a_classifier(fine_tuned, tmp_path):
     fine_tuned(2, {"classes": ["a", "b"]})
     with pytest.raises(ValueError, match=r"must have masked_lm .* Use keras, huggingface or tf1\."):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "savedmodel")
+        convert(tmp_path / "in", tmp_path / "out", "savedmodel")
 
 
 def test_classes_of_another_model_are_refused(fine_tuned, tmp_path):
@@ -82,7 +82,7 @@ def test_classes_of_another_model_are_refused(fine_tuned, tmp_path):
     with pytest.raises(
         ValueError, match="labels.json must name 3 classes, one per output of the head; got 2"
     ):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+        convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
 
@@ -92,9 +92,9 @@ def test_the_vocabulary_and_the_case_are_those_of_the_run(fine_tuned, tmp_path):
     vocabulary = tokenization.read_vocabulary(str(vocab_file))
     run = {"stages": [], "vocabulary": tokenization.digest(vocabulary), "do_lower_case": False}
     (tmp_path / "in" / "run.json").write_text(json.dumps(run))
-    said = convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    said = convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert said[1].endswith("vocab.txt, cased")
     pieces = [*vocabulary]
     vocab_file.write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
     with pytest.raises(ValueError, match="must be the vocabulary that the model in .* was"):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "again", "tf1")
+        convert(tmp_path / "in", tmp_path / "again", "tf1")

@@ -21,8 +21,8 @@ from bert_checkpoints import (
     write_hugging_face,
 )
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import sources
+from official_bert.convert_checkpoint import convert
 from official_bert.training import checkpoints
 
 FORMATS = ("huggingface", "tf1", "keras", "savedmodel")
@@ -36,23 +36,21 @@ def test_a_full_disk_is_said_and_nothing_is_left(tmp_path, output_format):
     make_source(tmp_path / "in")
     (tmp_path / "in/vocab.txt").unlink()  # without it a SavedModel is made in a moment
 
-    def convert():
-        convert_checkpoint.convert(
-            tmp_path / "in", tmp_path / "a/out", output_format, allow_missing_vocabulary=True
-        )
+    def convert_to_disk():
+        convert(tmp_path / "in", tmp_path / "a/out", output_format, allow_missing_vocabulary=True)
 
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     for size in (1_000, 15_000):  # of the largest file that can be written
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
         try:
             with pytest.raises(OSError, match="File too large") as error:
-                convert()
+                convert_to_disk()
             assert "out" in str(error.value)
             assert "{{" not in str(error.value)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         assert [p.name for p in tmp_path.iterdir()] == ["in"]
-    convert()
+    convert_to_disk()
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["out"]
 
 
@@ -84,7 +82,7 @@ def test_a_conversion_that_is_killed_leaves_nothing_that_could_be_taken_for_whol
         assert done.returncode == 130
         assert done.stderr == "convert_checkpoint: interrupted; nothing was written.\n"
         assert not left
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert {p.name for p in tmp_path.iterdir()} == {"in", "out"}
 
 
@@ -93,7 +91,7 @@ def test_what_another_conversion_is_writing_is_left_alone(tmp_path):
     others = tmp_path / f".writing-out-{os.getppid()}", tmp_path / ".writing-out-mine"
     for other in others:
         other.mkdir()
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
+    convert(tmp_path / "in", tmp_path / "out", "huggingface")
     assert all(other.is_dir() for other in others)
 
 
@@ -108,7 +106,7 @@ def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
     with pytest.raises(
         ValueError, match="new folder; got .*, which exists|must be in a folder; got .* is a file"
     ):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / output, "huggingface")
+        convert(tmp_path / "in", tmp_path / output, "huggingface")
     assert sorted((p, p.is_file() and p.read_bytes()) for p in tmp_path.rglob("*")) == before
 
 
@@ -131,17 +129,13 @@ def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes,
     write_hugging_face(tmp_path / "in", arrays, CONFIG)
     for there, output_format in ("tf1", "tf1"), ("hf", "huggingface"):
         with pytest.raises(ValueError, match="Give --allow_missing_heads to convert"):
-            convert_checkpoint.convert(tmp_path / "in", tmp_path / there, output_format)
-        convert_checkpoint.convert(
-            tmp_path / "in", tmp_path / there, output_format, allow_missing_heads=True
-        )
+            convert(tmp_path / "in", tmp_path / there, output_format)
+        convert(tmp_path / "in", tmp_path / there, output_format, allow_missing_heads=True)
         assert_same_bytes(weights_of(tmp_path / there), arrays)
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["architectures"] == [architecture]
     with pytest.raises(ValueError, match="must have .* for --output_format=savedmodel; got"):
-        convert_checkpoint.convert(
-            tmp_path / "in", tmp_path / "served", "savedmodel", allow_missing_heads=True
-        )
+        convert(tmp_path / "in", tmp_path / "served", "savedmodel", allow_missing_heads=True)
 
 
 @pytest.mark.parametrize("dtype", ["i4", "i1", "?"])
@@ -152,7 +146,7 @@ def test_weights_that_are_no_floating_numbers_are_refused(tmp_path, dtype):
     with pytest.raises(
         ValueError, match="bert/pooler/dense/kernel of type .* instead of floating point"
     ):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+        convert(tmp_path / "in", tmp_path / "out", "tf1")
 
 
 def test_copies_of_tied_weights_that_are_no_numbers_are_copies_still(tmp_path):
@@ -186,7 +180,7 @@ def test_another_architecture_is_refused_by_its_name(tmp_path, values):
     config = json.loads(CONFIG.to_json()) | values
     (tmp_path / "in/config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="the model is not a BERT") as error:
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+        convert(tmp_path / "in", tmp_path / "out", "tf1")
     assert str([*values.values()][-1]) in str(error.value)
 
 
@@ -200,7 +194,7 @@ def test_variables_of_another_model_are_named(tmp_path):
         ValueError,
         match="must contain the variables of a BERT encoder; got .* with electra/embeddings",
     ):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+        convert(tmp_path / "in", tmp_path / "out", "tf1")
 
 
 def test_names_that_anyone_may_have_chosen_are_fit_for_a_terminal(tmp_path):
@@ -208,7 +202,7 @@ def test_names_that_anyone_may_have_chosen_are_fit_for_a_terminal(tmp_path):
     arrays |= {"a" * 9_000: np.zeros(1), "\x1b[2J\n\u202e": np.zeros(1)}
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
     with pytest.raises(ValueError, match="left over") as error:
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
+        convert(tmp_path / "in", tmp_path / "out", "tf1")
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1_000
 
@@ -250,6 +244,6 @@ def test_a_pickle_is_never_loaded_whatever_it_is_called(tmp_path):
             file.unlink()
         (tmp_path / name / "in" / name).write_bytes(trap)
         with pytest.raises(ValueError):  # noqa: PT011, each in its own words
-            convert_checkpoint.convert(tmp_path / name / "in", tmp_path / "out", "huggingface")
+            convert(tmp_path / name / "in", tmp_path / "out", "huggingface")
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "out").exists()

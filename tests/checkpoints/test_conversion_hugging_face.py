@@ -24,8 +24,8 @@ from bert_checkpoints import (
 )
 from small_text import SHARED, needs_shared
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import safetensors_files, sources
+from official_bert.convert_checkpoint import convert
 from official_bert.data import tokenization
 
 
@@ -34,7 +34,7 @@ from official_bert.data import tokenization
 def test_logits_equal_those_of_transformers(tmp_path, shape, act):
     config = dataclasses.replace(SHAPES[shape], hidden_act=act)
     make_source(tmp_path / "ours", config)
-    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
     batch = random_batch(config)
     theirs, ours = (
         logits_of_transformers(tmp_path / "hf", batch),
@@ -66,7 +66,7 @@ def test_a_folder_written_by_transformers_computes_the_same_here(tmp_path, act):
 def test_the_tokenizer_of_an_export_splits_as_ours(tmp_path, cased):
     transformers = peers.load("transformers")
     make_source(tmp_path / "ours", cased=cased)
-    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     ours = tokenization.load(str(tmp_path / "ours/vocab.txt"), do_lower_case=not cased)
     for text in ("The cat's unaffable, naïve É 中é12!", "", "x" * 150, "the [MASK] sat"):
@@ -79,7 +79,7 @@ def test_the_tokenizer_of_an_export_splits_as_ours(tmp_path, cased):
 def test_keras_hub_computes_the_same_from_an_export(tmp_path):
     keras_hub = peers.load("keras_hub")
     make_source(tmp_path / "ours")
-    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
     backbone = keras_hub.models.BertBackbone.from_preset(str(tmp_path / "hf"))
     batch = random_batch(CONFIG)
     theirs = backbone(
@@ -124,15 +124,11 @@ def test_an_encoder_alone_is_converted_on_request_only(tmp_path):
     arrays = {n: a for n, a in arrays.items() if not n.startswith("cls")}
     write_hugging_face(tmp_path / "bare", arrays, CONFIG, lambda name: name.removeprefix("bert."))
     with pytest.raises(ValueError, match="must have masked_lm and next_sentence; got .* with enc"):
-        convert_checkpoint.convert(tmp_path / "bare", tmp_path / "out", "huggingface")
+        convert(tmp_path / "bare", tmp_path / "out", "huggingface")
     with pytest.raises(ValueError, match="Use keras, huggingface or tf1"):
-        convert_checkpoint.convert(
-            tmp_path / "bare", tmp_path / "out", "savedmodel", allow_missing_heads=True
-        )
+        convert(tmp_path / "bare", tmp_path / "out", "savedmodel", allow_missing_heads=True)
     assert not (tmp_path / "out").exists()
-    convert_checkpoint.convert(
-        tmp_path / "bare", tmp_path / "out", "huggingface", allow_missing_heads=True
-    )
+    convert(tmp_path / "bare", tmp_path / "out", "huggingface", allow_missing_heads=True)
     _, notes = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
@@ -198,12 +194,10 @@ def test_lower_casing_goes_with_every_form_and_is_that_of_transformers(
     """From a vocabulary without upper-case letters, which does not show what it is."""
     transformers = peers.load("transformers")
     make_source(tmp_path / "in")
-    convert_checkpoint.convert(
-        tmp_path / "in", tmp_path / "there", through, do_lower_case=do_lower_case
-    )
+    convert(tmp_path / "in", tmp_path / "there", through, do_lower_case=do_lower_case)
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "there")
     if through in ("tf1", "keras"):  # the others are ends
-        convert_checkpoint.convert(tmp_path / "there", tmp_path / "hf", "huggingface")
+        convert(tmp_path / "there", tmp_path / "hf", "huggingface")
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     ours = tokenization.load(str(tmp_path / "in/vocab.txt"), do_lower_case)
     for text in TEXTS:
@@ -217,7 +211,7 @@ def test_lower_casing_goes_with_every_form_and_is_that_of_transformers(
 def test_a_sentence_has_the_same_logits_there_with_its_own_tokenizer(tmp_path, cased):
     transformers = peers.load("transformers")
     make_source(tmp_path / "ours", cased=cased)
-    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "ours", tmp_path / "hf", "huggingface")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     ours = tokenization.load(str(tmp_path / "ours/vocab.txt"), do_lower_case=not cased)
     sentence = "The Cat sat on a naïve É mat!"
@@ -238,9 +232,7 @@ def test_google_s_vocabularies_split_real_text_as_transformers_does(tmp_path, ki
     vocab_file = SHARED / f"vocab/bert-base-{kind}-vocab.txt"
     size = len(tokenization.read_vocabulary(str(vocab_file)))
     make_source(tmp_path / "in", dataclasses.replace(CONFIG, vocab_size=size))
-    convert_checkpoint.convert(
-        tmp_path / "in", tmp_path / "hf", "huggingface", vocab_file=vocab_file
-    )
+    convert(tmp_path / "in", tmp_path / "hf", "huggingface", vocab_file=vocab_file)
     ours = tokenization.load(str(vocab_file), do_lower_case=kind == "uncased")
     lines = (SHARED / "bert_sample/sample_text.txt").read_text().splitlines()
     for loader in transformers.AutoTokenizer, transformers.BertTokenizer:

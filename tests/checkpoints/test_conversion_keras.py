@@ -24,8 +24,8 @@ from bert_checkpoints import (
     write_hugging_face,
 )
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import keras_files, sources
+from official_bert.convert_checkpoint import convert
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.pretrainer import BertPretrainer
@@ -44,7 +44,7 @@ def model_of(arrays, config, dtype="float32"):
 def test_what_is_written_is_what_keras_writes(tmp_path, shape):
     config = SHAPES[shape]
     arrays = make_source(tmp_path / "in", config)
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras")
+    convert(tmp_path / "in", tmp_path / "out", "keras")
     model_of(arrays, config).save(tmp_path / "theirs.keras")
     ours, theirs = (contents(tmp_path / f) for f in ("out/model.keras", "theirs.keras"))
     assert ours == theirs
@@ -82,7 +82,7 @@ def test_every_model_of_ours_goes_there_and_back_and_is_what_keras_writes(tmp_pa
     if kind == "classifier":
         (tmp_path / "in/labels.json").write_text('{"classes": ["no", "maybe", "yes"]}')
     there = {"allow_missing_heads": kind == "encoder"}
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "keras", **there)
+    convert(tmp_path / "in", tmp_path / "out", "keras", **there)
     config = {"seed": None, "dtype": "float32"}
     model.from_config(model.get_config() | config).save(tmp_path / "theirs.keras")
     ours, theirs = (contents(tmp_path / f) for f in ("out/model.keras", "theirs.keras"))
@@ -91,14 +91,14 @@ def test_every_model_of_ours_goes_there_and_back_and_is_what_keras_writes(tmp_pa
     assert type(loaded) is type(model)
     assert_same_bytes({v.path: v.numpy() for v in loaded.weights}, arrays)
     assert (tmp_path / "out/labels.json").exists() == (kind == "classifier")
-    convert_checkpoint.convert(tmp_path / "out", tmp_path / "back", "tf1", **there)
+    convert(tmp_path / "out", tmp_path / "back", "tf1", **there)
     assert_same_bytes(checkpoints.read_tensors(tmp_path / "back/bert_model.ckpt"), arrays)
 
 
 def test_a_model_for_answers_without_a_pooler_has_one_that_is_0(tmp_path):
     arrays = make_fine_tuned(tmp_path / "in", MODELS["answers"]())
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "hf", "huggingface")
-    convert_checkpoint.convert(tmp_path / "hf", tmp_path / "keras", "keras")
+    convert(tmp_path / "in", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "hf", tmp_path / "keras", "keras")
     loaded = keras.models.load_model(tmp_path / "keras/model.keras")
     zeros = {n: np.zeros_like(a) for n, a in arrays.items() if "pooler" in n}
     assert_same_bytes({v.path: v.numpy() for v in loaded.weights}, arrays | zeros)
@@ -135,9 +135,7 @@ def test_a_model_for_keras_is_whole(tmp_path, part):
     arrays = {n: a for n, a in make_source(tmp_path / "in").items() if part not in n}
     checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", arrays)
     with pytest.raises(ValueError, match="must have .* for .*=keras; .* Use huggingface or tf1"):
-        convert_checkpoint.convert(
-            tmp_path / "in", tmp_path / "out", "keras", allow_missing_heads=True
-        )
+        convert(tmp_path / "in", tmp_path / "out", "keras", allow_missing_heads=True)
 
 
 def contents(file):
@@ -163,7 +161,7 @@ def test_what_keras_wrote_is_read_in_any_type(tmp_path, dtype):
     model.save(tmp_path / "in/model.keras")
     expected = {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
     assert_same_bytes(weights_of(tmp_path / "in"), expected)
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "hf", "huggingface")
+    convert(tmp_path / "in", tmp_path / "hf", "huggingface")
     assert_same_bytes(weights_of(tmp_path / "hf"), expected)
 
 
@@ -174,9 +172,7 @@ def test_other_types_of_weights_become_float32(tmp_path, dtype, output_format):
     arrays = random_tensors(CONFIG, dtype=dtype)
     write_hugging_face(tmp_path / "in", arrays, CONFIG)
     (tmp_path / "in/vocab.txt").unlink()  # without it a SavedModel is made in a moment
-    convert_checkpoint.convert(
-        tmp_path / "in", tmp_path / "out", output_format, allow_missing_vocabulary=True
-    )
+    convert(tmp_path / "in", tmp_path / "out", output_format, allow_missing_vocabulary=True)
     expected = {name: array.astype(np.float32) for name, array in arrays.items()}
     if output_format == "keras":
         found = weights_of(tmp_path / "out")
@@ -206,7 +202,7 @@ def test_another_model_of_keras_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["external", "virtual", "link"])
 def test_values_in_other_files_are_never_read(tmp_path, kind):
     make_source(tmp_path / "in")
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "keras", "keras")
+    convert(tmp_path / "in", tmp_path / "keras", "keras")
     (tmp_path / "secret").write_bytes(b"s" * 16 * 40 * 4)
     weights, path, shape = tmp_path / "w.h5", "encoder/embeddings/vars/0", (40, 16)
     with h5py.File(tmp_path / "secret.h5", "w") as file:
@@ -232,7 +228,7 @@ def test_values_in_other_files_are_never_read(tmp_path, kind):
     with pytest.raises(
         ValueError, match="values of .* are in another file|at least .* variables; got 45"
     ):
-        convert_checkpoint.convert(tmp_path / "keras", tmp_path / "out", "huggingface")
+        convert(tmp_path / "keras", tmp_path / "out", "huggingface")
 
 
 def test_a_file_of_many_layers_is_refused_before_they_are_made(tmp_path):

@@ -17,8 +17,8 @@ from bert_checkpoints import (
 )
 from bert_shapes import tiny
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import names, sources
+from official_bert.convert_checkpoint import convert
 from official_bert.model.classifier import BertClassifier
 from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.training import model_state
@@ -63,7 +63,7 @@ def tf_models(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["functional", "v2", "legacy"])
 def test_a_pretrainer_of_tf_models_computes_the_same_here(tf_models, tmp_path, kind):
-    said = convert_checkpoint.convert(tf_models / f"{kind}_pretrainer", tmp_path / "tf1", "tf1")
+    said = convert(tf_models / f"{kind}_pretrainer", tmp_path / "tf1", "tf1")
     assert said[0].startswith("read      tf-models")
     expected = np.load(tf_models / f"{kind}.npz")
     batch = {
@@ -107,7 +107,7 @@ def test_moments_of_tf_models_come_along(tf_models, kind):
 @pytest.mark.parametrize("kind", ["functional", "v2"])
 @pytest.mark.parametrize("head", ["span", "classifier", "deep_classifier"])
 def test_a_fine_tuned_model_of_tf_models_computes_the_same_here(tf_models, tmp_path, kind, head):
-    said = convert_checkpoint.convert(tf_models / f"{kind}_{head}", tmp_path / "tf1", "tf1")
+    said = convert(tf_models / f"{kind}_{head}", tmp_path / "tf1", "tf1")
     expected = np.load(tf_models / f"{kind}_{head}.npz")
     outputs = expected["logits"].shape[-1]
     config = sources.open_checkpoint(tmp_path / "tf1").config
@@ -129,8 +129,8 @@ def test_a_head_of_tf_models_that_is_not_known_here_is_left_out_by_name(tf_model
     """It has the shape of a next-sentence head, and in part its name."""
     path = tf_models / f"{kind}_tokens"
     with pytest.raises(ValueError, match="got .* with encoder, pooler, and .*/kernel, the moments"):
-        convert_checkpoint.convert(path, tmp_path / "out", "tf1")
-    said = convert_checkpoint.convert(path, tmp_path / "out", "tf1", allow_missing_heads=True)
+        convert(path, tmp_path / "out", "tf1")
+    said = convert(path, tmp_path / "out", "tf1", allow_missing_heads=True)
     assert "(encoder, pooler)" in said[0]
     assert "model/layer_with_weights-1/kernel" in said[-1]
     assert "the moments (4 variables)" in said[-1]
@@ -139,7 +139,7 @@ def test_a_head_of_tf_models_that_is_not_known_here_is_left_out_by_name(tf_model
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["functional_pretrainer", "legacy_pretrainer", "v2_span"])
 def test_the_number_of_updates_of_tf_models_goes_with_the_moments(tf_models, tmp_path, kind):
-    said = convert_checkpoint.convert(tf_models / kind, tmp_path / "out", "tf1")
+    said = convert(tf_models / kind, tmp_path / "out", "tf1")
     assert not re.search("iter|global_step", said[-1])
     assert sources.open_checkpoint(tmp_path / "out").step.read() == 1
 
@@ -150,7 +150,7 @@ def test_further_layers_of_tf_models_are_no_head_that_may_be_missing(tf_models, 
     config = tiny(vocab_size=50, max_position_embeddings=12, num_hidden_layers=1)
     (tmp_path / "bert_config.json").write_text(config.to_json())
     with pytest.raises(ValueError, match="left over: bert/encoder/layer_1/attention/output"):
-        convert_checkpoint.convert(
+        convert(
             tf_models / f"{kind}_encoder",
             tmp_path / "out",
             "tf1",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from bert_checkpoints import make_source
 
-from official_bert import convert_checkpoint
 from official_bert.checkpoints import sources
+from official_bert.convert_checkpoint import convert
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.records import DynamicRecord, frame
 from official_bert.tasks import labels
@@ -117,7 +117,7 @@ def test_json_of_a_hundred_thousand_levels_is_damage_and_no_crash(tmp_path):
 @pytest.mark.parametrize("chunks", [None, (1024,)], ids=["never written", "in chunks"])
 def test_weights_of_terabytes_in_a_keras_file_of_kilobytes_are_refused(tmp_path, chunks):
     make_source(tmp_path / "in")
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "keras", "keras")
+    convert(tmp_path / "in", tmp_path / "keras", "keras")
     with zipfile.ZipFile(tmp_path / "keras/model.keras") as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     (tmp_path / "w.h5").write_bytes(parts["model.weights.h5"])
@@ -129,5 +129,5 @@ def test_weights_of_terabytes_in_a_keras_file_of_kilobytes_are_refused(tmp_path,
         for name, content in parts.items():
             archive.writestr(name, content)
     with pytest.raises(ValueError, match="vars/1 are compressed or incomplete") as error:
-        convert_checkpoint.convert(tmp_path / "keras", tmp_path / "out", "tf1")
+        convert(tmp_path / "keras", tmp_path / "out", "tf1")
     assert "\n" not in str(error.value)

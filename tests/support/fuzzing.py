@@ -11,14 +11,14 @@ beyond the bound.
 """
 
 import argparse
-import dataclasses
+import collections
 import datetime
 import json
+import multiprocessing
 import os
 import random
 import resource
-import select
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -31,121 +31,74 @@ SECONDS = 10  # of CPU time per input; on a loaded machine, an answer may take l
 WAITING_SECONDS = 900  # for an answer, whatever the process does
 MEGABYTES = 512
 WARM = 20  # inputs before memory is bounded: libraries are loaded and threads started by then
+MOST_PROBLEMS = 20  # of a kind, which is then given up
 
 
-@dataclasses.dataclass
-class Report:
-    """What became of the inputs of one kind.
-
-    Args:
-        kind: Its name.
-        read: How many were read.
-        refused: How many were refused by a named error.
-        problems: Of the others: (number, what happened).
-        slowest: Seconds of the slowest.
-    """
-
-    kind: str
-    read: int = 0
-    refused: int = 0
-    problems: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    slowest: float = 0.0
-
-    @property
-    def count(self) -> int:
-        return self.read + self.refused + len(self.problems)
-
-    def add(self, line: dict) -> None:
-        self.slowest = max(self.slowest, line["seconds"])
-        if line["outcome"] == "read":
-            self.read += 1
-        elif line["outcome"] == "refused":
-            self.refused += 1
-        else:
-            self.problems.append((line["number"], line["outcome"]))
-
-
-def fuzz(kind: str, count: int, first: int = 0, most_problems: int = 20) -> Report:
-    """Reads `count` inputs of a kind; after `most_problems` problems it gives up."""
-    report, number = Report(kind), first
-    while number < first + count and len(report.problems) < most_problems:
-        number = _run_worker(report, number, first + count)
-    return report
-
-
-def _run_worker(report, first, end):
-    """Inputs from `first` on, until the end or until the process has to be ended; the next one."""
+def fuzz(kind: str, count: int, first: int = 0) -> tuple[dict, list[tuple[int, str]]]:
+    """Reads `count` inputs of a kind: its entry of the results, and [(number, problem)]."""
+    context = multiprocessing.get_context("spawn")
+    outcomes, problems, slowest = collections.Counter(), [], 0.0
     number = first
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
-        command = [sys.executable, __file__, "--worker", folder]
-        command += [f"--only={report.kind}", f"--first={first}", f"--end={end}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as worker:
-            while number < end:
-                line = _answer(worker, None if number == first else SECONDS)
-                if not line:
-                    worker.kill()
-                    problem = "no answer in time" if line is None else _end(worker, said)
-                    report.problems.append((number, problem))
-                    return number + 1
-                answer = json.loads(line)
-                if "broken" in answer:  # the fuzzer, not what it tests
-                    raise RuntimeError(f"{report.kind}: {answer['broken']}")
-                report.add(answer)
+    while number < first + count and len(problems) < MOST_PROBLEMS:
+        with tempfile.TemporaryDirectory() as folder:
+            answers, theirs = context.Pipe(duplex=False)
+            arguments = kind, folder, number, first + count, theirs
+            process = context.Process(target=_work, args=arguments)
+            process.start()
+            theirs.close()
+            try:
+                while number < first + count and answers.poll(WAITING_SECONDS):
+                    outcome, seconds = answers.recv()
+                    slowest = max(slowest, seconds)
+                    outcomes[outcome] += 1
+                    problems += [(number, outcome)] if outcome not in ("read", "refused") else []
+                    number += 1
+            except EOFError:
+                process.join()
+                if process.exitcode == BROKEN:
+                    raise RuntimeError(f"{kind}: a whole input is not read") from None
+            if number < first + count:
+                process.kill()
+                process.join()
+                killed = -signal.SIGPROF, -signal.SIGKILL
+                late = "no answer in time" if process.exitcode in killed else "a crash"
+                problems.append((number, f"{late}: exit code {process.exitcode}"))
                 number += 1
-    return number
-
-
-def _answer(worker, seconds):
-    """The next line of a process; empty if it ends, None if it computes or waits for too long."""
-    begun, deadline = _cpu_seconds(worker), time.monotonic() + WAITING_SECONDS
-    while time.monotonic() < deadline:
-        if select.select([worker.stdout], [], [], 1.0)[0]:
-            return worker.stdout.readline()
-        if seconds is not None and _cpu_seconds(worker) > begun + seconds:
-            return None
-    return None
-
-
-def _cpu_seconds(worker):
-    """What a process has computed so far, of all threads."""
-    try:
-        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _end(worker, said):
-    """How a process ended, and the last line that it printed."""
-    code = worker.wait()
-    said.seek(0)
-    last = (said.read().strip().splitlines() or [""])[-1]
-    return f"ended by exit code {code}: {last[:200]}"
+            process.join()
+    entry = {
+        "inputs": number - first,
+        "read": outcomes["read"],
+        "refused": outcomes["refused"],
+        "problems": len(problems),
+        "slowest_seconds": slowest,
+        "date": datetime.date.today().isoformat(),
+    }
+    return entry, problems
 
 
 # In the process of a kind
 
+BROKEN = 99  # exit code where the fuzzer, not what it tests, is at fault
 
-def work(kind: str, folder: str, first: int, end: int) -> None:
-    """Reads inputs and prints a line of JSON for each."""
+
+def _work(kind, folder, first, end, answers):
+    """Reads inputs and sends (outcome, seconds of CPU time) of each."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import fuzz_inputs
 
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print must not get between the answers
     case, allowed = fuzz_inputs.KINDS[kind](Path(folder))
     for whole in range(WARM):
         outcome = _outcome(case, allowed, random.Random(-1 - whole), warm=True)
         if outcome != "read":
-            print(json.dumps({"broken": f"a whole input is not read: {outcome}"}), file=answers)
-            return
+            print(f"{kind}: {outcome}", file=sys.stderr)
+            sys.exit(BROKEN)
     _bound_memory()
     for number in range(first, end):
         started = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # then the signal ends the process
         outcome = _outcome(case, allowed, random.Random(number))
-        seconds = round(time.process_time() - started, 3)
-        line = {"number": number, "outcome": outcome, "seconds": seconds}
-        print(json.dumps(line), file=answers)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.send((outcome, round(time.process_time() - started, 3)))
 
 
 def _outcome(case, allowed, rng, warm=False):
@@ -172,17 +125,10 @@ def _bound_memory():
 # The results
 
 
-def write(report: Report) -> None:
+def write(kind: str, entry: dict) -> None:
     """Writes the results of a kind, and the table in SECURITY.md."""
     entries = json.loads(RESULTS.read_text())["kinds"] if RESULTS.exists() else {}
-    entries[report.kind] = {
-        "inputs": report.count,
-        "read": report.read,
-        "refused": report.refused,
-        "problems": len(report.problems),
-        "slowest_seconds": report.slowest,
-        "date": datetime.date.today().isoformat(),
-    }
+    entries[kind] = entry
     bounds = {"seconds": SECONDS, "megabytes": MEGABYTES}
     RESULTS.write_text(json.dumps({"bounds": bounds, "kinds": entries}, indent=1) + "\n")
     before, begin, rest = SECURITY.read_text().partition("<!-- fuzzing -->\n")
@@ -207,24 +153,19 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds, with commas")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--end", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="write the results")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.worker:
-        work(given.only, given.worker, given.first, given.end)
-        return 0
     from fuzz_inputs import KINDS
 
     found = 0
     for kind in [kind for kind in given.only.split(",") if kind] or KINDS:
-        report = fuzz(kind, given.count, given.first)
-        print(dataclasses.replace(report, problems=len(report.problems)), flush=True)
-        for number, problem in report.problems:
+        entry, problems = fuzz(kind, given.count, given.first)
+        print(kind, entry, flush=True)
+        for number, problem in problems:
             print(f"    {number}: {problem}", flush=True)
-        found += len(report.problems)
+        found += len(problems)
         if given.write:
-            write(report)
+            write(kind, entry)
     return 1 if found else 0
 
 

@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.slow, bucket.needs_namespaces]
 @pytest.fixture(scope="module")
 def store(small_corpus, tmp_path_factory):
     with bucket.serve(tmp_path_factory.mktemp("bucket")) as made:
+        config = small_corpus.folder / "config.json"
+        config.write_text(small_corpus.config.to_json())
         made.upload(*(path for path in small_corpus.folder.iterdir() if path.is_file()))
         yield made
 
@@ -65,58 +67,50 @@ def flags_of_run(small_corpus, files, model_dir):
     }
 
 
-def test_a_run_in_a_bucket_is_the_run_on_this_machine(small_corpus, store, tmp_path):
-    config = small_corpus.folder / "config.json"
-    config.write_text(small_corpus.config.to_json())
-    store.upload(config)
-    run(
-        "run_pretraining",
-        flags_of_run(small_corpus, small_corpus.folder, tmp_path / "model"),
-        tmp_path / "here",
-    )
-    flags = flags_of_run(small_corpus, "gs://b", "gs://b/m/model")
-    run("run_pretraining", flags, tmp_path / "there", store)
-    assert os.listdir(tmp_path / "there") == []  # no folder named gs:
-    store.download("gs://b/m/model", tmp_path / "fetched")
-    expected = final_tensors(tmp_path / "model")
-    found = final_tensors(tmp_path / "fetched")
+@pytest.fixture(scope="module")
+def trained(small_corpus, store, tmp_path_factory):
+    """A folder with the model directory of a run on this machine, and that of the same in `b`."""
+    folder = tmp_path_factory.mktemp("trained")
+    here = flags_of_run(small_corpus, small_corpus.folder, folder / "model")
+    run("run_pretraining", here, folder / "here")
+    there = flags_of_run(small_corpus, "gs://b", "gs://b/m/model")
+    run("run_pretraining", there, folder / "there", store)
+    assert os.listdir(folder / "there") == []  # no folder named gs:
+    store.download("gs://b/m/model", folder / "fetched")
+    return folder
+
+
+def assert_same_tensors(found, expected):
+    found, expected = final_tensors(found), final_tensors(expected)
+    assert expected.keys() == found.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
-    assert log_lines(tmp_path / "fetched") == log_lines(tmp_path / "model")
-    assert names(tmp_path / "fetched") == names(tmp_path / "model")
+
+
+def test_a_run_in_a_bucket_is_the_run_on_this_machine(trained, store):
+    here, fetched = trained / "model", trained / "fetched"
+    assert_same_tensors(fetched, here)
+    assert log_lines(fetched) == log_lines(here)
+    assert names(fetched) == names(here)
     spans = [span for _, method, _, span in store.requests() if method == "GET" and span]
     for first, last in (map(int, span.removeprefix("bytes=").split("-")) for span in spans):
         assert last - first < 1 << 22  # not the 64 MB that TensorFlow would fetch
 
 
-def test_jax_trains_in_a_bucket_too(small_corpus, store, tmp_path):
-    """Also from a checkpoint there, and by addresses with more slashes than are needed."""
-    config = small_corpus.folder / "config.json"
-    config.write_text(small_corpus.config.to_json())
-    store.upload(config)
+def test_jax_trains_in_a_bucket_too(trained, small_corpus, store, tmp_path):
+    """From a checkpoint there, and by addresses with more slashes than are needed."""
     here = flags_of_run(small_corpus, small_corpus.folder, tmp_path / "model")
     there = flags_of_run(small_corpus, "gs://b", "gs://b//jax/model//")
-    for flags, where in ((here, None), (there, store)):
-        flags = {name: value for name, value in flags.items() if name != "enable_xla"}
-        folder = tmp_path / ("there" if where else "here")
-        run("run_pretraining", flags | {"engine": "jax"}, folder, where)
-        start = f"{flags['model_dir']}/pretrained/bert_model.ckpt-1"
-        again = {"model_dir": f"{flags['model_dir']}2", "init_checkpoint": start}
-        folder = folder.with_name(f"{folder.name}2")
-        run("run_pretraining", flags | {"engine": "jax"} | again, folder, where)
-    store.download("gs://b/jax", tmp_path / "fetched")
-    for name in ("model", "model2"):
-        fetched = tmp_path / "fetched" / name.replace("model2", "model/2")
-        expected, found = final_tensors(tmp_path / name), final_tensors(fetched)
-        assert expected.keys() == found.keys()
-        for key, values in expected.items():
-            np.testing.assert_array_equal(found[key], values, err_msg=key)
+    starts = f"{trained}/model", "gs://b/m//model"
+    for flags, where, start in zip((here, there), (None, store), starts, strict=True):
+        del flags["enable_xla"]
+        flags |= {"engine": "jax", "init_checkpoint": f"{start}/pretrained/bert_model.ckpt-1"}
+        run("run_pretraining", flags, tmp_path / ("there" if where else "here"), where)
+    store.download("gs://b/jax/model", tmp_path / "fetched")
+    assert_same_tensors(tmp_path / "fetched", tmp_path / "model")
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(small_corpus, store, tmp_path):
-    config = small_corpus.folder / "config.json"
-    config.write_text(small_corpus.config.to_json())
-    store.upload(config)
     long = flags_of_run(small_corpus, "gs://b", "gs://b/taken")
     long |= {"num_steps_per_epoch": 100_000, "save_checkpoints_steps": 100_000}
     first = start("run_pretraining", long, tmp_path / "first", store)
@@ -130,7 +124,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(small_corpus, store
         first.communicate()
     assert second.returncode == 2
     assert re.fullmatch(
-        rf"run_pretraining: error: Another process trains in gs://b/taken \(process {first.pid} of "
+        rf"run_pretraining: error: Another process works in gs://b/taken \(process {first.pid} of "
         r".*, since 20.* UTC, last seen \d+ s ago\)\. Wait until it ends, or choose another "
         r"folder\. If it no longer runs, remove gs://b/taken/.owner.json, or wait 3 minutes.",
         said.splitlines()[-1],
