@@ -74,7 +74,7 @@ def test_another_models_vocabulary_above_is_not_read(tmp_path):
 
 
 def test_a_vocabulary_above_is_named_for_whoever_knows_it(tmp_path):
-    """Runs of earlier versions have theirs there."""
+    """As where a vocabulary is shared by several runs."""
     make_source(tmp_path / "run")
     (tmp_path / "run/vocab.txt").rename(tmp_path / "vocab.txt")
     with pytest.raises(ValueError, match=f"if that is {tmp_path}/vocab.txt, copy it into the"):
