@@ -7,7 +7,7 @@ import numpy as np
 import peers
 import pytest
 import tensorflow as tf
-from peer_sentences import by_their_names, peer_loss, peer_model
+from peer_tasks import by_their_names, peer_loss, peer_model
 from small_runs import (
     QUIET,
     SHORT,
