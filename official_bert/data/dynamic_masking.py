@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from official_bert.data import masking
-from official_bert.data.example_parsing import Sequences
+from official_bert.data.parsed_records import Sequences
 
 
 class Draws:
@@ -103,8 +103,8 @@ class DynamicMasking:
         }
 
     def _singles(self, pool: Sequences, rows: Rows):
-        none = np.zeros_like(rows.numbers)
-        return (pool.token_splits[rows.numbers], pool.lengths_of(rows.numbers)), (none, none), none
+        start, none = pool.token_splits[rows.numbers], np.zeros_like(rows.numbers)
+        return (start, pool.token_splits[rows.numbers + 1] - start), (none, none), none
 
     def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
@@ -119,8 +119,8 @@ class DynamicMasking:
         at a random place of its last sentence.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
-        start, length = pool.token_splits[numbers], pool.lengths_of(numbers)
-        stop = start + length
+        start, stop = pool.token_splits[numbers], pool.token_splits[numbers + 1]
+        length = stop - start
         first_sentence = pool.sentence_splits[numbers]
         sentences = pool.sentence_splits[numbers + 1] - first_sentence
         single = sentences == 1

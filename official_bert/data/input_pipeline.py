@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from official_bert.data import manifest
+from official_bert.data import manifest, parsed_records
 from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, permutation
-from official_bert.data.example_parsing import DynamicParser, StaticParser
+from official_bert.data.parsed_records import DynamicParser, ParsedRecords, StaticParser
 from official_bert.data.record_files import RecordFiles, RecordRange
-from official_bert.data.record_pools import Pool, PoolReader
 from official_bert.protocols import ArraySpec
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ MIN_ROWS = 16  # of a section in a batch: fewer would be slow
 class Window(NamedTuple):
     """The sections of a window that feed this host: their records, and the order in each."""
 
-    pool: Pool
+    records: ParsedRecords
     orders: np.ndarray  # (sections, records in a section)
 
 
@@ -135,14 +134,15 @@ class Batches:
             "max_ngram_size": max_ngram_size,
         }
         self._lengths = (max_seq_length, max_predictions_per_seq)
-        self._parse, self._masking = _parser(self._files, self._lengths, use_next_sentence, asked)
+        self._parse, self._masking = _parser(
+            self._files, self._lengths, vocab_size, use_next_sentence, asked
+        )
         self._vocab_size = vocab_size
-        self._read = PoolReader(self._files, self._parse, vocab_size, max_seq_length)
         self._sizes = self._files.blocks[:, 2]
         self._orders: dict[int, np.ndarray] = {}
         window_records = window_records or WINDOW_RECORDS
         self._in_memory = self.num_examples <= window_records
-        self._whole: Pool | None = None
+        self._whole: ParsedRecords | None = None
         # Windows and sections must not depend on num_shards, because they decide the order.
         self._sections = _number_of_sections(batch_size, max(window_records, batch_size))
         self._window_steps = max(1, window_records // batch_size)
@@ -223,7 +223,10 @@ class Batches:
         """A digest of the records; see `RecordFiles.fingerprint`."""
         return self._files.fingerprint()
 
-    def _draw(self, step: int) -> tuple[Pool, Rows, np.ndarray]:
+    def _read(self, runs: list[RecordRange]) -> ParsedRecords:
+        return parsed_records.read(self._files, self._parse, runs)
+
+    def _draw(self, step: int) -> tuple[ParsedRecords, Rows, np.ndarray]:
         """The rows of this host's sections: their records, and the weight of each."""
         width = self._batch_size // self._sections
         first = step * self._batch_size + self._my_sections.start * width
@@ -264,7 +267,7 @@ class Batches:
             self._orders[epoch] = permutation(self._key("epoch", epoch), count)
         return self._orders[epoch]
 
-    def _all(self) -> Pool:
+    def _all(self) -> ParsedRecords:
         if self._whole is None:
             self._whole = self._read(self._files.runs(0, self.num_examples))
         return self._whole
@@ -348,18 +351,25 @@ def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
         )
 
 
-def _parser(files: RecordFiles, lengths: tuple[int, int], next_sentence: bool, asked: dict):
+def _parser(
+    files: RecordFiles,
+    lengths: tuple[int, int],
+    vocab_size: int | None,
+    next_sentence: bool,
+    asked: dict,
+) -> tuple[StaticParser | DynamicParser, DynamicMasking | None]:
     """The parser of the records, and the masking of dynamic ones."""
     made = files.manifest
     if made and made["masking"] == "dynamic":
-        return DynamicParser(), _dynamic_masking(files, *lengths, next_sentence, asked)
+        parse = DynamicParser(lengths[0], vocab_size)
+        return parse, _dynamic_masking(files, *lengths, next_sentence, asked)
     given = [name for name, value in asked.items() if value is not None]
     if given:
         raise ValueError(
             f"{', '.join(given)} must be left out for records with fixed pairs and masks; got "
             f"{files.paths[0]}. Leave it out, or make the records with --dynamic_masking."
         )
-    return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths), None
+    return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths, vocab_size), None
 
 
 def _dynamic_masking(

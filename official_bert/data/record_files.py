@@ -104,24 +104,25 @@ class RecordFiles:
         data = self._read(file, offset, size)
         found, position = [], 0
         for number in range(records if stop is None else stop):
-            length = (
-                payload_length(data, position) if position + HEADER_BYTES <= len(data) else None
-            )
-            end = position + HEADER_BYTES + (length or 0)
-            if length is None or end + FOOTER_BYTES > len(data):
+            begin, wanted = position + HEADER_BYTES, number >= start
+            end = begin + int.from_bytes(data[position : position + 8], "little")
+            payload, footer = data[begin:end], data[end : end + FOOTER_BYTES]
+            position = end + FOOTER_BYTES
+            # The header's own checksum need not be computed if that of its record is right.
+            if wanted and masked_crc(payload).to_bytes(4, "little") == footer:
+                found.append(payload)
+                continue
+            header = data[begin - HEADER_BYTES : begin]
+            if len(footer) < FOOTER_BYTES or payload_length(header) is None:
                 raise ValueError(
                     f"{self.paths[file]}, record {first + number} is truncated or damaged. Make "
                     "the file again."
                 )
-            if number >= start:
-                payload = data[position + HEADER_BYTES : end]
-                if masked_crc(payload).to_bytes(4, "little") != data[end : end + FOOTER_BYTES]:
-                    raise ValueError(
-                        f"{self.paths[file]}, record {first + number} is damaged: its checksum "
-                        "does not match. Make the file again."
-                    )
-                found.append(payload)
-            position = end + FOOTER_BYTES
+            if wanted:
+                raise ValueError(
+                    f"{self.paths[file]}, record {first + number} is damaged: its checksum does "
+                    "not match. Make the file again."
+                )
         return found
 
     def compressed(self) -> list[str]:

@@ -9,8 +9,8 @@ from small_text import topics
 
 from official_bert.data import corpus, tokenization
 from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, _Words, permutation
-from official_bert.data.example_parsing import Sequences
 from official_bert.data.instances import Settings, sequences
+from official_bert.data.parsed_records import Sequences
 
 LENGTH, PREDICTIONS = 64, 10
 

@@ -25,7 +25,7 @@ from small_runs import (
 from two_replicas import two_replicas
 
 from official_bert import convert_checkpoint, plots
-from official_bert.data import input_pipeline, record_pools
+from official_bert.data import input_pipeline, parsed_records
 from official_bert.data.record_files import RecordFiles
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
@@ -446,13 +446,14 @@ def test_held_out_records_are_parsed_once_however_often_they_are_evaluated(
     small_corpus, tmp_path, monkeypatch
 ):
     parsed = []
-    read = record_pools.PoolReader.__call__
+    read = parsed_records.read
 
-    def counted(self, runs):
-        parsed.extend(self._name([run], 0).split("/")[-1].split(",")[0] for run in runs)
-        return read(self, runs)
+    def counted(files, parse, runs):
+        names = (files.name(files.first_of(run.block)) for run in runs)
+        parsed.extend(name.split("/")[-1].split(",")[0] for name in names)
+        return read(files, parse, runs)
 
-    monkeypatch.setattr(record_pools.PoolReader, "__call__", counted)
+    monkeypatch.setattr(parsed_records, "read", counted)
     options = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=2)
     train(make_run(small_corpus, [SHORT]), tmp_path, options)
     lines = [line for line in log_lines(tmp_path) if line["kind"] == "eval"]

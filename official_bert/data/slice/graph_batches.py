@@ -16,7 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from official_bert.data.dynamic_masking import DynamicMasking, Rows
-from official_bert.data.example_parsing import DynamicParser, Sequences, StaticParser
+from official_bert.data.parsed_records import (
+    STATIC_TYPES,
+    DynamicParser,
+    Sequences,
+    StaticParser,
+)
 from official_bert.data.record_files import RecordFiles
 from official_bert.data.slice import graph_masking
 from official_bert.data.slice.graph_random import Draws, keys_of, permutation
@@ -324,7 +329,7 @@ class _Reader:
 
     def columns(self, pool, numbers):
         """Some records of a static pool as the arrays of a batch, but for `example_weights`."""
-        columns = self.plan.parse.columns(tf.gather(pool.records, numbers))
+        columns = _columns(self.plan.parse, tf.gather(pool.records, numbers))
         limits = {
             "input_ids": (self.plan.vocab_size, self._beyond),
             "masked_lm_ids": (self.plan.vocab_size, self._beyond),
@@ -346,7 +351,7 @@ class _Reader:
         }
 
     def _sequences(self, serialized, runs):
-        found = self.plan.parse.sequences(serialized)
+        found = _sequences(serialized)
         splits, most = found.token_splits, self.plan.max_seq_length
         self._require_inside(
             found.tokens[None],
@@ -415,6 +420,35 @@ class _Reader:
             position,
             ". Make the records for this max_seq_length.",
         )
+
+
+def _columns(parse, serialized):
+    """The features of static records by their first names, integers as int64."""
+    spec = {
+        feature: tf.io.FixedLenFeature(
+            [length], tf.float32 if STATIC_TYPES[name] is np.float32 else tf.int64
+        )
+        for name, (feature, length) in parse.features.items()
+    }
+    parsed = tf.io.parse_example(serialized, spec)
+    columns = {name: parsed[feature] for name, (feature, _) in parse.features.items()}
+    return columns | {"next_sentence_labels": columns["next_sentence_labels"][:, 0]}
+
+
+def _sequences(serialized):
+    """The `Sequences` of dynamic records."""
+    ragged = tf.io.RaggedFeature(tf.int64, row_splits_dtype=tf.int64)
+    document = tf.io.FixedLenFeature([], tf.int64)
+    spec = {"input_ids": ragged, "sentence_lengths": ragged, "document": document}
+    parsed = tf.io.parse_example(serialized, spec)
+    tokens, lengths = parsed["input_ids"], parsed["sentence_lengths"]
+    return Sequences(
+        tf.cast(tokens.values, tf.int32),
+        tokens.row_splits,
+        tf.cumsum(lengths.values, exclusive=True),
+        lengths.row_splits,
+        parsed["document"],
+    )
 
 
 def _outside(values, limit):

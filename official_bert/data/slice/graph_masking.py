@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from official_bert.data import masking
 from official_bert.data.dynamic_masking import LATE_DRAWS, DynamicMasking, Rows
-from official_bert.data.example_parsing import Sequences
+from official_bert.data.parsed_records import Sequences
 from official_bert.data.slice.graph_random import Draws
 
 
