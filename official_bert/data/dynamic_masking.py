@@ -1,13 +1,15 @@
 """Sequences → masked examples during training, with new pairs and masks in every epoch.
 
-Whole batches at once, in NumPy.
+Whole batches at once, by the operations of `NumPy`; for hosts that run no Python, `slice.graph_ops`
+has the same operations on tensors, which give the same examples, bit for bit.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,11 +17,61 @@ from official_bert.data import masking
 from official_bert.data.parsed_records import Sequences
 
 
+def _rows(at):
+    return np.arange(len(at)).reshape(-1, *[1] * (at.ndim - 1))
+
+
+class NumPy:
+    """Operations on arrays, by the names under which `slice.graph_ops` has them for tensors."""
+
+    where, minimum, maximum, round = np.where, np.minimum, np.maximum, np.rint
+    constant, length, range, cells, rows = np.asarray, len, np.arange, np.nonzero, _rows
+    zeros, zeros_like, searchsorted = np.zeros, np.zeros_like, np.searchsorted
+    as_type = staticmethod(lambda x, name: np.asarray(x).astype(name, copy=False))
+    integer = functools.partial(as_type, name="int64")  # towards zero
+    real = functools.partial(as_type, name="float64")
+    take = staticmethod(lambda x, at: x[at])
+    pick = staticmethod(lambda x, at: x[_rows(at), at])  # items `at` (b, …) of the rows of x (b, n)
+    pick_cells = staticmethod(lambda x, row, at: x[row, at])
+    count = total = functools.partial(np.sum, axis=1)
+    every = functools.partial(np.all, axis=-1)
+    cumsum = functools.partial(np.cumsum, axis=-1)
+    sort = functools.partial(np.sort, axis=1)
+    argmax = functools.partial(np.argmax, axis=1)
+    is_zero = staticmethod(lambda x: not x.any())  # whether it is known by now that all is zero
+
+    @staticmethod
+    def put(x, row, at, values):
+        """A copy of x (b, n) with the values at these places."""
+        x = x.copy()
+        x[row, at] = values
+        return x
+
+    @staticmethod
+    def put_least(x, row, at, values):
+        """A copy of x (b, n) with the least of its own and the values at these places."""
+        x = x.copy()
+        np.minimum.at(x, (row, at), values)
+        return x
+
+    @staticmethod
+    def counted(shape, row, at):
+        """How often each place of an array of this shape (b, n) is given."""
+        return np.bincount(row * shape[1] + at, minlength=math.prod(shape)).reshape(shape)
+
+    @staticmethod
+    def after_first(mask):
+        """For each column the one before it; True for the first."""
+        return np.pad(mask[:, :-1], [(0, 0), (1, 0)], constant_values=True)
+
+
 class Draws:
     """Random numbers that depend only on keys, in every version of NumPy (raw Philox).
 
     Each key (16 bytes) serves `rows` rows, whose numbers do not depend on the other keys.
     """
+
+    ops: Any = NumPy
 
     def __init__(self, keys: Iterable[bytes], rows: int):
         self._bits = [np.random.Philox(key=np.frombuffer(key, np.uint64)) for key in keys]
@@ -75,38 +127,41 @@ class DynamicMasking:
     sep: int
     mask: int
 
-    def __call__(self, pool: Sequences, rows: Rows, draws: Draws) -> dict[str, np.ndarray]:
-        """Examples of the records `rows` of `pool`."""
-        (a_start, a_length), (b_start, b_length), is_random = (
-            self._pairs(pool, rows, draws) if self.next_sentence else self._singles(pool, rows)
-        )
-        ids, lengths, segments = self._assemble(pool.tokens, a_start, a_length, b_start, b_length)
-        place = np.arange(self.max_seq_length)  # (S,)
-        inside = place < lengths[:, None]  # (b, S)
+    def __call__(self, pool: Sequences, rows: Rows, draws: Draws) -> dict[str, Any]:
+        """Examples of the records `rows` of `pool`: arrays, or tensors if all these are tensors."""
+        ops = draws.ops
+        parts = self._pairs if self.next_sentence else self._singles
+        first, second, is_random = parts(ops, pool, rows, draws)
+        ids, lengths, segments = self._assemble(ops, pool.tokens, *first, *second)
+        inside = ops.range(self.max_seq_length) < lengths[:, None]  # (b, S)
         maskable = inside & (ids != self.cls) & (ids != self.sep)
-        number = masking.number_to_predict(lengths, self.masked_lm_prob, self.max_predictions)
-        number = np.minimum(number, maskable.sum(1))
-        if self.whole_words:
-            chosen = self._choose_runs(ids, maskable, number, draws)
-        else:
-            chosen = _choose_pieces(maskable, number, draws)
-        positions, weights = _positions(chosen, self.max_predictions)
-        labels = np.where(weights, np.take_along_axis(ids, positions, 1), 0)
+        number = ops.integer(ops.round(ops.real(lengths) * self.masked_lm_prob))
+        number = ops.minimum(ops.maximum(number, 1), self.max_predictions)
+        number = ops.minimum(number, ops.count(maskable))
+        choose = self._choose_runs if self.whole_words else self._choose_pieces
+        chosen = choose(ops, ids, maskable, number, draws)
+        positions, weights = self._positions(ops, chosen)
+        old = ops.pick(ids, positions)
+        examples = {
+            "input_ids": self._corrupted(ops, ids, positions, weights, old, draws),
+            "input_mask": inside,
+            "segment_ids": segments,
+            "masked_lm_positions": positions,
+            "masked_lm_ids": ops.where(weights, old, 0),
+            "masked_lm_weights": weights,
+            "next_sentence_labels": is_random,
+        }
         return {
-            "input_ids": self._corrupted(ids, positions, weights, draws).astype(np.int32),
-            "input_mask": inside.astype(np.int32),
-            "segment_ids": segments.astype(np.int32),
-            "masked_lm_positions": positions.astype(np.int32),
-            "masked_lm_ids": labels.astype(np.int32),
-            "masked_lm_weights": weights.astype(np.float32),
-            "next_sentence_labels": is_random.astype(np.int32),
+            name: ops.as_type(values, "float32" if name == "masked_lm_weights" else "int32")
+            for name, values in examples.items()
         }
 
-    def _singles(self, pool: Sequences, rows: Rows):
-        start, none = pool.token_splits[rows.numbers], np.zeros_like(rows.numbers)
-        return (start, pool.token_splits[rows.numbers + 1] - start), (none, none), none
+    def _singles(self, ops, pool: Sequences, rows: Rows, draws: Draws):
+        start = ops.take(pool.token_splits, rows.numbers)
+        none = ops.zeros_like(start)
+        return (start, ops.take(pool.token_splits, rows.numbers + 1) - start), (none, none), none
 
-    def _pairs(self, pool: Sequences, rows: Rows, draws: Draws):
+    def _pairs(self, ops, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
         The label must not follow from the lengths of the parts, nor from where the second part
@@ -119,173 +174,179 @@ class DynamicMasking:
         at a random place of its last sentence.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
-        start, stop = pool.token_splits[numbers], pool.token_splits[numbers + 1]
+        start = ops.take(pool.token_splits, numbers)
+        stop = ops.take(pool.token_splits, numbers + 1)
         length = stop - start
-        first_sentence = pool.sentence_splits[numbers]
-        sentences = pool.sentence_splits[numbers + 1] - first_sentence
+        first_sentence = ops.take(pool.sentence_splits, numbers)
+        end_sentence = ops.take(pool.sentence_splits, numbers + 1)
+        sentences = end_sentence - first_sentence
         single = sentences == 1
         u = draws.uniform()
-        within = start + 1 + (u * (length - 1)).astype(np.int64)
-        between = first_sentence + ~single + (u * (sentences - 1)).astype(np.int64)
-        split = np.where(
+        within = start + 1 + ops.integer(u * ops.real(length - 1))
+        between = first_sentence + ops.integer(~single) + ops.integer(u * ops.real(sentences - 1))
+        split = ops.where(
             single,
-            self._word_start(pool.tokens, np.minimum(within, stop - 1), stop - 1),
-            pool.sentence_starts[between],
+            self._word_start(ops, pool.tokens, ops.minimum(within, stop - 1), stop - 1),
+            ops.take(pool.sentence_starts, between),
         )
-        split = np.maximum(split, start + 1)
-        last_piece = np.maximum(split, pool.sentence_starts[pool.sentence_splits[numbers + 1] - 1])
-        cut = (draws.uniform() * (stop - last_piece) * (length < room)).astype(np.int64)
-        rest = np.maximum(stop - split - cut, 1)  # one token has no second part of its own
+        split = ops.maximum(split, start + 1)
+        last_piece = ops.maximum(split, ops.take(pool.sentence_starts, end_sentence - 1))
+        is_shorter = ops.real(length < room)
+        cut = ops.integer(draws.uniform() * ops.real(stop - last_piece) * is_shorter)
+        rest = ops.maximum(stop - split - cut, 1)  # one token has no second part of its own
 
-        partner, earliest = _partners(pool, rows, rest, single, draws)
-        partner_stop = pool.token_splits[partner + 1]
-        b_length = np.minimum(rest, partner_stop - earliest)
+        partner, earliest = _partners(ops, pool, rows, rest, single, draws)
+        partner_stop = ops.take(pool.token_splits, partner + 1)
+        b_length = ops.minimum(rest, partner_stop - earliest)
         latest = partner_stop - b_length  # the last place with enough tokens after it
-        low = np.searchsorted(pool.sentence_starts, earliest, "left")
-        high = np.searchsorted(pool.sentence_starts, latest, "right")
+        low = ops.searchsorted(pool.sentence_starts, earliest, "left")
+        high = ops.searchsorted(pool.sentence_starts, latest, "right")
         u = draws.uniform()
-        within = earliest + (u * (latest - earliest + 1)).astype(np.int64)
-        other_start = np.where(
+        within = earliest + ops.integer(u * ops.real(latest - earliest + 1))
+        other_start = ops.where(
             single,
-            self._word_start(pool.tokens, within, latest),
-            pool.sentence_starts[low + (u * (high - low)).astype(np.int64)],
+            self._word_start(ops, pool.tokens, within, latest),
+            ops.take(pool.sentence_starts, low + ops.integer(u * ops.real(high - low))),
         )
         is_random = (draws.uniform() < 0.5) | (length < 2)
-        b_start = np.where(is_random, other_start, split)
+        b_start = ops.where(is_random, other_start, split)
         return (start, split - start), (b_start, b_length), is_random
 
-    def _word_start(self, tokens: np.ndarray, at: np.ndarray, latest: np.ndarray) -> np.ndarray:
+    def _word_start(self, ops, tokens, at, latest):
         """The places `at`, or the start of the next word if it is close, up to `latest`."""
-        near = np.minimum(at[:, None] + np.arange(8), latest[:, None])
-        begins = ~self.continues_a_word[tokens[near]]
-        return np.take_along_axis(near, np.argmax(begins, 1)[:, None], 1)[:, 0]
+        near = ops.minimum(at[:, None] + ops.range(8), latest[:, None])
+        begins = ops.take(ops.constant(~self.continues_a_word), ops.take(tokens, near))
+        return ops.pick(near, ops.argmax(begins)[:, None])[:, 0]
 
-    def _assemble(self, tokens, a_start, a_length, b_start, b_length):
+    def _assemble(self, ops, tokens, a_start, a_length, b_start, b_length):
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where B is empty; ids, lengths and segments."""
-        place = np.arange(self.max_seq_length)[None]  # (1, S)
+        place = ops.range(self.max_seq_length)[None]  # (1, S)
         a_start, a_length, b_start, b_length = (
             x[:, None] for x in (a_start, a_length, b_start, b_length)
         )
         second = a_length + 2
-        lengths = second + np.where(b_length > 0, b_length + 1, 0)
-        in_a, in_b = place <= a_length, (place >= second) & (place < second + b_length)
-        source = np.where(in_a, a_start + place - 1, np.where(in_b, b_start + place - second, 0))
-        ids = np.where(in_a | in_b, tokens[np.maximum(source, 0)], self.sep)
-        ids[:, 0] = self.cls
+        lengths = second + ops.where(b_length > 0, b_length + 1, 0)
+        in_a = (place >= 1) & (place <= a_length)
+        in_b = (place >= second) & (place < second + b_length)
+        source = ops.where(in_a, a_start + place - 1, ops.where(in_b, b_start + place - second, 0))
+        ids = ops.where(in_a | in_b, ops.take(tokens, source), self.sep)
+        ids = ops.where(place == 0, self.cls, ids)
         inside = place < lengths
-        return ids * inside, lengths[:, 0], (place >= second) & inside
+        return ops.where(inside, ids, 0), lengths[:, 0], (place >= second) & inside
 
-    def _choose_runs(self, ids, maskable, number, draws: Draws) -> np.ndarray:
+    def _choose_pieces(self, ops, ids, maskable, number, draws: Draws):
+        """The `number` maskable positions of each row with the least random numbers; (b, S)."""
+        keys = ops.where(maskable, draws.uniform(self.max_seq_length), 2.0)
+        last = (number - 1) % self.max_seq_length
+        return keys <= ops.pick(ops.sort(keys), last[:, None])
+
+    def _choose_runs(self, ops, ids, maskable, number, draws: Draws):
         """Draws runs of words without repetition until `number` tokens are chosen."""
-        words = _Words(maskable, ~self.continues_a_word[ids], self.max_ngram_size)
-        first, size = words.draw(self.max_predictions + LATE_DRAWS, draws)
-        cuts = [0, *range(self.max_predictions, first.shape[1] + 1)]
+        starts = ops.take(ops.constant(~self.continues_a_word), ids)
+        words = _Words(ops, maskable, starts, self.max_ngram_size)
+        count = self.max_predictions + LATE_DRAWS
+        first, size = words.draw(count, draws)
+        cuts = [0, *range(self.max_predictions, count + 1)]
         for start, stop in itertools.pairwise(cuts):  # many, then one by one into the room left
-            if not number.any():
+            if ops.is_zero(number):
                 break
             number = words.take_first(first[:, start:stop], size[:, start:stop], number)
         return maskable & words.taken_positions()
 
-    def _corrupted(self, ids, positions, weights, draws: Draws) -> np.ndarray:
+    def _positions(self, ops, chosen):
+        """The chosen positions of each row, ascending and zero-padded; which are not padding."""
+        row, position = ops.cells(chosen)
+        counts = ops.count(chosen)
+        at = ops.range(ops.length(row)) - ops.take(ops.cumsum(counts) - counts, row)
+        none = ops.zeros((ops.length(counts), self.max_predictions), "int64")
+        is_filled = ops.range(self.max_predictions) < counts[:, None]
+        return ops.put(none, row, at, position), is_filled
+
+    def _corrupted(self, ops, ids, positions, weights, old, draws: Draws):
         """The ids (b, S) with [MASK], the same or a random word at the chosen positions."""
-        fate, word = np.moveaxis(draws.uniform(2, self.max_predictions), 1, 0)
-        row, slot = np.nonzero(weights)
-        at, size = (row, positions[row, slot]), len(self.continues_a_word)
-        ids = ids.copy()
-        ids[at] = masking.corrupted(ids[at], self.mask, size, fate[row, slot], word[row, slot])
-        return ids
+        drawn = draws.uniform(2, self.max_predictions)
+        word = ops.as_type(drawn[:, 1] * len(self.continues_a_word), "int32")
+        new = masking.corrupted(old, self.mask, word, drawn[:, 0], ops.where)
+        # What fills up the positions is [CLS], which is never chosen: it replaces itself.
+        return ops.put(ids, ops.rows(positions), positions, ops.where(weights, new, old))
 
 
 class _Words:
     """The words of each row of a batch, and which of them are chosen.
 
     Args:
+        ops: `NumPy`, or the same operations on tensors.
         maskable: (b, S), which positions belong to words.
         starts: (b, S), which positions start a word.
         max_size: Words in the longest run.
     """
 
-    def __init__(self, maskable: np.ndarray, starts: np.ndarray, max_size: int):
-        count, length = maskable.shape
-        begins = maskable & starts
+    def __init__(self, ops, maskable, starts, max_size: int):
+        count, length = ops.length(maskable), maskable.shape[1]
         # A part may begin with the rest of a word that was cut.
-        begins[:, 1:] |= maskable[:, 1:] & ~maskable[:, :-1]
-        self._word = np.cumsum(begins, 1) - 1  # (b, S): the word of each position
-        self._words = begins.sum(1)[:, None]
-        self._row = np.arange(count)[:, None]
+        begins = maskable & (starts | ~ops.after_first(maskable))
+        self._ops = ops
+        self._word = ops.cumsum(ops.integer(begins)) - 1  # (b, S): the word of each position
+        self._words = ops.count(begins)[:, None]
         # ends[r, w]: maskable positions in the words before w
-        flat = (self._row * (length + 1) + self._word + 1)[maskable]
-        counts = np.bincount(flat, minlength=count * (length + 1))
-        self._ends = np.cumsum(counts.reshape(count, length + 1), 1)
+        row, position = ops.cells(maskable)
+        at = ops.pick_cells(self._word, row, position) + 1
+        self._ends = ops.cumsum(ops.counted((count, length + 1), row, at))
         # The last column is for positions outside a run.
-        self._taken = np.zeros((count, length + max_size + 1), bool)
-        self._runs = np.arange(max_size)
+        self._last = length + max_size
+        self._taken = ops.zeros((count, self._last + 1), "bool")
+        self._runs = ops.range(max_size)
         weights = np.cumsum(1 / np.arange(1, max_size + 1))
-        self._shares = weights / weights[-1]
+        self._shares = ops.constant(weights / weights[-1])
 
-    def draw(self, number: int, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, number: int, draws: Draws):
         """First words and sizes of `number` runs per row; a run of k words has weight 1/k."""
-        u, v = np.moveaxis(draws.uniform(2, number), 1, 0)
-        size = np.minimum(1 + np.searchsorted(self._shares, u, "right"), self._words)
-        return (v * (self._words - size + 1)).astype(np.int64), size
+        ops, drawn = self._ops, draws.uniform(2, number)
+        size = 1 + ops.searchsorted(self._shares, drawn[:, 0], "right")
+        size = ops.minimum(size, self._words)
+        return ops.integer(drawn[:, 1] * ops.real(self._words - size + 1)), size
 
-    def take_first(self, first: np.ndarray, size: np.ndarray, room: np.ndarray) -> np.ndarray:
+    def take_first(self, first, size, room):
         """Takes runs in order while there is room; returns the room (in tokens) left.
 
         Runs that touch words already chosen, or an earlier run, are skipped.
         """
+        ops, count = self._ops, first.shape[1]
         inside = self._runs < size[:, :, None]  # (b, n, k)
-        words = np.where(inside, first[:, :, None] + self._runs, self._taken.shape[1] - 1)
-        number = np.arange(first.shape[1])[:, None]  # (n, 1)
-        row = self._row[:, :, None]
-        earliest = np.full(self._taken.shape, first.shape[1])
-        np.minimum.at(earliest, (row, words), number)  # the first run that contains a word
-        free = (earliest[row, words] == number) & ~self._taken[row, words]
-        free = (free | ~inside).all(2)
-        tokens = self._ends[self._row, first + size] - self._ends[self._row, first]
-        used = np.cumsum(np.where(free, tokens, 0), 1)
+        words = ops.where(inside, first[:, :, None] + self._runs, self._last)
+        row = ops.rows(words)
+        number = ops.range(count)[:, None]  # (n, 1)
+        none = ops.zeros_like(self._taken, "int64") + count
+        earliest = ops.put_least(none, row, words, number)  # the first run that contains a word
+        free = (ops.pick(earliest, words) == number) & ~ops.pick(self._taken, words)
+        free = ops.every(free | ~inside)
+        tokens = ops.pick(self._ends, first + size) - ops.pick(self._ends, first)
+        used = ops.cumsum(ops.where(free, tokens, 0))
         accepted = free & (used <= room[:, None])
-        self._taken[row, np.where(accepted[:, :, None], words, self._taken.shape[1] - 1)] = True
-        self._taken[:, -1] = False
-        return room - np.where(accepted, tokens, 0).sum(1)
+        chosen = ops.where(accepted[:, :, None], words, self._last)
+        self._taken = ops.put(self._taken, row, chosen, True)
+        return room - ops.total(ops.where(accepted, tokens, 0))
 
-    def taken_positions(self) -> np.ndarray:
+    def taken_positions(self):
         """Which positions belong to chosen words; (b, S)."""
-        return np.take_along_axis(self._taken, np.maximum(self._word, 0), 1)
+        return self._ops.pick(self._taken, self._ops.maximum(self._word, 0))
 
 
-def _choose_pieces(maskable: np.ndarray, number: np.ndarray, draws: Draws) -> np.ndarray:
-    keys = np.where(maskable, draws.uniform(maskable.shape[1]), 2.0)
-    order = np.sort(keys, 1)
-    threshold = np.take_along_axis(order, number[:, None] - 1, 1)
-    return keys <= threshold
-
-
-def _partners(
-    pool: Sequences, rows: Rows, wanted: np.ndarray, within: np.ndarray, draws: Draws
-) -> tuple[np.ndarray, np.ndarray]:
+def _partners(ops, pool: Sequences, rows: Rows, wanted, within, draws: Draws):
     """For each row the best of ten records, and the first token where a second part may begin.
 
     It should be of another document, have a second sentence (unless the part begins `within` one),
     and have the `wanted` number of tokens.
     """
     low, high, within = rows.low[:, None], rows.high[:, None], within[:, None]
-    tries = low + (draws.uniform(10) * (high - low)).astype(np.int64)  # (b, 10)
-    other = pool.documents[tries] != pool.documents[rows.numbers][:, None]
-    first_sentence = pool.sentence_splits[tries]
-    several = (pool.sentence_splits[tries + 1] - first_sentence > 1) & ~within
-    earliest = pool.sentence_starts[first_sentence + several]
-    enough = np.minimum(pool.token_splits[tries + 1] - earliest, wanted[:, None])
-    rank = (2 * other + (several | within)) * (1 + wanted[:, None]) + enough
-    best = np.argmax(rank, 1)[:, None]
-    return np.take_along_axis(tries, best, 1)[:, 0], np.take_along_axis(earliest, best, 1)[:, 0]
-
-
-def _positions(chosen: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen positions of each row, ascending and zero-padded, and which are not padding."""
-    row, position = np.nonzero(chosen)
-    counts = chosen.sum(1)
-    at = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    positions = np.zeros((len(chosen), length), np.int64)
-    positions[row, at] = position
-    return positions, np.arange(length) < counts[:, None]
+    tries = low + ops.integer(draws.uniform(10) * ops.real(high - low))  # (b, 10)
+    documents = ops.take(pool.documents, rows.numbers)
+    other = ops.take(pool.documents, tries) != documents[:, None]
+    first_sentence = ops.take(pool.sentence_splits, tries)
+    sentences = ops.take(pool.sentence_splits, tries + 1) - first_sentence
+    several = (sentences > 1) & ~within
+    earliest = ops.take(pool.sentence_starts, first_sentence + ops.integer(several))
+    enough = ops.minimum(ops.take(pool.token_splits, tries + 1) - earliest, wanted[:, None])
+    rank = 2 * ops.integer(other) + ops.integer(several | within)
+    best = ops.argmax(rank * (1 + wanted[:, None]) + enough)[:, None]
+    return ops.pick(tries, best)[:, 0], ops.pick(earliest, best)[:, 0]

@@ -150,7 +150,7 @@ class InstanceMaker:
         settings = self._settings
         ids = [self._cls, *first, self._sep, *second, self._sep]
         probability, most = settings.masked_lm_prob, settings.max_predictions_per_seq
-        number = int(masking.number_to_predict(len(ids), probability, most))
+        number = masking.number_to_predict(len(ids), probability, most)
         candidates = self._candidates(ids, len(first) + 1)
         groups = masking.choose(candidates, number, rng, settings.max_ngram_size)
         chosen = itertools.chain.from_iterable(groups)

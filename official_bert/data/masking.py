@@ -11,16 +11,12 @@ of the original TF1 script, and for arrays (`dynamic_masking.py` chooses by itse
 from collections.abc import Iterable
 from random import Random
 
-import numpy as np
-
 MASK_SHARE, KEPT_SHARE, RANDOM_SHARE = 0.8, 0.1, 0.1
 
 
-def number_to_predict(
-    length: int | np.ndarray, masked_lm_prob: float, max_predictions: int
-) -> np.ndarray:
-    """Number of tokens to predict in sequences of `length` (with [CLS] and [SEP]); its shape."""
-    return np.clip(np.rint(length * masked_lm_prob), 1, max_predictions).astype(np.int64)
+def number_to_predict(length: int, masked_lm_prob: float, max_predictions: int) -> int:
+    """Number of tokens to predict in a sequence of `length` (with [CLS] and [SEP])."""
+    return min(max(round(length * masked_lm_prob), 1), max_predictions)
 
 
 def corrupt(
@@ -47,20 +43,18 @@ def corrupt(
     return replaced
 
 
-def corrupted(
-    ids: np.ndarray, mask: int, vocab_size: int, fate: np.ndarray, word: np.ndarray
-) -> np.ndarray:
+def corrupted(ids, mask: int, random_word, fate, where):
     """What stands in the place of chosen tokens.
 
     Args:
         ids: The tokens.
         mask: The id of [MASK].
-        vocab_size: A random word is one of so many.
-        fate, word: For each token two numbers drawn from [0, 1).
+        random_word: For each of them the id of a random word.
+        fate: For each of them a number drawn from [0, 1).
+        where: `np.where` or `tf.where`.
     """
-    random_word = (word * vocab_size).astype(ids.dtype)
-    kept = np.where(fate < MASK_SHARE + KEPT_SHARE, ids, random_word)
-    return np.where(fate < MASK_SHARE, mask, kept)
+    kept = where(fate < MASK_SHARE + KEPT_SHARE, ids, random_word)
+    return where(fate < MASK_SHARE, mask, kept)
 
 
 def choose(

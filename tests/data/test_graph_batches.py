@@ -12,7 +12,7 @@ from official_bert.data import dynamic_masking
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
 from official_bert.data.records import frame
-from official_bert.data.slice import graph_random
+from official_bert.data.slice import graph_ops
 from official_bert.engines.tf_distribute import TfDistribute
 
 LENGTH, PREDICTIONS = 32, 5
@@ -61,7 +61,7 @@ def require_equal(made, kind, steps, shards=((0, 1),), **options):
 def test_keys_are_those_of_hashlib():
     texts = ["", "12345/mask/100003/0", "x" * 127, "7/section/12/3/0", "a" * 128]
     expected = [hashlib.blake2b(t.encode(), digest_size=16).digest() for t in texts]
-    found = graph_random.keys_of(tf.constant(texts)).numpy()
+    found = graph_ops.keys_of(tf.constant(texts)).numpy()
     assert [key.tobytes() for key in found] == expected
 
 
@@ -72,14 +72,14 @@ def test_random_words_orders_and_numbers_are_those_of_numpy():
         stream = np.random.Philox(key=np.frombuffer(key, np.uint64)).random_raw(count + 6)
         words = tf.constant(np.frombuffer(key, np.uint64))
         for start in (0, 1, 6):
-            found = graph_random.philox(words[None], *tf.constant([start, count], tf.int64))[0]
+            found = graph_ops.philox(words[None], *tf.constant([start, count], tf.int64))[0]
             np.testing.assert_array_equal(found, stream[start : start + count])
-        order = graph_random.permutation(words, tf.constant(count, tf.int64))
+        order = graph_ops.permutation(words, tf.constant(count, tf.int64))
         np.testing.assert_array_equal(order, dynamic_masking.permutation(key, count))
     keys = [rng.bytes(16) for _ in range(3)]
     expected = dynamic_masking.Draws(keys, 5)
     words = np.frombuffer(b"".join(keys), np.uint64).reshape(3, 2)
-    found = graph_random.Draws(tf.constant(words), 5)
+    found = graph_ops.Draws(tf.constant(words), 5)
     for shape in ((), (), (10,), (), (2, 7), (3,)):
         np.testing.assert_array_equal(found.uniform(*shape), expected.uniform(*shape))
 

@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from official_bert.data import masking
 
@@ -44,8 +45,10 @@ def test_of_the_chosen_ones_80_percent_are_masked_10_are_kept_and_10_are_random_
     ids, words = list(range(1_000, 31_000)), list(range(900))
     replaced = masking.corrupt(ids, range(30_000), 7, words, Random(1))
     assert replaced == dict(enumerate(range(1_000, 31_000)))
-    draws = np.random.default_rng(1).uniform(size=(2, 30_000))
-    arrays = masking.corrupted(np.arange(1_000, 31_000), 7, 900, *draws)
+    fate, word = np.random.default_rng(1).uniform(size=(2, 30_000))
+    given = np.arange(1_000, 31_000), 7, (word * 900).astype(int), fate
+    arrays, tensors = masking.corrupted(*given, np.where), masking.corrupted(*given, tf.where)
+    assert np.array_equal(tensors, arrays)
     for found in (np.array(ids), arrays):
         masked, kept = found == 7, found == np.arange(1_000, 31_000)
         random_word = found[~masked & ~kept]

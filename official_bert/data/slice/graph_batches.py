@@ -23,8 +23,7 @@ from official_bert.data.parsed_records import (
     StaticParser,
 )
 from official_bert.data.record_files import RecordFiles
-from official_bert.data.slice import graph_masking
-from official_bert.data.slice.graph_random import Draws, keys_of, permutation
+from official_bert.data.slice.graph_ops import Draws, keys_of, permutation
 
 _BYTES_AT_ONCE = 1 << 18  # of a file
 _UNREADABLE = "In the records that a host read, "  # so begins what is asserted of them
@@ -129,7 +128,7 @@ def _batch(plan, reader, found, step):
         batch, weights = reader.columns(pool, rows.numbers[mine]), weights[mine]
     else:
         draws = Draws(_keys(plan, "mask", step, list(plan.my_sections)), plan.width)
-        batch = graph_masking.examples(plan.masking, pool.records, rows, draws)
+        batch = plan.masking(pool.records, rows, draws)
         batch = {name: values[mine] for name, values in batch.items()}
         weights = weights[mine]
     batch["masked_lm_weights"] *= weights[:, None]

@@ -1,10 +1,11 @@
-"""The random numbers of `dynamic_masking` as tensors, for hosts that run no Python.
+"""Random numbers and operations of `dynamic_masking` as tensors, for hosts that run no Python.
 
 A key is the BLAKE2b digest (RFC 7693) of a text of at most 128 bytes, which is one block. NumPy's
 Philox is Philox4x64-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011). Its
 counter starts at 1, and each count gives four words. All arithmetic is modulo 2^64.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -138,6 +139,62 @@ def permutation(key: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.argsort(signed, stable=True), tf.int64)
 
 
+def _rows(at):
+    rows = tf.range(tf.shape(at, tf.int64)[0])
+    return tf.reshape(rows, [-1, *[1] * (len(at.shape) - 1)])
+
+
+def _cells(row, at):
+    return tf.stack([row + tf.zeros_like(at), at], -1)
+
+
+def _values(x, at, values):
+    return tf.broadcast_to(tf.cast(values, x.dtype), tf.shape(at))
+
+
+def _searchsorted(x, values, side):
+    found = tf.searchsorted(x, tf.reshape(values, [-1]), side, tf.int64)
+    return tf.reshape(found, tf.shape(values))
+
+
+class Tensors:
+    """The operations of `dynamic_masking.NumPy` on tensors, in a graph too."""
+
+    where, minimum, maximum, round = tf.where, tf.minimum, tf.maximum, tf.round
+    constant, zeros, zeros_like, as_type = tf.constant, tf.zeros, tf.zeros_like, tf.cast
+    take, searchsorted, rows = tf.gather, _searchsorted, _rows
+    integer = functools.partial(tf.cast, dtype=tf.int64)
+    real = functools.partial(tf.cast, dtype=tf.float64)
+    range = functools.partial(tf.range, dtype=tf.int64)
+    pick = functools.partial(tf.gather, batch_dims=1)
+    pick_cells = staticmethod(lambda x, row, at: tf.gather_nd(x, _cells(row, at)))
+    length = staticmethod(lambda x: tf.shape(x, tf.int64)[0])
+    cells = staticmethod(lambda mask: tf.unstack(tf.where(mask), 2, 1))
+    count = staticmethod(lambda mask: tf.reduce_sum(tf.cast(mask, tf.int64), 1))
+    total = functools.partial(tf.reduce_sum, axis=1)
+    every = functools.partial(tf.reduce_all, axis=-1)
+    cumsum = functools.partial(tf.cumsum, axis=-1)
+    sort = functools.partial(tf.sort, axis=1)
+    argmax = staticmethod(lambda x: tf.argmax(tf.cast(x, tf.int64), 1))
+    is_zero = staticmethod(lambda x: False)  # not known before the graph runs
+
+    @staticmethod
+    def put(x, row, at, values):
+        return tf.tensor_scatter_nd_update(x, _cells(row, at), _values(x, at, values))
+
+    @staticmethod
+    def put_least(x, row, at, values):
+        return tf.tensor_scatter_nd_min(x, _cells(row, at), _values(x, at, values))
+
+    @staticmethod
+    def counted(shape, row, at):
+        return tf.scatter_nd(_cells(row, at), tf.ones_like(at), tf.stack(shape))
+
+    @staticmethod
+    def after_first(mask):
+        return tf.pad(mask[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+
+
 class Draws:
     """As `dynamic_masking.Draws`.
 
@@ -145,6 +202,8 @@ class Draws:
         keys: (K, 2), uint64.
         rows: Number of rows that each key serves.
     """
+
+    ops = Tensors
 
     def __init__(self, keys: tf.Tensor, rows: int):
         self._keys, self._rows, self._used = keys, rows, 0
