@@ -8,7 +8,14 @@ import pytest
 from small_text import topics
 
 from official_bert.data import corpus, tokenization
-from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, _Words, permutation
+from official_bert.data.dynamic_masking import (
+    Draws,
+    DynamicMasking,
+    NumPy,
+    Rows,
+    _Words,
+    permutation,
+)
 from official_bert.data.instances import Settings, sequences
 from official_bert.data.parsed_records import Sequences
 
@@ -186,7 +193,7 @@ def test_of_runs_that_share_a_word_the_first_one_drawn_is_taken():
     rows, length, drawn, longest = 40, 30, 12, 3
     maskable, starts = rng.random((rows, length)) < 0.9, rng.random((rows, length)) < 0.6
     maskable[:, 0] = False  # [CLS]
-    words = _Words(maskable, starts, longest)
+    words = _Words(NumPy, maskable, starts, longest)
     first = rng.integers(0, 5, (rows, drawn))
     size = rng.integers(1, longest + 1, (rows, drawn))
     words.take_first(first, size, np.full(rows, length))

@@ -184,7 +184,7 @@ def test_sequences_that_do_not_fit_are_refused_by_file_and_number_as_batches_doe
     steps = range(batches(made, "dynamic", shuffle=False).num_batches)
     data = batches(made, "dynamic", **order)
     rarest = int(batches(made, "dynamic")._all().tokens.max())
-    data._vocab_size = data._read._vocab_size = rarest  # which the manifest would refuse at once
+    data._vocab_size = data._parse._vocab_size = rarest  # which the manifest would refuse at once
     expected, found = refusals(data, steps)
     assert "token ids must be in" in expected
     assert found == expected
@@ -207,10 +207,14 @@ def shortened(manifest):
     return manifest | {"settings": manifest["settings"] | {"max_seq_length": 24}}
 
 
-@ORDERS
 @pytest.mark.parametrize(
-    ("feature", "value"),
-    [("masked_lm_positions", LENGTH), ("masked_lm_ids", 99_999), ("input_ids", -1)],
+    ("order", "feature", "value"),
+    [
+        ({}, "masked_lm_positions", LENGTH),
+        ({"window_records": 1024}, "masked_lm_ids", 99_999),
+        ({"shuffle": False}, "input_ids", -1),
+        ({"shuffle": False, "window_records": 256}, "masked_lm_positions", LENGTH),
+    ],
 )
 def test_a_static_record_that_does_not_fit_is_refused_by_file_and_number_as_batches_does(
     made, tmp_path, order, feature, value
