@@ -100,20 +100,6 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def local_cpu() -> str:
-    """The device for work that must happen in this process: reading and writing its files.
-
-    The client of a TPU slice works on the slice's first host by default, and there `CPU:0` is the
-    CPU of that host. A worker among workers goes by the name of its job, and works for itself.
-    """
-    import tensorflow as tf
-
-    devices = (device.name for device in tf.config.list_logical_devices("CPU"))
-    jobs = {tf.DeviceSpec.from_string(name).job for name in devices}
-    is_localhost = not jobs.isdisjoint({None, "localhost"})
-    return "/job:localhost/replica:0/task:0/device:CPU:0" if is_localhost else "CPU:0"
-
-
 # TPUs
 
 
