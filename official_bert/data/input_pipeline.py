@@ -21,7 +21,12 @@ import numpy as np
 
 from official_bert.data import manifest, parsed_records
 from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, permutation
-from official_bert.data.parsed_records import DynamicParser, ParsedRecords, StaticParser
+from official_bert.data.parsed_records import (
+    DynamicParser,
+    ParsedRecords,
+    Sequences,
+    StaticParser,
+)
 from official_bert.data.record_files import RecordFiles, RecordRange
 from official_bert.protocols import ArraySpec
 
@@ -161,7 +166,7 @@ class Batches:
         if self._masking:
             keys = [self._key("mask", step, section) for section in self._my_sections]
             draws = Draws(keys, self._batch_size // self._sections)
-            batch = self._masking(pool, rows, draws)
+            batch = self._masking(cast(Sequences, pool), rows, draws)
         else:
             batch = {
                 key: values[rows.numbers].astype(_type(values), copy=False)

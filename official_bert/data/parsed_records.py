@@ -68,12 +68,10 @@ def read(
             number -= stop - start
         raise IndexError(number)
 
-    return parse.join(
-        [
-            parse(serialized[at : at + PARSED_AT_ONCE], lambda n, at=at: name(at + n))
-            for at in range(0, len(serialized), PARSED_AT_ONCE)
-        ]
-    )
+    def parsed_from(at: int) -> Any:
+        return parse(serialized[at : at + PARSED_AT_ONCE], lambda number: name(at + number))
+
+    return parse.join(list(map(parsed_from, range(0, len(serialized), PARSED_AT_ONCE))))
 
 
 def _beyond_the_vocabulary(where: str, token: int, vocab_size: int | None) -> ValueError:
