@@ -135,7 +135,7 @@ def create_pretraining_data(
             2 MB; sentences longer than a sequence are then not cut.
 
     Raises:
-        ValueError: for any input that cannot be used; the message says which and how to mend it.
+        ValueError: for any input that cannot be used; the message names it and the remedy.
         OSError: the disk is full or not writable. What is finished stays and is used by the next
             run.
 
@@ -220,7 +220,7 @@ def _create(args, settings, report):
 
 
 def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
-    """What the manifest says before anything is made; equal descriptions give equal records."""
+    """The entries of the manifest before anything is made; equal ones give equal records."""
     continues = np.array([token.startswith("##") for token in vocabulary])
     special = {token: vocabulary[token] for token in tokenization.SPECIAL_TOKENS}
     return {

@@ -1,8 +1,9 @@
-"""The work that builder processes do: a block of documents → a part, and a run of parts → a shard.
+"""The work of the builder's processes: a block of documents → a part, a run of parts → a shard.
 
 Started by `record_builder`, one process per worker. It reads pickled tasks from standard input and
-writes pickled answers to standard output. The end of the input ends the process. (multiprocessing
-would import the caller's main module, and with it TensorFlow, into every worker.)
+writes pickled answers to standard output. The end of the input ends the process.
+`ProcessPoolExecutor`, with forkserver too, would import the caller's main module into every worker:
+half a gigabyte if it imports TensorFlow, and an error if a script is without a guard.
 """
 
 import functools
@@ -36,7 +37,7 @@ GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Everything a worker needs to know once."""
+    """The settings of a build, sent to each worker once."""
 
     settings: Settings
     vocab_file: str

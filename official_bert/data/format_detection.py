@@ -2,7 +2,7 @@
 
 Nearly any file can be cut into lines and made into records: a dump of Wikipedia with its markup, a
 table, an archive. A file that is not text, or text in an unsupported form, is refused; the message
-names its kind and says what to do.
+names its kind and the remedy.
 """
 
 import csv
@@ -64,8 +64,8 @@ def recognise(path: str, form: str = "auto") -> str:
         form: The user's form, or `auto`; a given form is only checked against the file.
 
     Raises:
-        ValueError: the file has other content, or not the given form; the message says what it is
-            and what to do.
+        ValueError: the file has other content, or not the given form; the message names what
+            it is and the remedy.
     """
     if form not in FORMS:
         raise ValueError(
@@ -108,7 +108,7 @@ def check(
         language: The user's language, or None.
 
     Returns:
-        The options that have no effect on these files, each with a sentence that says why.
+        The options that have no effect on these files, each with the reason.
 
     Raises:
         ValueError: as `recognise`; the language is unknown.
@@ -134,8 +134,8 @@ def check(
     return idle
 
 
-def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
-    cure = mend[0].upper() + mend[1:]
+def _refuse(path: str, what: str, cure: str, may_be_text: bool = True) -> None:
+    cure = cure[0].upper() + cure[1:]
     override = "; if it is plain text, give --input_format=sentences" if may_be_text else ""
     raise ValueError(f"{path} must be plain text or JSON lines; got {what}. {cure}{override}.")
 
@@ -143,17 +143,17 @@ def _refuse(path: str, what: str, mend: str, may_be_text: bool = True) -> None:
 def _refuse_binary(path: str, start: bytes) -> None:
     if path.lower().endswith((".tgz", ".tbz2", ".txz", ".tzst")):
         _refuse(path, *_TAR, may_be_text=False)
-    for magic, (what, mend) in _BINARY.items():
+    for magic, (what, cure) in _BINARY.items():
         if start.startswith(magic):
-            _refuse(path, what, mend, may_be_text=False)
+            _refuse(path, what, cure, may_be_text=False)
     if start[257:262] == b"ustar":
         _refuse(path, *_TAR, may_be_text=False)
     if len(start) >= records.HEADER_BYTES and records.payload_length(start) is not None:
         _refuse(path, "a TFRecord file", "give the text that it was made from", may_be_text=False)
     if b"\0" in start:
-        mend = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
+        cure = "give text in UTF-8 (`iconv -f utf-16 -t utf-8` converts UTF-16)"
         text_files.require_intact(path)
-        _refuse(path, "a binary file, with bytes of value 0", mend, may_be_text=False)
+        _refuse(path, "a binary file, with bytes of value 0", cure, may_be_text=False)
 
 
 def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:

@@ -233,7 +233,7 @@ def require_whole(
         patterns: The patterns that matched the files.
         paths: The files.
         manifests: The manifests of their folders, by path.
-        building: The folders of unfinished builds beside them.
+        building: The folders of unfinished builds next to them.
 
     Raises:
         ValueError: names the files that are stale or missing.
@@ -277,7 +277,7 @@ def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> lis
 
 
 def _check_one_count(paths: Iterable[str]) -> None:
-    """Refuses `a-00000-of-00004` beside `a-00000-of-00008` if no manifest lists them."""
+    """Refuses `a-00000-of-00004` next to `a-00000-of-00008` if no manifest lists them."""
     counts = {}
     for path in paths:
         match = _NUMBERED.fullmatch(path)

@@ -1,11 +1,11 @@
-"""Which tokens the model has to predict, and what stands in their place.
+"""Choice of the tokens to predict, and their replacement by [MASK] or a random word.
 
 Number to predict = min(P, max(1, round(p · length))), the length counting [CLS] and [SEP], which
 are never masked. They are single pieces, whole words, or n-grams of words. Of the chosen ones 80 %
 become [MASK], 10 % stay unchanged, and 10 % become a random word.
 
-The rules stand here twice: for one sequence with a `random.Random`, whose draws come in the order
-of the original TF1 script, and for arrays (`dynamic_masking.py` chooses by itself).
+`corrupt` and `choose` are for one sequence with a `random.Random`, with draws in the order of the
+original TF1 script; `corrupted` is for arrays and tensors (`dynamic_masking.py` chooses itself).
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def corrupt(
 
 
 def corrupted(ids, mask: int, random_word, fate, where):
-    """What stands in the place of chosen tokens.
+    """The replacements of chosen tokens.
 
     Args:
         ids: The tokens.

@@ -1,9 +1,9 @@
-"""From text files to shards of records: many processes, bounded memory, resumable after a kill.
+"""Builds shards of records from text: many processes, bounded memory, resumable after a kill.
 
     corpus → blocks of documents → (workers) parts → (workers) shards of even size → manifest
 
 A part holds the records of one block. It depends only on the block, the settings and the block's
-number, so the number of workers changes nothing. Parts are kept in a folder `NAME.building` beside
+number, so the number of workers changes nothing. Parts are kept in a folder `NAME.building` next to
 the output until the manifest is written. A run that was killed finds them there, compares them with
 their checksums, and makes only what is missing or damaged.
 """
@@ -43,7 +43,7 @@ class Builder:
         plan: What the records look like.
         documents: Returns an iterator over the corpus, with the same documents at every call.
         shards: The paths to write.
-        workers: Maximum number of processes; only as many are started as there are tasks.
+        workers: Maximum number of processes; no more are started than there are tasks.
         progress: Called now and then with (bytes of text done, records made).
         check: Called with the counts when the parts are made. If it raises an error, the build ends
             and the parts stay.
@@ -99,7 +99,7 @@ class Builder:
         """Whether the parts fit the shards of an earlier run, if any: they were made of the same.
 
         Parts in complete shards were removed. So after a change of the text, or if a part is
-        missing of a shard that was damaged, the build starts anew.
+        missing of a shard that was damaged, the build starts again.
         """
         path = os.path.join(self._folder, "parts.json")
         digests = [part["digest"] for part in parts]
@@ -116,7 +116,7 @@ class Builder:
         return [manifest.read_note(self._made(number)) for number in range(len(self._shards))]
 
     def _remove_last_build(self, whole: set[str]) -> None:
-        """Removes the last build's shards: those of two builds must never be side by side.
+        """Removes the last build's shards: those of two builds must never be in one folder.
 
         The manifest is removed last, because only it shows that the others may be removed.
         """
@@ -128,7 +128,7 @@ class Builder:
     def _clear(self) -> None:
         kept = manifest.of_last_build(self._shards)
         for shard in manifest.of_unfinished_build(self._shards) - kept:
-            os.remove(shard)  # later, nothing would tell which build made them
+            os.remove(shard)  # later, it would be unknown which build made them
         for name in os.listdir(self._folder):
             if name not in (".lock", "build.json"):
                 os.remove(os.path.join(self._folder, name))
@@ -193,7 +193,7 @@ class Builder:
 
         def tasks() -> Iterator[tuple[int, Shard]]:
             for number, needed in pieces.items():
-                # Not beside the shards, where their glob would match the leftovers of a killed run.
+                # Not in the shards' folder: their glob would match the leftovers of a killed run.
                 temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
                 yield number, Shard(self._shards[number], temporary, needed)
 
@@ -263,7 +263,7 @@ def describe(summary: dict, max_seq_length: int) -> str:
 def remove_parts(shards: list[str]) -> None:
     """Removes the parts of a finished build; a process that is building keeps its own.
 
-    A process that was killed after writing the manifest and before this step leaves parts behind.
+    A process that was killed after writing the manifest and before this step leaves parts.
     """
     folder = manifest.building_folder(shards)
     if os.path.isdir(folder):

@@ -185,7 +185,7 @@ class RecordFiles:
         return f"{first.hexdigest()}-{content.hexdigest()}"
 
     def _spread(self, count: int) -> list[int]:
-        """The numbers of at most so many blocks, evenly spread, the first and the last included."""
+        """The numbers of at most `count` blocks, evenly spread, the first and the last included."""
         return np.unique(np.linspace(0, len(self.blocks) - 1, count, dtype=int)).tolist()
 
     def name(self, record: int) -> str:

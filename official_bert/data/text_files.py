@@ -56,7 +56,7 @@ def refuse(path: str, message: str) -> NoReturn:
 
 
 def stamp(path: str) -> tuple[int, int] | None:
-    """What tells an edited file from the one before; None where there is no file."""
+    """Time and size, which differ after an edit; None without a file."""
     status = os.stat(path) if os.path.exists(path) else None
     return status and (status.st_mtime_ns, status.st_size)
 
@@ -276,8 +276,8 @@ _CHUNK = 1 << 16
 class _Streams(io.RawIOBase):
     """The text of all streams of a file, which parallel compressors and `cat` put in a row.
 
-    Python's own readers take a damaged stream for the end of the file, and that of zstandard takes
-    a truncated file for a complete one. Here only zeros may stand between and after the streams.
+    Python's own readers take a damaged stream for the end of the file, and the zstandard package
+    takes a truncated file for a complete one. Here only zeros may come between and after streams.
     """
 
     def __init__(self, file, new_stream: Callable):

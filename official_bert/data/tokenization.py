@@ -4,7 +4,7 @@ The Rust `tokenizers` library does the work, configured to agree with Google's t
 library has Google's steps ready-made, but with tables of an old Unicode version, without the Greek
 final sigma, and dropping private-use characters. Here the classes of characters come from the
 running Python, as in Google's tokenizer. Two differences of the library remain: it may lower-case
-letters that Unicode added after the version of the running Python, and it does not know the
+letters that Unicode added after the version of the running Python, and it lacks the
 canonical decompositions that Unicode added after version 12.
 """
 
@@ -100,8 +100,8 @@ def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
 
     Args:
         vocab_file: The vocabulary.
-        given: What the user or a run says; default: the settings of its `tokenizer.json` and the
-            `tokenizer_config.json` beside it, or else whether no token has an upper-case letter.
+        given: The user's or the run's setting; default: as in its `tokenizer.json` and the
+            `tokenizer_config.json` next to it, or else whether no token has an upper-case letter.
 
     Raises:
         ValueError: the settings are damaged, or need a tokenizer that is not supported here.
@@ -241,7 +241,7 @@ _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased}
 
 
 def _normalizer(do_lower_case: Casing) -> normalizers.Normalizer:
-    """Drops control characters; lower-cases and strips accents as `do_lower_case` says."""
+    """Drops control characters; lower-cases and strips accents according to `do_lower_case`."""
     drop = normalizers.Replace(Regex(f"[{_classes()['dropped']}]+"), "")
     if not do_lower_case:
         return drop
@@ -494,6 +494,6 @@ def _alphabet(
 
 
 def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
-    """Whether it can continue a word; punctuation and ideographs stand alone."""
+    """Whether it can continue a word; punctuation signs and ideographs are words of their own."""
     text = tokenizer.normalizer.normalize_str(f"a{character}")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1

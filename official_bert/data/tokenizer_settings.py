@@ -1,7 +1,7 @@
 """Vocabulary and settings of a tokenizer as Hugging Face's libraries save them.
 
-`tokenizer.json` holds the vocabulary with its settings; `tokenizer_config.json` lies beside it, or
-beside a `vocab.txt`, which holds no settings. Both are read as data: no code of theirs runs.
+`tokenizer.json` holds the vocabulary with its settings; `tokenizer_config.json` is next to it, or
+next to a `vocab.txt`, which holds no settings. Both are read as data: no code of theirs runs.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
 
 
 def read(vocab_file: AnyPath) -> Settings:
-    """The settings that belong to a vocabulary: in the file itself, and beside it.
+    """The settings that belong to a vocabulary: in the file itself, and next to it.
 
     Raises:
         ValueError: a file is damaged, or not of a WordPiece model.

@@ -393,7 +393,7 @@ def test_the_time_left_is_whole_seconds_and_never_less_than_none(monkeypatch, se
 
 @pytest.mark.parametrize(("workers", "most"), [(500, 8), (3, 3), (0, 2)])
 def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
-    small_text, tmp_path, monkeypatch, workers, most
+    small_text, tmp_path, monkeypatch, worker_processes, workers, most
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     started = []

@@ -1,10 +1,10 @@
 """The batch of step k as a graph: `input_pipeline.Batches` on hosts that run no Python.
 
 A TPU slice under TensorFlow has one Python process, and the hosts that feed the chips are plain
-TensorFlow servers. So the function (files, seed, k) → batch is stated here a second time, with
-operations that such a host runs alone. This process sends it the places of the blocks in the files
-and the keys of the random numbers, never records. A host opens the files through TensorFlow's file
-systems, and reads the blocks that feed its rows.
+TensorFlow servers. So the choice of records (files, seed, k) is written here a second time, with
+operations that such a host runs by itself. This process sends it the places of the blocks in the
+files and the keys of the random numbers, never records. A host opens the files through TensorFlow's
+file systems, and reads the blocks that feed its rows.
 
 The result is that of `Batches`, bit for bit, from any step on.
 """
@@ -26,12 +26,12 @@ from official_bert.data.record_files import RecordFiles
 from official_bert.data.slice.graph_ops import Draws, keys_of, permutation
 
 _BYTES_AT_ONCE = 1 << 18  # of a file
-_UNREADABLE = "In the records that a host read, "  # so begins what is asserted of them
+_UNREADABLE = "In the records that a host read, "  # the beginning of every assertion
 _RUNS_AT_ONCE = 8  # read side by side: an object store takes long to answer
 
 
 class Plan(NamedTuple):
-    """What decides the batches of one host; `Batches` says what each is.
+    """Settings that decide the batches of one host; see `Batches`.
 
     Attributes:
         files: The records.
@@ -385,7 +385,7 @@ class _Reader:
         self._require(~tf.reduce_any(outside), runs, first)
 
     def _require(self, holds, runs, find):
-        """Fails unless something holds; only then `find()` says which record of the runs, and why.
+        """Fails unless something holds, with the number of a record and the reason from `find()`.
 
         It is called in a branch of its own, so that records that are right cost nothing more.
         """

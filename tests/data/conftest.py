@@ -1,0 +1,32 @@
+"""Builds of these tests work in this process, but where a test is about the worker processes."""
+
+import pytest
+
+from official_bert.data import build_worker, record_builder
+
+PROCESSES = record_builder.Workers._idle_or_new, record_builder._ask
+
+
+def start(workers):
+    return build_worker.Worker(workers._plan)
+
+
+def answer(worker, task):
+    return worker.part(task) if isinstance(task, build_worker.Part) else worker.shard(task)
+
+
+def patch_workers(patch, start, answer):
+    patch.setattr(record_builder.Workers, "_idle_or_new", start)
+    patch.setattr(record_builder, "_ask", answer)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_in_this_process():
+    with pytest.MonkeyPatch.context() as patch:
+        patch_workers(patch, start, answer)
+        yield
+
+
+@pytest.fixture
+def worker_processes(monkeypatch):
+    patch_workers(monkeypatch, *PROCESSES)
