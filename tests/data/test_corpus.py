@@ -52,13 +52,6 @@ def test_forms_and_compressions_are_found_out(tmp_path, name, form, ending, comp
     assert all(document.split == (form != "sentences") for document in found)
 
 
-def test_zstandard_is_read(tmp_path):
-    zstandard = peers.load("zstandard")
-    path = tmp_path / "a.txt.zst"
-    path.write_bytes(zstandard.compress(text_of("sentences").encode()))
-    assert lines_of([path]) == DOCUMENTS
-
-
 def test_a_file_ends_a_document_and_a_byte_order_mark_is_no_text(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text("\ufeffText.", encoding="utf-8")
@@ -272,10 +265,21 @@ def test_records_in_a_folder_that_cannot_be_listed_are_not_left_out_in_silence(g
             os.seteuid(0)
 
 
-def test_blocks_hold_whole_documents_of_bounded_size_and_no_small_rest():
-    found = [corpus.Document(["x" * 40], False) for _ in range(25)]
-    blocks = list(corpus.blocks(found, block_bytes=100))
-    assert [len(block) for block in blocks] == [3] * 7 + [4]  # a rest of one joined the last
+@pytest.mark.parametrize(
+    ("line", "block_bytes", "sizes"),
+    [
+        ("x" * 40, 100, [3] * 7 + [4]),  # a rest of one joined the last
+        ("中" * 40, 300, [3] * 7 + [4]),  # bytes, not characters
+        ("x", 1_000, [10, 15]),  # short documents: by their number
+    ],
+)
+def test_blocks_hold_whole_documents_of_bounded_size_and_no_small_rest(
+    monkeypatch, line, block_bytes, sizes
+):
+    monkeypatch.setattr(corpus, "MAX_DOCUMENTS", 10)
+    found = [corpus.Document([line], False) for _ in range(25)]
+    blocks = list(corpus.blocks(found, block_bytes))
+    assert [len(block) for block in blocks] == sizes
     assert [document for block in blocks for document in block] == found
 
 
@@ -381,19 +385,6 @@ def test_a_line_of_three_sentences_looks_like_a_paragraph(line, is_paragraph):
     assert corpus.looks_like_paragraph(line) is is_paragraph
 
 
-def test_blocks_of_short_documents_are_bounded_by_their_number(monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_DOCUMENTS", 10)
-    found = [corpus.Document([f"{n}"], False) for n in range(25)]
-    blocks = list(corpus.blocks(found, block_bytes=1_000))
-    assert [len(block) for block in blocks] == [10, 15]
-    assert [document for block in blocks for document in block] == found
-
-
-def test_blocks_of_any_script_hold_as_many_bytes():
-    found = [corpus.Document(["中" * 40], False) for _ in range(24)]
-    assert {len(block) for block in corpus.blocks(found, block_bytes=300)} == {3}
-
-
 def test_carriage_returns_end_lines_where_nothing_else_does(tmp_path):
     for name, text in {
         "mac": "One.\rTwo.\r\rThree.\r",
@@ -425,22 +416,3 @@ def test_a_remembered_document_takes_few_bytes():
     assert all(map(seen.add, numbers))
     assert not any(map(seen.add, numbers[:1000]))
     assert sum(map(sys.getsizeof, seen._buckets)) / len(numbers) < 16
-
-
-def test_duplicates_are_counted_and_dropped_on_request(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("One.\n\nTwo.\n\nOne.\n")
-    for drop, left in ((False, 3), (True, 2)):
-        source = corpus.Corpus([str(path)], drop_duplicates=drop)
-        assert len(list(source.documents())) == left
-        assert source.duplicates == 1
-        assert source.share_read == 1
-
-
-def test_a_truncated_zstandard_file_is_refused(tmp_path):
-    zstandard = peers.load("zstandard")
-    path = tmp_path / "a.txt.zst"
-    text = "\n".join(str(n * n) for n in range(50_000)).encode()
-    path.write_bytes(zstandard.compress(text)[:-100])
-    with pytest.raises(ValueError, match=r"a\.txt\.zst cannot be read after line"):
-        list(corpus.documents([str(path)]))

@@ -260,45 +260,33 @@ def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tm
     assert "look like three sentences" not in "\n".join(lines)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_text_of_one_document_is_warned_of_however_small(small_text, tmp_path, dynamic):
-    sentences = [f"The value {n} is given to a name." for n in range(400)]
-    options = {"dynamic_masking": dynamic, "num_workers": 1}
-    for separator, warned in ("\n", True), ("\n\n", False):
-        lines = []
-        text = separator.join(sentences).encode()
-        create(small_text, tmp_path, text, report=lines.append, **options)
-        assert ("warning: the text is a single document" in lines[-1]) == warned
+BOOKS = ["The value of a name is given to a name.\n" * 1_000, "Another book.\n" * 3_000]
+SENTENCES = [f"The value {n} is given to a name." for n in range(400)]
+CUT = ("One word and another. " * 10 + "\n") * 150 + "\n"
+ONE_DOCUMENT, FULL_BLOCKS = "the text is a single document", "documents that each fill a block"
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_documents_that_fill_a_block_alone_are_warned_of(
-    small_text, tmp_path, monkeypatch, dynamic
+@pytest.mark.parametrize(
+    ("text", "dynamic", "warning", "is_warned"),
+    [
+        *(("\n".join(SENTENCES), dynamic, ONE_DOCUMENT, True) for dynamic in (False, True)),
+        *(("\n\n".join(SENTENCES), dynamic, ONE_DOCUMENT, False) for dynamic in (False, True)),
+        ("\n".join(BOOKS), False, FULL_BLOCKS, True),
+        ("\n".join(BOOKS), True, FULL_BLOCKS, False),
+        ("The value 漢 is given to a name.\n\n" * 200, False, r"tokens are \[UNK\]: the voc", True),
+        (CUT * 2, False, "in no record: sentences have 80 tokens on average.* --dupe_factor", True),
+    ],
+    ids=range(8),
+)
+def test_text_that_teaches_little_is_warned_of_with_the_likely_cause(
+    small_text, tmp_path, monkeypatch, text, dynamic, warning, is_warned
 ):
-    monkeypatch.setattr("official_bert.data.corpus.BLOCK_BYTES", 20_000)
-    books = ["The value of a name is given to a name.\n" * 1_000, "Another book.\n" * 3_000]
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 20_000)
     lines = []
     options = {"dynamic_masking": dynamic, "report": lines.append}
-    create(small_text, tmp_path, "\n".join(books).encode(), **options)
-    warned = "% of the text is in documents that each fill a block" in lines[-1]
-    assert warned != dynamic
-
-
-def test_tokens_that_the_vocabulary_lacks_are_warned_of(small_text, tmp_path):
-    lines = []
-    text = "The value 漢 is given to a name.\n\n" * 200
-    create(small_text, tmp_path, text.encode(), report=lines.append)
-    assert re.search(r"warning: .*% of the text's tokens are \[UNK\]: the vocabulary", lines[-1])
-
-
-def test_text_that_is_cut_off_to_fit_is_counted_and_warned_of(small_text, tmp_path):
-    lines = []
-    text = ("One word and another. " * 10 + "\n") * 150 + "\n"
-    made = create(small_text, tmp_path, (text * 2).encode(), report=lines.append)
-    assert 0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5
-    (warning,) = [line for line in lines[-1].split("\n") if line.startswith("warning")]
-    assert "tokens are in no record: sentences have 80 tokens on average" in warning
-    assert "--dupe_factor" in warning
+    made = create(small_text, tmp_path, text.encode(), **options)
+    assert bool(re.search(f"\nwarning: .*{warning}", lines[-1])) == is_warned
+    assert (0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5) == text.startswith("One")
 
 
 def test_over_half_of_the_text_dropped_is_refused_unless_it_is_allowed(small_text, tmp_path):

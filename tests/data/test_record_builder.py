@@ -81,11 +81,7 @@ def test_gzip_and_v2_names_change_the_wrapping_only(small_text, tmp_path):
         plain = (tmp_path / shard.name.replace("z.", "a.")).read_bytes()
         assert gzip.decompress(shard.read_bytes()) == plain
         read = tf.data.TFRecordDataset(str(shard), compression_type="GZIP")
-        assert b"".join(read.as_numpy_iterator()) == b"".join(
-            tf.data.TFRecordDataset(
-                str(tmp_path / shard.name.replace("z.", "a."))
-            ).as_numpy_iterator()
-        )
+        assert sum(len(record) + 16 for record in read.as_numpy_iterator()) == len(plain)
 
 
 COMMAND = """
