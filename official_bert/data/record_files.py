@@ -34,7 +34,6 @@ from official_bert.data.records import (
 from official_bert.system import local_paths
 from official_bert.system.places import as_path, is_remote, remote_files
 
-RECORDS_IN_FIRST_DIGEST = 16
 BLOCKS_IN_FINGERPRINT = 64  # of 256 records; fewer are all read
 _BYTES_AHEAD = 1 << 23
 MOST_BLOCK_BYTES = 1 << 26  # of a block that is unpacked in memory: 256 kB per record
@@ -160,33 +159,24 @@ class RecordFiles:
         return None
 
     def fingerprint(self) -> str:
-        """A digest of the content, wherever the files are: `first digest-content digest`.
+        """A digest of the content, wherever the files are.
 
-        The content digest covers the size of every block, all records of 64 blocks spread evenly
-        over the files (up to 16,384 records are all read), and how dynamic records are masked. So
-        it costs the same for files of any size, and other records are noticed if a block has
-        another size or is among those that are read. The first digest is the only one that earlier
-        versions wrote to `run.json`; see `model_directory.same_examples`.
+        It covers the size of every block, all records of 64 blocks spread evenly over the files (up
+        to 16,384 records are all read), and how dynamic records are masked. So it costs the same
+        for files of any size, and other records are noticed if a block has another size or is among
+        those that are read.
 
         Raises:
             ValueError: one of these records is damaged.
         """
-        first = hashlib.sha256(self.blocks.astype("<i8").tobytes())
-        content = first.copy()
-        made = self.manifest or {}
-        known = {key: made.get(key) for key in ("masking", "settings", "vocabulary")}
-        first.update(json.dumps(known, sort_keys=True).encode())
-        for block in self._spread(RECORDS_IN_FIRST_DIGEST):
-            first.update(self.read(block, 0, 1)[0])
-        if known["masking"] == "dynamic":
-            content.update(json.dumps(_masked_by(made), sort_keys=True).encode())
-        for block in self._spread(BLOCKS_IN_FINGERPRINT):
-            content.update(b"".join(self.read(block)))
-        return f"{first.hexdigest()}-{content.hexdigest()}"
-
-    def _spread(self, count: int) -> list[int]:
-        """The numbers of at most `count` blocks, evenly spread, the first and the last included."""
-        return np.unique(np.linspace(0, len(self.blocks) - 1, count, dtype=int)).tolist()
+        digest = hashlib.sha256(self.blocks.astype("<i8").tobytes())
+        if self.manifest and self.manifest["masking"] == "dynamic":
+            digest.update(json.dumps(_masked_by(self.manifest), sort_keys=True).encode())
+        for block in np.unique(
+            np.linspace(0, len(self.blocks) - 1, BLOCKS_IN_FINGERPRINT, dtype=int)
+        ):
+            digest.update(b"".join(self.read(int(block))))
+        return digest.hexdigest()
 
     def name(self, record: int) -> str:
         """The file of a record and its number in that file, for messages."""
