@@ -530,9 +530,9 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
     assert_ended_at_a_record(process.returncode, error, where, what, files["model_dir"])
 
 
-def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE):
+def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, popen=subprocess.Popen):
     """The command as a process, quiet, with its output in a pipe."""
-    return warm_python.Popen(
+    return popen(
         [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
         stdout=stdout,
         stderr=stderr,
@@ -605,7 +605,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         "keep_checkpoint_max": 2,
         "distribution_strategy": "off",
     }
-    whole = start(settings | {"model_dir": str(tmp_path / "whole")})
+    whole = start(settings | {"model_dir": str(tmp_path / "whole")}, popen=warm_python.Popen)
     seed = random.randrange(2**32)  # other moments every time; a failure prints it
     rng = random.Random(seed)
     model_dir, total = tmp_path / "model", sum(STAGES)
@@ -621,7 +621,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     ]
     kills = 0
     for step, how in moments:
-        process = start(settings, stdout=subprocess.DEVNULL)
+        process = start(settings, stdout=subprocess.DEVNULL, popen=warm_python.Popen)
         wait_until(lambda step=step: steps_saved(model_dir) >= step, process)
         if isinstance(how, float):
             time.sleep(how)
