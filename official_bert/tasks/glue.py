@@ -244,6 +244,7 @@ def of_glue(
         ValueError: a set is missing or, of those to predict, broken.
     """
     columns = dataclasses.replace(one.columns, index=None)
+    train_file = find_file(one, data_dir, "train") if train else None
     unlabelled = {
         split: Unlabelled(read(one, data_dir, split), one.submission(split))
         for split in one.test_splits
@@ -265,7 +266,7 @@ def of_glue(
             synonyms=one.synonyms,
         ),
         metrics=one.metrics,
-        train_file=find_file(one, data_dir, "train") if train else None,
+        train_file=train_file,
         dev_files=dev_files,
         unlabelled=unlabelled or _own_unlabelled(predict_file, columns),
     )
