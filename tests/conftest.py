@@ -9,6 +9,7 @@ import collections
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 
 # tf.keras is then tf_keras, which TensorFlow Addons (a reference here) was written for. Our own
@@ -52,6 +53,18 @@ def pytest_collection_modifyitems(items):
     """Files with the most slow tests come first: the last ones must not leave a core idle."""
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])  # stable
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals():
+    """Those of before each test: commands that run in this process set their own."""
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

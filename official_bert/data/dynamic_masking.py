@@ -41,26 +41,26 @@ class NumPy:
     is_zero = staticmethod(lambda x: not x.any())  # whether it is known by now that all is zero
 
     @staticmethod
-    def put(x, row, at, values):
+    def put(x: np.ndarray, row: np.ndarray, at: np.ndarray, values: Any) -> np.ndarray:
         """A copy of x (b, n) with the values at these places."""
         x = x.copy()
         x[row, at] = values
         return x
 
     @staticmethod
-    def put_least(x, row, at, values):
+    def put_least(x: np.ndarray, row: np.ndarray, at: np.ndarray, values: Any) -> np.ndarray:
         """A copy of x (b, n) with the least of its own and the values at these places."""
         x = x.copy()
         np.minimum.at(x, (row, at), values)
         return x
 
     @staticmethod
-    def counted(shape, row, at):
+    def counted(shape: tuple[int, int], row: np.ndarray, at: np.ndarray) -> np.ndarray:
         """How often each place of an array of this shape (b, n) is given."""
         return np.bincount(row * shape[1] + at, minlength=math.prod(shape)).reshape(shape)
 
     @staticmethod
-    def after_first(mask):
+    def after_first(mask: np.ndarray) -> np.ndarray:
         """For each column the one before it; True for the first."""
         return np.pad(mask[:, :-1], [(0, 0), (1, 0)], constant_values=True)
 

@@ -8,8 +8,9 @@ become [MASK], 10 % stay unchanged, and 10 % become a random word.
 original TF1 script; `corrupted` is for arrays and tensors (`dynamic_masking.py` chooses itself).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
+from typing import Any
 
 MASK_SHARE, KEPT_SHARE, RANDOM_SHARE = 0.8, 0.1, 0.1
 
@@ -43,7 +44,7 @@ def corrupt(
     return replaced
 
 
-def corrupted(ids, mask: int, random_word, fate, where):
+def corrupted(ids: Any, mask: int, random_word: Any, fate: Any, where: Callable) -> Any:
     """The replacements of chosen tokens.
 
     Args:

@@ -6,6 +6,7 @@ import turns
 
 SCRIPT = """
 import os, sys
+sys.path.append({benchmarks!r})
 import turns
 
 calls = iter(range(100))

@@ -147,7 +147,9 @@ def test_training_goes_on_with_another_backend_too(tmp_path, backend):
         )
         root = Path(__file__).parents[2]
         environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests/support")])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(root / folder) for folder in (".", "tests/support", "tests/lamb_tf")
+        )
         command = [sys.executable, "-c", script]
         subprocess.run(command, env=environment, cwd=tmp_path, check=True)
         with np.load(tmp_path / "weights.npz") as weights:

@@ -33,7 +33,7 @@ def python(*arguments, without=(), folder):
 
 
 def test_the_package_alone_installs_what_the_optimizers_need():
-    assert names(PROJECT["dependencies"]) == {"keras", "numpy", "h5py"}
+    assert names(PROJECT["dependencies"]) == {"keras", "numpy", "h5py", "ml-dtypes"}
 
 
 def test_every_requirement_of_the_extra_is_looked_for():

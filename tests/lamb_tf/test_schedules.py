@@ -400,7 +400,9 @@ def test_the_other_backends_give_the_same_rates(backend, tmp_path):
         "print('same')\n"
     )
     root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "tests/support")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        str(root / folder) for folder in (".", "tests/support", "tests/lamb_tf")
+    )
     result = subprocess.run(
         [sys.executable, "-c", script],
         env=environment,

@@ -160,7 +160,7 @@ def test_what_a_kill_left_is_removed_with_the_next_checkpoint(folder):
 
 def test_best_weights_are_kept_there(folder):
     for step, loss in ((4, 2.0), (8, 1.0), (12, 3.0)):
-        record = {"loss": loss, "step": step, "max_seq_length": 32}
+        record = {"loss": loss, "step": step, "max_seq_length": 32, "records": "those"}
         checkpoints.save_best(folder / "best", lambda: {"a": np.ones(2)}, record)
     assert json.loads((folder / "best/best.json").read_text())["step"] == 8
     assert len(list((folder / "best").glob("*.index"))) == 1

@@ -7,6 +7,7 @@ counter starts at 1, and each count gives four words. All arithmetic is modulo 2
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -179,19 +180,19 @@ class Tensors:
     is_zero = staticmethod(lambda x: False)  # not known before the graph runs
 
     @staticmethod
-    def put(x, row, at, values):
+    def put(x: tf.Tensor, row: tf.Tensor, at: tf.Tensor, values: Any) -> tf.Tensor:
         return tf.tensor_scatter_nd_update(x, _cells(row, at), _values(x, at, values))
 
     @staticmethod
-    def put_least(x, row, at, values):
+    def put_least(x: tf.Tensor, row: tf.Tensor, at: tf.Tensor, values: Any) -> tf.Tensor:
         return tf.tensor_scatter_nd_min(x, _cells(row, at), _values(x, at, values))
 
     @staticmethod
-    def counted(shape, row, at):
+    def counted(shape: Any, row: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
         return tf.scatter_nd(_cells(row, at), tf.ones_like(at), tf.stack(shape))
 
     @staticmethod
-    def after_first(mask):
+    def after_first(mask: tf.Tensor) -> tf.Tensor:
         return tf.pad(mask[:, :-1], [[0, 0], [1, 0]], constant_values=True)
 
 
