@@ -206,7 +206,7 @@ def _shuffled_as_one(plan, reader, steps):
     stop = start + len(plan.my_sections) * plan.width
 
     def of_step(pool, numbers):
-        numbers = numbers[start:stop]
+        numbers = tf.ensure_shape(numbers, [plan.batch_size])[start:stop]
         low = tf.zeros_like(numbers)
         return _Step(pool, Rows(numbers, low, low + total), tf.ones_like(numbers, tf.float32))
 
