@@ -67,11 +67,7 @@ ROWS = [
     lamb(epsilon=0.0),
     lamb(weight_norm_bounds=(0.2, 0.5)),
     lamb(trust_ratio_bounds=(0.01, 0.05)),
-    *(
-        lars(ratio, **arguments)
-        for ratio in LARS_FORMS
-        for arguments in steps.fewer_on_jax(OF_LARS, 3)
-    ),
+    *(lars(ratio, **arguments) for ratio in LARS_FORMS for arguments in OF_LARS),
     orscale(),
     orscale(weight_decay=0.1),
     orscale(momentum=0.0, weight_decay=0.01),
@@ -161,17 +157,14 @@ def test_each_variable_follows_the_formula_with_its_factor(row):
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize(
     "options",
-    steps.fewer_on_jax(
-        [
-            {"use_ema": True, "ema_overwrite_frequency": 2, "loss_scale_factor": 2.0},
-            {"another form": True},
-            {"global_clipnorm": 0.5, "weight_decay": 0.1},
-            {"clipnorm": 0.5},
-            {"clipvalue": 0.1},
-            {},
-        ],
-        3,
-    ),
+    [
+        {"use_ema": True, "ema_overwrite_frequency": 2, "loss_scale_factor": 2.0},
+        {"another form": True},
+        {"global_clipnorm": 0.5, "weight_decay": 0.1},
+        {"clipnorm": 0.5},
+        {"clipvalue": 0.1},
+        {},
+    ],
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_a_non_finite_gradient_changes_nothing_and_is_counted(make, options):

@@ -13,11 +13,6 @@ SHAPES = {
 }
 
 
-def fewer_on_jax(rows, number):
-    """The rows of a table; on JAX, which compiles each, the first: the rest shares arithmetic."""
-    return rows[:number] if BACKEND == "jax" else rows
-
-
 def weights_and_gradients(steps=20, seed=0, dtype="float32"):
     """Weights like those of a network, one without norm among them, and gradients of order 1."""
     rng = np.random.default_rng(seed)
