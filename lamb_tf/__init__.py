@@ -19,8 +19,8 @@ __all__ = [
     "telemetry",
 ]
 
-# Keras 2 is that of TensorFlow 2.15, where `lamb_tf.legacy` works. A type checker, which believes
-# that a module with `__getattr__` has every name, must not see this one.
+# With Keras 2, as in TensorFlow 2.15, only `lamb_tf.legacy` works. Type checkers must not see
+# `__getattr__`: they would accept every name.
 if not TYPE_CHECKING and keras.__version__.startswith("2."):
 
     def __getattr__(name):

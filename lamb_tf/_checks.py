@@ -1,10 +1,11 @@
 """Checks of arguments: each takes a value and the argument's name, and returns the value.
 
-What does not fit is a ValueError: `NAME` must be X; got Y.
+A value that does not fit raises a ValueError: `NAME` must be X; got Y.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ def number(value: Any, argument: str, error: type[Exception] = ValueError) -> fl
 def number_that(
     holds: Callable[[float], bool], wanted: str, error: type[Exception] = ValueError
 ) -> Callable[[Any, str], float]:
-    """A check of a number, and of no number as `number` has it."""
+    """A check that a number fulfills `holds`; any other value raises `error`."""
 
     def check(value, argument):
         if not holds(number(value, argument, error)):
@@ -41,7 +42,7 @@ def number_that(
 
 
 def optional(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """The check of a value that may be None, too."""
+    """The check, of a value that may also be None."""
     return lambda value, argument: None if value is None else check(value, argument)
 
 
@@ -51,23 +52,14 @@ positive_or_none = optional(positive)
 fraction = number_that(lambda x: 0 <= x < 1, "in [0, 1)")
 
 
-def count(value: Any, argument: str) -> int:
-    """A whole number of at least 1."""
-    if not 1 <= number(value, argument) < math.inf or int(value) != value:
-        raise ValueError(f"`{argument}` must be a whole number of at least 1; got {value!r}.")
+def count(value: Any, argument: str, least: int = 1) -> int:
+    """A whole number of at least `least`."""
+    if not least <= number(value, argument) < math.inf or int(value) != value:
+        raise ValueError(f"`{argument}` must be a whole number of at least {least}; got {value!r}.")
     return int(value)
 
 
-def int_at_least_2(value: object, argument: str) -> int | None:
-    """A whole number of at least 2, or None."""
-    if value is None:
-        return None
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 2:
-        return int(value)
-    raise ValueError(
-        f"`{argument}` must be a whole number of at least 2, or None; got {value!r}. None turns it "
-        "off."
-    )
+int_at_least_2 = optional(functools.partial(count, least=2))
 
 
 def boolean(value: object, argument: str) -> bool:
@@ -85,7 +77,7 @@ def name_or_none(value: object, argument: str) -> str | None:
 
 
 def one_of(*choices: object) -> Callable[[Any, str], Any]:
-    """A check that takes one of `choices` only."""
+    """A check that the value is one of `choices`."""
 
     def check(value, argument):
         if value not in choices:
@@ -108,11 +100,7 @@ def bounds(value: object, argument: str) -> Bounds:
 
 
 class Dependent:
-    """An argument of which None stands for a value that other arguments decide, until it is built.
-
-    Args:
-        value: The value by the optimizer.
-    """
+    """An argument whose default, None, is computed by `value` from the optimizer's others."""
 
     def __init__(self, value: Callable[[Any], Any]):
         self.value = value

@@ -3,6 +3,7 @@
 `_checks.py` has the checks of plain values.
 """
 
+import contextlib
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
@@ -36,28 +37,24 @@ KERAS_OPTIONS = ("ema_momentum", "ema_overwrite_frequency")  # Keras checks them
 
 def decay(value: Any, argument: str) -> WeightDecay:
     """A weight decay: a finite number, a schedule, or None, which means 0."""
-    if value is None:
-        return 0.0
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return value
-    if not _is_finite_and_not_negative(value):
-        raise ValueError(
-            f"`{argument}` must be a finite number of at least 0 (0 or None for none), or a "
-            f"keras.optimizers.schedules.LearningRateSchedule; got {value!r}."
-        )
-    return float(value)
+    kinds = "0 or None for none, or a keras.optimizers.schedules.LearningRateSchedule"
+    return _finite(0.0 if value is None else value, argument, kinds)
 
 
 def rate(value: Any, argument: str) -> LearningRate:
     """A learning rate as Keras expects it, which wraps the number in a variable."""
     if callable(value):
         return value
-    if not _is_finite_and_not_negative(value):
-        raise ValueError(
-            f"`{argument}` must be a finite number of at least 0, a schedule, a callable without "
-            f"arguments or a variable; got {value!r}."
-        )
-    return float(value)
+    return _finite(value, argument, "a schedule, a callable without arguments or a variable")
+
+
+def _finite(value, argument, kinds):
+    with contextlib.suppress(ValueError):
+        if not_negative(value, argument) <= LARGEST:
+            return float(value)
+    raise ValueError(f"`{argument}` must be a finite number of at least 0, {kinds}; got {value!r}.")
 
 
 def keras_variable(value: Any, argument: str) -> None:
@@ -70,20 +67,13 @@ def keras_variable(value: Any, argument: str) -> None:
         )
 
 
-def _is_finite_and_not_negative(value):
-    try:
-        return not_negative(value, "") <= LARGEST
-    except ValueError:
-        return False
-
-
 class Configured(keras.optimizers.Optimizer):
     """A Keras optimizer whose arguments are checked, fixed when it is built, and saved.
 
     A subclass adds its own to `hyperparameters`.
     """
 
-    hyperparameters: ClassVar[dict[str, Callable]] = {  # what checks each
+    hyperparameters: ClassVar[dict[str, Callable]] = {  # the check of each
         "weight_decay": decay,
         "trust_ratio_bounds": bounds,
         "master_weights": boolean,
@@ -97,7 +87,7 @@ class Configured(keras.optimizers.Optimizer):
     }
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Checks the value of a hyperparameter; refuses what a compiled step would not see."""
+        """Checks a hyperparameter; refuses changes that a compiled step would not see."""
         check = self.hyperparameters.get(name)
         if check:
             value = check(value, name)
@@ -112,28 +102,29 @@ class Configured(keras.optimizers.Optimizer):
             raise AttributeError(
                 f"`{name}` cannot be assigned: pass it to the constructor of {type(self).__name__}."
             )
-        if name == "learning_rate" and callable(value) and vars(self).get("_has_stepped"):
+        if name == "learning_rate":
+            self._check_new_rate(value)
+        super().__setattr__(name, value)
+
+    def _check_new_rate(self, value):
+        if callable(value) and vars(self).get("_has_stepped"):
             raise AttributeError(
                 f"`learning_rate` must be a number after the first step; got {value!r}. Assign a "
                 "schedule or a callable before the first step."
             )
-        if name == "learning_rate" and not callable(value) and self._has_callable_rate():
+        old = vars(self).get("_learning_rate")  # Keras itself rejects assignment over a schedule
+        is_schedule = isinstance(old, keras.optimizers.schedules.LearningRateSchedule)
+        is_function = callable(old) and not is_schedule and not _selection.is_variable(old)
+        if is_function and not callable(value):
             raise AttributeError(
                 "`learning_rate` must stay a callable, since the optimizer was given one; got "
                 f"{value!r}. Let the callable read a keras.Variable, and assign to that."
             )
-        if name == "learning_rate" and _replicas.is_known(value):
-            rate(value, name)
-        super().__setattr__(name, value)
-
-    def _has_callable_rate(self):
-        """Whether the rate is a function; Keras itself rejects assignment over a schedule."""
-        rate = vars(self).get("_learning_rate")
-        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        return callable(rate) and not is_schedule and not _selection.is_variable(rate)
+        if _replicas.is_known(value):
+            rate(value, "learning_rate")
 
     def _check_together(self):
-        """What Keras' constructor checks of arguments together: they may have changed since."""
+        """Checks combinations of arguments, as Keras' constructor does: they may have changed."""
         clips = [name for name in CLIPS if getattr(self, name) is not None]
         if len(clips) > 1:
             raise ValueError(
@@ -149,7 +140,7 @@ class Configured(keras.optimizers.Optimizer):
                 count(self.ema_overwrite_frequency, "ema_overwrite_frequency")
 
     def _set_exclusions(self, *exclusions):
-        # As lists: what can be read only once is read here.
+        # As lists: an iterator can be read only once.
         exclusions = [None if each is None else _selection.as_list(each) for each in exclusions]
         for value, argument in zip(exclusions, EXCLUSIONS):
             _selection.check(value, argument)
@@ -159,9 +150,9 @@ class Configured(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(
         self, var_list: Exclusions = None, var_names: Iterable[str] | str | None = None
     ) -> None:
-        """Excludes variables and patterns, as the method of every Keras optimizer of this name.
+        """Excludes variables and patterns, as this method of every Keras optimizer.
 
-        It takes the place of the argument of the same name, and has to come before the first step.
+        It replaces the argument of the same name, and must be called before the first step.
         """
         if self.built:
             raise ValueError(
@@ -173,10 +164,10 @@ class Configured(keras.optimizers.Optimizer):
         self._set_exclusions(excluded, not_adapted)
 
     def get_config(self) -> dict[str, object]:
-        """The arguments, in terms that can be saved: see `_selection` for the exclusions."""
+        """The arguments as they can be saved; `_selection` describes the exclusions."""
         config = super().get_config()
         for name in self.hyperparameters:
-            value = vars(self)[name]  # as given: see `Dependent`
+            value = vars(self)[name]  # as given, where it is `Dependent`
             config[name] = keras.saving.serialize_keras_object(value) if callable(value) else value
         variables = self.trainable_variables if self.built else None
         for argument, exclusions in self._exclusions.items():
@@ -188,8 +179,8 @@ class Configured(keras.optimizers.Optimizer):
     def from_config(cls, config: dict, custom_objects: dict | None = None) -> Self:
         """The optimizer that `get_config` described.
 
-        Exclusions that name none of the variables it is built with are a warning then, no error:
-        what they named when they were saved may be frozen.
+        Exclusions that match no variable are then a warning, not an error: the variables that they
+        matched may be frozen.
         """
         config = dict(config)
         for argument in ("learning_rate", "weight_decay"):

@@ -5,17 +5,20 @@ fuse by themselves; torch runs one operation after the other.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
-from lamb_tf._replicas import BACKEND, are_distributed, first_replica, on
+from lamb_tf._replicas import BACKEND, Stack, are_distributed, cast, first_replica, on, read, stack
 from lamb_tf._types import Slots, Tensor, Variables
-from lamb_tf.compile_target import KNOWS_XLA, compiles_for_cpu, in_xla
+from lamb_tf.compile_target import KNOWS_XLA, compiles_for_cpu, in_xla, target
 
 if BACKEND == "tensorflow":
     import tensorflow as tf
@@ -32,6 +35,8 @@ elif BACKEND == "jax":
 
 
 ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow makes a new resource each time
+STACKED_ELEMENTS = 2**14  # larger tensors are not worth a copy
+BLOCK_ELEMENTS = 2**17  # of float32, with what is made of them, in the cache of a core
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
@@ -50,7 +55,8 @@ def compiled(function: Callable) -> Callable:
     def call(*args):
         # A tf.function takes distributed variables of one shape for one variable. They are here
         # where a program has all replicas, as for TPUs; XLA compiles it, this function with it.
-        return (function if are_distributed(args) else kernel)(*args)
+        # Eager steps would wait for the compiler of each shape.
+        return (function if tf.executing_eagerly() or are_distributed(args) else kernel)(*args)
 
     return call
 
@@ -117,13 +123,74 @@ class AdamDirection:
             tf.raw_ops.DestroyResourceOp(resource=u)
         return value
 
+    def of_all(
+        self, xs: Sequence, gs: Iterable, states: Sequence, decays: Sequence, scalars: Any
+    ) -> list:
+        """u of each tensor."""
+        return [self(*tensors, scalars) for tensors in zip(xs, gs, states, decays)]
+
+
+class AdamDirectionOnTorch:
+    """The same by torch's fused kernel for Adam, which has many tensors of a CPU in one call."""
+
+    @staticmethod
+    def computes(epsilon: float, variables: Variables, use_ema: bool) -> bool:
+        """Whether there is such a kernel here; it divides by ε where v = 0.
+
+        Averages are an operation after the other, for which `parts` had better stack variables.
+        """
+        are_on_cpu = all(read(variable).device.type == "cpu" for variable in variables)
+        return are_on_cpu and epsilon > TINY and not use_ema and hasattr(torch, "_fused_adam_")
+
+    def scalars(
+        self, betas: Sequence[float], corrections: Sequence[Tensor], epsilon: float, _: None
+    ) -> dict[str, Any]:
+        """What all tensors share: the arguments of the kernel."""
+        root = math.sqrt(corrections[1])
+        rate, beta_1, beta_2 = -root / float(corrections[0]), *betas
+        options = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        return {"lr": rate, "beta1": beta_1, "beta2": beta_2, "eps": root * epsilon, **options}
+
+    def of_all(
+        self,
+        xs: Sequence[Tensor],
+        gs: Iterable[Tensor],
+        states: Sequence[Slots],
+        decays: Sequence[Tensor],
+        scalars: dict[str, Any],
+    ) -> list[Tensor]:
+        """u of each tensor, with new m and v in `states`."""
+        m, v = ([read(state[name]) for state in states] for name in ("m", "v"))
+        wide = [x.to(slot.dtype) for x, slot in zip(xs, m)]
+        # The kernel takes the elements as they lie in memory, where weights may be by columns.
+        us = [u.contiguous() for u in torch._foreach_mul(wide, decays)]
+        gs = [g.contiguous() for g in gs]
+        steps = [torch.tensor(math.inf)] * len(us)  # 1 − βᵗ = 1: the rate has the corrections
+        torch._fused_adam_(us, gs, m, v, [], steps, **scalars)
+        return us
+
+
+def adam_direction(
+    betas: Sequence[float], epsilon: float, variables: Variables, use_ema: bool
+) -> Any:
+    """The kernel that computes `moments` and `direction` of LAMB; None where there is none."""
+    if BACKEND == "torch":
+        computes = AdamDirectionOnTorch.computes(epsilon, variables, use_ema)
+        return AdamDirectionOnTorch() if computes else None
+    return AdamDirection() if AdamDirection.computes(betas, epsilon) else None
+
 
 def subtract(x: Tensor, step_size: Tensor, u: Tensor) -> None:
-    """x ← x − step_size u."""
+    """x ← x − step_size u; of a stack, with a step size for each row."""
+    step_size = per_row(step_size, u)
     if BACKEND == "tensorflow" and x.dtype == u.dtype:
         tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
+        return
+    value = read(x)
+    if BACKEND == "torch" and isinstance(x, keras.Variable) and value.dtype == u.dtype:
+        value.addcmul_(u, step_size, value=-1)
     else:
-        x.assign(ops.cast(ops.cast(x, u.dtype) - step_size * u, x.dtype))
+        x.assign(ops.cast(ops.cast(value, u.dtype) - step_size * u, value.dtype))
 
 
 def zeros_if_nonfinite(
@@ -182,6 +249,14 @@ def quotient(numerator: Tensor, denominator: Tensor, known: Tensor, otherwise: f
     return ops.where(known, numerator / ops.where(known, denominator, 1.0), otherwise)
 
 
+def repeat(function: Callable, x: Tensor, arguments: Sequence[Sequence[float]]) -> Tensor:
+    """`function(x, arguments[0])`, and so on; on JAX a loop, which is compiled once."""
+    if BACKEND == "jax" and arguments:
+        rows = jax.numpy.asarray(arguments, x.dtype)
+        return jax.lax.scan(lambda x, row: (function(x, row), None), x, rows)[0]
+    return functools.reduce(function, arguments, x)
+
+
 def bitcast(x: Tensor, dtype: str) -> Tensor:
     """The bits of x taken for numbers of another type of the same width."""
     if BACKEND == "tensorflow":
@@ -200,19 +275,123 @@ def uniform(shape: Sequence[int], seed: Tensor) -> Tensor:
     return jax.random.uniform(key, shape, "float32")
 
 
-def groups(variables: Variables) -> list[range]:
-    """Ranges of consecutive variables of together at most 24 MB, or of one that is larger.
+class Part(NamedTuple):
+    """A variable, or several as a `Stack`, with all that a step of it takes."""
+
+    positions: list[int]  # of the variables, among those of the step
+    variable: Any
+    state: Slots
+    gradient: Tensor
+    scale: Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of a stack; 0 of a plain variable."""
+        return len(self.positions) if isinstance(self.variable, Stack) else 0
+
+
+def parts(
+    variables: Variables,
+    states: Sequence[Slots],
+    gradients: Sequence[Tensor],
+    scales: Sequence[Tensor | None],
+    may_stack: bool = True,
+) -> list[Part]:
+    """The variables, small ones of a shape together where an operation costs time for each.
+
+    It does to compile, on JAX for a CPU, and to call, on torch, unless a kernel has many tensors in
+    one call. Variables that are divided over devices or have 16 bits are left apart.
+    """
+    kinds: dict[object, list[int]] = {}
+    # What several devices divide must not be gathered.
+    may_stack &= BACKEND == "torch" or (_jax_for_cpu() and jax.device_count() == 1)
+    for i, (variable, state) in enumerate(zip(variables, states)):
+        alike = (
+            may_stack
+            and math.prod(variable.shape) <= STACKED_ELEMENTS
+            and getattr(variable, "_layout", None) is None
+            and not {"master", "seed"} & state.keys()
+        )
+        kind = (tuple(variable.shape), variable.dtype, *state) if alike else i
+        kinds.setdefault(kind, []).append(i)
+
+    def part(positions):
+        first = positions[0]
+        if len(positions) == 1:
+            row = variables[first], states[first], gradients[first], scales[first]
+            return Part(positions, *row)
+        state = {name: Stack([states[i][name] for i in positions]) for name in states[first]}
+        scale = None if scales[first] is None else stack([scales[i] for i in positions])
+        variable = Stack([variables[i] for i in positions])
+        return Part(positions, variable, state, stack([gradients[i] for i in positions]), scale)
+
+    found = []
+    for positions in kinds.values():
+        count = len(positions)
+        if BACKEND == "torch":
+            size = math.prod(variables[positions[0]].shape)
+            count = max(1, BLOCK_ELEMENTS // max(1, size))
+        found += [part(positions[i : i + count]) for i in range(0, len(positions), count)]
+    return found
+
+
+def _jax_for_cpu():
+    """Whether JAX traces for a CPU."""
+    return BACKEND == "jax" and (target() or jax.default_backend()).lower() == "cpu"
+
+
+def over_rows(function: Callable, tensors: dict, scalars: dict, is_elementwise: bool) -> Any:
+    """`function(**tensors, **scalars)`; of a stack, whose scalars are vectors, that of each row."""
+    if not any(len(scalar.shape) for scalar in scalars.values()):
+        return function(**tensors, **scalars)
+    if is_elementwise:
+        return function(**tensors, **{n: per_row(s, tensors["x"]) for n, s in scalars.items()})
+    return ops.vectorized_map(lambda row: function(**row), tensors | scalars)
+
+
+def per_row(scalar: Tensor, x: Tensor) -> Tensor:
+    """A scalar; or a vector such that each row of x is multiplied with an element of it."""
+    return ops.reshape(scalar, (-1, *[1] * (len(x.shape) - 1))) if len(scalar.shape) else scalar
+
+
+def is_worth_blocks(x: Tensor) -> bool:
+    """Whether `in_blocks` is faster: on torch, where each operation would pass over all memory."""
+    return BACKEND == "torch" and x.device.type == "cpu" and x.numel() > 2 * BLOCK_ELEMENTS
+
+
+def in_blocks(function: Callable, tensors: dict, scalars: dict) -> Tensor:
+    """u of `function(**tensors, **scalars)`, which returns u and new slots, block by block.
+
+    A block and what is made of it stay in a core's cache. The slots are written into the old ones.
+    """
+    # Weights may be stored by columns. Slots, which are written to, must not be copied: view.
+    u = torch.empty_like(tensors["x"], memory_format=torch.contiguous_format)
+    rows = {n: x.reshape(-1) if n in ("x", "g") else x.view(-1) for n, x in tensors.items()}
+    blocks = {name: row.split(BLOCK_ELEMENTS) for name, row in rows.items()}
+    for i, block_of_u in enumerate(u.view(-1).split(BLOCK_ELEMENTS)):
+        own = {name: parts[i] for name, parts in blocks.items()}
+        result, slots = function(**own, **scalars)
+        block_of_u.copy_(result)
+        for name, slot in slots.items():
+            own[name].copy_(slot)
+    return u
+
+
+def groups(shapes: Sequence[Sequence[int]]) -> list[range]:
+    """Ranges of consecutive tensors of together at most 24 MB, or of one that is larger.
 
     Their scalars are computed as vectors, which keeps the graph of a step small.
     """
+    if BACKEND == "jax":  # where XLA orders all operations by itself
+        return [range(len(shapes))]
     ranges, start, size = [], 0, 0
-    for i, variable in enumerate(variables):
-        bytes_of_u = 4 * math.prod(variable.shape)
+    for i, shape in enumerate(shapes):
+        bytes_of_u = 4 * math.prod(shape)
         if i > start and size + bytes_of_u > 24e6:
             ranges.append(range(start, i))
             start, size = i, 0
         size += bytes_of_u
-    return [*ranges, range(start, len(variables))]
+    return [*ranges, range(start, len(shapes))]
 
 
 def control_dependencies(tensors: Sequence[Tensor]) -> AbstractContextManager:
@@ -220,13 +399,24 @@ def control_dependencies(tensors: Sequence[Tensor]) -> AbstractContextManager:
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
-def sums_of_squares(tensors: Sequence[Tensor], dtype: str) -> Tensor:
-    """Σ x² of each tensor, as a vector of this type."""
-    tensors = [ops.cast(x, dtype) for x in tensors]
+def sums_of_squares(tensors: Sequence[Tensor], dtype: str, counts: Sequence[int]) -> Tensor:
+    """Σ x² of each tensor, as a vector of this type; of a stack (count > 0) that of each row."""
+    tensors = [cast(x, dtype) for x in tensors]
+    if BACKEND == "torch":
+        # In one call for all: a row of a stack is a tensor, too.
+        rows = [x.unbind() if count else (x,) for x, count in zip(tensors, counts)]
+        return torch.square(torch.stack(torch._foreach_norm([*itertools.chain(*rows)])))
     if BACKEND == "tensorflow" and not in_compiled_graph():
         # In one pass of each, on all cores.
         return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
-    return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
+    if not any(counts):
+        return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
+    return ops.concatenate(
+        [
+            ops.reshape(ops.sum(ops.square(x), axis=tuple(range(bool(count), x.ndim))), (-1,))
+            for x, count in zip(tensors, counts)
+        ]
+    )
 
 
 def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
@@ -234,7 +424,8 @@ def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
     squares = []
     for device, gradients, _ in parts:
         with on(device):
-            squares.append(sums_of_squares([first_replica(g) for g in gradients], dtype))
+            own = [first_replica(g) for g in gradients]
+            squares.append(sums_of_squares(own, dtype, [0] * len(own)))
     return ops.concatenate(squares) if squares else ops.zeros((0,), dtype)
 
 
@@ -249,14 +440,30 @@ def _apart(tensors):
     return optimization_barrier(*tensors) if barred else tensors
 
 
-def unstack(vector: Tensor) -> Sequence[Tensor]:
-    """The elements of a vector as scalars.
+def apart(x: Any) -> Any:
+    """x, which a program of JAX for a GPU or a TPU computes apart from what uses it.
+
+    Kernels that read elements of one vector are merged across tensors by XLA for GPUs: it compiles
+    them twice as long, and then copies moments that each alone would overwrite in place.
+    """
+    return jax.lax.optimization_barrier(x) if BACKEND == "jax" and not _jax_for_cpu() else x
+
+
+def unstack(vector: Tensor, counts: Sequence[int] | None = None) -> Sequence[Tensor]:
+    """The elements of a vector as scalars; where a count is given, so many of them as a vector.
 
     XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so
     compile each of them, though all tensors of a shape could share theirs. Of a gather the
-    positions remain an argument, if they are more than one.
+    positions remain an argument, if they are more than one. For other devices see `apart`.
     """
-    on_jax = BACKEND == "jax" and jax.default_backend() == "cpu"
-    if not (on_jax or compiles_for_cpu()):
-        return ops.unstack(vector)
-    return [ops.take(vector, [i, 0])[0] for i in range(vector.shape[0])]
+    gathers = compiles_for_cpu() or _jax_for_cpu()
+    if not gathers and not any(counts or ()):
+        return apart(ops.unstack(vector))
+    elements, start = [], 0
+    for count in counts or [0] * vector.shape[0]:
+        if count:
+            elements.append(vector[start : start + count])
+        else:
+            elements.append(ops.take(vector, [start, 0])[0] if gathers else vector[start])
+        start += count or 1
+    return elements

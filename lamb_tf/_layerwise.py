@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from lamb_tf import _kernels, _master_weights, _replicas
@@ -37,6 +38,7 @@ class LayerwiseOptimizer(OptimizerState):
 
     weight_norm_bounds: Bounds  # of the subclasses that use `bounded_ratio`
     moves_along_u = True  # whether `move` is the plain x − step u
+    is_elementwise = True  # whether u of a part of a tensor follows from that part
     has_kernels = True  # False: an operation at a time, to measure what kernels save
 
     def _build(self, variables):
@@ -185,7 +187,7 @@ class LayerwiseOptimizer(OptimizerState):
         """
         decay = self.weight_decay
         decay = self._scalar(decay(self.iterations) if callable(decay) else decay)
-        indices, factors = self._indices(variables), None
+        indices, factors = np.array(self._indices(variables)), None
         if self._factors is not None:
             factors = ops.convert_to_tensor(self._factors[indices], self._precision)
         decayed, adapted = ops.unstack(ops.take(_replicas.read(self._choice), indices, axis=1))
@@ -194,31 +196,40 @@ class LayerwiseOptimizer(OptimizerState):
     def _update_tensors(self, variables, states, grads, scales, decays, adapted, factors, scalars):
         """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's metrics."""
         grads = _kernels.zeros_if_nonfinite(scalars.finite, grads, variables)
-        decay_of, done, metrics = _kernels.unstack(decays), [], []
-        for group in _kernels.groups(variables):
-            part = slice(group.start, group.stop)
+        parts = _kernels.parts(variables, states, grads, scales, may_stack=not self._kernel)
+        order = np.concatenate([part.positions for part in parts])
+        is_ordered = (np.diff(order) > 0).all()
+        if not is_ordered:
+            decays, adapted = ops.take(decays, order), ops.take(adapted, order)
+            factors = None if factors is None else ops.take(factors, order)
+        decay_of = _kernels.unstack(decays, [part.num_rows for part in parts])
+        done, metrics, end = [], [], 0
+        for group in _kernels.groups([part.variable.shape for part in parts]):
+            own, decay_of_own = parts[group.start : group.stop], decay_of[group.start : group.stop]
+            counts = [part.num_rows for part in own]
+            start, end = end, end + sum(count or 1 for count in counts)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
             with _kernels.control_dependencies(done[-2:-1]):
-                xs = [self._weights(variables[i], states[i]) for i in group]
-                us = [
-                    self._compute_direction(x, grads[i], states[i], scales[i], decay_of[i], scalars)
-                    for i, x in zip(group, xs)
-                ]
-            weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision))
-            update_norms = square_root(_kernels.sums_of_squares(us, self._precision))
-            ratios = self.trust_ratio(weight_norms, update_norms, decays[part])
-            ratios = ops.where(adapted[part], ratios, 1.0)
+                xs = [self._weights(part.variable, part.state) for part in own]
+                us = self._compute_directions(xs, own, decay_of_own, scalars)
+            weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision, counts))
+            update_norms = square_root(_kernels.sums_of_squares(us, self._precision, counts))
+            ratios = self.trust_ratio(weight_norms, update_norms, decays[start:end])
+            ratios = ops.where(adapted[start:end], ratios, 1.0)
             step_sizes = scalars.learning_rate * ratios
             if factors is not None:
-                scaled = scalars.learning_rate * factors[part] * ratios
-                step_sizes = ops.where(factors[part] > 0, scaled, 0.0)
-            # Not `0 * ratio`, here and above: the ratio may be infinite.
-            step_sizes = where_finite(scalars.finite, step_sizes, 0.0)
-            for i, u, step_size in zip(group, us, _kernels.unstack(step_sizes)):
-                self._apply_step(variables[i], u, states[i], step_size, decay_of[i], scalars)
+                scaled = scalars.learning_rate * factors[start:end] * ratios
+                step_sizes = ops.where(factors[start:end] > 0, scaled, 0.0)
+            # Not `0 * ratio`, here and above: the ratio may be infinite. (Apart: the selection is
+            # then computed where the vector is cut, for many elements in one kernel.)
+            step_sizes = where_finite(scalars.finite, _kernels.apart(step_sizes), 0.0)
+            steps = _kernels.unstack(step_sizes, counts)
+            for part, u, step_size, decay in zip(own, us, steps, decay_of_own):
+                self._apply_step(part.variable, u, part.state, step_size, decay, scalars)
             metrics.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
-        return ops.concatenate(metrics)
+        metrics = ops.concatenate(metrics)
+        return metrics if is_ordered else ops.take(metrics, np.argsort(order), axis=0)
 
     def _weights(self, variable, state):
         """x: the values of the variable, or of its master copy."""
@@ -226,22 +237,35 @@ class LayerwiseOptimizer(OptimizerState):
             self._fused_sync_master(state["master"], variable)
         return _replicas.read(state.get("master", variable))
 
-    def _compute_direction(self, x, g, state, scale, decay, scalars):
-        """u of one tensor, by the kernel where there is one; moves its slots."""
+    def _compute_directions(self, xs, parts, decays, scalars):
+        """u of each tensor, by the kernel where there is one; moves their slots."""
         if not self._kernel or _kernels.in_compiled_graph():
-            return self._fused_direction(x, g, state, scale, decay, scalars)
-        return self._kernel(x, self._scaled(g, scale), state, decay, scalars.coefficients.kernel)
+            return [
+                self._fused_direction(x, p.gradient, p.state, p.scale, decay, scalars)
+                for x, p, decay in zip(xs, parts, decays)
+            ]
+        gs = (self._scaled(p.gradient, p.scale) for p in parts)
+        states = [p.state for p in parts]
+        return self._kernel.of_all(xs, gs, states, decays, scalars.coefficients.kernel)
 
     def _direction_traced(self, x, g, state, scale, decay, scalars):
-        g = self._scaled(g, scale)
-        x = ops.cast(x, self._precision)
-        old = {name: _replicas.read(slot) for name, slot in state.items()}
-        moments = self.moments(x, g, old, decay)
         finite = scalars.finite
-        slots = {n: where_finite(finite, new, old.get(n, new)) for n, new in moments.items()}
-        u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
-        for name in slots.keys() & old.keys():
-            self.assign(state[name], slots[name])
+        given = {"x": _replicas.cast(x, self._precision), "g": g}
+        given |= {name: _replicas.read(slot) for name, slot in state.items() if name != "seed"}
+        of_tensor = {"decay": decay} | ({} if scale is None else {"scale": scale})
+
+        def equations(x, g, decay, scale=None, **old):
+            g = self._scaled(g, scale)
+            moments = self.moments(x, g, old, decay)
+            slots = {n: where_finite(finite, new, old.get(n, new)) for n, new in moments.items()}
+            u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
+            return u, {name: slots[name] for name in slots.keys() & old.keys()}
+
+        if self.is_elementwise and _kernels.is_worth_blocks(x):
+            return _kernels.in_blocks(equations, given, of_tensor)
+        u, slots = _kernels.over_rows(equations, given, of_tensor, self.is_elementwise)
+        for name, slot in slots.items():
+            self.assign(state[name], slot)
         return u
 
     def _scaled(self, g, scale):
@@ -266,9 +290,15 @@ class LayerwiseOptimizer(OptimizerState):
 
     def _apply_step_and_ema(self, x, state, u, step_size, decay, noise, scalars):
         finite, step = scalars.finite, scalars.step
-        old_x = ops.cast(x, self._precision)
+        old_x = ops.cast(_replicas.read(x), self._precision)
         old = {name: _replicas.read(slot) for name, slot in state.items()}
-        new_x, moved = self.move(old_x, u, old, step_size, decay)
+        tensors = {"x": old_x, "u": u, "slots": old}
+
+        def move(x, u, slots, step_size, decay):
+            return self.move(x, u, slots, step_size, decay)
+
+        scalars_of_x = {"step_size": step_size, "decay": decay}
+        new_x, moved = _kernels.over_rows(move, tensors, scalars_of_x, self.is_elementwise)
         if self.use_ema:
             new_x, moved["average"] = self._ema_values(new_x, old["average"], step)
         for name, value in moved.items():

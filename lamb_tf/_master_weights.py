@@ -1,10 +1,9 @@
 """Variables of bfloat16 and float16: a wider master copy in the state, or stochastic rounding.
 
-A step of 1e-3 of a weight is less than half the distance to the next number of bfloat16. Rounded to
-nearest it is lost, each time, and the weight never moves. So the step moves a copy as wide as the
-rest of the state, from which the variable is rounded; or, without one, the variable is rounded up
-or down at random, in proportion to where the result lies between the two neighbours, which gives
-the step in the mean.
+A step of 1e-3 of a weight is less than half the distance to the next number of bfloat16: rounded to
+nearest, it is always lost. So a step moves a copy as wide as the rest of the state, from which the
+variable is rounded; without a copy, the variable is rounded up or down at random, with the
+probabilities that give the exact step on average.
 """
 
 import keras
@@ -13,20 +12,20 @@ from keras import ops
 from lamb_tf import _kernels, _replicas
 from lamb_tf._types import Tensor
 
-# Explicit digits of the mantissa, and the least distance of two numbers that is taken for one.
+# Explicit digits of the mantissa, and the least distance between two numbers in use.
 FORMATS = {"bfloat16": (7, 2.0**-126), "float16": (10, 2.0**-24)}
 
 
 def needs_master(variable: keras.Variable) -> bool:
-    """Whether this is a variable that rounding to nearest could freeze."""
+    """Whether rounding to nearest could freeze the variable."""
     return keras.backend.standardize_dtype(variable.dtype) in FORMATS
 
 
 def sync_master(master: keras.Variable, variable: keras.Variable) -> None:
-    """Takes over into `master` what someone else assigned to the variable, element by element.
+    """Copies external assignments to the variable into `master`, element by element.
 
-    Weights that were loaded, averaged or constrained are recognised by themselves: they are not
-    what the master copy rounds to. Of the others the copy keeps all digits.
+    An element that was loaded, averaged or constrained differs from the rounded master copy. For
+    all others the copy keeps its digits.
     """
     x, copy = _replicas.read(variable), _replicas.read(master)
     # Bits are compared, since XLA may leave out a cast there and back.
@@ -35,15 +34,15 @@ def sync_master(master: keras.Variable, variable: keras.Variable) -> None:
 
 
 def round_stochastically(x: Tensor, dtype: str, noise: Tensor) -> Tensor:
-    """x in a type of 16 bits, on average x; a number of that type stays what it is.
+    """Rounds x to 16 bits with the mean x; numbers of that type stay unchanged.
 
     Args:
         x: A tensor of float32 or float64.
         dtype: "bfloat16" or "float16".
-        noise: Random numbers in [0, 1), as many.
+        noise: Uniform random numbers in [0, 1), of the shape of x.
     """
     digits, least = FORMATS[dtype]
-    # The bits of the exponent alone are the power of 2 at or below |x|.
+    # The exponent's bits are the power of 2 at or below |x|.
     exponent = ops.bitwise_and(_kernels.bitcast(ops.cast(x, "float32"), "int32"), 0x7F800000)
     power = ops.cast(_kernels.bitcast(exponent, "float32"), x.dtype)
     distance = ops.maximum(power * 2.0**-digits, least)

@@ -6,6 +6,7 @@ state is threaded through `keras.StatelessScope`; on torch all is eager.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -188,6 +189,10 @@ def widen(gradients: Sequence[Tensor], variables: Variables, dtype: str) -> list
             with on(device_of(variable)):
                 wide.append(own(tf.cast(gradient, dtype)))
         return wide
+    if BACKEND == "torch":
+        return [
+            cast(g if torch.is_tensor(g) else ops.convert_to_tensor(g), dtype) for g in gradients
+        ]
     return [ops.cast(ops.convert_to_tensor(g, sparse=False), dtype) for g in gradients]
 
 
@@ -353,7 +358,47 @@ def not_converted(function: Callable) -> Callable:
 
 def native(value: Tensor) -> Tensor:
     """The `tf.Variable` in a `keras.Variable`; anything else as it is."""
-    return value.value if isinstance(value, keras.Variable) else value
+    return value.value if isinstance(value, (keras.Variable, Stack)) else value
+
+
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one, whose first axis counts them."""
+    return torch.stack([*tensors]) if BACKEND == "torch" else ops.stack(tensors)
+
+
+def cast(value: Tensor, dtype: str) -> Tensor:
+    """The tensor in this type; on torch without the checks of Keras, which take longer."""
+    if BACKEND == "torch":
+        dtype = getattr(torch, dtype)
+        return value if value.dtype == dtype else value.to(dtype)
+    return ops.cast(value, dtype)
+
+
+class Stack:
+    """Variables of one shape, on JAX or torch, as one; its first axis counts them."""
+
+    def __init__(self, variables: Variables):
+        self._variables = variables
+        self._values = [variable.value for variable in variables]
+        self.shape = (len(variables), *variables[0].shape)
+
+    @functools.cached_property
+    def value(self) -> Tensor:
+        """The values of the variables, copied, as they were at the beginning of a step."""
+        return stack(self._values)
+
+    def assign(self, value: Tensor) -> None:
+        """Assigns to each variable its row."""
+        self.value = value
+        if BACKEND == "torch":
+            torch._foreach_copy_(self._values, value.unbind())
+            return
+        # The position of a row is an argument that XLA does not know beforehand, so that all rows
+        # share a kernel.
+        positions = jax.lax.optimization_barrier(jax.numpy.arange(len(self._variables)))
+        for i, variable in enumerate(self._variables):
+            row = ops.take(positions, [i, 0])[0]
+            variable.assign(jax.lax.dynamic_index_in_dim(value, row, keepdims=False))
 
 
 def no_autograd() -> AbstractContextManager:

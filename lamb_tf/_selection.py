@@ -1,10 +1,9 @@
-"""Which variables an exclusion or a multiplier names, and the table of what is chosen.
+"""Variables that an exclusion or a multiplier matches, and the table of the result.
 
 An exclusion is a regular expression, a variable or a predicate of a variable. In a config an
-expression is itself, and the others are records: of the variables that they named, if the optimizer
-was built, and of how to find the predicate again. `to_be_saved` writes them, `restored` reads them.
-A multiplier is a pair of what an exclusion may be and a factor on the learning rate: layer-wise
-rates, as fine-tuning has them. A variable has the factor of the first pair that names it, else 1.
+expression is itself; the others are records of the variables that they matched, if the optimizer
+was built, and of how to find the predicate again (`to_be_saved`, `restored`). A multiplier pairs an
+exclusion's kind of key with a factor on the learning rate; the first pair that matches wins.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ MULTIPLIERS = "learning_rate_multipliers"
 
 
 class SavedExclusion:
-    """A variable or predicate as it was saved, of which only the variables it named are known.
+    """A saved variable or predicate, of which only the variables that it matched are known.
 
-    `named` has their `paths`; if the optimizer was built, their `positions` too and the number of
-    `variables` there were. A position means the same in a model that is loaded, as it does for the
-    slots; a path need not. Where other layers are trained now, a path does.
+    `named` has their `paths` and, if the optimizer was built, their `positions` among a number of
+    `variables`. Positions are the same in a model that is loaded, though its paths may differ;
+    where other layers are trained now, the paths decide.
     """
 
     def __init__(self, named: dict):
@@ -42,7 +41,7 @@ class SavedExclusion:
         return repr(self.named["paths"])
 
     def mask(self, variables: Variables) -> list[bool]:
-        """One bool per variable: is it one of those?"""
+        """One bool per variable: is it one of the saved ones?"""
         paths, here = self.named["paths"], [path_of(variable) for variable in variables]
         by_path = [any(is_same(path, other) for other in paths) for path in here]
         if self.named.get("variables") != len(variables):
@@ -55,28 +54,25 @@ class SavedExclusion:
 
 
 def check_types(variables: Variables) -> None:
-    """Raises TypeError for a variable that no step can move: one of integers, or complex."""
+    """Raises TypeError for a variable of integers or complex numbers, which no step can move."""
     for variable in variables:
         # "float32", tf.float32 or torch.float32
         dtype = getattr(variable.dtype, "name", str(variable.dtype)).split(".")[-1]
         if "float" not in dtype:
             raise TypeError(
                 "A variable that is trained must be of real floating point; got "
-                f"{path_of(variable)!r} of {dtype}. Leave it out of the variables (`trainable = "
-                "False`)"
-                + (", or train its real and imaginary part." if "complex" in dtype else ".")
+                f"{path_of(variable)!r} of {dtype}. Set `trainable = False`, or train the real and "
+                "the imaginary part of a complex one."
             )
 
 
 def is_same(path: str, other: str) -> bool:
-    """Whether these are paths of one variable: Keras may drop the model's name when it loads."""
+    """Whether these are paths of one variable: loading may drop the model's name."""
     short, long = sorted((path, other), key=len)
     return short == long or ("/" in short and long.endswith(f"/{short}"))
 
 
 _predicates = weakref.WeakValueDictionary()  # of this process, by the key in their records
-
-
 _BIAS = re.compile("(^|_)(bias(_|$)|beta$)")
 _SCALE = re.compile("(^|_)gamma$|^scale$")
 _NORM = re.compile("norm(?!al(?!i[sz]))|(^|_)(ln|bn)(_|[0-9]|$)")  # not of normal_conv
@@ -87,16 +83,15 @@ _LAYER_SCALE = re.compile("layer_?scale")
 def biases_and_norms(variable: keras.Variable) -> bool:
     """Whether a variable is a bias, or a scale or offset of a normalization.
 
-    Most recipes decay neither. A list of names such as `["bias", "LayerNorm"]` misses the
-    normalization layers of models that name them `layer_norm`, `ln_1` or `bn`, and "variables with
-    one axis" misses the biases of attention, which have two. Pass this function as
-    `exclude_from_weight_decay` or `exclude_from_layer_adaptation`, alone or in a list. It is saved
-    by name, and excludes nothing where a model has no such variables.
+    Most recipes decay neither. A list of names such as `["bias", "LayerNorm"]` misses layers named
+    `layer_norm`, `ln_1` or `bn`, and "variables with one axis" misses the biases of attention,
+    which have two. Pass this function as `exclude_from_weight_decay` or
+    `exclude_from_layer_adaptation`, or in their lists. It is saved by name, and may match nothing.
 
-    It goes by the path and the number of axes: names with the word `bias`; `beta`; `gamma` and
-    `scale`, unless they are single numbers; and whatever has one axis in a layer that is named as a
-    normalization (`…norm…`, `ln_…`, `bn_…`) or as a LayerScale. It cannot recognize a table of
-    biases that is called `embeddings`, such as T5's in KerasHub.
+    It uses the path and the number of axes. It matches names with the word `bias`; `beta`; `gamma`
+    and `scale`, unless they are single numbers; and variables with one axis in a layer named as a
+    normalization (`…norm…`, `ln_…`, `bn_…`) or as a LayerScale. It does not recognize a table of
+    biases that is named `embeddings`, such as T5's in KerasHub.
 
     >>> optimizer = lamb_tf.LAMB(
     ...     weight_decay=0.01, exclude_from_weight_decay=lamb_tf.biases_and_norms
@@ -123,16 +118,12 @@ def warn_of_norms(variables: Variables, decayed: Sequence[bool], exclusions: Exc
     items = as_list(exclusions)
     if not items or any(item is biases_and_norms for item in items):
         return
-    paths = [
-        path_of(variable)
-        for variable, is_decayed in zip(variables, decayed)
-        if is_decayed and _role(variable) == "norm"
-    ]
-    if paths:
-        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    norms = [v for v, is_decayed in zip(variables, decayed) if is_decayed and _role(v) == "norm"]
+    if norms:
+        more = f" and {len(norms) - 3} more" if len(norms) > 3 else ""
         warnings.warn(
             f"`exclude_from_weight_decay`={items!r} leaves the scales of normalization layers "
-            f"decayed: {', '.join(paths[:3])}{more}. To exclude them, pass "
+            f"decayed: {', '.join(map(path_of, norms[:3]))}{more}. To exclude them, pass "
             "lamb_tf.biases_and_norms.",
             stacklevel=6,
         )
@@ -153,7 +144,7 @@ def as_list(exclusions: Exclusions) -> list[Exclusion]:
 
 
 def check(exclusions: Exclusions, argument: str) -> None:
-    """Raises TypeError on an item that is no exclusion, ValueError on a malformed expression."""
+    """Raises TypeError for an item of another type, ValueError for a malformed expression."""
     for item in as_list(exclusions):
         if isinstance(item, str):
             pattern(item, argument)
@@ -167,7 +158,7 @@ def check(exclusions: Exclusions, argument: str) -> None:
 
 
 def pattern(text: str, argument: str) -> re.Pattern[str]:
-    """The regular expression, or a ValueError that says which argument holds a malformed one."""
+    """Compiles a regular expression; a malformed one is a ValueError that names the argument."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -178,7 +169,7 @@ def pattern(text: str, argument: str) -> re.Pattern[str]:
 
 
 def to_be_saved(exclusions: Exclusions, variables: Variables | None) -> list | None:
-    """The exclusions in terms of JSON, given the variables, or None as long as they are unknown."""
+    """The exclusions as JSON; `variables` is None before the optimizer is built."""
     if exclusions is None:
         return None
     return [
@@ -201,10 +192,10 @@ def _record(item, variables):
 def _reference(predicate):
     """References to the predicate: a key within this process, and its name if it has one."""
     name = getattr(predicate, "__name__", repr(predicate))
-    # No key is used twice, as an id would be once its object is gone.
+    # A key is never used again, as an id might be.
     known = [key for key, other in _predicates.items() if other is predicate]
     reference = {"predicate": name, "key": known[0] if known else uuid.uuid4().hex}
-    with contextlib.suppress(TypeError):  # of what Python cannot refer to weakly, Keras not save
+    with contextlib.suppress(TypeError):  # no weak reference, or not serializable by Keras
         _predicates[reference["key"]] = predicate
         if name != "<lambda>":
             reference["function"] = keras.saving.serialize_keras_object(predicate)
@@ -214,9 +205,8 @@ def _reference(predicate):
 def restored(exclusions: object, argument: str, custom_objects: dict | None = None) -> object:
     """The exclusions that `to_be_saved` wrote.
 
-    A predicate is itself again in the process that saved it, and in another one if keras.saving
-    finds it; if not, the variables that it named take its place. Raises ValueError where those were
-    not known yet.
+    A predicate is restored in the process that saved it, and in another one if keras.saving finds
+    it; else the variables that it matched replace it. Raises ValueError if they are unknown.
     """
     if not isinstance(exclusions, (list, tuple)):
         return exclusions
@@ -229,7 +219,7 @@ def restored(exclusions: object, argument: str, custom_objects: dict | None = No
 def _restored(record, argument, custom_objects):
     predicate = _predicates.get(record.get("key"))
     if predicate is None and "function" in record:
-        with contextlib.suppress(TypeError, ValueError):  # of a name that is not registered
+        with contextlib.suppress(TypeError, ValueError):  # a name that is not registered
             predicate = keras.saving.deserialize_keras_object(
                 record["function"], custom_objects=custom_objects
             )
@@ -248,7 +238,7 @@ def _restored(record, argument, custom_objects):
 def is_overwritten(variable: keras.Variable) -> bool:
     """Whether a step writes the gradient into the variable, as into the scales of float8 layers.
 
-    Those are no weights: they have no slots, decay or trust ratio, and do not count in a norm.
+    They have no slots, decay or trust ratio, and do not count in a norm.
     """
     return getattr(variable, "overwrite_with_gradient", False)
 
@@ -261,11 +251,10 @@ def is_variable(item: object) -> bool:
 def excluded(
     variables: Variables, exclusions: Exclusions, argument: str, is_restored: bool = False
 ) -> list[bool]:
-    """One bool per variable: does any of `exclusions` name it?
+    """One bool per variable: does any of `exclusions` match it?
 
-    Raises ValueError if none of the exclusions names a variable, and warns of one that is idle
-    beside others: a pattern written for other names would decay every bias, and say nothing. Those
-    restored from a config named variables once; some of these may be frozen now, so they only warn.
+    Raises ValueError if none of the exclusions matches a variable, and warns of each one that does
+    not. Exclusions restored from a config only warn: their variables may be frozen now.
     """
     exclusions, variables = as_list(exclusions), list(variables)
     if not exclusions or not variables:
@@ -281,11 +270,11 @@ def match_matrix(
     otherwise: str,
     is_restored: bool = False,
 ) -> list[list[bool]]:
-    """For each item one bool per variable: does it name it? Refuses and warns as `excluded`.
+    """For each item, one bool per variable: does it match? Raises and warns as `excluded`.
 
-    `otherwise` says what to give for an argument that names no variable on purpose.
+    `otherwise` names the value of the argument that matches no variable on purpose.
     """
-    rows = [_named(item, variables) for item in items]
+    rows = [_matches_of(item, variables) for item in items]
     idle = [item for item, row in zip(items, rows) if not any(row) and item is not biases_and_norms]
     if len(idle) == len(items) and not is_restored:
         paths = "\n  ".join(path_of(v) for v in variables)
@@ -302,7 +291,7 @@ def match_matrix(
     return rows
 
 
-def _named(item, variables):
+def _matches_of(item, variables):
     if isinstance(item, SavedExclusion):
         return item.mask(variables)
     if isinstance(item, int):
@@ -311,7 +300,7 @@ def _named(item, variables):
 
 
 def matches(item: Exclusion, variable: keras.Variable) -> bool:
-    """Whether one exclusion, a pattern, variable or predicate, names `variable`."""
+    """Whether one exclusion, a pattern, variable or predicate, matches `variable`."""
     if isinstance(item, str):
         return re.search(item, path_of(variable)) is not None
     if is_variable(item):
@@ -320,13 +309,13 @@ def matches(item: Exclusion, variable: keras.Variable) -> bool:
 
 
 class Multipliers:
-    """The rules that an optimizer was given.
+    """Factors on the learning rate by variable.
 
     Args:
-        given: A mapping or a sequence of pairs; None stands for no rules.
+        given: A mapping or a sequence of pairs; None: no factors.
 
     Raises:
-        TypeError: it is neither, or what should name variables cannot.
+        TypeError: `given` is neither, or a key is not an exclusion.
         ValueError: a factor is not a finite number of at least 0, or an expression is malformed.
     """
 
@@ -334,19 +323,15 @@ class Multipliers:
         pairs = list(given.items() if isinstance(given, Mapping) else given or ())
         if isinstance(given, str) or not all(map(_is_pair, pairs)):
             raise TypeError(
-                f"`{MULTIPLIERS}` must be a mapping of regular expressions to factors, or a "
-                f"sequence of pairs of an expression, variable or predicate and a factor; got "
-                f"{given!r}."
+                f"`{MULTIPLIERS}` must be a mapping of regular expressions to factors, or pairs of "
+                f"an expression, variable or predicate and a factor; got {given!r}."
             )
         self.items = [item for item, _ in pairs]
         self.values = [_factor(*pair) for pair in pairs]
         check(self.items, MULTIPLIERS)
 
     def factors(self, variables: Variables, is_restored: bool = False) -> np.ndarray | None:
-        """One factor per variable, an array of float64; None where there are no rules.
-
-        Raises ValueError, or warns, as `excluded` does of what names no variable.
-        """
+        """One factor per variable, an array of float64, or None. Raises and warns as `excluded`."""
         if not self.items or not variables:
             return None
         otherwise = "None for one rate"
@@ -354,7 +339,7 @@ class Multipliers:
         return np.select(hits, self.values, default=1.0)
 
     def to_be_saved(self, variables: Variables | None) -> list | None:
-        """The rules in terms of JSON, [item, factor] each; see `to_be_saved`."""
+        """The rules as JSON, [item, factor] each; see `to_be_saved`."""
         if not self.items:
             return None
         items = to_be_saved(self.items, variables) or []
@@ -362,7 +347,7 @@ class Multipliers:
 
 
 def restored_multipliers(saved: object, custom_objects: dict | None = None) -> object:
-    """The rules that `Multipliers.to_be_saved` wrote; anything else as it is."""
+    """The rules that `Multipliers.to_be_saved` wrote; any other value unchanged."""
     if not isinstance(saved, (list, tuple)) or not all(map(_is_pair, saved)):
         return saved
     items: Any = restored([item for item, _ in saved], MULTIPLIERS, custom_objects)
@@ -389,7 +374,7 @@ def table(
     adapted: Sequence[bool],
     factors: Sequence[float] | None = None,
 ) -> str:
-    """The choice as text, one line per variable; with the factors on the rate if there are any."""
+    """The masks as text, one line per variable; with the factors on the rate if there are any."""
     rows: list[tuple[str, ...]] = [("variable", "shape", "weight decay", "layer adaptation")]
     for variable, decays, adapts in zip(variables, decayed, adapted):
         shape = "x".join(str(n) for n in variable.shape) or "scalar"

@@ -94,6 +94,15 @@ class OptimizerState(_hyperparameters.Configured):
         self._has_stepped = False
         self._is_settled = False
 
+    def stateless_apply(
+        self, optimizer_variables: list, grads: list, trainable_variables: list
+    ) -> tuple[list, list]:
+        """As Keras'; on torch, whose steps write in place, it works on copies of its arguments."""
+        if _replicas.BACKEND == "torch":
+            optimizer_variables = [x.contiguous().clone() for x in optimizer_variables]
+            trainable_variables = [x.clone() for x in trainable_variables]
+        return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+
     # State: slots, counters, and the choice of variables. All but telemetry is saved.
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -242,12 +251,12 @@ class OptimizerState(_hyperparameters.Configured):
         self._track_variable(slot)
         return slot
 
-    def record_telemetry(self, traces_anew: bool = False) -> None:
+    def record_telemetry(self, retraces: bool = False) -> None:
         """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
 
-        After a step this is of no use, and refused, unless the caller traces the next one anew.
+        After a step this is of no use, and refused, unless the caller traces the next one again.
         """
-        if self._has_stepped and self._telemetry is None and not traces_anew:
+        if self._has_stepped and self._telemetry is None and not retraces:
             raise ValueError(
                 f"Telemetry must be turned on before the first step; got {self.name!r}, which has "
                 "made one. Call `telemetry.record` on a new optimizer."

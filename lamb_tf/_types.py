@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict
 
 import keras
 
-# `tf.Tensor`, `jax.Array` or `torch.Tensor`, which share no class; or what becomes one.
+# `tf.Tensor`, `jax.Array` or `torch.Tensor`, which share no class, or a value to convert to one.
 Tensor: TypeAlias = Any
 Variables: TypeAlias = Sequence[keras.Variable]
 Slots: TypeAlias = dict[str, Tensor]
@@ -14,8 +14,8 @@ Slots: TypeAlias = dict[str, Tensor]
 class Schedule(Protocol):
     """A `keras.optimizers.schedules.LearningRateSchedule`.
 
-    Type checkers that take all of Keras for `Any`, as it has no types of its own, would let a union
-    with a class of Keras pass anything; by this and `Scalar` they refuse text.
+    A protocol, as is `Scalar`: Keras is untyped, and a union with one of its classes, `Any` to type
+    checkers, would accept text.
     """
 
     def __call__(self, step: Any) -> Any: ...
@@ -34,7 +34,7 @@ WeightDecay: TypeAlias = float | Schedule | None
 Bounds: TypeAlias = tuple[float, float] | None
 Exclusion: TypeAlias = str | keras.Variable | Callable[[keras.Variable], bool]
 Exclusions: TypeAlias = Exclusion | Iterable[Exclusion] | None
-# What names variables, and the factor on their learning rate.
+# Variables, and the factor on their learning rate.
 Rules: TypeAlias = Mapping[Exclusion, float] | Sequence[tuple[Exclusion, float]] | None
 
 

@@ -1,7 +1,7 @@
-"""Reads the index of a TensorFlow checkpoint ("tensor bundle") and checks all that it claims.
+"""Reads and checks the index of a TensorFlow checkpoint ("tensor bundle"), without TensorFlow.
 
-TensorFlow's own reader ends the process where an index is damaged with right checksums, and asks
-for as much memory as a shape claims. Here the index is data, read without TensorFlow:
+TensorFlow's own reader ends the process if an index is damaged with correct checksums, and
+allocates any memory that a shape claims.
 
     PREFIX.index                a table: "" → BundleHeaderProto, a tensor's name → BundleEntryProto
     PREFIX.data-00000-of-00001  the bytes of all tensors, one after another
@@ -13,12 +13,13 @@ for as much memory as a shape claims. Here the index is data, read without Tenso
 `tensorflow/core/util/tensor_bundle` describes the files, LevelDB's documentation the tables.
 """
 
+import functools
 import itertools
 import math
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -28,8 +29,8 @@ FOOTER_BYTES = 48  # two block handles, padding and the magic number
 TRAILER_BYTES = 5  # after each block: its compression and its checksum
 _MAX_KEY_BYTES = 64 << 20  # of all names together; a short entry may repeat a long name
 _MAX_AXES = 254  # TensorFlow's own bound
-# The numbers of the types in `tensorflow/core/framework/types.proto`; of two with the same bytes,
-# such as quantized integers, the first is written.
+# As numbered in `tensorflow/core/framework/types.proto`. Among types with the same bytes, such as
+# quantized integers, the first is written.
 DTYPES = {
     1: np.dtype(np.float32),
     2: np.dtype(np.float64),
@@ -56,10 +57,11 @@ DTYPES = {
     16: np.dtype(np.uint16),
 }
 _OBJECTS = {20: "resource", 21: "variant"}
+_open_local: Callable[[str], Any] = functools.partial(open, mode="rb")
 
 
 class Entry(NamedTuple):
-    """A tensor: its type (`object` for strings) and shape, where it is, its masked crc32c."""
+    """A tensor's type (`object` for strings), shape, place, and masked crc32c."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -71,7 +73,7 @@ class Entry(NamedTuple):
 
 def entries(
     prefix: str | os.PathLike,
-    open_file: Callable[[str], Any] | None = None,
+    open_file: Callable[[str], Any] = _open_local,
     checksum: Callable[[bytes], int] | None = None,
 ) -> dict[str, Entry]:
     """The tensors of a checkpoint by name, each within its file and in the size of its shape.
@@ -83,10 +85,9 @@ def entries(
 
     Raises:
         ValueError: the index is damaged, claims more than the files hold, or has variables in
-            slices, as partitioners and parameter servers save them, or of no plain type.
+            slices (of partitioners and parameter servers) or of no plain type.
         OSError: a file cannot be read.
     """
-    open_file = open_file or _open_local
     prefix = os.fspath(prefix)
     with open_file(f"{prefix}.index") as file:
         index = file.read()
@@ -99,7 +100,7 @@ def entries(
 
 
 def strings(data: bytes, count: int) -> list[bytes]:
-    """The strings of a tensor from its bytes: their lengths, a checksum of these, and they."""
+    """The strings of a tensor from its bytes: their lengths, a checksum of these, the strings."""
     lengths, at = [], 0
     for length, after in _string_lengths(data, count):
         lengths.append(length)
@@ -109,15 +110,11 @@ def strings(data: bytes, count: int) -> list[bytes]:
 
 
 def _string_lengths(data, count):
-    """(length, where the next one is) of each string."""
+    """(length, place of the next one) of each string."""
     at = 0
     for _ in range(count):
         length, at = _varint(data, at)
         yield length, at
-
-
-def _open_local(file: str) -> IO[bytes]:
-    return open(file, "rb")
 
 
 # The table
@@ -126,11 +123,7 @@ def _open_local(file: str) -> IO[bytes]:
 def table(
     index: bytes, checksum: Callable[[bytes], int] | None = None
 ) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) of all entries, in the order of the file.
-
-    Args:
-        index: The bytes of `PREFIX.index`.
-        checksum: As of `entries`.
+    """(key, value) of all entries in the bytes of `PREFIX.index`; `checksum` as of `entries`.
 
     Raises:
         ValueError: the index is not a table, damaged or compressed.
@@ -140,7 +133,7 @@ def table(
         raise ValueError("its index is not a table of TensorFlow, or is cut")
     footer = index[-FOOTER_BYTES:]
     of_names, at = _handle(footer, 0)
-    if checksum:  # which is all that could be wrong with what nobody reads
+    if checksum:  # of a block that is not read otherwise
         list(_block(index, of_names, checksum))
     last, held = None, 0
     for _, handle in _block(index, _handle(footer, at)[0], checksum):
@@ -153,7 +146,7 @@ def table(
 
 
 def _varint(data, at):
-    """(number, where the next byte is): 7 bits per byte, the lowest first."""
+    """(number, place after it): 7 bits per byte, the lowest first."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -165,7 +158,7 @@ def _varint(data, at):
 
 
 def _handle(data, at):
-    """((offset, size) of a block, where the next byte is)."""
+    """((offset, size) of a block, place after it)."""
     offset, at = _varint(data, at)
     size, at = _varint(data, at)
     return (offset, size), at
@@ -205,7 +198,7 @@ def _block(index, handle, checksum):
         raise ValueError("a block of its index is searched from where no key begins")
 
 
-# What the entries claim
+# Entries
 
 
 def _data_files(prefix, header, open_file):
@@ -266,7 +259,7 @@ def _entry(name, value, files, open_file):
 
 
 def _message(name, data, numbers):
-    """({field: signed number} of the fields that are numbers, {field: values} of the others)."""
+    """({field: signed number} of the fields `numbers`, {field: values} of the others)."""
     found, rest = {}, {}
     try:
         for field, value in _fields(data):
@@ -283,10 +276,7 @@ def _message(name, data, numbers):
 
 
 def _fields(data):
-    """(number, value) of each field of a message in protocol buffers' wire format.
-
-    A value is an unsigned number or, of what has a length or a fixed size, bytes.
-    """
+    """(number, value) of each field of a protocol buffer; values are unsigned numbers or bytes."""
     at, end = 0, len(data)
     while at < end:
         try:
@@ -307,7 +297,7 @@ def _fields(data):
 
 
 def _shape(name, messages):
-    """The axes; those of a repeated message are further ones, as for protocol buffers."""
+    """The axes; a repeated message adds further ones, as protocol buffers have it."""
     shape, is_known = [], True
     for message in messages:
         unknown_rank, rest = _message(name, message, {3})

@@ -8,7 +8,7 @@ import keras
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
-    # Private, as there is no public way: without it steps are slower, and no less right.
+    # Private, as there is no public way; without it, steps are slower but correct.
     try:
         from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
     except ImportError:
@@ -17,14 +17,14 @@ else:
     GraphOrParentsInXlaContext = None
 
 KNOWS_XLA = GraphOrParentsInXlaContext is not None
-"""Whether a graph that XLA will compile can be told from another."""
+"""Whether a graph that XLA will compile can be distinguished from another."""
 
-_target = None  # what `compiling_for` says; else the devices of this machine are meant
+_target = None  # set by `compiling_for`; None: the devices of this machine
 
 
 @contextlib.contextmanager
 def compiling_for(device_type: str) -> Iterator[None]:
-    """The context in which what is traced runs on devices of this type, such as "TPU"."""
+    """The context in which traced programs run on devices of this type, such as "TPU"."""
     global _target
     before, _target = _target, device_type
     try:
@@ -34,19 +34,19 @@ def compiling_for(device_type: str) -> Iterator[None]:
 
 
 def target() -> str | None:
-    """The type of device that is compiled for, where `compiling_for` names one; else None."""
+    """The type of device that `compiling_for` names; None outside of it."""
     return _target
 
 
 def in_xla() -> bool:
-    """Whether TensorFlow is tracing something that XLA will compile; False if that is not known."""
+    """Whether TensorFlow is tracing a program that XLA will compile; False if unknown."""
     if GraphOrParentsInXlaContext is None or tf.executing_eagerly():
         return False
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def compiles_for_cpu() -> bool:
-    """Whether TensorFlow is tracing something that XLA will compile for CPUs alone."""
+    """Whether TensorFlow is tracing a program that XLA will compile for CPUs only."""
     if not in_xla():
         return False
     types = [_target] if _target else [d.device_type for d in tf.config.list_logical_devices()]

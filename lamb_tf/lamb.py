@@ -145,10 +145,11 @@ class LAMB(LayerwiseOptimizer):
     def _build(self, variables):
         super()._build(variables)
         self._betas = rounded((self.beta_1, self.beta_2), self._precision)
-        # Where TensorFlow runs a plain graph, the kernel stands for `moments` and `direction`.
-        plain = self.has_kernels and not self.nesterov
-        if plain and _kernels.AdamDirection.computes(self._betas, self.epsilon):
-            self._kernel = _kernels.AdamDirection()
+        # In a plain graph of TensorFlow, and on torch, it stands for `moments` and `direction`.
+        if self.has_kernels and not self.nesterov:
+            self._kernel = _kernels.adam_direction(
+                self._betas, self.epsilon, variables, self.use_ema
+            )
 
     def coefficients(self, step: Tensor, finite: Tensor | None) -> Corrections:
         """The bias corrections: 1 − β₁ᵗ, …, or 1 without."""

@@ -1,12 +1,11 @@
 """LAMB and LARS for tf_keras, which is Keras 2 next to Keras 3 (`TF_USE_LEGACY_KERAS=1`).
 
-`LAMB` replaces `tfa.optimizers.LAMB`. It has the same arguments, slots and names of state. So
-checkpoints, `.h5` files and SavedModels written with TensorFlow Addons load, and training continues
-as with Addons. It needs TensorFlow and tf_keras, but not Keras 3. [Migration](../migration.md)
-has the steps.
+`LAMB` replaces `tfa.optimizers.LAMB`, with the same arguments, slots and names of state: its
+checkpoints, `.h5` files and SavedModels load, and training continues as with TensorFlow Addons. It
+needs TensorFlow and tf_keras, but not Keras 3. [Migration](../migration.md) has the steps.
 
-These differences from Addons are intended: state and arithmetic are float32 (float64 for float64
-variables); a step in which any gradient is not finite changes nothing; `epsilon=0` means zero, and
+Intended differences from Addons: state and arithmetic are float32 (float64 for float64 variables);
+a step in which any gradient is not finite changes nothing; `epsilon=0` means zero, and
 `exclude_from_layer_adaptation=[]` excludes nothing; patterns are matched against names without
 `:0`, and a list that matches no variable is an error.
 """
@@ -24,8 +23,8 @@ try:
     import tf_keras
 except ImportError as error:
     raise ImportError(
-        'lamb_tf.legacy needs tf_keras: `pip install "lamb_tf[legacy]"`, or, next to a TensorFlow '
-        "of yours, `pip install --no-deps tf-keras`."
+        'lamb_tf.legacy needs tf_keras: `pip install "lamb_tf[legacy]"`, or, with your own '
+        "TensorFlow, `pip install --no-deps tf-keras`."
     ) from error
 from tf_keras.src.optimizers.legacy.optimizer_v2 import _var_key
 
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
     from lamb_tf._types import LearningRate, WeightDecay
 
-    _Item = str | Callable[[tf.Variable], bool]  # of functions `biases_and_norms` alone
+    _Item = str | Callable[[tf.Variable], bool]  # of functions, only `biases_and_norms`
 
-PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own methods for subclasses
+PRIVATE_HOOKS = {  # private parts of tf_keras' optimizers that are used, and why
     "_slots": "slots by variable and name: `add_slot` adds those wider than their variable",
     "_slot_names": "likewise",
-    "_weights": "likewise: what `get_weights` and the files hold",
+    "_weights": "likewise: the content of `get_weights` and of the files",
     "_restore_slot_variable": "likewise: a checkpoint that was read before the slot was made",
     "_distribution_strategy_scope": "likewise: the slot is made under the strategy of its variable",
     "_distributed_apply": "the update of all variables, gradients being summed and clipped",
@@ -51,7 +50,7 @@ PRIVATE_HOOKS = {  # what of tf_keras' optimizers is used beyond their own metho
     "_initial_decay": "the argument `decay`",
     "_fallback_apply_state": "coefficients for a variable on a device that `_prepare` did not see",
     "_hyper": "the numbers, variables or schedules that `_set_hyper` was given, by name",
-    "_use_locking": "what Keras 2 hands to each assignment",
+    "_use_locking": "passed by Keras 2 to each assignment",
 }
 
 _EXCLUSIONS = "exclude_from_weight_decay", "exclude_from_layer_adaptation"
@@ -92,8 +91,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
     def __setattr__(self, name, value):
         """Refuses, after the first step, changes that a traced step would not see.
 
-        A traced step does see a new number for `learning_rate`, `weight_decay` or a β, because
-        these are variables.
+        It does see a new number for `learning_rate`, `weight_decay` or a β, which are variables.
         """
         name = "learning_rate" if name == "lr" else name  # as in the base class
         if name in self._checks:
@@ -111,12 +109,12 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     @property
     def exclude_from_weight_decay(self):
-        """The list given, or None. Read-only: a traced step would not see a change."""
+        """The given list, or None; read-only, as a traced step would not see a change."""
         return self._exclusions[0]
 
     @property
     def exclude_from_layer_adaptation(self):
-        """The list given; None means that of the decay. Read-only too."""
+        """The given list; None: as for the decay. Read-only."""
         return self._exclusions[1]
 
     def get_config(self) -> dict[str, object]:
@@ -130,7 +128,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict, custom_objects: dict | None = None):
-        """The optimizer of a saved config, also of one written by older Addons or tf-models."""
+        """The optimizer of a saved config, including those of older Addons and of tf-models."""
         config = dict(config)
         if "weight_decay_rate" in config:
             config["weight_decay"] = config.pop("weight_decay_rate")
@@ -155,7 +153,7 @@ class _Layerwise(tf_keras.optimizers.legacy.Optimizer):
                 decayed = [not is_excluded for is_excluded in undecayed]
                 _selection.warn_of_norms(var_list, decayed, self._exclusions[0])
             self._exclusions_were_checked = True
-        for slot_name in self._slot_order:  # all of one slot, then all of the next, as in Addons
+        for slot_name in self._slot_order:  # slot by slot, as in Addons
             for var in var_list:
                 self.add_slot(var, slot_name)
 
@@ -244,8 +242,8 @@ class LAMB(_Layerwise):
         beta_2: β₂ in [0, 1).
         epsilon: ε ≥ 0, outside the root.
         weight_decay: λ ≥ 0, inside the direction u, so that it is part of the norm: a float, a
-            function without arguments or a schedule. None is 0. (The old names `weight_decay_rate`,
-            and `lr` for the rate, are accepted with a warning.)
+            function without arguments or a schedule. None is 0. (The old names `weight_decay_rate`
+            and `lr` are accepted with a warning.)
         exclude_from_weight_decay: `lamb_tf.biases_and_norms`, or a list of regular expressions,
             searched for in the names of variables; λ = 0 for each variable that matches.
         exclude_from_layer_adaptation: Likewise; the ratio is 1 for each variable that matches.
@@ -397,10 +395,9 @@ class LARS(_Layerwise):
 def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> tf_keras.Model:
     """Loads a tf_keras model saved with Addons' `LAMB` or this one, ready to continue training.
 
-    It is `tf_keras.models.load_model` with three additions. It reads `Addons>LAMB` as this `LAMB`,
-    whether Addons is installed or not. It reads `.h5` files of mixed_float16, in which tf_keras
-    saves the optimizer's class without its package. And it restores the optimizer's slots from a
-    SavedModel too.
+    It adds to `tf_keras.models.load_model`: `Addons>LAMB` becomes this `LAMB`, whether Addons is
+    installed or not; `.h5` files of mixed_float16, in which tf_keras saves the optimizer's class
+    without its package, are read; and the optimizer's slots are restored from a SavedModel too.
 
     Args:
         path: An `.h5` file or the directory of a SavedModel.
@@ -416,24 +413,20 @@ def load_model(path: str | os.PathLike, custom_objects: dict | None = None) -> t
     if str(path).endswith(".keras"):
         raise ValueError(
             "`path` must be an .h5 file or a SavedModel, since tf_keras leaves the state of LAMB "
-            f"out of .keras files; got {path}. For the weights only, use "
-            "tf_keras.models.load_model."
+            f"out of .keras files; got {path}. tf_keras.models.load_model reads the weights."
         )
     registered = tf_keras.utils.get_custom_objects()
     before = dict(registered)
     registered["Addons>LAMB"] = LAMB  # here: it has precedence over custom_objects
     for optimizer_class in (LAMB, LARS):
-        name = optimizer_class.__name__
-        if name not in (custom_objects or {}):
-            registered.setdefault(name, optimizer_class)
+        if optimizer_class.__name__ not in (custom_objects or {}):
+            registered.setdefault(optimizer_class.__name__, optimizer_class)
     try:
         model = tf_keras.models.load_model(path, custom_objects=custom_objects)
     finally:
         registered.clear()
         registered.update(before)
-    if os.path.isdir(path):
-        # A SavedModel holds a checkpoint of the whole model; the old model's metrics may be left
-        # over.
+    if os.path.isdir(path):  # a checkpoint of the whole model, which may hold metrics too
         model.load_weights(os.path.join(path, "variables", "variables")).expect_partial()
     return model
 
@@ -461,7 +454,7 @@ class _Keras3Schedule(tf_keras.optimizers.schedules.LearningRateSchedule):
 
 
 def _schedule(value):
-    """`value`; if it is a schedule of Keras 3, that schedule wrapped for tf_keras."""
+    """`value`; a schedule of Keras 3 is wrapped for tf_keras."""
     if isinstance(value, _Schedule) or not hasattr(value, "get_config"):
         return value
     return _Keras3Schedule(value)
@@ -494,25 +487,22 @@ def _found(exclusions, variable):
 
 
 def _patterns(value, argument):
-    if value is None:
-        return None
-    for item in _selection.as_list(value):
+    """The exclusions as a list, checked; None stays None."""
+    items = None if value is None else _selection.as_list(value)
+    for item in items or ():
         if isinstance(item, str):
             _selection.pattern(item, argument)
         elif item is not biases_and_norms:
             raise TypeError(
-                f"`{argument}` must hold lamb_tf.biases_and_norms or regular expressions, "
-                f"searched for in the names of variables; got {item!r} of type "
-                f"{type(item).__name__}."
+                f"`{argument}` must hold lamb_tf.biases_and_norms or regular expressions; got "
+                f"{item!r} of type {type(item).__name__}."
             )
-    return _selection.as_list(value)
+    return items
 
 
 def _to_be_saved(exclusions):
-    """The exclusions in terms of JSON: `biases_and_norms` by its name."""
-    if exclusions is None:
-        return None
-    return [_BY_NAME if item is biases_and_norms else item for item in exclusions]
+    """The exclusions as JSON: `biases_and_norms` by its name."""
+    return exclusions and [_BY_NAME if e is biases_and_norms else e for e in exclusions]
 
 
 def _restored(exclusions):
@@ -522,6 +512,6 @@ def _restored(exclusions):
 
 
 def _checked(value, argument, check=not_negative):
-    """The value, checked where it is not a tensor, function or schedule."""
+    """The value, checked unless it is a tensor, function or schedule."""
     is_plain = value is None or isinstance(value, (str, numbers.Real))
     return check(value, argument) if is_plain else value

@@ -13,6 +13,7 @@ from lamb_tf._types import Tensor, Variables
 
 INITIAL_SCALE, GROWTH_STEPS = 2.0**15, 2000
 BOUNDS = 1.0, 2.0**24  # of the scale
+_SAVED = "step_counter", "dynamic_scale"
 _SUCCESSORS = {
     "get_scaled_loss": "Use `scale_loss(loss)`.",
     "get_unscaled_gradients": "Pass the gradients of the scaled loss to `apply`: it unscales them.",
@@ -52,13 +53,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     An update is skipped if a gradient of any replica is not finite; the scale is then halved. It is
     doubled after `dynamic_growth_steps` good updates in a row. The scale stays within [1, 2²⁴].
-    There are two differences from `keras.optimizers.LossScaleOptimizer`. Keras' looks at the
-    gradients of one replica only: after an overflow on another, the weights of LAMB and LARS stay
-    unchanged too, but the scale is not halved. And `skipped_updates` does not count the updates
-    that Keras' skips.
+    `keras.optimizers.LossScaleOptimizer` differs in two ways. It checks the gradients of one
+    replica only: after an overflow on another, the weights of LAMB and LARS stay unchanged too, but
+    the scale is not halved. And `skipped_updates` does not count the updates that it skips.
 
-    Under the policy `mixed_float16`, `compile` wraps the optimizer in Keras' `LossScaleOptimizer`,
-    unless the optimizer is already this one.
+    Under the policy `mixed_float16`, `compile` wraps the optimizer in Keras' class unless it is
+    wrapped in this one.
 
     Args:
         inner_optimizer: A `lamb_tf.LAMB` or `LARS`, without `loss_scale_factor`.
@@ -89,9 +89,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ):
         if not isinstance(inner_optimizer, LayerwiseOptimizer):
             raise TypeError(
-                "`inner_optimizer` must be an optimizer of lamb_tf, which reports skipped "
-                f"updates; got {type(inner_optimizer).__name__}. Use "
-                "keras.optimizers.LossScaleOptimizer for it."
+                "`inner_optimizer` must be an optimizer of lamb_tf; got "
+                f"{type(inner_optimizer).__name__}. Use keras.optimizers.LossScaleOptimizer for it."
             )
         _check_unscaled(inner_optimizer)
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
@@ -129,18 +128,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             _replicas.note_trainable(self, self.inner_optimizer.trainable_variables)
 
     def save_own_variables(self, store: MutableMapping) -> None:
-        """Writes the scale, if the optimizer is built.
-
-        Keras saves the inner optimizer separately.
-        """
+        """Writes the scale, if the optimizer is built; Keras saves the inner optimizer."""
         if self.built:
-            for name in ("step_counter", "dynamic_scale"):
+            for name in _SAVED:
                 store[name] = _replicas.to_numpy(getattr(self, name))
 
     def load_own_variables(self, store: MutableMapping) -> None:
         """Reads the scale; if it was saved before the first step, the arguments' scale is used."""
         if self.built and "dynamic_scale" in store.keys():  # noqa: SIM118, Keras' store has no `in`
-            for name in ("step_counter", "dynamic_scale"):
+            for name in _SAVED:
                 getattr(self, name).assign(store[name])
 
     @_replicas.not_converted
@@ -160,12 +156,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer
         before = inner.iterations + 0, inner.skipped_updates + 0
         variables = trainable_variables or inner.trainable_variables
-        # A gradient that overwrites its variable, such as a scale of float8, is not scaled with the
-        # loss.
-        as_it_is = [is_overwritten(v) for v in variables]
+        # The gradient that overwrites a scale of float8 is not scaled with the loss.
+        kept = [is_overwritten(v) for v in variables] + [False] * len(grads)
         unscaled = [
-            g if g is None or any(as_it_is[i : i + 1]) else ops.divide(g, self.dynamic_scale)
-            for i, g in enumerate(grads)
+            g if g is None or is_kept else ops.divide(g, self.dynamic_scale)
+            for g, is_kept in zip(grads, kept)
         ]
         inner.apply(unscaled, trainable_variables, skip_gradients_aggregation)
         _replicas.merge_replicas(self._adapt, *before)

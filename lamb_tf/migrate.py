@@ -7,6 +7,7 @@ Training then continues as it would have there, given the arguments that make `l
 compute the same: `docs/which_lamb.md` lists them, `docs/migration.md` has the steps.
 """
 
+import collections
 import dataclasses
 import json
 import os
@@ -31,29 +32,29 @@ def from_tf_keras(
 ) -> dict[str, float]:
     """Reads weights, `m`, `v` and the step count of a tf_keras model into `model` and `optimizer`.
 
-    Weights are paired by name: `dense/kernel:0` in the file with `dense/kernel` or, where the name
-    of a model stands before it, `sequential/dense/kernel`. Unless all fits, nothing is written.
+    Weights are paired by name: `dense/kernel:0` in the file with `dense/kernel` or
+    `sequential/dense/kernel` in the model. If anything does not fit, nothing is written.
 
     Args:
         path: An `.h5` file of a whole model, the prefix of a checkpoint (of `tf.train.Checkpoint`
             or `save_weights`), or the directory of a SavedModel.
         model: The Keras 3 model, built.
         optimizer: The `lamb_tf.LAMB` that will train it.
-        match: `"name"`; or `"order"`, for models whose layers are called otherwise, to pair the
-            k-th trainable weight with the k-th weight that the old optimizer updated; or a
-            dictionary `{path in the model: name in the file}`, the rest being paired by name.
+        match: `"name"`; `"order"`, to pair the k-th trainable weight with the k-th weight that the
+            old optimizer updated; or a dictionary `{path in the model: name in the file}`, with the
+            rest paired by name.
 
     Returns:
-        The old hyperparameters, as far as the file holds them as numbers: a dictionary such as
-        `{"learning_rate": 0.01, "beta_1": 0.9, …}`. They are not set; `optimizer` has its own.
+        The old hyperparameters that the file holds as numbers, such as `{"learning_rate": 0.01,
+        "beta_1": 0.9, …}`. They are not set in `optimizer`.
 
     Raises:
-        TypeError: `optimizer` is another optimizer, or `match` is nothing of these.
+        TypeError: `optimizer` is another optimizer, or `match` has another type.
         ValueError: `match` is another word, or has a path that is not in the model; `optimizer` was
-            built for other variables; a file that is damaged, or of Keras 3; no optimizer state
-            with slots `m` and `v` in it (a `.keras` file of tf_keras never has it); a weight
-            without a counterpart, or with several; shapes that differ; a model that is not built.
-        FileNotFoundError: there is nothing at `path`.
+            built for other variables; a file that is damaged, of Keras 3, or without optimizer
+            state with slots `m` and `v` (a `.keras` file of tf_keras never has it); a weight with
+            no counterpart, or several; shapes that differ; a model that is not built.
+        FileNotFoundError: there is no file at `path`.
     """
     optimizer = _lamb(optimizer)
     if not model.trainable_variables:
@@ -100,7 +101,7 @@ def from_keras(old: "keras.optimizers.Lamb", optimizer: LAMB) -> None:
     """Copies m, v and the step count of `keras.optimizers.Lamb` into `lamb_tf.LAMB`.
 
     Keras' LAMB with `weight_decay=None` is `lamb_tf.LAMB(epsilon=1e-7)`. With a weight decay it has
-    no counterpart: its decay stands outside the trust ratio, so training continues differently.
+    no counterpart: its decay is outside the trust ratio, so training continues differently.
 
     Args:
         old: The `keras.optimizers.Lamb` that trained the model, such as the `model.optimizer` of a
@@ -109,16 +110,13 @@ def from_keras(old: "keras.optimizers.Lamb", optimizer: LAMB) -> None:
 
     Raises:
         TypeError: `old` or `optimizer` is another optimizer.
-        ValueError: `old` has not made a step, so that there is nothing to copy; or `optimizer` was
-            built for other variables.
+        ValueError: `old` has not made a step, or `optimizer` was built for other variables.
     """
     old, optimizer = getattr(old, "inner_optimizer", old), _lamb(optimizer)
     if not isinstance(old, keras.optimizers.Lamb):
         raise TypeError(f"`old` must be a keras.optimizers.Lamb; got {type(old).__name__}.")
     if not old.built:
-        raise ValueError(
-            "`old` must have made a step; got an optimizer that was not built and has no state."
-        )
+        raise ValueError("`old` must have made a step; got an optimizer with no state.")
     moments = list(moments_of_keras_lamb(old))
     _build(optimizer, [variable for variable, _, _ in moments])
     for variable, m, v in moments:
@@ -170,7 +168,7 @@ def _set_slots(optimizer, variable, m, v):
 
 @dataclasses.dataclass
 class _Weight:
-    """One variable of the old model; `m` and `v` are None where the optimizer did not update it."""
+    """A variable of the old model; `m` and `v` are None if the optimizer did not update it."""
 
     name: str
     value: np.ndarray
@@ -180,7 +178,7 @@ class _Weight:
 
 @dataclasses.dataclass
 class _State:
-    """What the file of an old model holds; trained weights are in the order of their slots."""
+    """The contents of an old model's file; trained weights are in the order of their slots."""
 
     weights: list
     iterations: int
@@ -191,15 +189,14 @@ def _read_h5(path):
     import h5py
 
     if not os.path.exists(path):
-        raise FileNotFoundError(f"There is no file {path}.")
+        raise FileNotFoundError(f"`path` must be an existing file; got {path}. Check it.")
     try:
         with h5py.File(path) as file:
             return _read_model(file, path)
     except (OSError, KeyError, RuntimeError) as error:
         raise ValueError(
-            f"{path} must be an HDF5 file of a whole tf_keras model; got one that cannot be read: "
-            f"{' '.join(str(error).split())}. It may be empty, cut short or of another format: "
-            "save or copy it again."
+            f"{path} must be an HDF5 file of a whole tf_keras model; got one that cannot be read "
+            f"({' '.join(str(error).split())}). If it is cut short, save or copy it again."
         ) from None
 
 
@@ -208,7 +205,7 @@ def _read_model(file, path):
         raise ValueError(f"{path} must be a file of tf_keras; got one of Keras 3. {_OF_KERAS_3}")
     if "optimizer_weights" not in file:
         raise ValueError(
-            f"{path} holds no optimizer state. Save the whole compiled model with "
+            f"{path} must hold the optimizer's state; got none. Save the whole compiled model with "
             f"`model.save(…)`, not `save_weights`. {_OF_KERAS_3}"
         )
     weights = [
@@ -235,7 +232,7 @@ def _read_model(file, path):
 
 
 def _strings(group, kind):
-    """The attribute `layer_names` or `weight_names`, which long models keep in numbered pieces."""
+    """The attribute `layer_names` or `weight_names`, which HDF5 may split into numbered pieces."""
     name = f"{kind}_names"
     pieces = [key for key in group.attrs if key.startswith(name)]
     pieces.sort(key=lambda key: int(key[len(name) :] or 0))
@@ -253,26 +250,26 @@ def _read_checkpoint(path):
             "apart."
         )
 
-    slots, taken, hyperparameters = {}, set(), {}
+    def value(index):
+        return reader.get_tensor(_saved(nodes[index]).checkpoint_key)
+
+    slots, others, hyperparameters = {}, set(), {}  # others: neither weights nor their slots
     for owner in owners:
         for slot in owner.slot_variables:
             of_weight = slots.setdefault(slot.original_variable_node_id, {})
             of_weight[slot.slot_name] = slot.slot_variable_node_id
-            taken.add(slot.slot_variable_node_id)
+            others.add(slot.slot_variable_node_id)
         for child in owner.children:
             if _saved(nodes[child.node_id]):
-                taken.add(child.node_id)
-                value = reader.get_tensor(_saved(nodes[child.node_id]).checkpoint_key)
-                hyperparameters[child.local_name] = value.item() if value.ndim == 0 else value
-
-    def value(index):
-        return reader.get_tensor(_saved(nodes[index]).checkpoint_key)
+                others.add(child.node_id)
+                found = value(child.node_id)
+                hyperparameters[child.local_name] = found.item() if found.ndim == 0 else found
 
     def weight(index):
         mine = {name: value(i) for name, i in slots.get(index, {}).items() if name in ("m", "v")}
         return _Weight(_bare(_saved(nodes[index]).full_name), value(index), **mine)
 
-    rest = [i for i, n in enumerate(nodes) if _saved(n) and i not in taken and i not in slots]
+    rest = [i for i, n in enumerate(nodes) if _saved(n) and i not in others and i not in slots]
     iterations = hyperparameters.pop("iter", 0)
     return _State([weight(i) for i in [*slots, *rest]], iterations, _numbers(hyperparameters))
 
@@ -286,18 +283,22 @@ def _open_checkpoint(path):
         folder, inside = path, os.path.join(path, "variables", "variables")  # of a SavedModel
         path = inside if os.path.exists(f"{inside}.index") else tf.train.latest_checkpoint(path)
         if path is None:
-            raise FileNotFoundError(f"There is no checkpoint in the folder {folder}.")
+            raise FileNotFoundError(
+                f"`path` must hold a checkpoint; got the folder {folder} without one."
+            )
     if not os.path.exists(f"{path}.index"):
-        raise FileNotFoundError(f"There is no checkpoint {path} (no file {path}.index).")
+        raise FileNotFoundError(
+            f"`path` must be a checkpoint's prefix; got {path}, but there is no file {path}.index."
+        )
     try:
-        bundle_index.entries(path)  # TensorFlow would end the process where an index is damaged
+        bundle_index.entries(path)  # a damaged index would abort TensorFlow's process
         return tf.train.load_checkpoint(path)
     except (tf.errors.OpError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable checkpoint: {error}") from None
+        raise ValueError(f"`path` must be a readable checkpoint; got {path}: {error}") from None
 
 
 def _nodes(reader, path):
-    """The objects that were saved: what belongs to what stands there, and nowhere in the keys."""
+    """The graph of saved objects: only it has the slots' variables."""
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     if not reader.has_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"):
@@ -309,7 +310,7 @@ def _nodes(reader, path):
 
 
 def _saved(node):
-    """Where the value of a variable was saved, and under which name; None for other objects."""
+    """The key and name under which a variable was saved; None for other objects."""
     return next((a for a in node.attributes if a.name == "VARIABLE_VALUE"), None)
 
 
@@ -326,24 +327,21 @@ def _ends_with(long, short):
 
 
 def _partner(variable, weights, match):
-    """The one weight of the file that goes by the variable's name."""
+    """The one weight of the file with the variable's name."""
     wanted = match.get(variable.path) if isinstance(match, dict) else None
     if wanted is not None:
         found = [weight for weight in weights if weight.name == _bare(wanted)]
     else:
-        found = [
-            weight
-            for weight in weights
-            if _ends_with(variable.path, weight.name) or _ends_with(weight.name, variable.path)
-        ]
+        pairs = [(variable.path, weight.name, weight) for weight in weights]
+        found = [w for path, name, w in pairs if _ends_with(path, name) or _ends_with(name, path)]
         longest = max((len(weight.name) for weight in found), default=0)
         found = [weight for weight in found if len(weight.name) == longest]
     if len(found) != 1:
         names = "\n  ".join(sorted(weight.name for weight in weights))
+        given = f" (given: {wanted!r})" if wanted else ""
         raise ValueError(
-            f"The file must have one weight for {variable.path!r}"
-            f"{f' (given: {wanted!r})' if wanted else ''}; got {len(found)} of\n  {names}\n"
-            'Pass match={path in the model: name in the file} or match="order".'
+            f"The file must have one weight for {variable.path!r}{given}; got {len(found)} of\n  "
+            f'{names}\nPass match={{path in the model: name in the file}} or match="order".'
         )
     return found[0]
 
@@ -359,10 +357,10 @@ def _check(pairs, trained):
         raise ValueError(
             "Each weight must have the shape that it has in the file; got\n  " + "\n  ".join(wrong)
         )
-    users = [id(weight) for _, weight in pairs]
+    users = collections.Counter(id(weight) for _, weight in pairs)
     for weight in trained:
-        if users.count(id(weight)) != 1:
+        if users[id(weight)] != 1:
             raise ValueError(
                 f"{weight.name} in the file must have one counterpart in the model; got "
-                f"{users.count(id(weight))}. Make the same layers trainable in both models."
+                f"{users[id(weight)]}. Make the same layers trainable in both models."
             )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import keras
 from keras import ops
 
-from lamb_tf import _selection
+from lamb_tf import _kernels, _selection
 from lamb_tf._checks import Dependent, boolean, fraction, not_negative
 from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
@@ -123,6 +123,7 @@ class OrScale(LayerwiseOptimizer):
 
     slot_names = ("momentum", "v", "calibration")
     scalar_slots = ("calibration",)
+    is_elementwise = False
     iteration = POLAR_EXPRESS
     trust_ratio_bounds: Any = Dependent(lambda self: (0.1, 5.0) if self.calibrated else (0.5, 1.5))
     hyperparameters: ClassVar[dict[str, Callable]] = {
@@ -263,9 +264,13 @@ def orthogonal_factor(x: Tensor, iteration: NewtonSchulz = POLAR_EXPRESS) -> Ten
     is_tall = x.shape[0] > x.shape[1]
     x = ops.transpose(x) if is_tall else x
     x = x / (_norm(x) * iteration.margin + iteration.epsilon)
-    for a, b, c in iteration.coefficients:
+
+    def step(x, coefficients):
+        a, b, c = coefficients
         square = x @ ops.transpose(x)  # ops.matmul would be in float32 on torch
-        x = a * x + (b * square + c * square @ square) @ x
+        return a * x + (b * square + c * square @ square) @ x
+
+    x = _kernels.repeat(step, x, iteration.coefficients)
     return ops.transpose(x) if is_tall else x
 
 

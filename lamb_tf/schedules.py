@@ -1,13 +1,12 @@
 """Learning-rate schedules for large batches: warm-up, decay, re-warm-up, LEGW, scaling rules.
 
 A schedule is a function of the number of updates made so far: the first update uses step 0. Each
-class here is an ordinary `keras.optimizers.schedules.LearningRateSchedule` that only uses
-`keras.ops`. So it runs on every backend, inside graphs and XLA, and is saved with its optimizer.
-`step` may also be an array of steps, for example to plot a schedule.
+class is a `keras.optimizers.schedules.LearningRateSchedule` written in `keras.ops`: it runs on
+every backend, inside graphs and XLA, and is saved with its optimizer. `step` may also be an array,
+for example to plot a schedule.
 
 Steps are subtracted as integers, and only their differences become float32. So the rate is correct
-to float32 round-off below 2^31 steps, also near the end of a long decay, where `1 - step /
-total_steps` would lose its digits.
+to float32 round-off below 2^31 steps, also near the end of a long decay.
 """
 
 import dataclasses
@@ -36,10 +35,8 @@ def _steps(value, argument, least=0):
             f"`{argument}` must be a whole number of steps; got {value!r}. Write int(...) or "
             "round(...)."
         ) from None
-    if steps < least:
-        raise ValueError(f"`{argument}` must be ≥ {least}; got {steps}.")
-    if steps > _MOST:
-        raise ValueError(f"`{argument}` must be below 2^31, as updates are counted; got {steps}.")
+    if not least <= steps <= _MOST:
+        raise ValueError(f"`{argument}` must be at least {least} and below 2^31; got {steps}.")
     return steps
 
 
@@ -53,7 +50,7 @@ def _boundaries(values, argument):
 _positive_steps = functools.partial(_steps, least=1)
 _rate = number_that(lambda x: 0 <= x <= LARGEST, "finite (in float32) and ≥ 0", TypeError)
 _positive = number_that(lambda x: 0 < x < math.inf, "positive and finite", TypeError)
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {  # of the arguments of all schedules
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "peak_learning_rate": _rate,
     "end_learning_rate": _rate,
     "warmup_steps": _steps,
@@ -62,7 +59,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {  # of the arguments of all sch
     "decay_steps": _positive_steps,
     "power": number_that(
         lambda x: 0 < x <= LARGEST,
-        "finite (in float32) and > 0 (WarmupConstant has a constant rate)",
+        "positive and finite (WarmupConstant has a constant rate)",
         TypeError,
     ),
     "decay_rate": number_that(lambda x: 0 < x <= 1, "in (0, 1]", TypeError),
@@ -73,11 +70,11 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {  # of the arguments of all sch
 
 
 class _Warmup(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up; the subclass's `_decayed` gives the rate after it.
+    """Linear warm-up; the subclass, a dataclass of its arguments, has the rate after it.
 
         rate(t) = peak · max(0, t - s) / warmup_steps     for t < s + warmup_steps
 
-    with s = `start_warmup_step`. The subclass is a dataclass, whose fields are its arguments.
+    with s = `start_warmup_step`.
     """
 
     peak_learning_rate: float
@@ -120,10 +117,8 @@ class _WarmupToTotal(_Warmup):
         super().__post_init__()
         if self.warmup_end > self.total_steps:
             raise ValueError(
-                "The warm-up must end by `total_steps`; got start_warmup_step="
-                f"{self.start_warmup_step} and warmup_steps={self.warmup_steps}, which end at step "
-                f"{self.warmup_end}, after total_steps={self.total_steps}. Shorten the warm-up or "
-                "train longer."
+                f"The warm-up must end by `total_steps`; got its end at step {self.warmup_end}, "
+                f"after total_steps={self.total_steps}. Shorten the warm-up or train longer."
             )
 
     def _decayed(self, step):
@@ -206,8 +201,7 @@ class WarmupCosineDecay(_WarmupToTotal):
     start_warmup_step: int = 0
 
     def _factor(self, remaining):
-        # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which is accurate near the end, where 1 + cos is
-        # not.
+        # ½ (1 + cos(π (1 - x))) = sin²(π x / 2), which is accurate near the end.
         return ops.sin(0.5 * math.pi * remaining) ** 2
 
 
@@ -248,8 +242,7 @@ class WarmupExponentialDecay(_Warmup):
     def _decayed(self, step):
         first = self.warmup_end if self.decay_from == "warmup_end" else 0
         past = ops.maximum(step - first, 0)
-        # Complete periods are counted in integers: in float32, 3 · 10⁷ steps would already be wrong
-        # by one.
+        # Complete periods are counted in integers: float32 would miscount from 3 · 10⁷ steps on.
         periods = ops.cast(past // self.decay_steps, "float32")
         if not self.staircase:
             periods = periods + _share(past % self.decay_steps, self.decay_steps)
@@ -291,9 +284,8 @@ class WarmupMultiStepDecay(_Warmup):
         super().__post_init__()
         if self.boundaries[0] < self.warmup_end:
             raise ValueError(
-                "`boundaries` must begin after the warm-up; got the first at step "
-                f"{self.boundaries[0]}, inside the warm-up, which ends at step {self.warmup_end}. "
-                "Boundaries count from step 0."
+                f"`boundaries` must begin after the warm-up; got step {self.boundaries[0]}, inside "
+                f"the warm-up, which ends at step {self.warmup_end}. They count from step 0."
             )
 
     def _decayed(self, step):
@@ -341,10 +333,9 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
         TypeError: `stages` are not pairs of a schedule and an integer.
         ValueError: there is no stage, or a stage has no steps.
 
-    The paper's mixed-batch run (section 4.1; the rate ramps up from zero again in stage 2), with
-    NVIDIA's rates:
-
     Examples:
+        The LAMB paper's mixed-batch run (section 4.1), with NVIDIA's rates:
+
         >>> schedule = JoinedSchedules([
         ...     (WarmupPolynomialDecay(6e-3, 7_038, warmup_steps=2_001, power=0.5), 7_038),
         ...     (WarmupPolynomialDecay(4e-3, 1_563, warmup_steps=200, power=0.5), 1_563),
@@ -386,7 +377,7 @@ class JoinedSchedules(keras.optimizers.schedules.LearningRateSchedule):
 def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the square-root rule, base · √(batch / base batch).
 
-    LAMB and LEGW use it. The LAMB paper's untuned BERT rates, from 32K down to 512:
+    LAMB and LEGW use it.
 
     Raises:
         TypeError: an argument is not a number.
@@ -394,24 +385,24 @@ def sqrt_scaling(batch_size: float, base_batch_size: float, base_learning_rate: 
             ratio or the scaled rate is not finite (in float32).
 
     Examples:
+        The LAMB paper's untuned BERT rates, from 32K down to 512:
+
         >>> [round(sqrt_scaling(batch, 32_768, 5e-3), 6) for batch in (32_768, 8_192, 512)]
         [0.005, 0.0025, 0.000625]
     """
-    rate = _rate(base_learning_rate, "base_learning_rate")
-    return _scaled(rate, math.sqrt(_batch_ratio(batch_size, base_batch_size)))
+    return _scaled(math.sqrt, batch_size, base_batch_size, base_learning_rate)
 
 
 def linear_scaling(batch_size: float, base_batch_size: float, base_learning_rate: float) -> float:
     """The rate for `batch_size` under the linear rule, base · batch / base batch.
 
-    It is the usual rule for SGD with momentum. The errors are those of `sqrt_scaling`.
+    The usual rule for SGD with momentum. The errors are those of `sqrt_scaling`.
 
     Examples:
         >>> linear_scaling(1024, 256, 0.1)
         0.4
     """
-    rate = _rate(base_learning_rate, "base_learning_rate")
-    return _scaled(rate, _batch_ratio(batch_size, base_batch_size))
+    return _scaled(float, batch_size, base_batch_size, base_learning_rate)
 
 
 def legw(
@@ -428,11 +419,10 @@ def legw(
 
         peak rate      = √k · base_learning_rate
         warm-up epochs = k · base_warmup_epochs
-        warm-up steps  = k · base_warmup_epochs · num_examples / batch_size = base_warmup_epochs ·
-        num_examples / base_batch_size
+        warm-up steps  = base_warmup_epochs · num_examples / base_batch_size
 
-    so the number of warm-up **steps** is the same for every batch. The number of epochs and the
-    shape of the decay stay the same.
+    The number of warm-up **steps** is the same for every batch, as are the number of epochs and the
+    shape of the decay.
 
     Args:
         batch_size: The global batch to train with.
@@ -455,10 +445,9 @@ def legw(
 
     Reference: LEGW, https://arxiv.org/abs/1901.08256.
 
-    ResNet-50 at batch 8,192 from the paper's 512 (rate 2², 10/2⁶ epochs of warm-up, 90 epochs,
-    power 2):
-
     Examples:
+        ResNet-50 at batch 8,192 from the paper's 512 (90 epochs, power 2):
+
         >>> def polynomial(peak, warmup_steps, steps_per_epoch):
         ...     steps = round(90 * steps_per_epoch)
         ...     return WarmupPolynomialDecay(peak, steps, warmup_steps, power=2)
@@ -469,7 +458,7 @@ def legw(
     peak = sqrt_scaling(batch_size, base_batch_size, base_learning_rate)
     examples = _positive(num_examples, "num_examples")
     warmup_epochs = _rate(base_warmup_epochs, "base_warmup_epochs")
-    # From the base batch, not from batch_size: so rounding cannot make the warm-up depend on it.
+    # From the base batch: so rounding cannot make the warm-up depend on batch_size.
     warmup_steps = warmup_epochs * examples / float(base_batch_size)
     if warmup_steps > _MOST:
         raise ValueError(
@@ -494,24 +483,15 @@ def legw(
     return schedule
 
 
-def _batch_ratio(batch_size, base_batch_size):
+def _scaled(rule, batch_size, base_batch_size, base_learning_rate):
+    rate = _rate(base_learning_rate, "base_learning_rate")
     ratio = _positive(batch_size, "batch_size") / _positive(base_batch_size, "base_batch_size")
-    if not 0 < ratio < math.inf:
+    if not 0 < ratio < math.inf or rate * rule(ratio) > LARGEST:
         raise ValueError(
-            f"`batch_size / base_batch_size` must be positive and finite; got {batch_size} / "
-            f"{base_batch_size}. Check both."
+            "The batches' ratio and the scaled learning rate must be finite (in float32); got "
+            f"{batch_size} / {base_batch_size} and the rate {rate:g}. Check all three."
         )
-    return ratio
-
-
-def _scaled(rate, factor):
-    scaled = rate * factor
-    if scaled > LARGEST:
-        raise ValueError(
-            f"The scaled learning rate must be finite (in float32); got {rate:g} · {factor:g}. "
-            "Check the rate and both batch sizes."
-        )
-    return scaled
+    return rate * rule(ratio)
 
 
 def _is_schedule(value):
@@ -527,15 +507,10 @@ def _share(steps, of, most=None):
 
 def _stage(stage):
     """(schedule, steps), of a tuple or a list."""
-    if not isinstance(stage, (tuple, list)) or len(stage) != 2:
+    is_pair = isinstance(stage, (tuple, list)) and len(stage) == 2
+    if not is_pair or not isinstance(stage[0], keras.optimizers.schedules.LearningRateSchedule):
         raise TypeError(
             "`stages` must be pairs of a LearningRateSchedule and its number of steps; got "
-            f"{stage!r}."
+            f"{stage!r}. For a constant rate use WarmupConstant."
         )
-    schedule, steps = stage
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        raise TypeError(
-            "`stages` must be (schedule, steps) with a keras LearningRateSchedule; got "
-            f"{schedule!r}. For a constant rate use WarmupConstant."
-        )
-    return schedule, _positive_steps(steps, "steps")
+    return stage[0], _positive_steps(stage[1], "steps")

@@ -29,14 +29,14 @@ METRICS = ("weight_norm", "update_norm", "trust_ratio")
 
 
 def record(optimizer: keras.optimizers.Optimizer) -> None:
-    """From now on each update keeps its metrics, in variables that no file or checkpoint holds.
+    """Makes each update record its metrics, in variables that no file or checkpoint holds.
 
     Args:
         optimizer: A `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
 
     Raises:
         TypeError: another optimizer.
-        ValueError: it has made a step already: a traced step would not record.
+        ValueError: the optimizer has made a step, and a traced step would not record.
     """
     _layerwise(optimizer).record_telemetry()
 
@@ -44,9 +44,9 @@ def record(optimizer: keras.optimizers.Optimizer) -> None:
 def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
     """`{variable.path: {"weight_norm": …, "update_norm": …, "trust_ratio": …}}`, in floats.
 
-    The metrics are those of the last update that was made: ‖x‖ before it, ‖u‖, and the ratio that
-    was used, which is 1 for a variable that is not adapted. A variable without gradient has zeros.
-    Where several variables have one path, the second is `PATH (2)`, and so on.
+    The metrics of the last update that was not skipped: ‖x‖ before it, ‖u‖, and the ratio, which is
+    1 for a variable that is not adapted. A variable without gradient has zeros. If several
+    variables have one path, the second is `PATH (2)`, and so on.
     """
     layers, _ = tensors(optimizer)
     paths, seen = [], collections.Counter()
@@ -63,18 +63,18 @@ def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
 def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float:
     """The global norm of the last gradient: over all replicas, unscaled, before clipping.
 
-    That of a skipped update counts too; it is infinite or not a number.
+    It includes skipped updates, whose norm is infinite or not a number.
     """
     _, norm = tensors(optimizer)
     return float(_replicas.to_numpy(norm))
 
 
 def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, keras.Variable]:
-    """The variables behind `read` and `gradient_norm`, to be used in a graph.
+    """The variables that `read` and `gradient_norm` return, for use in a graph.
 
     Returns:
-        A `keras.Variable` of shape (variables, 3), a row for each of the variables that the
-        optimizer was built with and a column for each of `METRICS`; and a scalar one.
+        A `keras.Variable` of shape (variables, 3): a row for each variable that the optimizer was
+        built with, a column for each of `METRICS`; and a scalar one.
 
     Raises:
         ValueError: `record` was not called, or the optimizer is not built yet.
@@ -82,14 +82,13 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
     recorded = _layerwise(optimizer)._telemetry
     if recorded is None:
         raise ValueError(
-            "There is no telemetry: call `telemetry.record(optimizer)` before the first step, and "
-            "read after it."
+            "There is no telemetry: call `telemetry.record(optimizer)` before the first step."
         )
     return recorded.layers, recorded.gradient_norm
 
 
 class Metrics:
-    """The variables that keep an optimizer's metrics, where no checkpoint of TensorFlow looks."""
+    """The variables that hold an optimizer's metrics, hidden from TensorFlow's checkpoints."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
@@ -97,9 +96,9 @@ class Metrics:
         self.layers = _add_variable(optimizer, (count, len(METRICS)), "layers")
 
     def keep(self, metrics: Tensor, positions: list[int], finite: Tensor | None) -> None:
-        """Writes the rows of the variables at these positions, and zeros for the others.
+        """Writes the rows of the variables at these positions, zeros for the others.
 
-        Where `finite`, a tensor or None, is false, the update is skipped: nothing is written.
+        Writes nothing where `finite`, a tensor or None, is false: the update is skipped.
         """
         rows = ops.expand_dims(ops.convert_to_tensor(positions), 1)
         zeros = ops.zeros(self.layers.shape, "float32")
@@ -127,20 +126,20 @@ def _layerwise(optimizer):
 
 
 class Log(keras.callbacks.Callback):
-    """A callback that writes the metrics while `fit` runs, the first time or once more.
+    """A callback that logs the metrics while `fit` runs.
 
-    Into `directory/telemetry.jsonl`, a line each time: `{"step", "skipped_updates",
-    "learning_rate", "gradient_norm", "layers": {path: {"weight_norm", …}}}`. Where TensorBoard is
-    installed, also curves of learning rate, gradient norm and skipped updates, one of the trust
-    ratio of every adapted variable (`trust_ratio/PATH`), and histograms over the layers.
+    Appends lines `{"step", "skipped_updates", "learning_rate", "gradient_norm", "layers": {path:
+    {"weight_norm", …}}}` to `directory/telemetry.jsonl`. If TensorBoard is installed, also writes
+    curves of learning rate, gradient norm and skipped updates, the trust ratio of every adapted
+    variable (`trust_ratio/PATH`), and histograms over the layers.
 
     Args:
-        directory: Where to write; made where it is missing.
-        every: Batches from one line to the next; with `steps_per_execution` a line comes at the
-            end of the call that passes it.
+        directory: Where to write; created if missing.
+        every: Batches between two lines; with `steps_per_execution`, a line is written at the end
+            of the call that reaches this number.
 
     Raises:
-        ValueError: `every` is no whole number of at least 1.
+        ValueError: `every` is not a whole number of at least 1.
 
     Example:
 
@@ -156,8 +155,8 @@ class Log(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         optimizer = _layerwise(self.model.optimizer)
         if optimizer._telemetry is None:
-            optimizer.record_telemetry(traces_anew=True)
-            self.model.make_train_function(force=True)  # that of an earlier `fit` does not record
+            optimizer.record_telemetry(retraces=True)
+            self.model.make_train_function(force=True)  # an earlier `fit`'s does not record
             _replicas.note_new_variables(self.model)
         os.makedirs(self.directory, exist_ok=True)
         self._path = os.path.join(self.directory, "telemetry.jsonl")
@@ -171,13 +170,13 @@ class Log(keras.callbacks.Callback):
         self._first_of_call = batch
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        # A call has so many batches; the last of an epoch may have fewer.
+        # The last call of an epoch may have fewer batches.
         of_epoch = self._first_of_call + self.model.steps_per_execution
         before = self._batches
         self._batches = self._before_epoch + min(of_epoch, self.params.get("steps") or of_epoch)
         if before // self.every == self._batches // self.every:
             return
-        if hasattr(self.model, "jax_state_sync"):  # on JAX `fit` keeps the state to itself
+        if hasattr(self.model, "jax_state_sync"):  # on JAX, `fit` holds the state
             self.model.jax_state_sync()
         optimizer = _layerwise(self.model.optimizer)
         norm = gradient_norm(optimizer)
@@ -185,7 +184,7 @@ class Log(keras.callbacks.Callback):
             "step": int(_replicas.to_numpy(optimizer.iterations)),
             "skipped_updates": int(_replicas.to_numpy(optimizer.skipped_updates)),
             "learning_rate": float(ops.convert_to_numpy(optimizer.learning_rate)),
-            "gradient_norm": norm if np.isfinite(norm) else None,  # JSON knows no infinity
+            "gradient_norm": norm if np.isfinite(norm) else None,  # JSON has no infinity
             "layers": read(optimizer),
         }
         with open(self._path, "a", encoding="utf-8") as lines:
@@ -222,7 +221,7 @@ def _write_events(events, row):
 
 
 def _curves(row):
-    """What TensorBoard shows as curves. Ratio 0: no gradient; 1: not adapted."""
+    """Scalars for TensorBoard, by name. A ratio of 0 means no gradient, 1 not adapted."""
     found = {name: row[name] for name in ("learning_rate", "gradient_norm", "skipped_updates")}
     ratios = {path: layer["trust_ratio"] for path, layer in row["layers"].items()}
     found |= {f"trust_ratio/{path}": ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
@@ -232,7 +231,7 @@ def _curves(row):
 def plot(
     path: str | os.PathLike, metric: str = "trust_ratio", output: str | os.PathLike | None = None
 ) -> "matplotlib.figure.Figure":
-    """Draws one metric of every variable over the steps, as a map, and the gradient norm above it.
+    """Draws a heat map of one metric, variables over steps, and the gradient norm above it.
 
     Args:
         path: A `telemetry.jsonl` that `Log` wrote.
@@ -283,19 +282,18 @@ def plot(
 def _rows(path):
     """The lines that `Log` wrote, in the order of their steps.
 
-    A run that was killed may have left a part of one, and what it did is done once more: of lines
-    from the step on at which a run goes on, the later ones count.
+    A killed run may leave a part of a line, and a resumed one repeats steps: later lines replace
+    earlier ones.
     """
     rows = []
     with open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            row = None
             with contextlib.suppress(json.JSONDecodeError):
                 row = json.loads(line)
-            if isinstance(row, dict) and row.keys() >= _KEYS:
-                while rows and rows[-1]["step"] >= row["step"]:
-                    rows.pop()
-                rows.append(row)
+                if isinstance(row, dict) and row.keys() >= _KEYS:
+                    while rows and rows[-1]["step"] >= row["step"]:
+                        rows.pop()
+                    rows.append(row)
     return rows
 
 
@@ -309,7 +307,7 @@ def _layers_as(paths, layers):
 
 
 def _end_last_line(path):
-    """Where a killed run left a part of a line, the next one begins after it."""
+    """Ends a part of a line that a killed run left, so that the next line begins after it."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -7,7 +7,7 @@ from bert_checkpoints import CONFIG
 from bundle_tables import block, entry, header, table, varint
 
 from lamb_tf import bundle_index
-from official_bert.checkpoints import tensor_bundles, tf_checkpoints
+from official_bert.checkpoints import tensor_bundles
 
 HELD = 24  # bytes of the data file: six float32
 
@@ -83,7 +83,7 @@ def test_a_claim_that_the_files_do_not_hold_is_refused(tmp_path, claim, words):
     with pytest.raises(ValueError, match=words):
         bundle_index.entries(prefix)
     with pytest.raises(ValueError, match=r"a is not a readable TensorFlow checkpoint: ") as error:
-        tf_checkpoints.read(prefix, CONFIG)
+        tensor_bundles.read_bert(prefix, CONFIG)
     assert "\n" not in str(error.value)
 
 

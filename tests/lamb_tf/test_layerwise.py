@@ -68,44 +68,33 @@ def test_none_follows_the_first_list_and_an_empty_list_is_nothing():
     assert table(nothing)["dense/bias"] == ("-", "yes")
 
 
-def test_a_list_that_names_no_variable_raises_and_lists_the_paths():
+def test_a_list_that_names_no_variable_raises_and_one_idle_pattern_among_others_warns():
     with pytest.raises(ValueError, match=r"(?s)LayerNorm.*dense/kernel\n"):
         built(exclude_from_weight_decay=["LayerNorm", "gamma"])
-
-
-def test_one_idle_pattern_beside_others_is_a_warning():
     with pytest.warns(UserWarning, match="'LayerNorm' in `exclude_from_weight_decay`"):
         built(exclude_from_weight_decay=["LayerNorm", "bias"])
 
 
-def test_an_exclusion_of_another_type_is_refused():
-    with pytest.raises(TypeError, match="3.5 of type float"):
-        lamb_tf.LAMB(exclude_from_weight_decay=[3.5])
-
-
-def test_the_method_of_keras_optimizers_excludes_before_building_and_raises_after():
-    variables = steps.make_variables(steps.weights_and_gradients()[0])
-    optimizer = lamb_tf.LAMB()
-    optimizer.exclude_from_weight_decay(var_names=["bias"])
-    optimizer.build(variables)
-    assert table(optimizer)["dense/bias"] == ("-", "-")
-    with pytest.raises(ValueError, match="fixed once the optimizer is built"):
-        optimizer.exclude_from_weight_decay(var_names=["kernel"])
-
-
-@pytest.mark.parametrize("exclusion", ["pattern", "predicate"])
-def test_the_choice_survives_a_keras_file(tmp_path, exclusion):
-    arguments = {"pattern": ["bias$"], "predicate": [lambda v: v.path.endswith("bias")]}
-    model = small_model(exclude_from_weight_decay=arguments[exclusion])
-    x, y = data()
-    model.fit(x, y, verbose=0)
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    assert list(table(again.optimizer).values()) == list(table(model.optimizer).values())
-    assert ("-", "-") in table(again.optimizer).values()
-    model.fit(x, y, epochs=2, verbose=0, shuffle=False)
-    again.fit(x, y, epochs=2, verbose=0, shuffle=False)
-    steps.assert_equal(model.get_weights(), again.get_weights())
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [
+        (keras.layers.Dense(1), "Dense"),
+        (keras.layers.Dense, "type"),
+        (str, "type"),
+        (3.5, "float"),
+        (True, "bool"),
+    ],
+)
+@pytest.mark.parametrize("argument", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"])
+def test_an_exclusion_of_another_type_a_malformed_one_and_assignment_are_refused(
+    argument, item, kind
+):
+    with pytest.raises(TypeError, match=f"`{argument}` must hold .* of type {kind}"):
+        lamb_tf.LAMB(**{argument: [item]})
+    with pytest.raises(ValueError, match=rf"`{argument}` must hold valid .*'\(bias': .*missing \)"):
+        lamb_tf.LAMB(**{argument: ["(bias"]})
+    with pytest.raises(AttributeError, match="to the constructor of LAMB"):
+        setattr(lamb_tf.LAMB(), argument, ["bias"])
 
 
 def test_state_for_variables_of_other_shapes_is_not_read_and_told(tmp_path):
@@ -177,7 +166,7 @@ def test_what_is_refused_leaves_nothing_built(arguments):
     assert len(optimizer.variables) == len(lamb_tf.LAMB(0.01).variables)
 
 
-def test_the_method_that_excludes_takes_one_name_as_the_argument_does():
+def test_the_method_of_keras_optimizers_takes_what_the_argument_does_until_it_is_built():
     variables = steps.make_variables(steps.weights_and_gradients()[0])
     several = ((name for name in ["bias"]), {"bias": 1}.keys(), frozenset(["bias"]))
     for exclusions in (("bias",), (None, "bias"), (variables[2],), *((each,) for each in several)):
@@ -186,18 +175,8 @@ def test_the_method_that_excludes_takes_one_name_as_the_argument_does():
         optimizer.build(variables)
         rows = table(optimizer)
         assert [path for path, (decayed, _) in rows.items() if decayed == "-"] == ["dense/bias"]
-
-
-@pytest.mark.parametrize(
-    ("item", "kind"),
-    [(keras.layers.Dense(1), "Dense"), (keras.layers.Dense, "type"), (str, "type")],
-)
-def test_a_layer_or_a_class_is_no_exclusion(item, kind):
-    for argument in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-        with pytest.raises(TypeError, match=f"of type {kind}"):
-            lamb_tf.LAMB(0.01, **{argument: [item]})
-    with pytest.raises(TypeError, match=f"of type {kind}"):
-        lamb_tf.LAMB(0.01, learning_rate_multipliers={item: 0.5})
+        with pytest.raises(ValueError, match="fixed once the optimizer is built"):
+            optimizer.exclude_from_weight_decay(var_names=["kernel"])
 
 
 # Hyperparameters.
@@ -229,45 +208,23 @@ REASSIGNED = {
         "nesterov": True,
     },
 }
-REASSIGNED = [
-    (c, name, value) for c, values in REASSIGNED.items() for name, value in values.items()
-]
+REASSIGNED = [(make, *row) for make, values in REASSIGNED.items() for row in values.items()]
 
 
-@pytest.mark.parametrize(("optimizer_class", "name", "value"), REASSIGNED, ids=str)
-def test_a_value_assigned_before_the_build_is_that_of_the_constructor(optimizer_class, name, value):
-    assigned = optimizer_class()
+@pytest.mark.parametrize(("make", "name", "value"), REASSIGNED, ids=str)
+def test_a_value_assigned_before_the_build_is_that_of_the_constructor_and_fixed_after(
+    make, name, value
+):
+    assigned = make()
     setattr(assigned, name, value)
-    expected = optimizer_class(name=assigned.name).get_config()
-    assert assigned.get_config() == {**expected, name: value}
-
-
-@pytest.mark.parametrize(("optimizer_class", "name", "value"), REASSIGNED, ids=str)
-def test_a_value_assigned_after_the_build_is_refused(optimizer_class, name, value):
-    optimizer = optimizer_class()
-    optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
+    assert assigned.get_config() == {**make(name=assigned.name).get_config(), name: value}
+    optimizer = make()
+    optimizer.build([keras.Variable(np.ones(3))])
     before = getattr(optimizer, name)
-    with pytest.raises(AttributeError, match=f"`{name}` is fixed.*new {optimizer_class.__name__}"):
+    with pytest.raises(AttributeError, match=f"`{name}` is fixed.*new {make.__name__}"):
         setattr(optimizer, name, value)
     setattr(optimizer, name, before)
     assert getattr(optimizer, name) == before
-
-
-def test_a_beta_assigned_before_the_build_takes_effect_and_is_checked():
-    weights, gradients = steps.weights_and_gradients(steps=3)
-    optimizer = lamb_tf.LAMB(0.1)
-    optimizer.beta_1 = 0.5
-    trained = steps.train(optimizer, weights, gradients)
-    expected = reference.lamb(weights[1], [g[1] for g in gradients], 0.1, beta_1=0.5)
-    np.testing.assert_allclose(trained[1], expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"`beta_1` must be in \[0, 1\)"):
-        lamb_tf.LAMB().beta_1 = 1.0
-
-
-@pytest.mark.parametrize("name", ["exclude_from_weight_decay", "exclude_from_layer_adaptation"])
-def test_exclusions_cannot_be_assigned(name):
-    with pytest.raises(AttributeError, match="to the constructor of LAMB"):
-        setattr(lamb_tf.LAMB(), name, ["bias"])
 
 
 def test_a_rate_that_is_a_number_can_be_assigned_and_becomes_no_schedule_after_a_step():
@@ -280,16 +237,6 @@ def test_a_rate_that_is_a_number_can_be_assigned_and_becomes_no_schedule_after_a
     np.testing.assert_allclose(steps.values(variables)[1], expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(AttributeError, match="before the first step"):
         optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
-
-
-def test_building_twice_changes_nothing():
-    weights, gradients = steps.weights_and_gradients(steps=4)
-    variables, once = steps.make_variables(weights), steps.make_variables(weights)
-    optimizer, other = lamb_tf.LAMB(0.1), lamb_tf.LAMB(0.1)
-    steps.take_steps(optimizer, variables, gradients[:2])
-    steps.take_steps(optimizer, variables, gradients[2:])  # builds again
-    steps.take_steps(other, once, gradients)
-    steps.assert_equal(steps.values(variables), steps.values(once))
 
 
 @pytest.mark.parametrize(
@@ -425,13 +372,14 @@ def test_a_skipped_update_leaves_weights_alone_whose_norm_overflows(options):
         np.testing.assert_array_equal(one, before.astype("float64"))
 
 
-def test_a_skipped_update_does_not_apply_constraints_either():
+@pytest.mark.parametrize("factor", [np.nan, 1e25])
+def test_a_gradient_whose_square_is_not_finite_is_skipped_and_no_constraint_applied(factor):
     weights, gradients = steps.weights_and_gradients(steps=1)
-    gradients[0][1] = np.full_like(weights[1], np.nan)
+    gradients[0][1] = gradients[0][1] * np.float32(factor)
     variables = steps.make_variables(weights)
     variables[0].constraint = keras.constraints.NonNeg()
     steps.take_steps(lamb_tf.LAMB(0.1), variables, gradients)
-    np.testing.assert_array_equal(steps.values(variables)[0], weights[0].astype("float64"))
+    steps.assert_equal(steps.values(variables), [w.astype("float64") for w in weights])
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
@@ -452,6 +400,8 @@ def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
     owner, name = lamb_tf.LAMB, "direction"
     if BACKEND == "tensorflow":  # its kernel stands for the equation: see test_kernels.py
         owner, name = _kernels.AdamDirection, "__call__"
+    elif BACKEND == "torch":
+        owner, name = _kernels.AdamDirectionOnTorch, "of_all"
     monkeypatch.setattr(owner, name, watched(getattr(owner, name)))
     weights, gradients = steps.weights_and_gradients(steps=1)
     variables, optimizer = steps.make_variables(weights), lamb_tf.LAMB()
@@ -459,9 +409,10 @@ def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
         steps.take_steps(optimizer, variables, gradients)
     else:
         optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients[0]], variables)
-    assert len(lists) == len(variables)
+    # On JAX, the two variables of one shape are moved together; on torch, all five.
+    assert len(lists) == {"tensorflow": 5, "jax": 4, "torch": 1}[BACKEND]
     for frames in lists:
-        assert len(frames) <= 8, frames
+        assert len(frames) <= 10, frames
 
 
 CLIPPED = {
@@ -485,15 +436,6 @@ def test_the_loss_scale_is_undone_before_clipping():
     plain = steps.train(lamb_tf.LAMB(0.1, global_clipnorm=20.0), weights, gradients)
     optimizer = lamb_tf.LAMB(0.1, global_clipnorm=20.0, loss_scale_factor=1024.0)
     steps.assert_close(plain, steps.train(optimizer, weights, scaled), rtol=1e-6, atol=1e-7)
-
-
-def test_a_gradient_too_large_for_float32_is_skipped_like_an_infinite_one():
-    weights, gradients = steps.weights_and_gradients(steps=1)
-    gradients[0][0] = gradients[0][0] * np.float32(1e25)
-    variables = steps.make_variables(weights)
-    optimizer = lamb_tf.LAMB(0.1)
-    steps.take_steps(optimizer, variables, gradients)
-    np.testing.assert_array_equal(steps.values(variables)[0], weights[0].astype("float64"))
 
 
 def test_accumulation_equals_the_mean_gradient_and_schedules_count_updates():
@@ -703,16 +645,12 @@ def test_finalizing_changes_nothing_where_every_update_was_skipped():
         np.testing.assert_array_equal(value, wanted.astype("float64"))
 
 
-def test_there_is_nothing_to_finalize_before_the_optimizer_is_built():
+def test_before_the_build_nothing_is_finalized_and_other_variables_have_no_slots():
     variable = keras.Variable(1.0)
     lamb_tf.LAMB(use_ema=True).finalize_variable_values([variable])
     assert variable.numpy() == 1.0
-
-
-def test_a_variable_of_another_optimizer_has_no_slots_here():
-    optimizer, _ = built()
     with pytest.raises(ValueError, match="Unknown variable"):
-        optimizer.slots(keras.Variable(1.0))
+        built()[0].slots(variable)
 
 
 def test_slots_are_float32_and_named_after_their_variable():
@@ -742,3 +680,21 @@ def test_keras_still_has_the_private_hooks():
     of_one_backend = {"_layout", "_delete_tracking", "_trackable_children"}
     for hook in set(_state.PRIVATE_HOOKS) - of_one_backend:
         assert hasattr(optimizer, hook), hook
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX compiles a program for all variables")
+@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS, lamb_tf.OrScale])
+def test_the_equations_of_small_variables_are_compiled_once_for_each_shape(make):
+    import jax
+
+    def equations(count):
+        shapes = [[(4, 3), (3,), (5, 2), (2,)][i % 4] for i in range(count)]
+        variables = [keras.Variable(np.ones(s), name=f"v{i}") for i, s in enumerate(shapes)]
+        optimizer = make(0.1)
+        optimizer.build(variables)
+        values = [v.value for v in variables]
+        state = [v.value for v in optimizer.variables]
+        program = jax.jit(optimizer.stateless_apply).lower(state, values, values).as_text()
+        return [program.count(f"stablehlo.{name} ") for name in ("divide", "sqrt", "dot_general")]
+
+    assert equations(60) == equations(12)

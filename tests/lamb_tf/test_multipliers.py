@@ -12,25 +12,7 @@ import lamb_tf
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 ON_TENSORFLOW = pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="TensorFlow's alone")
 RULES = {"embedding": 0.25, "bias$": 0.0, "dense": 1.7}
-FACTORS = [0.25, 1.7, 0.0, 1.0, 1.0]  # of the variables of `steps`, in their order
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-
-
-def both_kinds(**arguments):
-    """Functions that make an optimizer of a rate and further arguments."""
-    return {
-        "LAMB": lambda rate, **more: lamb_tf.LAMB(rate, **arguments, **more),
-        "LAMB, Nesterov": lambda rate, **more: lamb_tf.LAMB(
-            rate, nesterov="both", **arguments, **more
-        ),
-        "LARS": lambda rate, **more: lamb_tf.LARS(rate, **arguments, **more),
-        "LARS after": lambda rate, **more: lamb_tf.LARS(
-            rate, ratio="after_momentum", **arguments, **more
-        ),
-    }
-
-
-MAKE = both_kinds(weight_decay=0.1)
 
 
 def path_is(name):
@@ -40,33 +22,7 @@ def path_is(name):
 # What a factor does.
 
 
-@pytest.mark.usefixtures("float64")
-def test_factors_are_applied_in_float64_where_the_variables_are():
-    weights, gradients = steps.weights_and_gradients(dtype="float64")
-    optimizer = lamb_tf.LAMB(lambda: 0.01, weight_decay=0.1, learning_rate_multipliers=RULES)
-    trained = steps.train(optimizer, weights, gradients, "float64")
-    for i, x in enumerate(weights):
-        of_x = [g[i] for g in gradients]
-        expected = reference.lamb(x, of_x, 0.01, weight_decay=0.1, multiplier=FACTORS[i])
-        np.testing.assert_allclose(trained[i], expected, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("seed", [1, 0, 2])
-@pytest.mark.parametrize("kind", MAKE)
-def test_a_factor_is_the_same_as_that_many_times_the_rate(kind, seed):
-    rng = np.random.default_rng(seed)
-    rate, factor = 10 ** rng.uniform(-4, -1), 2 ** rng.uniform(-8, 3) if seed else 0.0
-    of = list(steps.SHAPES)[rng.integers(len(steps.SHAPES))]
-    weights, gradients = steps.weights_and_gradients(steps=4, seed=seed)
-    rules = {f"{of}$": factor}
-    one = steps.train(MAKE[kind](rate, learning_rate_multipliers=rules), weights, gradients)
-    other = steps.train(MAKE[kind](rate * factor), weights, gradients)
-    rest = steps.train(MAKE[kind](rate), weights, gradients)
-    for path, mine, scaled, plain in zip(steps.SHAPES, one, other, rest):
-        np.testing.assert_allclose(mine, scaled if path == of else plain, rtol=2e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["LAMB", "LARS"])
+@pytest.mark.parametrize("make", [lamb_tf.LAMB, lamb_tf.LARS])
 @pytest.mark.parametrize(
     "options",
     [
@@ -78,13 +34,13 @@ def test_a_factor_is_the_same_as_that_many_times_the_rate(kind, seed):
     ],
     ids=str,
 )
-def test_with_factor_0_a_variable_never_moves(kind, options):
-    options, dtype = dict(options), options.get("dtype", "float32")
-    options.pop("dtype", None)
+def test_with_factor_0_a_variable_never_moves(make, options):
+    options = {"weight_decay": 0.1, **options}
+    dtype = options.pop("dtype", "float32")
     weights, gradients = steps.weights_and_gradients(steps=4)
     variables = steps.make_variables(weights, dtype)
     before = steps.values(variables)
-    optimizer = MAKE[kind](0.5, learning_rate_multipliers={"embedding": 0}, **options)
+    optimizer = make(0.5, learning_rate_multipliers={"embedding": 0}, **options)
     steps.take_steps(optimizer, variables, gradients)
     after = steps.values(variables)
     np.testing.assert_array_equal(before[0], after[0])
@@ -103,20 +59,11 @@ def test_with_factor_0_a_variable_stays_where_its_ratio_is_infinite():
     np.testing.assert_array_equal(steps.values([variable])[0], np.full(4, np.float32(9e18)))
 
 
-def test_variables_of_sixteen_bits_follow_the_float32_run():
-    weights, gradients = steps.weights_and_gradients(steps=10)
-    narrow = steps.make_variables(weights, "bfloat16")
-    wide = steps.make_variables([w.astype("float32") for w in steps.values(narrow)])
-    for variables in (narrow, wide):
-        steps.take_steps(MAKE["LAMB"](1e-2, learning_rate_multipliers=RULES), variables, gradients)
-    steps.assert_close(steps.values(narrow), steps.values(wide), rtol=2.0**-7, atol=1e-30)
-
-
 def test_telemetry_reports_the_ratio_without_the_factor():
     weights, gradients = steps.weights_and_gradients(steps=1)
     ratios = []
     for rules in (None, RULES):
-        optimizer = MAKE["LAMB"](0.1, learning_rate_multipliers=rules)
+        optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1, learning_rate_multipliers=rules)
         lamb_tf.telemetry.record(optimizer)
         steps.train(optimizer, weights, gradients)
         ratios.append([row["trust_ratio"] for row in lamb_tf.telemetry.read(optimizer).values()])
@@ -127,8 +74,7 @@ def test_telemetry_reports_the_ratio_without_the_factor():
 
 
 @ON_TENSORFLOW
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"eager": True}], ids=str)
-def test_a_sparse_gradient_gives_the_dense_result(options):
+def test_a_sparse_gradient_gives_the_dense_result():
     import tensorflow as tf
 
     rng = np.random.default_rng(0)
@@ -140,12 +86,12 @@ def test_a_sparse_gradient_gives_the_dense_result(options):
     optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1, learning_rate_multipliers={"embedding": 0.3})
     optimizer.build([variable])
 
+    @tf.function(autograph=False)
     def step():
         optimizer.apply([tf.IndexedSlices(tf.constant(values), rows, table.shape)], [variable])
 
-    run = step if options.pop("eager", False) else tf.function(step, autograph=False, **options)
     for _ in range(3):
-        run()
+        step()
     expected = reference.lamb(table, [dense] * 3, 0.1, weight_decay=0.1, multiplier=0.3)
     np.testing.assert_allclose(steps.values([variable])[0], expected, rtol=1e-5, atol=1e-6)
 
@@ -176,17 +122,10 @@ def test_factors_add_operations_per_step_and_not_per_variable():
 
 
 def test_the_first_rule_that_names_a_variable_holds():
-    weights, gradients = steps.weights_and_gradients(steps=3)
-    first = steps.train(
-        MAKE["LAMB"](0.1, learning_rate_multipliers={"bias$": 0.5, "dense": 0.0, "": 1.0}),
-        weights,
-        gradients,
-    )
-    np.testing.assert_array_equal(first[1], weights[1])
-    expected = reference.lamb(
-        weights[2], [g[2] for g in gradients], 0.1, weight_decay=0.1, multiplier=0.5
-    )
-    np.testing.assert_allclose(first[2], expected, rtol=1e-5, atol=1e-6)
+    variables = steps.make_variables(steps.weights_and_gradients()[0])
+    optimizer = lamb_tf.LAMB(learning_rate_multipliers={"bias$": 0.5, "dense": 0.0, "": 1.0})
+    optimizer.build(variables)
+    np.testing.assert_array_equal(optimizer._factors, [1.0, 0.0, 0.5, 1.0, 1.0])
 
 
 def test_a_rule_may_name_a_variable_or_be_a_predicate_and_the_summary_shows_the_factors():
@@ -216,17 +155,20 @@ def test_a_factor_that_is_no_finite_number_of_at_least_0_is_refused(factor):
         lamb_tf.LAMB(learning_rate_multipliers={"bias": factor})
 
 
-@pytest.mark.parametrize("given", ["bias", ["bias"], [("bias", 1.0, 2.0)], {3.5: 1.0}, [(True, 1)]])
-def test_what_is_no_mapping_and_no_sequence_of_pairs_is_refused(given):
-    with pytest.raises(TypeError, match="`learning_rate_multipliers` must (be|hold)"):
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        *((given, TypeError) for given in ("bias", ["bias"], [("bias", 1.0, 2.0)], {3.5: 1.0})),
+        ([(True, 1)], TypeError),
+        ({keras.layers.Dense: 0.5}, TypeError),
+        ({"(bias": 0.5}, ValueError),
+    ],
+)
+def test_what_names_no_variables_is_refused_and_the_argument_cannot_be_assigned(given, error):
+    with pytest.raises(error, match="`learning_rate_multipliers` must (be|hold)"):
         lamb_tf.LARS(learning_rate_multipliers=given)
-
-
-def test_a_malformed_expression_is_refused_and_the_argument_cannot_be_assigned():
-    with pytest.raises(ValueError, match=r"`learning_rate_multipliers` must hold valid .*'\(bias'"):
-        lamb_tf.LAMB(learning_rate_multipliers={"(bias": 0.5})
     with pytest.raises(AttributeError, match="to the constructor of LARS"):
-        lamb_tf.LARS().learning_rate_multipliers = {"bias": 0.5}
+        lamb_tf.LARS().learning_rate_multipliers = given
 
 
 # Saving.
@@ -253,7 +195,8 @@ def test_a_subclass_without_the_argument_is_made_of_its_own_config():
 def test_a_model_is_trained_on_from_a_file(tmp_path, item):
     layers = [keras.layers.Dense(4), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((3,)), *layers])
-    optimizer = lamb_tf.LAMB(0.1, learning_rate_multipliers=[(item, 0.5)])
+    rules = {"learning_rate_multipliers": [(item, 0.5)], "exclude_from_weight_decay": item}
+    optimizer = lamb_tf.LAMB(0.1, weight_decay=0.1, **rules)
     if steps.BACKEND == "tensorflow":
         optimizer = lamb_tf.LossScaleOptimizer(optimizer)
     model.compile(optimizer, loss="mse")
@@ -265,8 +208,8 @@ def test_a_model_is_trained_on_from_a_file(tmp_path, item):
     steps.assert_equal(model.get_weights(), again.get_weights())
 
 
-@pytest.mark.filterwarnings("ignore:.* matches no variable:UserWarning")
 def test_a_restored_optimizer_only_warns_where_what_its_rules_named_is_frozen():
     config = lamb_tf.LAMB(learning_rate_multipliers={"embedding": 0.5}).get_config()
     variables = steps.make_variables(steps.weights_and_gradients()[0])[1:]
-    lamb_tf.LAMB.from_config(config).build(variables)
+    with pytest.warns(UserWarning, match="matches no variable"):
+        lamb_tf.LAMB.from_config(config).build(variables)

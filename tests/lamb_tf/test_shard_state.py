@@ -1,6 +1,6 @@
 """State that is divided among the devices of a `keras.distribution`: the same weights, less memory.
 
-Each test is one process with eight devices that XLA makes of the CPU.
+All is computed in one process with eight devices that XLA makes of the CPU.
 """
 
 import json
@@ -44,6 +44,10 @@ def bytes_on_a_device(variables):
         if shard.device == device
     )
 
+def difference(ours, theirs):
+    pairs = zip(ours, theirs)
+    return max(float(np.abs(np.asarray(a.value) - np.asarray(b.value)).max()) for a, b in pairs)
+
 def slots(model):
     pairs = [model.optimizer.slots(v).values() for v in model.trainable_variables]
     return [slot for values in pairs for slot in values]
@@ -53,32 +57,12 @@ out = {}
 """
 
 
-def result_of(script):
-    environment = os.environ | {
-        "KERAS_BACKEND": "jax",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN + script + "\nprint(json.dumps(out))"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 OPTIMIZERS = {
     "lamb": "lamb_tf.LAMB(0.02, weight_decay=0.01, exclude_from_weight_decay=['bias'], "
     "global_clipnorm=1.0, use_ema=True, **options)",
     "lars": "lamb_tf.LARS(0.5, weight_decay=0.01, exclude_from_weight_decay=['bias'], **options)",
 }
-
-
-def test_state_divided_among_eight_devices_gives_the_same_weights_after_20_updates():
-    found = result_of(f"""
+WHOLE_OR_DIVIDED = f"""
 makers = {{{", ".join(f"{name!r}: lambda **options: {made}" for name, made in OPTIMIZERS.items())}}}
 for name, make in makers.items():
     whole, divided = (
@@ -87,31 +71,13 @@ for name, make in makers.items():
     )
     assert int(divided.optimizer.iterations.numpy()) == 20
     out[name] = {{
-        "difference": max(
-            float(np.abs(np.asarray(a.value) - np.asarray(b.value)).max())
-            for a, b in zip(whole.weights, divided.weights)
-        ),
-        "of_slots": max(
-            float(np.abs(np.asarray(a.value) - np.asarray(b.value)).max())
-            for a, b in zip(slots(whole), slots(divided))
-        ),
+        "difference": difference(whole.weights, divided.weights),
+        "of_slots": difference(slots(whole), slots(divided)),
         "bytes": [bytes_on_a_device(slots(model)) for model in (whole, divided)],
         "weights": bytes_on_a_device(divided.trainable_variables),
     }}
-""")
-    parameters = 24 * 64 + 64 + 64 * 16 + 16 + 16 * 3 + 3
-    for name, slots in (("lamb", 2), ("lars", 1)):
-        result = found[name]
-        assert result["difference"] < 1e-6
-        assert result["of_slots"] < 1e-6
-        assert result["weights"] == 4 * parameters
-        assert result["bytes"][0] == 4 * slots * parameters
-        # The three numbers of the last bias are all that eight devices cannot share.
-        assert result["bytes"][1] == 4 * slots * ((parameters - 3) / 8 + 3)
-
-
-def test_a_variable_that_is_divided_already_has_its_state_divided_further():
-    found = result_of("""
+"""
+DIVIDED_ALREADY = """
 mesh = keras.distribution.DeviceMesh((4, 2), ("batch", "model"), jax.devices())
 layouts = keras.distribution.LayoutMap(mesh)
 layouts[".*hidden.kernel"] = (None, "model")
@@ -120,18 +86,11 @@ models = [
     trained(lambda: lamb_tf.LAMB(0.02, shard_state=axis), distribution)
     for axis in (None, "batch", "model")
 ]
-out["axes"] = [model.optimizer.slots(model.weights[0])["m"]._layout.axes for model in models]
-out["difference"] = max(
-    float(np.abs(np.asarray(a.value) - np.asarray(b.value)).max())
-    for model in models[1:] for a, b in zip(models[0].weights, model.weights)
-)
-""")
-    assert found["axes"] == [[None, "model"], ["batch", "model"], [None, "model"]]
-    assert found["difference"] < 1e-6
-
-
-def test_an_axis_that_is_not_there_is_refused_and_a_saved_one_forgotten():
-    found = result_of("""
+axes = [model.optimizer.slots(model.weights[0])["m"]._layout.axes for model in models]
+differences = [difference(models[0].weights, model.weights) for model in models]
+out["layouts"] = {"axes": axes, "difference": max(differences)}
+"""
+NO_SUCH_AXIS = """
 from keras.distribution import DataParallel
 for name, distribution in (("other", DataParallel()), ("batch", None)):
     try:
@@ -141,17 +100,53 @@ for name, distribution in (("other", DataParallel()), ("batch", None)):
 model = trained(lambda: lamb_tf.LAMB(0.02, shard_state="batch"), DataParallel())
 config = model.optimizer.get_config()
 again = trained(lambda: lamb_tf.LAMB.from_config(config), None)
-out["axis"] = config["shard_state"]
-out["difference"] = max(
-    float(np.abs(np.asarray(a.value) - np.asarray(b.value)).max())
-    for a, b in zip(model.weights, again.weights)
-)
-""")
+out["restored"] = {
+    "axis": config["shard_state"], "difference": difference(model.weights, again.weights)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    environment = os.environ | {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    script = [TRAIN, WHOLE_OR_DIVIDED, DIVIDED_ALREADY, NO_SUCH_AXIS, "print(json.dumps(out))"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("name", "slots"), [("lamb", 2), ("lars", 1)])
+def test_divided_state_gives_the_same_weights_after_20_updates_in_an_eighth(found, name, slots):
+    result, parameters = found[name], 24 * 64 + 64 + 64 * 16 + 16 + 16 * 3 + 3
+    assert result["difference"] < 1e-6
+    assert result["of_slots"] < 1e-6
+    assert result["weights"] == 4 * parameters
+    assert result["bytes"][0] == 4 * slots * parameters
+    # The three numbers of the last bias are all that eight devices cannot share.
+    assert result["bytes"][1] == 4 * slots * ((parameters - 3) / 8 + 3)
+
+
+def test_a_variable_that_is_divided_already_has_its_state_divided_further(found):
+    assert found["layouts"]["axes"] == [[None, "model"], ["batch", "model"], [None, "model"]]
+    assert found["layouts"]["difference"] < 1e-6
+
+
+def test_an_axis_that_is_not_there_is_refused_and_a_saved_one_forgotten(found):
     assert "has only 'batch'" in found["other"]
     assert "there was no distribution" in found["batch"]
     assert "DataParallel" in found["batch"]
-    assert found["axis"] == "batch"
-    assert found["difference"] < 1e-5
+    assert found["restored"]["axis"] == "batch"
+    assert found["restored"]["difference"] < 1e-5
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX can divide state")

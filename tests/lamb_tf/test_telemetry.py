@@ -22,6 +22,10 @@ def recorded(steps_taken=1, **arguments):
     return optimizer, weights, gradients
 
 
+def lines(folder):
+    return [json.loads(line) for line in (folder / "telemetry.jsonl").read_text().splitlines()]
+
+
 def test_the_figures_are_those_of_the_update():
     optimizer, weights, gradients = recorded(exclude_from_layer_adaptation=["embedding"])
     figures = telemetry.read(optimizer)
@@ -88,12 +92,9 @@ def test_without_record_nothing_is_kept():
         telemetry.record(optimizer)
 
 
-def test_another_optimizer_is_refused():
+def test_it_reads_through_a_loss_scale_optimizer_and_refuses_others():
     with pytest.raises(TypeError, match="Adam"):
         telemetry.record(keras.optimizers.Adam())
-
-
-def test_it_reads_through_a_loss_scale_optimizer():
     inner = lamb_tf.LAMB(0.1)
     outer = keras.optimizers.LossScaleOptimizer(inner)
     telemetry.record(outer)
@@ -107,7 +108,7 @@ def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(2, 32, 3))
     log = telemetry.Log(tmp_path, every=2)
     model.fit(x, y[:, :1], batch_size=4, verbose=0, callbacks=[log])
-    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path)
     assert [row["step"] for row in rows] == [2, 4, 6, 8]
     assert len(rows[0]["layers"]) == 4
     assert rows[-1]["layers"] == telemetry.read(model.optimizer)
@@ -146,33 +147,29 @@ def test_the_callback_works_in_a_second_fit(tmp_path, logs_from_the_start):
     log = telemetry.Log(tmp_path, every=2)
     for callbacks in [[log] if logs_from_the_start else [], [log]]:
         model.fit(x, y[:, :1], batch_size=8, verbose=0, callbacks=callbacks)
-    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path)
     assert [row["step"] for row in rows] == ([2, 4, 6, 8] if logs_from_the_start else [6, 8])
     assert all(row["gradient_norm"] > 0 for row in rows)
     assert rows[-1]["layers"] == telemetry.read(model.optimizer)
 
 
 @pytest.mark.skipif(steps.BACKEND == "torch", reason="Keras runs one batch a call on torch")
-def test_the_last_call_of_an_epoch_counts_the_batches_that_it_has(tmp_path):
+@pytest.mark.parametrize(
+    ("examples", "every", "epochs", "expected"),
+    [
+        (40, 10, 4, [10, 20, 30, 40]),  # the last call of an epoch has only two batches
+        (48, 6, 2, [8, 12, 20, 24]),  # the calls that passed 6, 12, 18 and 24
+    ],
+)
+def test_the_callback_counts_batches_where_a_call_runs_four(
+    tmp_path, examples, every, epochs, expected
+):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
-    x, y = np.random.default_rng(0).normal(size=(2, 40, 3))
-    log = telemetry.Log(tmp_path, every=10)
-    model.fit(x, y[:, :1], batch_size=4, epochs=4, verbose=0, callbacks=[log])
-    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [10, 20, 30, 40]
-
-
-@pytest.mark.skipif(steps.BACKEND == "torch", reason="Keras runs one batch a call on torch")
-def test_the_callback_counts_batches_where_one_call_runs_several(tmp_path):
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
-    x, y = np.random.default_rng(0).normal(size=(2, 48, 3))
-    model.fit(
-        x, y[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[telemetry.Log(tmp_path, every=6)]
-    )
-    rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [8, 12, 20, 24]  # of 24; 6, 12, 18 and 24 were passed
+    x, y = np.random.default_rng(0).normal(size=(2, examples, 3))
+    log = telemetry.Log(tmp_path, every=every)
+    model.fit(x, y[:, :1], batch_size=4, epochs=epochs, verbose=0, callbacks=[log])
+    assert [row["step"] for row in lines(tmp_path)] == expected
 
 
 @pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="variables of TensorFlow")
@@ -213,7 +210,7 @@ def test_a_log_goes_on_in_a_model_that_is_loaded_and_after_a_kill(tmp_path):
     model = keras.Sequential([keras.Input((3,)), *layers])
     model.compile(lamb_tf.LAMB(0.01), loss="mse")
     x, y = np.random.default_rng(0).normal(size=(2, 16, 3))
-    lines = tmp_path / "telemetry.jsonl"
+    log = tmp_path / "telemetry.jsonl"
 
     def fit(model):
         log = telemetry.Log(tmp_path, every=1)
@@ -221,20 +218,20 @@ def test_a_log_goes_on_in_a_model_that_is_loaded_and_after_a_kill(tmp_path):
 
     fit(model)
     model.save(tmp_path / "model.keras")
-    with lines.open("a") as file:
+    with log.open("a") as file:
         file.write('{"step": 3, "gradi')  # what a killed run may leave
     fit(keras.models.load_model(tmp_path / "model.keras"))
-    whole = [json.loads(line) for line in lines.read_text().splitlines() if "layers" in line]
+    whole = [json.loads(line) for line in log.read_text().splitlines() if "layers" in line]
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
-    _, maps, *_ = telemetry.plot(lines).axes
+    _, maps, *_ = telemetry.plot(log).axes
     (image,) = maps.collections
     drawn = np.ma.getdata(image.get_array()).reshape(4, 4)
     ratios = [[layer["trust_ratio"] for layer in row["layers"].values()] for row in whole]
     np.testing.assert_allclose(drawn, np.log10(np.maximum(np.transpose(ratios), 1.2e-38)), 1e-6)
 
-    lines.write_text("x\n")
+    log.write_text("x\n")
     with pytest.raises(ValueError, match="must hold lines of"):
-        telemetry.plot(lines)
+        telemetry.plot(log)
 
 
 def test_variables_of_one_path_have_a_line_each():
