@@ -3,13 +3,12 @@ r"""Makes pre-training records from text.
     lamb-bert create-data --input_file='wiki/*.txt.gz' \
         --output_file=records/wiki.tfrecord --vocab_file=vocab.txt --num_shards=16
 
-Flags of the original script keep their meaning. A build that was interrupted resumes: the same
-command makes only what is missing.
+Flags of the original script keep their meaning. To resume an interrupted build, run the same
+command again.
 """
 
 import dataclasses
 import errno
-import functools
 import os
 import sys
 import time
@@ -20,9 +19,9 @@ import numpy as np
 
 from official_bert.commands import commands
 from official_bert.commands.arguments import apply, idle
-from official_bert.commands.text_settings import Text
-from official_bert.commands.training_settings import Casing
+from official_bert.commands.training_settings import Casing, Text
 from official_bert.data import (
+    build_shares,
     corpus,
     coverage,
     format_detection,
@@ -34,7 +33,7 @@ from official_bert.data.build_worker import BuildPlan
 from official_bert.data.instances import Settings
 from official_bert.data.records import RECORDS_PER_BLOCK
 from official_bert.system import local_paths, messages
-from official_bert.system.places import is_remote
+from official_bert.system.places import as_path, is_remote
 from official_bert.system.settings import documented, like, setting, values_of
 
 WORKERS_PER_CORE = 4  # more would only take memory
@@ -57,6 +56,7 @@ class CreateData(Text, Casing):
     dupe_factor: int = like(Settings, "dupe_factor")
     do_whole_word_mask: bool = like(Settings, "do_whole_word_mask")
     max_ngram_size: int = like(Settings, "max_ngram_size")
+    row_filling: str = like(Settings, "row_filling")
     gzip_compress: bool = setting("Compress the records with GZIP.", False)
     use_v2_feature_names: bool = setting(
         "Name the features input_word_ids and input_type_ids, as tf-models does, instead of "
@@ -82,6 +82,11 @@ class CreateData(Text, Casing):
         None,
     )
     drop_duplicate_documents: bool = setting("Leave out repeated documents.", False)
+    build_part: str = setting(
+        "Build on several machines that share the folder of --output_file: i/n makes the part i of "
+        "n, from 0/n; finish makes the shards of all parts.",
+        "",
+    )
     one_random_stream: bool = setting(
         "Reproduce the records of the original script exactly: one process, with the whole corpus "
         "in memory.",
@@ -89,6 +94,11 @@ class CreateData(Text, Casing):
     )
     allow_dropped_text: bool = setting(
         "Continue even if more than half of the text is dropped.", False
+    )
+    allow_unfit_text: bool = setting(
+        "Continue even if the text would ruin the training: nearly all documents are duplicates or "
+        "single sentences, or the casing is not the vocabulary's.",
+        False,
     )
 
 
@@ -102,6 +112,11 @@ RULES = (
         ["use_v2_feature_names"],
         lambda args: args.dynamic_masking,
         "with --dynamic_masking, whose records have other features.",
+    ),
+    idle(
+        ["short_seq_prob"],
+        lambda args: args.row_filling == "full",
+        "with --row_filling=full, whose rows are all filled.",
     ),
     idle(
         ["num_workers"],
@@ -124,20 +139,19 @@ def create_pretraining_data(
 
     Args:
         input_file: Files, globs or folders; a list, or one string with commas. See
-            `corpus.documents` for the forms.
+            `corpus.documents` for the formats.
         output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
         vocab_file: The WordPiece vocabulary: a `vocab.txt` or `tokenizer.json`.
-        settings: Lengths, masking, duplication; `instances.Settings()` holds the official defaults.
+        settings: Lengths, masking, duplication. Default: the official ones.
         report: A function that takes lines of progress; None for silence.
-        others: Further settings of `CreateData`. With `one_random_stream`, there is one stream of
-            random numbers over the whole corpus, as in the original, instead of one per block of
-            2 MB; sentences longer than a sequence are then not cut.
+        others: Further settings of `CreateData`. With `one_random_stream`, one stream of random
+            numbers serves the whole corpus, as in the original, instead of one per block of 2 MB;
+            sentences longer than a sequence are then not cut.
 
     Raises:
-        ValueError: for any input that cannot be used; the message names it and the remedy.
-        OSError: the disk is full or not writable. What is finished stays and is used by the next
-            run.
+        ValueError: an input cannot be used; the message names it and the remedy.
+        OSError: the disk is full or not writable. The finished part is used by the next run.
 
     Examples:
         >>> settings = Settings(dupe_factor=1)
@@ -149,25 +163,30 @@ def create_pretraining_data(
 
 def _create(args, settings, report):
     started = time.monotonic()
-    local_paths.require_local(output_file=args.output_file)
     local_paths.require_paths(vocab_file=args.vocab_file)
+    share = build_shares.parse(args.build_part)
+    if args.build_part and args.one_random_stream:
+        raise ValueError(
+            "build_part must be left out with one_random_stream, which one process makes; got "
+            f"{args.build_part!r}. Leave one of the two out."
+        )
     paths = corpus.find_files(args.input_file)
     vocabulary = tokenization.read_vocabulary(args.vocab_file)
     shards = coverage.shard_paths(args.output_file, args.num_shards)
     coverage.check_apart(shards, args.input_file, paths, args.vocab_file)
     manifest.require_free(shards)
-    unread = format_detection.check(paths, args.input_format, args.json_field, args.language)
+    unread = format_detection.check(paths, args.input_format, args.field(), args.language)
     if report:
         for reason in unread.values():
             report(f"warning: {reason}")
-    json_field = (args.json_field if "json_field" not in unread else None) or "text"
+    text_field = (args.field() if "text_field" not in unread else None) or "text"
     language = (args.language if "language" not in unread else None) or "en"
     plan = BuildPlan(
         settings=settings,
         vocab_file=(
             args.vocab_file if is_remote(args.vocab_file) else os.path.abspath(args.vocab_file)
         ),
-        do_lower_case=tokenization.casing(args.vocab_file, args.do_lower_case),
+        do_lower_case=tokenization.casing(args.vocab_file, args.do_lower_case, args.strip_accents),
         language=language,
         random_seed=args.random_seed,
         dynamic=args.dynamic_masking,
@@ -175,58 +194,92 @@ def _create(args, settings, report):
         gzip=args.gzip_compress,
         one_stream=args.one_random_stream,
     )
-    described = _describe(
-        plan, vocabulary, paths, args.input_format, json_field, args.drop_duplicate_documents
-    )
+    described = _describe(plan, vocabulary, paths) | {"records_per_block": RECORDS_PER_BLOCK}
+    described["settings"] |= {
+        "input_format": args.input_format,
+        "json_field": text_field,
+        "drop_duplicate_documents": args.drop_duplicate_documents,
+    }
     finished = _finished(shards, described)
     if finished and (args.skip_bad_lines or not finished["counts"].get("bad_lines")):
         record_builder.remove_parts(shards)
         if report:
-            report(f"{manifest.path_for(shards)} is up to date: nothing to do.")
+            said = f"{manifest.path_for(shards)} is up to date: nothing to do."
+            report("\nwarning: ".join([said, *manifest.warnings(finished)]))
         return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(
         paths,
         args.input_format,
-        json_field,
+        text_field,
         args.drop_duplicate_documents,
         whole=args.one_random_stream,
         skip_bad_lines=args.skip_bad_lines,
     )
-    coverage.check_memory(paths, plan)
-    coverage.check_sample(source, plan, len(shards))
-    coverage.make_folder(os.path.dirname(os.path.abspath(shards[0])))
-    coverage.check_disk(paths, shards, plan)
-    progress = record_builder.Progress(source, report)
-    check = functools.partial(coverage.check, plan=plan, allowed=args.allow_dropped_text)
-    workers = _workers(args.num_workers, args.one_random_stream)
-    builder = record_builder.Builder(plan, source.documents, shards, workers, progress, check)
-    made, counts = builder.run()
-    counts |= {
-        "documents": source.count,
-        "duplicate_documents": source.duplicates,
-        "text_bytes": source.text_bytes,
-        "dropped_bytes": source.dropped_bytes,
-        "bad_lines": source.bad_lines.count,
-    }
-    tokens = "\n".join(vocabulary)  # a run takes them to its model
-    manifest.write(shards, described | {"counts": counts, "shards": made, "tokens": tokens})
+    cores = len(os.sched_getaffinity(0))
+    count = 1 if plan.one_stream else min(args.num_workers or cores, WORKERS_PER_CORE * cores)
+    finishes = args.build_part == build_shares.FINISH
+    blocks = sum(entry["bytes"] for entry in described["inputs"]) // corpus.BLOCK_BYTES
+    at_once = 0 if finishes else blocks // (share.count if share else 1)
+    with record_builder.Workers(plan, count, at_once) as workers:
+        if finishes:
+            parts, text = build_shares.collect(shards, described)
+            described["inputs"] = text["described"]["inputs"]
+        else:
+            text = {}
+            coverage.check_memory(source, plan)
+            coverage.check_sample(source, plan, len(shards))
+        if not is_remote(shards[0]):
+            coverage.make_folder(os.path.dirname(os.path.abspath(shards[0])))
+            coverage.check_disk(source, shards, plan)
+        progress = record_builder.Progress(source, report, share.count if share else 1)
+
+        def read() -> dict:
+            return text or {"counts": source.counts(), "warnings": source.warnings()}
+
+        def check(counts: dict) -> None:
+            if not args.allow_unfit_text:
+                coverage.check_fit(counts | read()["counts"], plan)
+            coverage.check(counts, plan, args.allow_dropped_text)
+
+        builder = record_builder.Builder(
+            plan, source.documents, shards, workers, progress, check, share
+        )
+        if share:
+            counts = builder.run_share(described, read)
+            if report:
+                done = (
+                    f"part {share} is complete: {counts.get('sequences', 0):,} sequences. When all "
+                    f"{share.count} are, run this command with --build_part=finish."
+                )
+                report("\nwarning: ".join([done, *source.warnings()]))
+            return counts | {"seconds": time.monotonic() - started}
+        made, counts = builder.finish(parts) if finishes else builder.run()
+    counts |= read()["counts"]
+    warned = coverage.warnings(counts, plan)
+    tokens = "\n".join(vocabulary)  # written into the folder of a run
+    manifest.write(
+        shards, described | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
+    )
     record_builder.remove_parts(shards)
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
-        said = record_builder.describe(summary, settings.max_seq_length)
-        warned = source.bad_lines.warnings() + coverage.warnings(summary, plan)
-        report("\nwarning: ".join([said, *warned]))
+        said = coverage.describe(summary, settings.max_seq_length)
+        left_out = read()["warnings"] + coverage.dropped(counts, plan)
+        report("\nwarning: ".join([said, *left_out, *warned]))
     return summary
 
 
-def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str], *reading) -> dict:
-    """The entries of the manifest before anything is made; equal ones give equal records."""
+def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> dict:
+    """The manifest's entries that decide the records."""
     continues = np.array([token.startswith("##") for token in vocabulary])
     special = {token: vocabulary[token] for token in tokenization.SPECIAL_TOKENS}
+    settings = dataclasses.asdict(plan.settings)
+    if settings["row_filling"] == "documents":
+        del settings["row_filling"]  # as before there was another: such records are up to date
     return {
         "format": manifest.FORMAT,
         "masking": "dynamic" if plan.dynamic else "static",
-        "settings": dataclasses.asdict(plan.settings)
+        "settings": settings
         | {
             "do_lower_case": plan.do_lower_case,
             "language": plan.language,
@@ -234,10 +287,7 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str], *re
             "use_v2_feature_names": plan.use_v2_feature_names,
             "gzip_compress": plan.gzip,
             "one_random_stream": plan.one_stream,
-        }
-        | dict(
-            zip(("input_format", "json_field", "drop_duplicate_documents"), reading, strict=True)
-        ),
+        },
         "vocabulary": {
             "size": len(vocabulary),
             "sha256": tokenization.digest(vocabulary),
@@ -245,39 +295,20 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str], *re
             "continues_a_word": manifest.pack_flags(continues),
         },
         "inputs": [
-            {"file": path, "bytes": os.path.getsize(path), "modified_ns": os.stat(path).st_mtime_ns}
-            for path in paths
+            {"file": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+            for path, status in ((path, as_path(path).stat()) for path in paths)
         ],
-        "records_per_block": RECORDS_PER_BLOCK,
     }
 
 
 def _finished(shards: list[str], described: dict) -> dict | None:
-    """The manifest of an earlier run, if it made just this and its shards are still there."""
-    path = manifest.path_for(shards)
-    if not os.path.exists(path):
+    """The manifest of an earlier run with the same result, if its shards are intact."""
+    made = manifest.read(manifest.path_for(shards))
+    if not made or any(made.get(key) != value for key, value in described.items()):
         return None
-    with open(path, "rb") as file:
-        try:
-            made = manifest.parse(path, file.read())
-        except ValueError:
-            return None
-    whole = [os.path.basename(s) for s in shards] == [
-        entry["file"] for entry in made["shards"]
-    ] and all(
-        os.path.exists(shard)
-        and os.path.getsize(shard) == entry["bytes"]
-        and entry["crc32"] == manifest.checksum(shard)
-        for shard, entry in zip(shards, made["shards"], strict=True)
-    )
-    return (
-        made if whole and all(made.get(key) == value for key, value in described.items()) else None
-    )
-
-
-def _workers(requested: int, one_stream: bool) -> int:
-    cores = len(os.sched_getaffinity(0))
-    return 1 if one_stream else min(requested or cores, WORKERS_PER_CORE * cores)
+    if [entry["file"] for entry in made["shards"]] != list(map(os.path.basename, shards)):
+        return None
+    return made if all(map(manifest.is_intact, shards, made["shards"])) else None
 
 
 def main(args: CreateData) -> None:

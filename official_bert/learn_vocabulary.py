@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from official_bert.commands import commands
-from official_bert.commands.text_settings import Text
+from official_bert.commands.training_settings import Text
 from official_bert.data import corpus, format_detection, tokenization
 from official_bert.system import local_paths, messages
 from official_bert.system.settings import documented, setting
@@ -26,9 +26,13 @@ class LearnVocabulary(Text):
     vocab_file: str = setting("Output file, such as vocab.txt.")
     vocab_size: int = setting("Vocabulary size in word pieces, special tokens included.", 30522)
     do_lower_case: bool = setting("Learn an uncased vocabulary.", True)
+    strip_accents: bool | None = setting(
+        "Strip accents. False: keep those of German, Japanese, Hindi or Vietnamese; then give "
+        "--strip_accents=False to create_pretraining_data too. Default: as --do_lower_case.",
+        None,
+    )
     min_frequency: int = setting("Minimum number of occurrences of a word piece.", 2, minimum=1)
-    # Words of more than 40 letters are the sentences of a script without spaces. Of these, 15
-    # million letters are read, because each is held in memory.
+    # Also, at most MAX_LETTERS in words of over 40 letters: sentences without spaces.
     max_text_mb: float = setting(
         "Maximum amount of text to read, from the start, in millions of characters.",
         1000.0,
@@ -53,7 +57,7 @@ def learn_vocabulary(
         settings: Further settings of `LearnVocabulary`.
 
     Raises:
-        ValueError: the input holds no text or cannot be read, `vocab_file` is one of its files, or
+        ValueError: the input has no text or cannot be read, `vocab_file` is one of its files, or
             `vocab_size` is too small.
     """
     args = LearnVocabulary(input_file=input_file, vocab_file=vocab_file, **settings)
@@ -68,38 +72,35 @@ def learn_vocabulary(
             f"vocab_file must be in a folder that can be written to; got {folder}. Check its "
             "permissions, or write elsewhere."
         )
-    for reason in format_detection.check(paths, args.input_format, args.json_field).values():
+    for reason in format_detection.check(paths, args.input_format, args.field()).values():
         messages.warn(reason)
-    limit = args.max_text_mb * 1e6
-    text = _Text(paths, args.input_format, args.json_field or "text", limit, args.skip_bad_lines)
-    how = args.vocab_size, args.do_lower_case, args.min_frequency
+    source = corpus.Corpus(
+        paths, args.input_format, args.field() or "text", skip_bad_lines=args.skip_bad_lines
+    )
+    text = _Text(source, args.max_text_mb * 1e6)
+    casing = tokenization.with_accents(args.do_lower_case, args.strip_accents)
+    how = args.vocab_size, casing, args.min_frequency
     size = tokenization.learn(text, vocab_file, *how, report)
     if report:
-        for warning in text.bad_lines.warnings():
+        for warning in source.warnings():
             report(f"warning: {warning}")
     return size
 
 
-# Some 65 bytes of memory per letter. Ideographs are words of their own.
-MAX_LETTERS = 15_000_000
+MAX_LETTERS = 15_000_000  # 65 bytes of memory each, but for ideographs, which are words
 _LONG_WORD = re.compile(r"[^\s\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]{41,}")
 
 
 @dataclass
 class _Text:
-    """The lines of the corpus up to a limit; can be gone through again."""
+    """The lines of the corpus up to a limit."""
 
-    paths: list[str]
-    form: str
-    json_field: str
+    source: corpus.Corpus
     limit: float
-    skip_bad_lines: bool = False
 
     def __iter__(self) -> Iterator[str]:
         size = letters = 0
-        self.bad_lines = corpus.BadLines(self.skip_bad_lines)
-        reading = self.paths, self.form, self.json_field
-        for document in corpus.documents(*reading, bad_line=self.bad_lines):
+        for document in self.source.documents():
             yield from document.lines
             size += sum(map(len, document.lines))
             letters += sum(len(w) for line in document.lines for w in _LONG_WORD.findall(line))

@@ -1,8 +1,4 @@
-"""Checks of a build: its settings before the work; afterwards, how much text is in no record.
-
-Bad settings are refused at once and not after an hour of work. Dropped text and records that teach
-little are warned of with their likely cause, or refused.
-"""
+"""Checks of a build: settings before the work; afterwards, dropped text and its likely cause."""
 
 import glob
 import os
@@ -10,9 +6,17 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 
-from official_bert.data import corpus, manifest, tokenization
+from official_bert.data import (
+    arrow_files,
+    corpus,
+    fit,
+    format_detection,
+    manifest,
+    tokenization,
+)
 from official_bert.data.build_worker import BuildPlan
 from official_bert.system import local_paths, memory
+from official_bert.system.places import as_path, is_remote
 
 WORTH_A_WARNING, TOO_MUCH = 0.05, 0.5
 PARAGRAPHS = (
@@ -20,9 +24,18 @@ PARAGRAPHS = (
     "sentences by the rules of --language"
 )
 MOSTLY_UNKNOWN = 0.3
+# Shares at which text is warned of, or refused; and documents (or lines) that a share needs.
+NEARLY_ALL, ALL = 0.9, 0.99  # documents of one sentence
+MANY_DUPLICATES, ALL_DUPLICATES = 0.2, 0.9
+BOILERPLATE = 0.02
+NO_CAPITALS = 0.02  # of lines in cased text
+FEW, ENOUGH = 10, 100
+TO_NFC = 'write the text in NFC, in Python by `unicodedata.normalize("NFC", text)`'
+DROP = "give --drop_duplicate_documents, or check whether the text was joined several times"
 # Bytes of memory per byte of English text if one random stream holds all of it: once, and for each
 # pass over it. For Chinese it is twice as much.
 MEMORY_OF_TEXT, MEMORY_OF_RECORDS = 8.0, 1.4
+SAMPLE_BYTES = 200_000
 MAX_SHARDS = 99_999  # their names have five digits
 # Size of the text divided by its compressed size.
 _UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
@@ -38,10 +51,7 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
             "records/wiki.tfrecord."
         )
     if num_shards > MAX_SHARDS:
-        raise ValueError(
-            f"num_shards must be at most {MAX_SHARDS:,}; got {num_shards:,}. Make fewer, larger "
-            "files."
-        )
+        raise ValueError(f"num_shards must be at most {MAX_SHARDS:,}; got {num_shards:,}.")
     if num_shards < 0:
         raise ValueError(f"num_shards must be at least 0; got {num_shards}.")
     if len(names) > 1 and num_shards not in (0, len(names)):
@@ -50,7 +60,9 @@ def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
             f"{num_shards}. Give a single name to have the shards numbered."
         )
     for name in names:
+        local_paths.require_paths(output_file=name)
         local_paths.require_file_name(output_file=name)
+    names = [str(as_path(name)) if is_remote(name) else name for name in names]
     if len(names) == 1 and num_shards > 1:
         names = [f"{names[0]}-{n:05d}-of-{num_shards:05d}" for n in range(num_shards)]
     if len(set(map(os.path.dirname, names))) > 1 or len(set(names)) < len(names):
@@ -86,49 +98,42 @@ def make_folder(folder: str) -> None:
         ) from None
 
 
-def check_sample(
-    source: corpus.Corpus, plan: BuildPlan, num_shards: int, sample_bytes: int = 200_000
-) -> None:
-    """Refuses a vocabulary that does not fit the first documents, and far too many shards.
-
-    Args:
-        source: The corpus.
-        plan: What the records will look like.
-        num_shards: How many files there will be.
-        sample_bytes: How much text is looked at.
-    """
+def check_sample(source: corpus.Corpus, plan: BuildPlan, num_shards: int) -> None:
+    """Refuses a vocabulary that does not fit the first documents, and far too many shards."""
     sample, size = [], 0
-    skip = corpus.BadLines(source.skip_bad_lines)
-    reading = source.paths, source.form, source.json_field
-    for document in corpus.documents(*reading, bad_line=skip):
+    # Without its choice among duplicates, which would read on until there are enough others.
+    first = corpus.Corpus(
+        source.paths, source.form, source.text_field, skip_bad_lines=source.skip_bad_lines
+    )
+    for document in first.documents():
         sample += corpus.sentences(document, plan.language)
         size += sum(map(len, document.lines))
-        if size > sample_bytes:
+        if size > SAMPLE_BYTES:
             break
     if not sample:
+        names = f"{', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}"
+        left_out = "".join(f" {w[0].upper()}{w[1:]}" for w in first.warnings())
         raise ValueError(
-            "input_file must contain text; got none in "
-            f"{', '.join(source.paths[:3])}{' …' * (len(source.paths) > 3)}. Check the paths."
+            f"input_file must contain text; got none in {names}.{left_out} Check the paths."
         )
     tokenizer = tokenization.load(plan.vocab_file, plan.do_lower_case)
-    tokenization.check_case(tokenizer.get_vocab(), plan.vocab_file, plan.do_lower_case)
-    unknown = tokenizer.token_to_id(tokenization.UNK)
-    ids = [
-        i
-        for encoding in tokenizer.encode_batch_fast(sample, add_special_tokens=False)
-        for i in encoding.ids
-    ]
-    share = sum(i == unknown for i in ids) / max(len(ids), 1)
+    vocabulary = tokenizer.get_vocab()
+    tokenization.check_case(vocabulary, plan.vocab_file, plan.do_lower_case)
+    ids = [i for found in tokenization.SentenceEncoder(tokenizer)(sample) for i in found]
+    share = ids.count(vocabulary[tokenization.UNK]) / max(len(ids), 1)
     if share > MOSTLY_UNKNOWN:
+        lines = fit.sampled_lines(sample, tokenizer, plan.do_lower_case)
+        is_nfd = lines["decomposed_lines"] > WORTH_A_WARNING * lines["sampled_lines"]
         raise ValueError(
             f"vocab_file must fit the text; got {plan.vocab_file}, with which {share:.0%} of the "
             f"first {len(ids):,} tokens are {tokenization.UNK}. Check its language, and whether "
-            f"its casing is that of --do_lower_case={plan.do_lower_case}."
+            f"its casing is that of {tokenization.as_flags(plan.do_lower_case)}."
+            f"{f' Letters and accents are apart (NFD): {TO_NFC}.' * is_nfd}"
         )
     # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
     # rest of the text may be of another kind.
     passes = 1 if plan.dynamic else plan.settings.dupe_factor
-    times = passes * max(1.0, _text_bytes(source.paths) / sum(len(s.encode()) for s in sample))
+    times = passes * max(1.0, _text_bytes(source) / sum(len(s.encode()) for s in sample))
     most = 2 * times * (len(sample) + len(ids) / (plan.settings.max_seq_length - 3))
     if num_shards > most:
         raise ValueError(
@@ -137,17 +142,18 @@ def check_sample(
         )
 
 
-def check_disk(paths: list[str], shards: list[str], plan: BuildPlan) -> None:
+def check_disk(source: corpus.Corpus, shards: list[str], plan: BuildPlan) -> None:
     """Refuses a disk that has no room for even a low estimate of the records."""
-    text = _text_bytes(paths)
-    # Bytes of records per byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a third;
-    # 0.6 stored once. Less is assumed here.
+    text = _text_bytes(source)
+    # Measured bytes of records per byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a
+    # third; 0.6 stored once.
     each = 0.4 if plan.dynamic else plan.settings.dupe_factor * (0.3 if plan.gzip else 1.0)
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(shards[0]))).free
-    # Files of an interrupted run are used again; files of another run are replaced.
+    # An interrupted run's files are used again, another run's files are replaced.
     there = {*shards, *manifest.of_last_build(shards)}
-    there.update(glob.glob(f"{glob.escape(manifest.building_folder(shards))}/*"))
-    free += sum(os.path.getsize(path) for path in there if os.path.exists(path))
+    building = f"{glob.escape(manifest.building_folder(shards))}/**"
+    there.update(glob.glob(building, recursive=True))
+    free += sum(filter(None, map(manifest.size_of, there)))
     if free < text * each:
         raise ValueError(
             f"output_file must be on a disk with room for about {text * each / 1e9:,.1f} GB of "
@@ -156,14 +162,11 @@ def check_disk(paths: list[str], shards: list[str], plan: BuildPlan) -> None:
         )
 
 
-def check_memory(paths: list[str], plan: BuildPlan) -> None:
-    """Refuses a corpus of one random stream that will not fit into the memory.
-
-    In blocks, the memory is bounded for any corpus.
-    """
+def check_memory(source: corpus.Corpus, plan: BuildPlan) -> None:
+    """Refuses a corpus of one random stream that does not fit in memory, as blocks always do."""
     if not plan.one_stream:
         return
-    text, free = _text_bytes(paths), memory.available()
+    text, free = _text_bytes(source), memory.available()
     passes = 1 if plan.dynamic else plan.settings.dupe_factor
     needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
     if free is not None and needed > free:
@@ -174,16 +177,21 @@ def check_memory(paths: list[str], plan: BuildPlan) -> None:
         )
 
 
-def _text_bytes(paths: list[str]) -> float:
-    """Bytes of text in some files, estimated if they are compressed."""
+def _text_bytes(source: corpus.Corpus) -> float:
+    """Bytes of text in some files, estimated; other columns count too, but for Parquet."""
     return sum(
-        os.path.getsize(path) * _UNPACKED.get(os.path.splitext(path)[1], 1.0) for path in paths
+        arrow_files.unpacked_bytes(path, source.text_field)
+        if path.endswith(".parquet") and format_detection.recognise(path) == "parquet"
+        else as_path(path).stat().st_size * _UNPACKED.get(os.path.splitext(path)[1], 1.0)
+        for path in source.paths
     )
 
 
-def describe(summary: dict) -> str:
-    """Tokens read, written and dropped, with the reasons, in a line."""
+def describe(summary: dict, max_seq_length: int) -> str:
+    """The closing summary in words."""
+    sequences, tokens = summary["sequences"], summary["tokens"]
     read, dropped = summary["text_tokens"], summary["dropped_tokens"]
+    seconds, megabytes = summary["seconds"] or float("nan"), summary["text_bytes"] / 1e6
     reasons = []
     if dropped:
         reasons.append(f"{dropped:,} cut off so that pairs fit")
@@ -191,33 +199,47 @@ def describe(summary: dict) -> str:
         reasons.append(f"{summary['dropped_bytes'] / 1e6:,.1f} MB of duplicates skipped")
     long = f"; sentences longer than a sequence: {summary['long_sentences']:,}"
     return (
+        f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
+        f"{summary['sentences']:,} sentences, {megabytes:,.1f} MB of text\n"
+        f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
+        f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
+        f"{_share(summary, 'unknown_tokens'):.2%} of the text's tokens unknown\n"
         f"{read:,} tokens read, {read - dropped:,} written, {dropped:,} dropped "
         f"({_share(summary):.1%}){': ' * bool(reasons)}{', '.join(reasons)}"
-        f"{long * bool(summary['long_sentences'])}"
+        f"{long * bool(summary['long_sentences'])}\n"
+        f"{seconds:,.1f} s, {megabytes / seconds:.2f} MB/s, {sequences / seconds:,.0f} sequences/s"
     )
 
 
+def dropped(summary: dict, plan: BuildPlan) -> list[str]:
+    """A warning about the share of the text that is in no record, with the likely cause."""
+    if _share(summary) <= WORTH_A_WARNING:
+        return []
+    return [
+        f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no record: "
+        f"{_likely_cause(summary, plan)}."
+    ]
+
+
 def warnings(summary: dict, plan: BuildPlan) -> list[str]:
-    """Warnings about the text and its form, with the likely cause."""
+    """Warnings about text that harms a training, with the cause; repeated where it trains."""
     found = []
-    unknown = _of_text(summary, "unknown_tokens")
+    unknown, in_paragraphs = _share(summary, "unknown_tokens"), _share(summary, "paragraph_tokens")
     if unknown > WORTH_A_WARNING:
         found.append(
             f"{unknown:.1%} of the text's tokens are {tokenization.UNK}: the vocabulary lacks some "
             "of its characters. Learn one from this text with `lamb-bert learn-vocabulary`, or "
             "check --do_lower_case."
         )
-    if _share(summary) > WORTH_A_WARNING:
+    if in_paragraphs > TOO_MUCH and not dropped(summary, plan):
         found.append(
-            f"{_share(summary):.1%} of the text's {summary['text_tokens']:,} tokens are in no "
-            f"record: {_likely_cause(summary, plan)}."
+            f"{in_paragraphs:.0%} of the text is in lines that look like three sentences or more, "
+            f"but each line was read as one sentence; {PARAGRAPHS}."
         )
-    elif _in_paragraphs(summary) > TOO_MUCH:
-        found.append(
-            f"{_in_paragraphs(summary):.0%} of the text is in lines that look like three sentences "
-            f"or more, but each line was read as one sentence; {PARAGRAPHS}."
-        )
-    same = _of_text(summary, "single_document_tokens")
+    found += _unfit(summary, plan)
+    same = _share(summary, "single_document_tokens")
+    if plan.settings.row_filling != "documents":
+        return found  # without random second segments
     if summary["documents"] == 1:
         found.append(
             "the text is a single document, so random second segments come from it, too; separate "
@@ -232,12 +254,122 @@ def warnings(summary: dict, plan: BuildPlan) -> list[str]:
     return found
 
 
-def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
-    """Refuses records that hold less than half of the text.
+def _unfit(summary: dict, plan: BuildPlan) -> list[str]:
+    """Warnings about text that would ruin a training, or that the vocabulary does not fit."""
+    found = []
+    if summary["token_documents"] >= FEW and _single(summary, plan) > NEARLY_ALL:
+        found.append(f"{_single_words(summary, plan)}.")
+    duplicates = _duplicates(summary)
+    if duplicates > MANY_DUPLICATES and not summary["dropped_bytes"]:
+        found.append(f"{duplicates:.0%} of the text is in documents that occurred before; {DROP}.")
+    boilerplate = summary["repeated_line_bytes"] / max(summary["text_bytes"], 1)
+    if boilerplate > BOILERPLATE:
+        found.append(
+            f"{boilerplate:.0%} of the text is lines that are in {fit.MANY:,} documents or more, "
+            f"such as {summary['repeated_line'][:60]!r} in {summary['repeated_line_documents']:,}: "
+            "a model learns them by heart. If they are notices or menus of a website, remove them."
+        )
+    capitals = _capitals(summary)
+    if capitals is not None and not plan.do_lower_case:
+        vocabulary = tokenization.read_vocabulary(plan.vocab_file)
+        is_cased = tokenization.upper_case_token(vocabulary) is not None
+        if is_cased and capitals < NO_CAPITALS:
+            found.append(
+                f"{1 - capitals:.0%} of the lines are without a capital letter, but the vocabulary "
+                "is cased: its words with capitals are never learned. Use an uncased vocabulary, "
+                "or text with its capitals."
+            )
+        elif capitals > WORTH_A_WARNING and tokenization.is_uncased(vocabulary):
+            found.append(f"{_uncased_words(capitals)}; give --do_lower_case.")
+    decomposed = summary["decomposed_lines"] / max(summary["sampled_lines"], 1)
+    if decomposed > WORTH_A_WARNING:
+        found.append(
+            f"{decomposed:.0%} of the lines have letters and accents apart (NFD), which the "
+            f"vocabulary has as one (NFC), so their words become other pieces: {TO_NFC}."
+        )
+    return found
 
-    Raises:
-        ValueError: they hold less, and it is not `allowed`; the message names the likely cause.
+
+def check_fit(counts: dict, plan: BuildPlan) -> None:
+    """Refuses text that would ruin a training and that nobody can have meant.
+
+    Args:
+        counts: Of the parts and of the `corpus.Corpus`.
     """
+    insist = "Give --allow_unfit_text to continue anyway."
+    if counts["token_documents"] >= ENOUGH and not plan.dynamic and _single(counts, plan) > ALL:
+        raise ValueError(
+            "input_file must have documents of several sentences for next-sentence labels; "
+            f"got others: {_single_words(counts, plan)}. {insist}"
+        )
+    duplicates = 0.0 if counts["dropped_bytes"] else _duplicates(counts)
+    if counts["documents"] >= ENOUGH and duplicates > ALL_DUPLICATES:
+        raise ValueError(
+            f"input_file must have different documents; got {duplicates:.0%} of the text in "
+            f"documents that occurred before; {DROP}. {insist}"
+        )
+    capitals = 0.0 if plan.do_lower_case else _capitals(counts) or 0.0
+    if capitals > TOO_MUCH and tokenization.is_uncased(
+        tokenization.read_vocabulary(plan.vocab_file)
+    ):
+        raise ValueError(
+            f"do_lower_case must be on for {plan.vocab_file}; got off: {_uncased_words(capitals)}. "
+            f"Give --do_lower_case. {insist}"
+        )
+
+
+def _single(counts: dict, plan: BuildPlan) -> float:
+    """The share of documents of one sentence, unless rows are filled across documents."""
+    if plan.settings.row_filling != "documents":
+        return 0.0
+    return counts["single_sentence_documents"] / max(counts["token_documents"], 1)
+
+
+def _single_words(counts: dict, plan: BuildPlan) -> str:
+    each = plan.settings.max_seq_length * max(counts["sequences"], 1)
+    padding = f"{1 - counts['tokens'] / each:.0%} of a row is padding"
+    labels = "" if plan.dynamic else "every next-sentence label is 1, and "
+    if _single(counts, plan) < 1:
+        labels = labels.replace("every", "nearly every")
+    return (
+        f"{_single(counts, plan):.0%} of the {counts['token_documents']:,} documents are a single "
+        f"sentence, so {labels}{padding}. If a blank line follows every sentence, remove these "
+        "lines; if each line is a document, give --row_filling=full, which trains without the next "
+        "sentence"
+    )
+
+
+def _duplicates(counts: dict) -> float:
+    """The share of the text in duplicates."""
+    return counts["duplicate_bytes"] / max(counts["text_bytes"] + counts["dropped_bytes"], 1)
+
+
+def _capitals(counts: dict) -> float | None:
+    """The share of lines with a capital letter; None for text mostly without a case."""
+    if counts["cased_lines"] < max(FEW, counts["sampled_lines"] / 5):
+        return None
+    return counts["capital_lines"] / counts["cased_lines"]
+
+
+def _uncased_words(capitals: float) -> str:
+    return (
+        f"{capitals:.0%} of the lines have a capital letter, and the vocabulary none, so each such "
+        f"word becomes {tokenization.UNK}"
+    )
+
+
+def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
+    """Refuses records with less than half of the text, naming the likely cause."""
+    if not counts["text_tokens"]:
+        raise ValueError(
+            f"input_file must contain text; got {counts['sampled_lines']:,} lines or more of "
+            "characters that the tokenizer drops, such as control characters. Check the encoding."
+        )
+    if not counts["sequences"]:
+        raise ValueError(
+            f"input_file must contain text for at least one record; got {counts['text_tokens']:,} "
+            "tokens. Give more text."
+        )
     if _share(counts) > TOO_MUCH and not allowed:
         raise ValueError(
             f"input_file must lose at most {TOO_MUCH:.0%} of its tokens; got {_share(counts):.1%} "
@@ -246,27 +378,16 @@ def check(counts: dict, plan: BuildPlan, allowed: bool) -> None:
         )
 
 
-def _of_text(counts: dict, name: str) -> float:
-    """The share of some of the text's tokens."""
+def _share(counts: dict, name: str = "dropped_tokens") -> float:
+    """The fraction that some tokens are of all the text's tokens."""
     return counts[name] / max(counts["text_tokens"], 1)
 
 
-def _share(counts: dict) -> float:
-    return _of_text(counts, "dropped_tokens")
-
-
-def _in_long_sentences(counts: dict) -> float:
-    return _of_text(counts, "long_sentence_tokens")
-
-
-def _in_paragraphs(counts: dict) -> float:
-    return _of_text(counts, "paragraph_tokens")
-
-
 def _likely_cause(counts: dict, plan: BuildPlan) -> str:
+    in_long_sentences = _share(counts, "long_sentence_tokens")
     # In blocks, long sentences are cut into pieces.
-    if plan.one_stream and _in_long_sentences(counts) > WORTH_A_WARNING:
-        likely = _in_paragraphs(counts) > _in_long_sentences(counts) / 2
+    if plan.one_stream and in_long_sentences > WORTH_A_WARNING:
+        likely = _share(counts, "paragraph_tokens") > in_long_sentences / 2
         return (
             f"{counts['long_sentences']:,} of {counts['sentences']:,} sentences exceed the "
             f"sequence length of {plan.settings.max_seq_length}, and --one_random_stream cuts them "

@@ -1,7 +1,7 @@
 """Sequences → masked examples during training, with new pairs and masks in every epoch.
 
-Whole batches at once, by the operations of `NumPy`; for hosts that run no Python, `slice.graph_ops`
-has the same operations on tensors, which give the same examples, bit for bit.
+It makes whole batches by the operations of `NumPy`. For hosts that run no Python, `graph_ops` has
+the same operations on tensors, with the same results, bit for bit.
 """
 
 import functools
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from official_bert.data import masking
-from official_bert.data.parsed_records import Sequences
+from official_bert.data.instances import KEPT_SHARE, MASK_SHARE
+from official_bert.data.parsed_records import DynamicParser, Sequences, StaticParser
+from official_bert.data.record_files import RecordFiles
 
 
 def _rows(at):
@@ -22,7 +23,7 @@ def _rows(at):
 
 
 class NumPy:
-    """Operations on arrays, by the names under which `slice.graph_ops` has them for tensors."""
+    """Operations on arrays, named as in `graph_ops.Tensors`."""
 
     where, minimum, maximum, round = np.where, np.minimum, np.maximum, np.rint
     constant, length, range, cells, rows = np.asarray, len, np.arange, np.nonzero, _rows
@@ -38,7 +39,7 @@ class NumPy:
     cumsum = functools.partial(np.cumsum, axis=-1)
     sort = functools.partial(np.sort, axis=1)
     argmax = functools.partial(np.argmax, axis=1)
-    is_zero = staticmethod(lambda x: not x.any())  # whether it is known by now that all is zero
+    is_zero = staticmethod(lambda x: not x.any())  # in a graph: False, as it is not known yet
 
     @staticmethod
     def put(x: np.ndarray, row: np.ndarray, at: np.ndarray, values: Any) -> np.ndarray:
@@ -49,14 +50,14 @@ class NumPy:
 
     @staticmethod
     def put_least(x: np.ndarray, row: np.ndarray, at: np.ndarray, values: Any) -> np.ndarray:
-        """A copy of x (b, n) with the least of its own and the values at these places."""
+        """A copy of x (b, n) with the minimum of its own and the values at these places."""
         x = x.copy()
         np.minimum.at(x, (row, at), values)
         return x
 
     @staticmethod
     def counted(shape: tuple[int, int], row: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """How often each place of an array of this shape (b, n) is given."""
+        """The number of times that each place of an array of this shape (b, n) is given."""
         return np.bincount(row * shape[1] + at, minlength=math.prod(shape)).reshape(shape)
 
     @staticmethod
@@ -68,7 +69,7 @@ class NumPy:
 class Draws:
     """Random numbers that depend only on keys, in every version of NumPy (raw Philox).
 
-    Each key (16 bytes) serves `rows` rows, whose numbers do not depend on the other keys.
+    Each key (16 bytes) serves `rows` rows, independently of the other keys.
     """
 
     ops: Any = NumPy
@@ -85,21 +86,62 @@ class Draws:
 
 
 def permutation(key: bytes, count: int) -> np.ndarray:
-    """The numbers below `count` in an order that depends only on the key."""
+    """The numbers below `count`, in an order that depends only on the key."""
     bits = np.random.Philox(key=np.frombuffer(key, np.uint64))
     return np.argsort(bits.random_raw(count), kind="stable")
 
 
 class Rows(NamedTuple):
-    """Records of a pool that make a batch, and the range of each one's random second part."""
+    """The records of a batch in a pool, and for each the range of its random second part."""
 
     numbers: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
 
-# Number of tries to fill the room that the first runs leave.
-LATE_DRAWS = 12
+LATE_DRAWS = 12  # tries to fill the room that the first runs leave
+
+
+class Plan(NamedTuple):
+    """Settings that decide the batches of one host; see `input_pipeline.Batches`.
+
+    Attributes:
+        masking: None for static records.
+        rows: This host's rows of a batch.
+        sections: Number of sections of a window.
+        window_steps: Batches in a window.
+        in_memory: Whether all records are shuffled together.
+        shapes: {name: shape of a row} of a batch.
+    """
+
+    files: RecordFiles
+    parse: StaticParser | DynamicParser
+    masking: "DynamicMasking | None"
+    seed: int
+    batch_size: int
+    rows: range
+    sections: int
+    window_steps: int
+    in_memory: bool
+    shuffle: bool
+    vocab_size: int | None
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def width(self) -> int:
+        """Rows of a section in a batch."""
+        return self.batch_size // self.sections
+
+    @property
+    def my_sections(self) -> range:
+        """The sections that feed this host."""
+        return range(self.rows.start // self.width, -(-self.rows.stop // self.width))
+
+    @property
+    def mine(self) -> slice:
+        """This host's rows among the rows of its sections."""
+        skip = self.rows.start - self.my_sections.start * self.width
+        return slice(skip, skip + len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -114,6 +156,7 @@ class DynamicMasking:
         next_sentence: Make pairs, half of them with a second part from another document.
         continues_a_word: For each id of the vocabulary, whether its token starts with `##`.
         cls, sep, mask: Ids of the special tokens.
+        packed: Whether a row holds several sequences, each from its [CLS].
     """
 
     max_seq_length: int
@@ -126,6 +169,7 @@ class DynamicMasking:
     cls: int
     sep: int
     mask: int
+    packed: bool = False
 
     def __call__(self, pool: Sequences, rows: Rows, draws: Draws) -> dict[str, Any]:
         """Examples of the records `rows` of `pool`: arrays, or tensors if all these are tensors."""
@@ -151,6 +195,9 @@ class DynamicMasking:
             "masked_lm_weights": weights,
             "next_sentence_labels": is_random,
         }
+        if self.packed:
+            begins = ops.integer(inside & (ids == self.cls))
+            examples["sequence_ids"] = ops.where(inside, ops.cumsum(begins), 0)
         return {
             name: ops.as_type(values, "float32" if name == "masked_lm_weights" else "int32")
             for name, values in examples.items()
@@ -164,14 +211,12 @@ class DynamicMasking:
     def _pairs(self, ops, pool: Sequences, rows: Rows, draws: Draws):
         """First and second part of each record, as (start, length) in `pool.tokens`.
 
-        The label must not follow from the lengths of the parts, nor from where the second part
-        begins or ends. So both lengths are fixed before the label is drawn, from the record and its
-        partner; a real and a random second part have the same length. Both begin at a sentence that
-        is not the first of their record, because the first may be the rest of a sentence that was
-        cut. A record of one sentence is split within it, and its random second part begins within a
-        sentence too. A record that fills a sequence was cut there, so it ends anywhere. Random
-        second parts end anywhere as well. Therefore the real second part of a shorter record is cut
-        at a random place of its last sentence.
+        The label must not follow from the lengths of the parts, nor from the places where the
+        second part begins or ends. So a real and a random second part have the same length, fixed
+        before the label is drawn. Both begin at a sentence that is not the first of its record,
+        which may be the rest of a sentence; for a record of one sentence, both begin within one.
+        Random second parts end anywhere, as does a record that fills a sequence. So the real second
+        part of a shorter record is cut at a random place of its last sentence.
         """
         numbers, room = rows.numbers, self.max_seq_length - 3
         start = ops.take(pool.token_splits, numbers)
@@ -213,7 +258,7 @@ class DynamicMasking:
         return (start, split - start), (b_start, b_length), is_random
 
     def _word_start(self, ops, tokens, at, latest):
-        """The places `at`, or the start of the next word if it is close, up to `latest`."""
+        """The places `at`, or the start of the next word if it is near, up to `latest`."""
         near = ops.minimum(at[:, None] + ops.range(8), latest[:, None])
         begins = ops.take(ops.constant(~self.continues_a_word), ops.take(tokens, near))
         return ops.pick(near, ops.argmax(begins)[:, None])[:, 0]
@@ -266,8 +311,9 @@ class DynamicMasking:
         """The ids (b, S) with [MASK], the same or a random word at the chosen positions."""
         drawn = draws.uniform(2, self.max_predictions)
         word = ops.as_type(drawn[:, 1] * len(self.continues_a_word), "int32")
-        new = masking.corrupted(old, self.mask, word, drawn[:, 0], ops.where)
-        # What fills up the positions is [CLS], which is never chosen: it replaces itself.
+        kept = ops.where(drawn[:, 0] < MASK_SHARE + KEPT_SHARE, old, word)
+        new = ops.where(drawn[:, 0] < MASK_SHARE, self.mask, kept)
+        # Padding positions point to [CLS], which is never chosen, and replaces itself.
         return ops.put(ids, ops.rows(positions), positions, ops.where(weights, new, old))
 
 
@@ -275,16 +321,14 @@ class _Words:
     """The words of each row of a batch, and which of them are chosen.
 
     Args:
-        ops: `NumPy`, or the same operations on tensors.
-        maskable: (b, S), which positions belong to words.
-        starts: (b, S), which positions start a word.
+        maskable: (b, S), positions that belong to words.
+        starts: (b, S), positions that start a word.
         max_size: Words in the longest run.
     """
 
     def __init__(self, ops, maskable, starts, max_size: int):
         count, length = ops.length(maskable), maskable.shape[1]
-        # A part may begin with the rest of a word that was cut.
-        begins = maskable & (starts | ~ops.after_first(maskable))
+        begins = maskable & (starts | ~ops.after_first(maskable))  # a part may begin within a word
         self._ops = ops
         self._word = ops.cumsum(ops.integer(begins)) - 1  # (b, S): the word of each position
         self._words = ops.count(begins)[:, None]
@@ -328,15 +372,15 @@ class _Words:
         return room - ops.total(ops.where(accepted, tokens, 0))
 
     def taken_positions(self):
-        """Which positions belong to chosen words; (b, S)."""
+        """(b, S), positions of chosen words."""
         return self._ops.pick(self._taken, self._ops.maximum(self._word, 0))
 
 
 def _partners(ops, pool: Sequences, rows: Rows, wanted, within, draws: Draws):
-    """For each row the best of ten records, and the first token where a second part may begin.
+    """For each row the best of ten records, and the first token where its second part may begin.
 
-    It should be of another document, have a second sentence (unless the part begins `within` one),
-    and have the `wanted` number of tokens.
+    The best is of another document, has a second sentence (unless the part begins `within` one),
+    and the `wanted` number of tokens.
     """
     low, high, within = rows.low[:, None], rows.high[:, None], within[:, None]
     tries = low + ops.integer(draws.uniform(10) * ops.real(high - low))  # (b, 10)

@@ -1,17 +1,18 @@
-"""Recognises the form of a file by its beginning: a supported form, or another kind of file.
+"""Recognises the format of a file by its beginning.
 
-Nearly any file can be cut into lines and made into records: a dump of Wikipedia with its markup, a
-table, an archive. A file that is not text, or text in an unsupported form, is refused; the message
-names its kind and the remedy.
+Nearly any file can be cut into lines and made into records: Wikipedia's dump with its markup, a
+table, an archive. Any file but text in a supported format is refused, with its kind and the remedy.
 """
 
 import csv
 import re
 from collections.abc import Iterable
+from typing import NoReturn
 
-from official_bert.data import records, text_files
+from official_bert.data import arrow_files, records, table_files, text_files
 
-FORMS = ("auto", "sentences", "paragraphs", "wikiextractor", "jsonl")
+FORMS = text_files.FORMS
+TABLES = ("csv", "tsv", *arrow_files.FORMS)
 
 # ISO 639-1 codes.
 LANGUAGES = frozenset(
@@ -38,12 +39,13 @@ _BINARY = {
     b"BZh": ("a bzip2-compressed file", "rename it to end in .bz2"),
     b"\xfd7zXZ\0": ("an xz-compressed file", "rename it to end in .xz"),
     b"\x28\xb5\x2f\xfd": ("a Zstandard-compressed file", "rename it to end in .zst"),
-    b"PAR1": ("a Parquet file", f"{_CONVERT} (pandas: `read_parquet` and `to_json`)"),
-    b"ARROW1": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
-    b"\xff\xff\xff\xff": ("an Arrow file", f"{_CONVERT} (datasets: `to_json`)"),
     b"Obj\x01": ("an Avro file", _CONVERT),
     b"\x89HDF": ("an HDF5 file", _CONVERT),
     b"SQLite format 3\0": ("an SQLite database", _CONVERT),
+    b"version https://git-lfs.github.com/spec/": (
+        "a pointer of Git LFS instead of the file",
+        "fetch the file with `git lfs pull`",
+    ),
     b"%PDF": ("a PDF document", "extract its text, for example with `pdftotext`"),
     b"{\\rtf": ("an RTF document", "save it as plain text in UTF-8"),
     b"\xd0\xcf\x11\xe0": ("an old Office document", "save it as plain text in UTF-8"),
@@ -51,6 +53,8 @@ _BINARY = {
     b"\xff\xfe": ("text in UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
     b"\xfe\xff": ("text in UTF-16", "convert it with `iconv -f utf-16 -t utf-8`"),
 }
+# Read by pyarrow.
+_ARROW = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _HTML = re.compile(r"<(!doctype html|html|head|body|title|meta|link|script|div|p|h1)\b", re.I)
 _COLUMN = re.compile(r"\s*[\w-]+([ .][\w-]+)?\s*")
@@ -58,21 +62,25 @@ _TAG = re.compile(r"<[!?/a-z][^<>]*>$", re.I)
 
 
 def recognise(path: str, form: str = "auto") -> str:
-    """The form of a file; `corpus.documents` explains the forms.
+    """The format of a file, one of those in `corpus.documents`.
 
     Args:
-        form: The user's form, or `auto`; a given form is only checked against the file.
+        form: The user's format, which is only checked, or `auto`.
 
     Raises:
-        ValueError: the file has other content, or not the given form; the message names what
-            it is and the remedy.
+        ValueError: the file has other content; the message names it and the remedy.
     """
     if form not in FORMS:
         raise ValueError(
             f"input_format must be {', '.join(FORMS[:-1])} or {FORMS[-1]}; got {form!r}."
         )
     start = text_files.head(path, _HEAD_BYTES)
+    arrow = next((kind for magic, kind in _ARROW.items() if start.startswith(magic)), None)
+    if arrow or form in arrow_files.FORMS:
+        return _require_arrow(path, form, arrow)
     _refuse_binary(path, start)
+    if form == "auto" and path.lower().endswith((".parquet", ".arrow")):
+        _refuse_other_than_its_name(path, start)
     whole = len(start) < _HEAD_BYTES
     text = start.decode("utf-8", "ignore").removeprefix("\ufeff").lstrip()
     first, *more = text.splitlines() or [""]
@@ -92,41 +100,84 @@ def recognise(path: str, form: str = "auto") -> str:
     if re.match(r"\{\s*'\w+'\s*:", text):
         _refuse(path, "Python dictionaries instead of JSON", "write them with `json.dumps`")
     _refuse_markup(path, text, first)
-    rows = text.splitlines() if whole else text.splitlines()[:-1]
-    if name.endswith((".csv", ".tsv")) or _is_table(rows):
-        _refuse(path, "a table (CSV)", _CONVERT + " (pandas: `read_csv` and `to_json`)")
+    if name.endswith((".csv", ".tsv")):
+        return name[-3:]
+    if _is_table(text.splitlines() if whole else text.splitlines()[:-1]):
+        cure = (
+            "give --input_format=csv (or tsv) if its first line names the columns, or else add one"
+        )
+        _refuse(path, "a table (CSV)", cure)
     return "sentences"
 
 
-def check(
-    paths: Iterable[str], form: str, json_field: str | None = None, language: str | None = None
-) -> dict[str, str]:
-    """Checks the beginning of every file before the work, and options that need a certain form.
+def _require_arrow(path: str, form: str, found: str | None) -> str:
+    """The format of a file that is Parquet or Arrow by its beginning, or by the user."""
+    kinds: dict[str | None, str] = {
+        "parquet": "a Parquet file",
+        "arrow": "an Arrow file",
+        None: "another kind of file",
+    }
+    if form not in ("auto", found):
+        what = kinds.get(form, "plain text or JSON lines")
+        raise ValueError(
+            f"{path} must be {what}, as --input_format={form} says; got {kinds[found]}. Give "
+            "--input_format=auto."
+        )
+    if _COMPRESSED.search(path):
+        raise ValueError(
+            f"{path} must not be compressed as a whole; got {kinds[found]} in an archive. Unpack "
+            "it: such files are compressed inside."
+        )
+    arrow_files.require_pyarrow(path)
+    return str(found)
 
-    Args:
-        json_field: The user's field, or None.
-        language: The user's language, or None.
+
+def _refuse_other_than_its_name(path: str, start: bytes) -> NoReturn:
+    kind = "a Parquet file" if path.lower().endswith(".parquet") else "an Arrow file"
+    got = repr(start[:20]) if start else "an empty file"
+    raise ValueError(
+        f"{path} must be {kind}, as its name says; got {got}. Fetch or make it again; if it is "
+        "text, give --input_format=sentences."
+    )
+
+
+def check(
+    paths: Iterable[str], form: str, text_field: str | None = None, language: str | None = None
+) -> dict[str, str]:
+    """Checks the beginning of every file, and the user's options that need a certain format.
 
     Returns:
-        The options that have no effect on these files, each with the reason.
+        {option without effect on these files: reason}, and under `input_file` that some of them
+        are plain text and others are not.
 
     Raises:
-        ValueError: as `recognise`; the language is unknown.
+        ValueError: as `recognise`; the language is unknown; a table lacks the column.
     """
     if language is not None and language not in LANGUAGES:
         raise ValueError(
             f"language must be an ISO 639-1 code, such as en or de; got {language!r}. For a "
             "language without one, give the code of a language with the same punctuation."
         )
-    if json_field == "":
-        raise ValueError("json_field must be the name of a field; got ''.")
-    forms, idle = {recognise(path, form) for path in paths}, {}
-    if json_field is not None and "jsonl" not in forms:
-        idle["json_field"] = (
-            f"--json_field={json_field} has no effect: no file holds JSON lines. If one does, give "
-            "--input_format=jsonl."
+    if text_field == "":
+        raise ValueError("text_field must be the name of a column or field; got ''.")
+    forms, idle = {}, {}  # forms: the first file of each
+    for path in paths:
+        forms.setdefault(found := recognise(path, form), path)
+        if found in TABLES:
+            _require_column(path, found, text_field or "text")
+    if "sentences" in forms and len(forms) > 1:
+        other = next(found for found in forms if found != "sentences")
+        idle["input_file"] = (
+            f"{forms['sentences']} is read as plain text, next to {forms[other]}, which is "
+            f"{other}. If it is a description and not text to train on, leave it out, for example "
+            "by a glob."
         )
-    if language is not None and forms == {"sentences"}:
+    if text_field is not None and forms.keys().isdisjoint({"jsonl", *TABLES}):
+        idle["text_field"] = (
+            f"--text_field={text_field} has no effect: no file holds JSON lines or a table. If one "
+            "does, give --input_format=jsonl, or its other format."
+        )
+    if language is not None and forms.keys() == {"sentences"}:
         idle["language"] = (
             f"--language={language} has no effect: the text is read as one sentence per line. If "
             "its lines are paragraphs, give --input_format=paragraphs."
@@ -134,10 +185,20 @@ def check(
     return idle
 
 
+def _require_column(path: str, form: str, name: str) -> None:
+    try:
+        table_files.require_column(path, form, name)
+    except ValueError as error:
+        cure = " Name one with --text_field." if f"column {name!r}" in str(error) else ""
+        raise ValueError(f"{error}{cure}") from None
+
+
 def _refuse(path: str, what: str, cure: str, may_be_text: bool = True) -> None:
     cure = cure[0].upper() + cure[1:]
     override = "; if it is plain text, give --input_format=sentences" if may_be_text else ""
-    raise ValueError(f"{path} must be plain text or JSON lines; got {what}. {cure}{override}.")
+    raise ValueError(
+        f"{path} must be plain text, JSON lines or a table; got {what}. {cure}{override}."
+    )
 
 
 def _refuse_binary(path: str, start: bytes) -> None:
@@ -157,13 +218,12 @@ def _refuse_binary(path: str, start: bytes) -> None:
 
 
 def _refuse_json_over_lines(path: str, first: str, is_whole_line: bool) -> None:
-    """Refuses JSON that begins an array, or an object that does not end in its first line."""
+    """Refuses an array, and an object that does not end in its first line."""
+    cure = "write one object per line, for example by `jq -c"
     if first.startswith("["):
-        _refuse(path, "a JSON array", "write one object per line, for example by `jq -c '.[]'`")
+        _refuse(path, "a JSON array", f"{cure} '.[]'`")
     if first.startswith("{") and is_whole_line and not first.rstrip().endswith("}"):
-        _refuse(
-            path, "JSON over several lines", "write one object per line, for example by `jq -c .`"
-        )
+        _refuse(path, "JSON over several lines", f"{cure} .`")
 
 
 def _refuse_markup(path: str, text: str, first: str) -> None:
@@ -181,9 +241,9 @@ def _refuse_markup(path: str, text: str, first: str) -> None:
 
 
 def _is_table(lines: list[str]) -> bool:
-    """Whether different lines have the same number of cells, which is unlikely for sentences.
+    """Whether different lines have the same number of cells.
 
-    Below column names 5 lines are enough. Otherwise 10 are needed, and 3 cells between commas.
+    With column names 5 lines suffice; otherwise 10 are needed, and 3 cells between commas.
     """
     if len(lines) < 5 or not all(lines) or len(set(lines)) < len(lines):
         return False

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from official_bert.data import manifest, parsed_records
-from official_bert.data.dynamic_masking import Draws, DynamicMasking, Rows, permutation
+from official_bert.data.dynamic_masking import Draws, DynamicMasking, Plan, Rows, permutation
 from official_bert.data.parsed_records import (
     DynamicParser,
     ParsedRecords,
@@ -39,13 +39,15 @@ MIN_ROWS = 16  # of a section in a batch: fewer would be slow
 
 
 class Window(NamedTuple):
-    """The sections of a window that feed this host: their records, and the order in each."""
+    """The sections of a window that feed this host."""
 
     records: ParsedRecords
     orders: np.ndarray  # (sections, records in a section)
 
 
-def batch_spec(rows: int, length: int, predictions: int) -> dict[str, ArraySpec]:
+def batch_spec(
+    rows: int, length: int, predictions: int, packed: bool = False
+) -> dict[str, ArraySpec]:
     """The arrays of a batch of pre-training with B rows, by name."""
     tokens, masked = (ArraySpec((rows, width), np.int32) for width in (length, predictions))
     return {
@@ -54,6 +56,7 @@ def batch_spec(rows: int, length: int, predictions: int) -> dict[str, ArraySpec]
         "masked_lm_weights": ArraySpec(masked.shape, np.float32),
         "next_sentence_labels": ArraySpec((rows,), np.int32),
         "example_weights": ArraySpec((rows,), np.float32),
+        **({"sequence_ids": tokens} if packed else {}),
     }
 
 
@@ -72,14 +75,11 @@ class Batches:
         num_shards: Number of these parts.
         shuffle: False gives the records in the order of the files, the last batch padded with rows
             of weight 0.
-        masked_lm_prob: For dynamic records; None, here and below, means the value they were made
-            with.
-        do_whole_word_mask: For dynamic records.
-        max_ngram_size: For dynamic records.
+        masked_lm_prob, do_whole_word_mask, max_ngram_size: For dynamic records. Default: the values
+            they were made with.
         use_next_sentence: With False, dynamic records become examples of one part with label 0;
-            static ones keep their pairs.
-        window_records: W; data of at most this number of records are held in memory; None:
-            `WINDOW_RECORDS`.
+            static ones keep their pairs. Full and packed rows, which have no pairs, need it.
+        window_records: W; this number of records is held in memory. Default: `WINDOW_RECORDS`.
 
     `batches[step]` is a dictionary of arrays, b = batch_size / num_shards:
 
@@ -89,7 +89,8 @@ class Batches:
     | `masked_lm_positions`, `masked_lm_ids` | int32 | (b, P) |
     | `masked_lm_weights` | float32 | (b, P) |
     | `next_sentence_labels` | int32 | (b,) |
-    | `example_weights` | float32 | (b,), 1, or 0 for the rows that fill up the last batch |
+    | `example_weights` | float32 | (b,), 1, or 0 for padding |
+    | `sequence_ids` | int32 | (b, S), of packed rows: a token's sequence, from 1; 0: padding |
 
     Attributes:
         element_spec: {key: ArraySpec} of such a dictionary.
@@ -125,133 +126,116 @@ class Batches:
         use_next_sentence: bool = True,
         window_records: int | None = None,
     ):
-        _check_sharding(batch_size, shard_index, num_shards)
-        self._files = RecordFiles(patterns)
-        self.num_examples = self._files.num_records
+        rows = _rows_of_shard(batch_size, shard_index, num_shards)
+        files = RecordFiles(patterns)
+        self.num_examples = files.num_records
         self.num_batches = -(-self.num_examples // batch_size)
-        self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
-        rows = batch_size // num_shards
-        self._rows = range(shard_index * rows, (shard_index + 1) * rows)
-        _check_vocabulary(self._files, vocab_size)
-        asked = {
+        _check_vocabulary(files, vocab_size)
+        given = {
             "masked_lm_prob": masked_lm_prob,
             "do_whole_word_mask": do_whole_word_mask,
             "max_ngram_size": max_ngram_size,
         }
-        self._lengths = (max_seq_length, max_predictions_per_seq)
-        self._parse, self._masking = _parser(
-            self._files, self._lengths, vocab_size, use_next_sentence, asked
-        )
-        self._vocab_size = vocab_size
-        self._sizes = self._files.blocks[:, 2]
-        self._orders: dict[int, np.ndarray] = {}
+        lengths = max_seq_length, max_predictions_per_seq
+        parse, masking = _parser(files, lengths, vocab_size, use_next_sentence, given)
+        packed = masking.packed if masking else "sequence_ids" in cast(StaticParser, parse).features
         window_records = window_records or WINDOW_RECORDS
-        self._in_memory = self.num_examples <= window_records
+        self.element_spec = batch_spec(len(rows), *lengths, packed)
+        self._plan = Plan(
+            files=files,
+            parse=parse,
+            masking=masking,
+            seed=seed,
+            batch_size=batch_size,
+            rows=rows,
+            # Neither depends on num_shards, because they decide the order.
+            sections=_number_of_sections(batch_size, max(window_records, batch_size)),
+            window_steps=max(1, window_records // batch_size),
+            in_memory=self.num_examples <= window_records,
+            shuffle=shuffle,
+            vocab_size=vocab_size,
+            shapes={name: spec.shape[1:] for name, spec in self.element_spec.items()},
+        )
+        self._orders: dict[int, np.ndarray] = {}
         self._whole: ParsedRecords | None = None
-        # Windows and sections must not depend on num_shards, because they decide the order.
-        self._sections = _number_of_sections(batch_size, max(window_records, batch_size))
-        self._window_steps = max(1, window_records // batch_size)
-        width = batch_size // self._sections
-        self._my_sections = range(self._rows.start // width, -(-self._rows.stop // width))
         self._windows: dict[int, Future] = {}
         self._loader = ThreadPoolExecutor(1, "records")
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """The rows of this shard in the batch of `step`, from 0 (without end if shuffled)."""
-        if step < 0 or (not self._shuffle and step >= self.num_batches):
+        plan = self._plan
+        if step < 0 or (not plan.shuffle and step >= self.num_batches):
             raise IndexError(
                 f"step must be below {self.num_batches}, the number of batches; got {step}."
             )
         pool, rows, weights = self._draw(step)
-        if self._masking:
-            keys = [self._key("mask", step, section) for section in self._my_sections]
-            draws = Draws(keys, self._batch_size // self._sections)
-            batch = self._masking(cast(Sequences, pool), rows, draws)
+        if plan.masking:
+            keys = [self._key("mask", step, section) for section in plan.my_sections]
+            batch = plan.masking(cast(Sequences, pool), rows, Draws(keys, plan.width))
         else:
             batch = {
-                key: values[rows.numbers].astype(_type(values), copy=False)
+                key: values[rows.numbers].astype(self.element_spec[key].dtype, copy=False)
                 for key, values in cast(dict, pool).items()
             }
         batch["masked_lm_weights"] *= weights[:, None]
         batch["example_weights"] = weights
-        skip = self._rows.start - self._my_sections.start * (self._batch_size // self._sections)
-        return {key: values[skip : skip + len(self._rows)] for key, values in batch.items()}
+        return {key: values[plan.mine] for key, values in batch.items()}
 
     def __len__(self) -> int:
         return self.num_batches
 
-    @property
-    def element_spec(self) -> dict[str, ArraySpec]:
-        """What `batches[step]` holds, without reading it."""
-        return batch_spec(len(self._rows), *self._lengths)
-
     def dataset(self, steps: range, shard_index: int, num_shards: int) -> "tf.data.Dataset":
         """The batches of some steps as a graph, for a host that runs no Python.
 
-        Args:
-            steps: Range of steps.
-            shard_index: Which part of each batch that host reads.
-            num_shards: Number of these parts.
-
         Returns:
-            A dataset whose elements equal the `batches[step]` of that shard.
+            A dataset whose elements equal `batches[step]` of that shard.
 
         Raises:
-            ValueError: if the batch cannot be divided so, or the records are compressed.
+            ValueError: the batch cannot be divided so, or the records are compressed or packed.
         """
-        from official_bert.data.slice import graph_batches
+        from official_bert.data import graph_batches
 
-        _check_sharding(self._batch_size, shard_index, num_shards)
-        rows = self._batch_size // num_shards
-        plan = graph_batches.Plan(
-            files=self._files,
-            parse=self._parse,
-            masking=self._masking,
-            seed=self._seed,
-            batch_size=self._batch_size,
-            rows=range(shard_index * rows, (shard_index + 1) * rows),
-            sections=self._sections,
-            window_steps=self._window_steps,
-            in_memory=self._in_memory,
-            shuffle=self._shuffle,
-            vocab_size=self._vocab_size,
-            max_seq_length=self._lengths[0],
-            shapes={name: spec.shape[1:] for name, spec in self.element_spec.items()},
-        )
-        return graph_batches.dataset(plan, steps)
+        if "sequence_ids" in self.element_spec:
+            raise ValueError(
+                f"{self._plan.files.paths[0]} must not have packed rows for a TPU under "
+                "TensorFlow; got row_filling=packed. Train with --engine=jax, or make the records "
+                "with --row_filling=full."
+            )
+        rows = _rows_of_shard(self._plan.batch_size, shard_index, num_shards)
+        return graph_batches.dataset(self._plan._replace(rows=rows), steps)
 
     def damage_at(self, offset: int) -> str | None:
-        """What is wrong near a byte; see `RecordFiles.damage_at`."""
-        return self._files.damage_at(offset)
+        """As `RecordFiles.damage_at`."""
+        return self._plan.files.damage_at(offset)
 
     def fingerprint(self) -> str:
-        """A digest of the records; see `RecordFiles.fingerprint`."""
-        return self._files.fingerprint()
+        """As `RecordFiles.fingerprint`."""
+        return self._plan.files.fingerprint()
 
     def _read(self, runs: list[RecordRange]) -> ParsedRecords:
-        return parsed_records.read(self._files, self._parse, runs)
+        return parsed_records.read(self._plan.files, self._plan.parse, runs)
 
     def _draw(self, step: int) -> tuple[ParsedRecords, Rows, np.ndarray]:
         """The rows of this host's sections: their records, and the weight of each."""
-        width = self._batch_size // self._sections
-        first = step * self._batch_size + self._my_sections.start * width
-        numbers = np.arange(first, first + width * len(self._my_sections))
+        plan, width = self._plan, self._plan.width
+        first = step * plan.batch_size + plan.my_sections.start * width
+        numbers = np.arange(first, first + width * len(plan.my_sections))
         weights = np.ones(len(numbers), np.float32)
-        if not self._shuffle:
+        if not plan.shuffle:
             weights = (numbers < self.num_examples).astype(np.float32)
             numbers = np.minimum(numbers, self.num_examples - 1)
-        if self._in_memory:
-            if self._shuffle:
+        if plan.in_memory:
+            if plan.shuffle:
                 numbers = self._in_epoch_order(numbers)
             low, high = np.zeros_like(numbers), np.full_like(numbers, self.num_examples)
             return self._all(), Rows(numbers, low, high), weights
-        if not self._shuffle:
-            pool = self._read(self._files.runs(int(numbers[0]), int(numbers[-1]) + 1))
+        if not plan.shuffle:
+            pool = self._read(plan.files.runs(int(numbers[0]), int(numbers[-1]) + 1))
             numbers -= numbers[0]
             sections = numbers.reshape(-1, width)
             low, high = np.repeat(sections[:, 0], width), np.repeat(sections[:, -1] + 1, width)
             return pool, Rows(numbers, low, high), weights
-        window, inside = divmod(step, self._window_steps)
+        window, inside = divmod(step, plan.window_steps)
         pool, orders = self._window(window)
         numbers = orders[:, inside * width : (inside + 1) * width].reshape(-1)
         low = np.repeat(np.arange(len(orders)) * orders.shape[1], width)
@@ -274,11 +258,11 @@ class Batches:
 
     def _all(self) -> ParsedRecords:
         if self._whole is None:
-            self._whole = self._read(self._files.runs(0, self.num_examples))
+            self._whole = self._read(self._plan.files.runs(0, self.num_examples))
         return self._whole
 
     def _window(self, window: int) -> Window:
-        """This host's part of a window; that of the next one is fetched meanwhile."""
+        """This host's part of a window, while the next one's is fetched."""
         for old in self._windows.keys() - {window, window + 1}:
             self._windows.pop(old).cancel()
         for wanted in (window, window + 1):
@@ -287,13 +271,13 @@ class Batches:
         return self._windows[window].result()
 
     def _load_window(self, window: int) -> Window:
-        size = self._window_steps * self._batch_size // self._sections
+        size = self._plan.window_steps * self._plan.width
         runs: list[RecordRange] = []
         orders: list[np.ndarray] = []
-        for section in self._my_sections:
-            start = (window * self._sections + section) * size
+        for section in self._plan.my_sections:
+            start = (window * self._plan.sections + section) * size
             stop = start + size
-            while start < stop:  # in pieces: an epoch may end within the section
+            while start < stop:  # an epoch may end within the section
                 epoch, place = divmod(start, self.num_examples)
                 count = min(stop - start, self.num_examples - place)
                 runs += self._epoch_runs(epoch, place, count)
@@ -304,12 +288,13 @@ class Batches:
 
     def _epoch_runs(self, epoch: int, place: int, count: int) -> list[RecordRange]:
         """The records `place` … `place + count` of an epoch."""
-        order = self._epoch_order(epoch, len(self._sizes))
-        ends = np.cumsum(self._sizes[order])
+        sizes = self._plan.files.blocks[:, 2]
+        order = self._epoch_order(epoch, len(sizes))
+        ends = np.cumsum(sizes[order])
         runs, number = [], int(np.searchsorted(ends, place, "right"))
         while count:
             block = int(order[number])
-            size = int(self._sizes[block])
+            size = int(sizes[block])
             start = place - (int(ends[number]) - size)
             stop = min(size, start + count)
             runs.append(RecordRange(block, start, stop))
@@ -317,33 +302,28 @@ class Batches:
         return runs
 
     def _key(self, *purpose) -> bytes:
-        key = "/".join(map(str, (self._seed, *purpose)))
+        key = "/".join(map(str, (self._plan.seed, *purpose)))
         return hashlib.blake2b(key.encode(), digest_size=16).digest()
 
 
-def _type(values: np.ndarray) -> type:
-    return np.float32 if values.dtype == np.float32 else np.int32
-
-
-def _check_sharding(batch_size: int, shard_index: int, num_shards: int) -> None:
+def _rows_of_shard(batch_size: int, shard_index: int, num_shards: int) -> range:
     if batch_size < 1 or num_shards < 1 or batch_size % num_shards:
         raise ValueError(
             f"batch_size must be a multiple of {num_shards}, the number of hosts; got {batch_size}."
         )
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index must be 0 to {num_shards - 1}; got {shard_index}.")
+    rows = batch_size // num_shards
+    return range(shard_index * rows, (shard_index + 1) * rows)
 
 
 def _number_of_sections(batch_size: int, window: int) -> int:
-    """The largest power of two that divides the batch and leaves no section too thin."""
-    sections = 1
-    while (
-        sections < MAX_SECTIONS
-        and batch_size % (2 * sections) == 0
-        and batch_size // (2 * sections) >= MIN_ROWS
-        and window // (2 * sections) >= 1024
+    """The largest power of two that divides the batch into sections of sufficient size."""
+    sections = MAX_SECTIONS
+    while sections > 1 and (
+        batch_size % sections or batch_size // sections < MIN_ROWS or window // sections < 1024
     ):
-        sections *= 2
+        sections //= 2
     return sections
 
 
@@ -361,36 +341,58 @@ def _parser(
     lengths: tuple[int, int],
     vocab_size: int | None,
     next_sentence: bool,
-    asked: dict,
+    given: dict,
 ) -> tuple[StaticParser | DynamicParser, DynamicMasking | None]:
     """The parser of the records, and the masking of dynamic ones."""
     made = files.manifest
-    if made and made["masking"] == "dynamic":
-        parse = DynamicParser(lengths[0], vocab_size)
-        return parse, _dynamic_masking(files, *lengths, next_sentence, asked)
-    given = [name for name, value in asked.items() if value is not None]
-    if given:
+    filling = manifest.row_filling(made) if made else "documents"
+    is_dynamic = made and made["masking"] == "dynamic"
+    static = None if is_dynamic else _static_parser(files, lengths, vocab_size, given)
+    if static and "sequence_ids" in static.features:
+        filling = "packed"  # known without a manifest, too
+    if next_sentence and filling != "documents":
         raise ValueError(
-            f"{', '.join(given)} must be left out for records with fixed pairs and masks; got "
+            f"use_next_sentence_label must be False for {files.paths[0]}, whose rows have no "
+            f"sentence pairs (row_filling={filling}); got True. Give "
+            "--use_next_sentence_label=False, or make the records with --row_filling=documents."
+        )
+    if static:
+        return static, None
+    assert made
+    parse = DynamicParser(lengths[0], vocab_size, 3 if filling == "documents" else 2)
+    return parse, _dynamic_masking(files.paths[0], made, *lengths, next_sentence, given)
+
+
+def _static_parser(
+    files: RecordFiles, lengths: tuple[int, int], vocab_size: int | None, given: dict
+) -> StaticParser:
+    idle = [name for name, value in given.items() if value is not None]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)} must be left out for records with fixed pairs and masks; got "
             f"{files.paths[0]}. Leave it out, or make the records with --dynamic_masking."
         )
-    return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths, vocab_size), None
+    return StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths, vocab_size)
 
 
 def _dynamic_masking(
-    files: RecordFiles, max_seq_length: int, max_predictions: int, next_sentence: bool, asked: dict
+    path: str,
+    made: dict,
+    max_seq_length: int,
+    max_predictions: int,
+    next_sentence: bool,
+    given: dict,
 ) -> DynamicMasking:
-    assert files.manifest is not None  # without one, nothing masks here
-    settings, vocabulary = files.manifest["settings"], files.manifest["vocabulary"]
+    settings, vocabulary = made["settings"], made["vocabulary"]
     made_for = settings["max_seq_length"]
     if made_for != max_seq_length:
         padding = f": {1 - made_for / max_seq_length:.0%} would be padding"
         raise ValueError(
-            f"max_seq_length must be {made_for}, for which {files.paths[0]} was made; got "
+            f"max_seq_length must be {made_for}, for which {path} was made; got "
             f"{max_seq_length}{padding if made_for < max_seq_length else ''}. Make records for "
             "each length, and write {max_seq_length} in place of the length in --input_files."
         )
-    chosen = {key: settings[key] if value is None else value for key, value in asked.items()}
+    chosen = {key: settings[key] if value is None else value for key, value in given.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:
         raise ValueError(
             f"max_ngram_size must be 1 without do_whole_word_mask; got {chosen['max_ngram_size']}. "
@@ -408,4 +410,5 @@ def _dynamic_masking(
         cls=special["[CLS]"],
         sep=special["[SEP]"],
         mask=special["[MASK]"],
+        packed=manifest.row_filling(made) == "packed",
     )

@@ -2,25 +2,27 @@
 
 The manifest is a JSON file next to the shards that describes them, written last.
 
-A glob for the shards of a build also matches the files of an earlier build under similar names.
-Training would then see that text twice as often, or text of other settings. So a build removes the
-files that are provably of an earlier build, and refuses to begin next to any others. And a reader
-refuses files that are not the set that their manifest lists.
+A glob for the shards of a build also matches an earlier build's files under similar names, and
+training would read both. So a build removes files that are provably an earlier build's, and refuses
+to begin next to any others; a reader accepts only the set of files that their manifest lists.
 """
 
 import base64
+import contextlib
 import fnmatch
 import glob
 import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from official_bert.system.places import as_path, is_remote
 from official_bert.system.whole_files import write_whole
 
 FORMAT = "pre-training records 1"
@@ -56,32 +58,49 @@ def parse(path: str, text: bytes) -> dict:
     Raises:
         ValueError: the file is not a manifest, is damaged, or has a later version.
     """
-    try:
+    is_manifest = is_whole = False
+    with contextlib.suppress(  # of entries of another type, too
+        ValueError, KeyError, TypeError, AttributeError, RecursionError
+    ):
         made = json.loads(text)
-        known = made["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError):
-        known = False
-    if not known:
+        is_manifest = made["format"] == FORMAT
+        is_whole = is_manifest and _is_whole(made)
+    if not is_manifest:
         raise ValueError(
             f"{path} must be a manifest of the format {FORMAT!r}; got another file. Make the "
             "records again, or update lamb_tf if a later version made them."
         )
-    try:
-        whole = _is_whole(made)
-    except (KeyError, TypeError, AttributeError, ValueError):  # an entry is of another type
-        whole = False
-    if not whole:
+    if not is_whole:
         raise ValueError(f"{path} is damaged. Make the records again, or remove the manifest.")
     return made
 
 
+def read(path: str) -> dict | None:
+    """The contents of a manifest; None without one, and of a damaged one."""
+    try:
+        return parse(path, as_path(path).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
 def tokens(made: dict) -> list[str]:
-    """The vocabulary that records were made with."""
+    """The vocabulary of the records."""
     return made["tokens"].split("\n")
 
 
+def row_filling(made: dict) -> str:
+    """What the rows hold: the setting of that name, which is stored unless it is the default."""
+    return made["settings"].get("row_filling", "documents")
+
+
+def warnings(made: dict) -> list[str]:
+    """The warnings of the build about its text; none in a manifest of an earlier version."""
+    found = made.get("warnings")
+    return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
+
+
 def _is_whole(made):
-    """Whether every entry that readers use is there and can be what a build has written."""
+    """Whether every entry that readers use is plausible."""
     settings, vocabulary, each = made["settings"], made["vocabulary"], made["records_per_block"]
     known = made["masking"] == "static" or (
         made["masking"] == "dynamic" and _can_mask(settings, vocabulary)
@@ -110,7 +129,7 @@ def _is_shard(entry, records_per_block):
 
 
 def _can_mask(settings, vocabulary):
-    """Whether the entries of dynamic masking are there, and fit each other."""
+    """Whether the entries for dynamic masking fit each other."""
     size, special = vocabulary["size"], vocabulary["special_tokens"]
     return (
         _is_count(settings["max_seq_length"], 4)
@@ -140,19 +159,18 @@ def unpack_flags(packed: str, count: int) -> np.ndarray:
 
 
 def write_note(path: str, value: Any) -> None:
-    """Writes a note of a build about what it has finished, for the run that resumes it.
+    """Writes a note about a finished step of a build, for the run that resumes it.
 
-    A kill or a loss of power may leave anything on the disk. So a note is a JSON value with a
-    digest of itself, and holds the checksums of the files that it vouches for.
+    A power failure may leave anything on the disk. So a note has a digest of itself, and contains
+    the checksums of the step's files.
     """
     write_whole(path, [json.dumps({"sha256": _digest(value), "note": value}).encode()])
 
 
 def read_note(path: str) -> Any:
-    """The value of a note; None if there is none, or it is damaged."""
+    """The value of a note; None without one, and of a damaged one."""
     try:
-        with open(path, "rb") as file:
-            made = json.loads(file.read())
+        made = json.loads(as_path(path).read_bytes())
         return made["note"] if made["sha256"] == _digest(made["note"]) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -163,15 +181,25 @@ def _digest(value: Any) -> str:
 
 
 def checksum(path: str) -> int | None:
-    """The CRC-32 of a file; None if there is none."""
+    """The CRC-32 of a file; None without a file."""
     crc = 0
     try:
-        with open(path, "rb") as file:
+        with as_path(path).open("rb") as file:
             while data := file.read(1 << 20):
                 crc = zlib.crc32(data, crc)
     except FileNotFoundError:
         return None
     return crc
+
+
+def is_intact(path: str, entry: dict) -> bool:
+    """Whether a shard is the one of a manifest's entry.
+
+    In an object store only the size is compared: an object is whole and has a checksum of its own.
+    """
+    if is_remote(path):
+        return size_of(path) == entry["bytes"]
+    return checksum(path) == entry["crc32"]
 
 
 def require_free(shards: list[str]) -> None:
@@ -192,7 +220,7 @@ def require_free(shards: list[str]) -> None:
             f"{_several(others)}. Choose a name that differs before its ending, or remove that "
             "build."
         )
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), f"*{ENDING}"))):
+    for path in sorted(map(str, as_path(folder).glob(f"*{ENDING}"))):
         taken = names.intersection(_listed(path))
         if taken and os.path.basename(path) != os.path.basename(own):
             raise ValueError(
@@ -210,18 +238,14 @@ def require_free(shards: list[str]) -> None:
 
 
 def of_last_build(shards: list[str]) -> set[str]:
-    """The files that the manifest for `shards` lists, if they still have the sizes listed there."""
+    """The files that the manifest for `shards` lists, if they still have their listed sizes."""
     return _as_made(shards, _listed(path_for(shards)))
 
 
 def of_unfinished_build(shards: list[str]) -> set[str]:
     """The shards that an interrupted build of the same name had finished."""
-    made = {}
-    for path in glob.glob(f"{glob.escape(building_folder(shards))}/shard-*.json"):
-        entry = read_note(path)
-        if entry:
-            made[entry["file"]] = entry["bytes"]
-    return _as_made(shards, made)
+    notes = map(read_note, map(str, as_path(building_folder(shards)).glob("shard-*.json")))
+    return _as_made(shards, {note["file"]: note["bytes"] for note in notes if note})
 
 
 def require_whole(
@@ -238,10 +262,13 @@ def require_whole(
     Raises:
         ValueError: names the files that are stale or missing.
     """
-    sets = {path: _entries(path, made) for path, made in manifests.items()}
-    vouched = set().union(*sets.values())
+    sets = {
+        path: {os.path.join(os.path.dirname(path), entry["file"]) for entry in made["shards"]}
+        for path, made in manifests.items()
+    }
+    known = set().union(*sets.values())
     for path, listed in sets.items():
-        stale = [p for p in paths if p not in vouched and path_for([p]) == path]
+        stale = [p for p in paths if p not in known and path_for([p]) == path]
         if stale:
             raise ValueError(
                 f"Records must be those that {path} lists ({len(listed)} files); got also "
@@ -254,7 +281,7 @@ def require_whole(
                 f"{_several(missing)}. Fetch or make the missing files again, or name the files to "
                 "read one by one."
             )
-    others = [path for path in paths if path not in vouched]
+    others = [path for path in paths if path not in known]
     for path in others:
         if building_folder([path]) in building:
             raise ValueError(
@@ -279,45 +306,46 @@ def _missing(patterns: Iterable[str], paths: list[str], listed: set[str]) -> lis
 def _check_one_count(paths: Iterable[str]) -> None:
     """Refuses `a-00000-of-00004` next to `a-00000-of-00008` if no manifest lists them."""
     counts = {}
-    for path in paths:
-        match = _NUMBERED.fullmatch(path)
-        if match:
-            first = counts.setdefault(match[1], (match[2], path))
-            if first[0] != match[2]:
-                raise ValueError(
-                    f"{first[1]} and {path} must be of one copy of the data; got copies in "
-                    f"{int(first[0])} and {int(match[2])} files. Remove one of them."
-                )
-
-
-def _entries(path: str, made: dict) -> set[str]:
-    return {os.path.join(os.path.dirname(path), entry["file"]) for entry in made["shards"]}
+    for match in filter(None, map(_NUMBERED.fullmatch, paths)):
+        first = counts.setdefault(match[1], match)
+        if first[2] != match[2]:
+            raise ValueError(
+                f"{first[0]} and {match[0]} must be of one copy of the data; got copies in "
+                f"{int(first[2])} and {int(match[2])} files. Remove one of them."
+            )
 
 
 def _listed(path: str) -> dict[str, int]:
-    """The names and sizes of the files that a manifest lists; none if it is not a"""
-    try:
-        with open(path, "rb") as file:
-            made = parse(path, file.read())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    return {entry["file"]: entry["bytes"] for entry in made["shards"]}
+    """The names and sizes of the files that a manifest lists, if it is one."""
+    made = read(path)
+    return {entry["file"]: entry["bytes"] for entry in made["shards"]} if made else {}
 
 
 def _as_made(shards: list[str], sizes: dict[str, int]) -> set[str]:
+    """The paths of the files that still have these sizes."""
     folder = os.path.dirname(shards[0])
     paths = {os.path.join(folder, name): size for name, size in sizes.items()}
-    return {p for p, size in paths.items() if os.path.isfile(p) and os.path.getsize(p) == size}
+    return {path for path, size in paths.items() if size_of(path) == size}
+
+
+def size_of(path: str) -> int | None:
+    """The size of a file in bytes; None without one."""
+    try:
+        found = as_path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _siblings(folder: str, names: set[str]) -> list[str]:
     """Files in `folder` that a glob for `names` might match."""
     whole, stems = set(map(_whole, names)), set(map(stem, names))
+    place = as_path(folder or ".")
     return [
-        name
-        for name in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else ())
-        if stem(name) in stems and (name not in stems or name in whole)
-        if os.path.isfile(os.path.join(folder, name))
+        path.name
+        for path in (place.iterdir() if place.is_dir() else ())
+        if stem(path.name) in stems and (path.name not in stems or path.name in whole)
+        if size_of(str(path)) is not None
     ]
 
 
@@ -327,8 +355,7 @@ def _whole(name: str) -> str:
     return match[1] if match else name
 
 
-def _several(names: Iterable[str], most: int = 3) -> str:
-    """Some names, for a sentence."""
+def _several(names: Iterable[str]) -> str:
+    """The first three names and the number of the others."""
     names = sorted(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)

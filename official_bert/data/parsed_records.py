@@ -1,9 +1,8 @@
-"""Runs of records → arrays: read, parsed by NumPy from their wire format, checked and joined.
+"""Runs of records → arrays: reads, parses by NumPy, checks and joins them.
 
     Example { Features { map entry { name, Feature { BytesList | FloatList | Int64List } } … } }
 
-Records that one writer made have one form: their contents are found and decoded together. Any other
-record is read by itself, field by field.
+Records with the features of one writer are decoded together, any other record by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +23,14 @@ STATIC_TYPES = {
     "masked_lm_weights": np.float32,
     "next_sentence_labels": np.int8,
 }
+_OF_PACKED = "sequence_ids"  # a feature of packed rows only
+_TYPES = {**STATIC_TYPES, _OF_PACKED: np.int16}
 _PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 PARSED_AT_ONCE = 2048
-INTEGERS, FLOATS = 3, 2  # the fields of a Feature that hold them
-_LONGEST = 4  # bytes of a length that is read together with others
+INTEGERS, FLOATS = 3, 2  # fields of a Feature
+_LONGEST = 4  # bytes of a length that is decoded together with others
 
-Name = Callable[[int], str]  # of a record, by its number, for messages
+Name = Callable[[int], str]  # a record's number → its name in messages
 
 
 class Sequences(NamedTuple):
@@ -83,11 +84,9 @@ def _beyond_the_vocabulary(where: str, token: int, vocab_size: int | None) -> Va
 
 
 class StaticParser:
-    """Parses the official schema with either set of names; the first record decides which.
+    """Parses the official schema; the first record, named `where`, decides the names of features.
 
     Args:
-        first: The first record.
-        where: Its name, for messages.
         max_seq_length, max_predictions: S and P, the lengths of the features.
         vocab_size: Ids must be below it; None: any are accepted.
 
@@ -95,9 +94,8 @@ class StaticParser:
         features: {name: (name in the records, length)}.
 
     Raises:
-        ValueError: a record has other features or lengths than expected, or values out of range.
-            The first record is checked at construction, the others when they are parsed; the
-            message starts with `name(i)` of record i.
+        ValueError: a record, the first at construction, has other features or lengths than
+            expected, or values out of range; the message starts with its name.
     """
 
     def __init__(
@@ -110,8 +108,10 @@ class StaticParser:
     ):
         self._max_seq_length, self._vocab_size = max_seq_length, vocab_size
         there, self.features = _features(first, where), {}
-        for name in STATIC_TYPES:
+        for name in _TYPES:
             names = [n for n in (name, V2_NAMES.get(name, name)) if n in there]
+            if not names and name == _OF_PACKED:
+                continue
             if not names:
                 raise ValueError(
                     f"{where} must be a BERT pre-training record with a feature {name!r}; got "
@@ -129,13 +129,13 @@ class StaticParser:
         return found
 
     def join(self, parsed: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The records of several calls as those of one."""
+        """The records of several calls."""
         return {key: np.concatenate([columns[key] for columns in parsed]) for key in parsed[0]}
 
     def _columns(self, serialized, name):
         kinds = {
-            self.features[key][0]: FLOATS if kind is np.float32 else INTEGERS
-            for key, kind in STATIC_TYPES.items()
+            feature: FLOATS if _TYPES[key] is np.float32 else INTEGERS
+            for key, (feature, _) in self.features.items()
         }
         found, made = columns(serialized, kinds, name), {}
         for key, (feature, length) in self.features.items():
@@ -149,7 +149,7 @@ class StaticParser:
                     f"{cure}"
                 )
             shape = (-1,) if key == "next_sentence_labels" else (-1, length)
-            made[key] = values.astype(STATIC_TYPES[key], copy=False).reshape(shape)
+            made[key] = values.astype(_TYPES[key], copy=False).reshape(shape)
         return made
 
     def _check(self, found, name):
@@ -177,15 +177,20 @@ class DynamicParser:
     """Parses records made for dynamic masking.
 
     Args:
-        max_seq_length: S; a record has at most S − 3 tokens.
-        vocab_size: Ids must be below it; None: any are accepted.
+        max_seq_length: Named in errors.
+        vocab_size: As of `StaticParser`.
+        special_tokens: The least number that a row adds to those of a record.
+
+    Attributes:
+        longest: Tokens of the longest record that fits.
 
     Raises:
         ValueError: when called, if a record is damaged or out of range; as `StaticParser`.
     """
 
-    def __init__(self, max_seq_length: int, vocab_size: int | None = None):
+    def __init__(self, max_seq_length: int, vocab_size: int | None = None, special_tokens: int = 3):
         self._max_seq_length, self._vocab_size = max_seq_length, vocab_size
+        self.longest = max_seq_length - special_tokens
 
     def __call__(self, serialized: list[bytes], name: Name) -> Sequences:
         """The records' `Sequences`."""
@@ -197,37 +202,26 @@ class DynamicParser:
                 f"{name(int(np.argmax(documents.counts != 1)))}: the feature 'document' must have "
                 "one value. Make the file again."
             )
-        sizes = lengths.values.astype(np.int64)
-        parsed = Sequences(
-            tokens.values.astype(np.int32),
-            np.concatenate([[0], np.cumsum(tokens.counts)]),
-            np.cumsum(sizes) - sizes,
-            np.concatenate([[0], np.cumsum(lengths.counts)]),
-            documents.values.astype(np.int64),
-        )
+        sizes, ids = lengths.values.astype(np.int64), tokens.values.astype(np.int32)
+        numbers = documents.values.astype(np.int64)
+        parsed = _sequences(ids, tokens.counts, sizes, lengths.counts, numbers)
         _check_sentences(parsed, sizes, name)
         self._check(parsed, name)
         return parsed
 
     def join(self, parsed: list[Sequences]) -> Sequences:
-        """The records of several calls as those of one."""
-
-        def shifted(arrays, counts):
-            return [a + n for a, n in zip(arrays, np.cumsum([0, *counts[:-1]]), strict=True)]
-
-        def joined_splits(splits, counts):
-            first, *others = shifted(splits, counts)
-            return np.concatenate([first, *(other[1:] for other in others)])
-
-        tokens, token_splits, starts, sentence_splits, documents = zip(*parsed, strict=True)
-        token_counts, sentence_counts = list(map(len, tokens)), list(map(len, starts))
-        return Sequences(
-            np.concatenate(tokens),
-            joined_splits(token_splits, token_counts),
-            np.concatenate(shifted(starts, token_counts)),
-            joined_splits(sentence_splits, sentence_counts),
-            np.concatenate(documents),
-        )
+        """The records of several calls."""
+        parts = [
+            (
+                each.tokens,
+                np.diff(each.token_splits),
+                np.diff(each.sentence_starts, append=len(each.tokens)),
+                np.diff(each.sentence_splits),
+                each.documents,
+            )
+            for each in parsed
+        ]
+        return _sequences(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _check(self, parsed, name):
         if self._vocab_size and parsed.tokens.size and parsed.tokens.max() >= self._vocab_size:
@@ -236,13 +230,21 @@ class DynamicParser:
             value = int(parsed.tokens[token])
             raise _beyond_the_vocabulary(name(record), value, self._vocab_size)
         lengths = np.diff(parsed.token_splits)
-        if lengths.max() > self._max_seq_length - 3:
+        if lengths.max() > self.longest:
             record = int(np.argmax(lengths))
             raise ValueError(
-                f"{name(record)}: length must be at most {self._max_seq_length - 3} tokens with "
+                f"{name(record)}: length must be at most {self.longest} tokens with "
                 f"max_seq_length={self._max_seq_length}; got {lengths[record]}. Make the records "
                 "for this length."
             )
+
+
+def _sequences(tokens, token_counts, sizes, sentence_counts, documents) -> Sequences:
+    """The `Sequences` of records with these numbers of tokens, of sentences, and sentence sizes."""
+    token_splits, sentence_splits = (
+        np.concatenate([[0], np.cumsum(counts)]) for counts in (token_counts, sentence_counts)
+    )
+    return Sequences(tokens, token_splits, np.cumsum(sizes) - sizes, sentence_splits, documents)
 
 
 def _check_sentences(parsed: Sequences, sizes: np.ndarray, name: Name) -> None:
@@ -265,19 +267,14 @@ def _check_sentences(parsed: Sequences, sizes: np.ndarray, name: Name) -> None:
 
 
 class Column(NamedTuple):
-    """One feature of several records: all values in a row, and the number of each record's."""
+    """One feature of several records: all values, and their number per record."""
 
-    values: np.ndarray  # integers of any type that holds them, or float32
+    values: np.ndarray  # integers of a sufficient type, or float32
     counts: np.ndarray
 
 
 def columns(records: Sequence[bytes], kinds: dict[str, int], name: Name) -> dict[str, Column]:
-    """Some features of several serialized Examples; a feature that a record lacks has no values.
-
-    Args:
-        records: The Examples.
-        kinds: {feature: `INTEGERS` or `FLOATS`}.
-        name: Of a record, for messages.
+    """Features {name: `INTEGERS` or `FLOATS`} of serialized Examples; a missing one has no values.
 
     Raises:
         ValueError: a record is damaged, or a feature of another kind; the message names it.
@@ -318,7 +315,7 @@ def _integers(packed: bytes, sizes: np.ndarray, key: str, name: Name) -> Column:
         number = int(filled[np.argmin(is_whole)])
         raise _damaged(name(number), f"the feature {key!r} is damaged")
     counts = np.diff(np.searchsorted(ends, ends_of_records), prepend=0)
-    more = ends.copy()  # bytes of each integer before its last; `np.diff` takes three times as long
+    more = ends.copy()  # bytes of each integer before its last; three times as fast as `np.diff`
     more[1:] -= ends[:-1] + 1
     if more.max() > 9:
         number = int(np.searchsorted(np.cumsum(counts), np.argmax(more > 9), "right"))
@@ -331,14 +328,14 @@ def _integers(packed: bytes, sizes: np.ndarray, key: str, name: Name) -> Column:
 
 
 class _Unlike(Exception):
-    """The records do not have one form."""
+    """The records do not have the same features in the same order."""
 
 
 def _packed_in_step(records, kinds) -> dict[str, tuple[bytes, np.ndarray]] | None:
-    """The packed values of features, and their sizes in each record, of Examples of one form.
+    """The packed values of features, and their sizes in each record.
 
     Returns:
-        `None` if the Examples do not name the same features in the same order, packed.
+        None if the records do not have the same features in the same order, packed.
     """
     if not records:
         return None
@@ -358,9 +355,7 @@ def _packed_in_step(records, kinds) -> dict[str, tuple[bytes, np.ndarray]] | Non
 def _lists_in_step(padded: bytes, sizes: np.ndarray):
     """Yields name, kind, and the places where the packed values of each record begin and end.
 
-    Args:
-        padded: The records and some zeros, so that reads past the end are safe and match nothing.
-        sizes: Length of each record.
+    Zeros after the records, of lengths `sizes`, make reads past the end safe, and match nothing.
     """
     data, ends_of_records = np.frombuffer(padded, np.uint8), np.cumsum(sizes)
 
@@ -408,11 +403,7 @@ def _lists_in_step(padded: bytes, sizes: np.ndarray):
 
 
 def _features(record: bytes, where: str) -> dict[str, tuple[int, bytes]]:
-    """The kind and the packed values of each feature of an Example.
-
-    Raises:
-        ValueError: it is not an Example.
-    """
+    """The kind and the packed values of each feature of an Example, or a ValueError."""
     found = {}
     try:
         for field, content in wire_format.fields(record):

@@ -2,10 +2,10 @@
 
     corpus → blocks of documents → (workers) parts → (workers) shards of even size → manifest
 
-A part holds the records of one block. It depends only on the block, the settings and the block's
-number, so the number of workers changes nothing. Parts are kept in a folder `NAME.building` next to
-the output until the manifest is written. A run that was killed finds them there, compares them with
-their checksums, and makes only what is missing or damaged.
+A part has the records of one block. It depends only on the block, its number and the settings, not
+on the number of workers. Parts are kept in a folder `NAME.building` next to the output until the
+manifest is written. A run that resumes makes only parts that are missing or damaged. On several
+machines, each makes a share of the parts (see `build_shares`), and one makes the shards.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 import official_bert
-from official_bert.data import corpus, coverage, manifest
+from official_bert.data import build_shares, corpus, manifest
+from official_bert.data.build_shares import Share
 from official_bert.data.build_worker import BuildPlan, Part, Shard
 from official_bert.system import locks
-from official_bert.system.places import as_path
+from official_bert.system.places import RemotePath, as_path, is_remote
 
-# Parts of another version cannot be used if it cut or counted differently.
-PART_FORMAT = b"parts 4"
+PART_FORMAT = b"parts 5"  # parts that were cut or counted in another way cannot be used
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -40,13 +40,14 @@ class Builder:
     """One build: its input, its output, and the folder of its parts.
 
     Args:
-        plan: What the records look like.
+        plan: Form of the records.
         documents: Returns an iterator over the corpus, with the same documents at every call.
         shards: The paths to write.
-        workers: Maximum number of processes; no more are started than there are tasks.
-        progress: Called now and then with (bytes of text done, records made).
-        check: Called with the counts when the parts are made. If it raises an error, the build ends
-            and the parts stay.
+        workers: The processes that make the records.
+        progress: Called after each part with its (bytes of text, records).
+        check: Called with the counts when all parts are made; an error ends the build, and the
+            parts stay.
+        share: The share of the parts that `run_share` makes; default: `run` makes all.
     """
 
     def __init__(
@@ -54,52 +55,84 @@ class Builder:
         plan: BuildPlan,
         documents: Callable[[], Iterator[corpus.Document]],
         shards: list[str],
-        workers: int,
+        workers: "Workers",
         progress: Callable,
         check: Callable[[dict], None],
+        share: Share | None = None,
     ):
         self._plan, self._documents, self._shards = plan, documents, shards
         self._workers, self._progress, self._check = workers, progress, check
-        self._folder = manifest.building_folder(shards)
+        self._share = share
+        self._folder = build_shares.folder(shards, share)
 
     def run(self) -> tuple[list[dict], dict]:
         """Builds parts, then shards; returns the manifest's shard entries, and the counts."""
-        os.makedirs(self._folder, exist_ok=True)
-        with locks.exclusive(self._folder):
+        as_path(self._folder).mkdir(parents=True, exist_ok=True)
+        with locks.exclusive(as_path(self._folder)):
+            build_shares.require_none(self._shards)
             self._forget_other_builds()
-            with Workers(self._plan, self._workers) as workers:
-                parts = self._make_parts(workers)
-                if not self._fit_the_shards(parts):
-                    self._clear()
-                    parts = self._make_parts(workers)
-                    self._fit_the_shards(parts)
-                keys = parts[0]["counts"]
-                counts = {key: sum(part["counts"][key] for part in parts) for key in keys}
-                self._check(counts)
-                shards = self._make_shards(workers, parts)
-        return shards, counts
+            parts = self._make_parts()
+            if not self._fit_the_shards(parts):
+                self._clear()
+                parts = self._make_parts()
+                self._fit_the_shards(parts)
+            counts = _total(parts)
+            self._check(counts)
+            return self._make_shards(parts), counts
+
+    def run_share(self, described: dict, of_text: Callable[[], dict]) -> dict:
+        """Builds a share of the parts, and last a note for `finish`; returns the share's counts.
+
+        Args:
+            described: The build's entries in the manifest.
+            of_text: Returns the counts of the whole text, and warnings, once it has been read.
+        """
+        assert self._share
+        as_path(self._folder).mkdir(parents=True, exist_ok=True)
+        with locks.exclusive(as_path(self._folder)):
+            build_shares.forget(self._folder)
+            self._forget_other_builds()
+            parts = self._make_parts()
+            read = of_text() | {"text": self._text.hexdigest()}
+            build_shares.write(self._folder, read | {"described": described, "parts": parts})
+        return _total(parts) if parts else {}
+
+    def finish(self, parts: list[dict]) -> tuple[list[dict], dict]:
+        """Builds the shards from the parts of all shares; returns as `run` does."""
+        with locks.exclusive(as_path(self._folder)):
+            self._forget_other_builds()
+            begun = any(self._finished_shards())
+            with ThreadPoolExecutor(self._workers.count) as threads:
+                intact = threads.map(lambda part: _is_intact(part["path"], part, begun), parts)
+                damaged = [part for part, whole in zip(parts, intact, strict=True) if not whole]
+            if not damaged and not self._fit_the_shards(parts):
+                self._clear()
+                self._fit_the_shards(parts)
+                damaged = [p for p in parts if manifest.size_of(f"{p['path']}.records") is None]
+            build_shares.refuse_damaged(damaged)
+            counts = _total(parts)
+            self._check(counts)
+            return self._make_shards(parts), counts
 
     def _forget_other_builds(self) -> None:
         """Removes parts of other settings, or of a build whose shards were removed since."""
         path = os.path.join(self._folder, "build.json")
-        build = json.dumps(
-            {
-                **dataclasses.asdict(self._plan),
-                "shards": [os.path.basename(shard) for shard in self._shards],
-            },
-            sort_keys=True,
-        )
+        names = {"shards": [*map(os.path.basename, self._shards)]}
+        build = json.dumps(dataclasses.asdict(self._plan) | names, sort_keys=True)
         build += hashlib.sha256(as_path(self._plan.vocab_file).read_bytes()).hexdigest()
-        are_whole = all(map(_is_whole, self._shards, self._finished_shards()))
-        if manifest.read_note(path) != build or not are_whole:
+        are_intact = all(
+            not finished or manifest.is_intact(shard, finished)
+            for shard, finished in zip(self._shards, self._finished_shards(), strict=True)
+        )
+        if manifest.read_note(path) != build or not are_intact:
             self._clear()
         manifest.write_note(path, build)
 
     def _fit_the_shards(self, parts: list[dict]) -> bool:
-        """Whether the parts fit the shards of an earlier run, if any: they were made of the same.
+        """Whether the shards of an earlier run, if any, were made from the same parts.
 
-        Parts in complete shards were removed. So after a change of the text, or if a part is
-        missing of a shard that was damaged, the build starts again.
+        Parts in complete shards were removed. So the build starts again after a change of the text,
+        or if a damaged shard needs a part that was removed.
         """
         path = os.path.join(self._folder, "parts.json")
         digests = [part["digest"] for part in parts]
@@ -109,35 +142,35 @@ class Builder:
         if not any(shards):
             return True
         needed = {part for pieces in self._pieces(parts, shards).values() for part, _, _ in pieces}
-        return earlier == digests and all(os.path.exists(f"{part}.records") for part in needed)
+        return earlier == digests and all(
+            manifest.size_of(f"{part}.records") is not None for part in needed
+        )
 
     def _finished_shards(self) -> list[dict | None]:
-        """The manifest's entries of the shards that an earlier run has made; else None."""
+        """For each shard its entry in the manifest if an earlier run has made it, else None."""
         return [manifest.read_note(self._made(number)) for number in range(len(self._shards))]
 
     def _remove_last_build(self, whole: set[str]) -> None:
-        """Removes the last build's shards: those of two builds must never be in one folder.
-
-        The manifest is removed last, because only it shows that the others may be removed.
-        """
+        """Removes the last build's shards, then its manifest, which proves their origin."""
         old = manifest.of_last_build(self._shards).union(self._shards) - whole
         for path in (*old, manifest.path_for(self._shards)):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
+            as_path(path).unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        kept = manifest.of_last_build(self._shards)
-        for shard in manifest.of_unfinished_build(self._shards) - kept:
-            os.remove(shard)  # later, it would be unknown which build made them
-        for name in os.listdir(self._folder):
-            if name not in (".lock", "build.json"):
-                os.remove(os.path.join(self._folder, name))
+        if not self._share:
+            kept = manifest.of_last_build(self._shards)
+            for shard in manifest.of_unfinished_build(self._shards) - kept:
+                as_path(shard).unlink()  # without the notes, their build would be unknown
+        for path in as_path(self._folder).iterdir():
+            if path.name not in (".lock", ".owner.json", "build.json") and not path.is_dir():
+                path.unlink()
 
     def _made(self, number: int) -> str:
         return os.path.join(self._folder, f"shard-{number:05d}.json")
 
-    def _make_parts(self, workers: "Workers") -> list[dict]:
+    def _make_parts(self) -> list[dict]:
         parts, first = [], 0
+        self._text = hashlib.sha256(PART_FORMAT)
         if self._plan.one_stream:
             source = iter([list(self._documents())])
         else:
@@ -147,9 +180,12 @@ class Builder:
             nonlocal first
             for index, block in enumerate(filter(None, source)):
                 path = os.path.join(self._folder, f"part-{index:06d}")
-                texts = b"".join(corpus.digest(d) + bytes([d.split]) for d in block)
-                digest = hashlib.sha256(PART_FORMAT + texts).hexdigest()
-                yield Part(index, first, block, digest, path)
+                texts = b"".join(corpus.digest(d) + bytes([d.split, d.continues]) for d in block)
+                numbered = first.to_bytes(8, "little") + texts  # dynamic records have the numbers
+                digest = hashlib.sha256(PART_FORMAT + numbered).hexdigest()
+                self._text.update(digest.encode())
+                if self._share is None or self._share.has(index):
+                    yield Part(index, first, block, digest, path)
                 first += len(block)
 
         begun = any(self._finished_shards())
@@ -161,8 +197,8 @@ class Builder:
             parts.append((task.index, {"path": task.path, **part}))
             self._progress(sum(map(corpus.text_bytes, task.documents)), part["counts"]["sequences"])
 
-        workers.work(tasks(), make)
-        if not parts:
+        self._workers.work(tasks(), make)
+        if not parts and not first:
             raise ValueError(
                 "input_file must contain text; got files without any. Check the paths."
             )
@@ -184,7 +220,7 @@ class Builder:
             if not finished
         }
 
-    def _make_shards(self, workers: "Workers", parts: list[dict]) -> list[dict]:
+    def _make_shards(self, parts: list[dict]) -> list[dict]:
         made = self._finished_shards()
         pieces = self._pieces(parts, made)
         self._remove_last_build({s for s, whole in zip(self._shards, made, strict=True) if whole})
@@ -193,7 +229,7 @@ class Builder:
 
         def tasks() -> Iterator[tuple[int, Shard]]:
             for number, needed in pieces.items():
-                # Not in the shards' folder: their glob would match the leftovers of a killed run.
+                # Not next to the shards, whose glob would match the leftovers of a killed run.
                 temporary = os.path.join(self._folder, f"shard-{number:05d}.tmp")
                 yield number, Shard(self._shards[number], temporary, needed)
 
@@ -201,28 +237,24 @@ class Builder:
             number, shard = task
             made[number] = ask(shard)
             manifest.write_note(self._made(number), made[number])
-            # A part whose records are in finished shards is removed, so the disk holds the records
-            # hardly more than once.
+            # A part is removed as soon as its records are in shards, to save disk space.
             with counting:
                 waiting.subtract(path for path, _, _ in shard.pieces)
                 done = [path for path, _, _ in shard.pieces if not waiting[path]]
             for path in done:
-                os.remove(f"{path}.records")
+                as_path(f"{path}.records").unlink()
 
-        workers.work(tasks(), make)
+        self._workers.work(tasks(), make)
         return list(filter(None, made))
 
 
 class Progress:
-    """Lines with the rate and the time left, every few seconds.
+    """Reports the rate and the time left, every few seconds; of one of `shares` of the text."""
 
-    Args:
-        source: The text that is read.
-        report: Takes each line; None: no lines.
-    """
-
-    def __init__(self, source: corpus.Corpus, report: Callable[[str], object] | None):
-        self._source, self._report = source, report
+    def __init__(
+        self, source: corpus.Corpus, report: Callable[[str], object] | None, shares: int = 1
+    ):
+        self._source, self._report, self._shares = source, report, shares
         self._started = self._last = time.monotonic()
         self._bytes = self._sequences = 0
 
@@ -234,8 +266,9 @@ class Progress:
             return
         self._last = now
         seconds = now - self._started
-        # Text that the workers still process does not count as done.
-        done = self._source.share_read * self._bytes / max(self._source.text_bytes, 1)
+        # Text in the workers does not count as done.
+        made = self._shares * self._bytes / max(self._source.text_bytes, 1)
+        done = self._source.share_read * min(1.0, made)
         left = round(max(0.0, seconds * (1 - done) / max(done, 1e-9)))
         self._report(
             f"{done:5.1%}  {self._sequences:,} sequences  {self._bytes / 1e6 / seconds:.2f} MB/s  "
@@ -243,50 +276,39 @@ class Progress:
         )
 
 
-def describe(summary: dict, max_seq_length: int) -> str:
-    """The closing summary in words."""
-    sequences, tokens = summary["sequences"], summary["tokens"]
-    seconds = summary["seconds"] or float("nan")
-    unknown = summary["unknown_tokens"] / max(summary["text_tokens"], 1)
-    return (
-        f"{summary['documents']:,} documents ({summary['duplicate_documents']:,} duplicates), "
-        f"{summary['sentences']:,} sentences, {summary['text_bytes'] / 1e6:,.1f} MB of text\n"
-        f"{sequences:,} sequences of {max_seq_length}, {tokens:,} tokens, "
-        f"{1 - tokens / (sequences * max_seq_length):.1%} padding, "
-        f"{unknown:.2%} of the text's tokens unknown\n"
-        f"{coverage.describe(summary)}\n"
-        f"{seconds:,.1f} s, {summary['text_bytes'] / 1e6 / seconds:.2f} MB/s, "
-        f"{sequences / seconds:,.0f} sequences/s"
-    )
-
-
 def remove_parts(shards: list[str]) -> None:
-    """Removes the parts of a finished build; a process that is building keeps its own.
-
-    A process that was killed after writing the manifest and before this step leaves parts.
-    """
-    folder = manifest.building_folder(shards)
-    if os.path.isdir(folder):
+    """Removes the parts of a finished build, unless another process is building there."""
+    folder = as_path(manifest.building_folder(shards))
+    if folder.is_dir():
         with contextlib.suppress(locks.Busy), locks.exclusive(folder):
-            shutil.rmtree(folder)
+            for share in build_shares.folders(shards):
+                locks.require_free(share)
+            folder.rmtree() if isinstance(folder, RemotePath) else shutil.rmtree(folder)
 
 
 class Workers:
-    """Processes that answer tasks; a thread of this process drives each, and starts it when needed.
+    """At most `count` processes that answer tasks, each driven by a thread.
 
     Args:
-        plan: What each process is sent once.
-        count: Maximum number of processes.
+        plan: Sent to each of them.
+        count: Their largest number; no more are started than there are tasks, or `at_once`.
+        at_once: How many are started with the block, to be ready when the first tasks come, even if
+            none comes because all parts are already there.
     """
 
-    def __init__(self, plan: BuildPlan, count: int):
-        self._plan, self._count = plan, count
+    def __init__(self, plan: BuildPlan, count: int, at_once: int = 0):
+        self._plan, self.count, self._at_once = plan, count, min(count, at_once)
         self._processes: list[subprocess.Popen] = []
         self._idle: list[subprocess.Popen] = []
 
-    def __enter__(self):
-        # One thread pool until the end: a process dies with the thread that started it.
-        self._threads = ThreadPoolExecutor(self._count)
+    def __enter__(self) -> "Workers":
+        # The pool lives until the end, because a process dies with the thread that started it.
+        self._threads = ThreadPoolExecutor(self.count)
+        try:
+            self._idle += [self._new() for _ in range(self._at_once)]
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -299,7 +321,7 @@ class Workers:
         self._threads.shutdown()
 
     def work(self, tasks: Iterator, make: Callable) -> None:
-        """Calls `make(ask, task)` for every task, a thread per process; `ask` asks the process."""
+        """Calls `make(ask, task)` for every task, where `ask` sends a task to a process."""
         take = threading.Lock()
         failed = threading.Event()
 
@@ -308,7 +330,11 @@ class Workers:
 
             def ask(question):
                 nonlocal process
-                process = process or self._idle_or_new()
+                if process is None:
+                    try:
+                        process = self._idle.pop()  # of several threads, one gets the last
+                    except IndexError:
+                        process = self._new()
                 return _ask(process, question)
 
             try:
@@ -324,7 +350,7 @@ class Workers:
             if process:
                 self._idle.append(process)
 
-        results = [self._threads.submit(serve) for _ in range(self._count)]
+        results = [self._threads.submit(serve) for _ in range(self.count)]
         try:
             for result in results:
                 result.result()
@@ -333,9 +359,7 @@ class Workers:
             wait(results)
             raise
 
-    def _idle_or_new(self) -> subprocess.Popen:
-        with contextlib.suppress(IndexError):
-            return self._idle.pop()
+    def _new(self) -> subprocess.Popen:
         root = os.path.dirname(os.path.dirname(os.path.abspath(official_bert.__file__)))
         environment = {
             **os.environ,
@@ -355,9 +379,8 @@ class Workers:
 
 
 def _ask(process: subprocess.Popen, task):
-    """A process' answer to a task."""
     _send(process, task)
-    assert process.stdout  # a pipe, as _start has it
+    assert process.stdout
     try:
         answer = pickle.load(process.stdout)
     except EOFError:
@@ -378,29 +401,24 @@ def _send(process: subprocess.Popen, task) -> None:
 
 
 def _is_intact(path: str, part: dict, begun: bool) -> bool:
-    """Whether the files of a part are those that its note vouches for.
-
-    Args:
-        begun: Some shards are finished, so that the records of their parts were removed.
-    """
-    records = manifest.checksum(f"{path}.records")
+    """Whether a part's files have the checksums of its note; finished shards remove the records."""
+    if is_remote(path):  # an object is whole, and has a checksum of its own in its store
+        records = part["records"] if manifest.size_of(f"{path}.records") is not None else None
+    else:
+        records = manifest.checksum(f"{path}.records")
     if manifest.checksum(f"{path}.lengths.npy") != part["lengths"]:
         return False
     return records == part["records"] or (records is None and begun)
 
 
-def _is_whole(shard: str, finished: dict | None) -> bool:
-    """Whether a shard of an earlier run, if it was finished, is as it was made."""
-    return not finished or manifest.checksum(shard) == finished["crc32"]
+def _total(parts: list[dict]) -> dict:
+    return {key: sum(part["counts"][key] for part in parts) for key in parts[0]["counts"]}
 
 
 def _overlaps(
     parts: list[dict], ends: np.ndarray, start: int, stop: int
 ) -> list[tuple[str, int, int]]:
-    """The parts, and the records in each, that are the records `start` … `stop` of all.
-
-    Part n holds the records `ends[n]` … `ends[n + 1]`.
-    """
+    """(path, first, end) in each part of the records `start` … `stop` of all."""
     first, last = np.searchsorted(ends, start, "right") - 1, np.searchsorted(ends, stop)
     pieces = []
     for number in range(first, last):

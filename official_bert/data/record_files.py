@@ -1,9 +1,7 @@
-"""Reading record files: finding their blocks, and reporting damage.
+"""Reads record files block by block, and reports damage.
 
-Files of this project have a manifest with the offset of every block of records, so opening them
-reads very little. Files of other tools are read through once, header by header. GZIP files without
-a manifest are first decompressed into a temporary file, because they cannot be read from the
-middle.
+The manifest of our own files has the offset of every block of records. Files of other tools are
+scanned once, header by header; if compressed, they are unpacked into a temporary file first.
 """
 
 import contextlib
@@ -12,7 +10,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import mmap
 import os
 import shutil
 import tempfile
@@ -36,7 +33,11 @@ from official_bert.system.places import as_path, is_remote, remote_files
 
 BLOCKS_IN_FINGERPRINT = 64  # of 256 records; fewer are all read
 _BYTES_AHEAD = 1 << 23
-MOST_BLOCK_BYTES = 1 << 26  # of a block that is unpacked in memory: 256 kB per record
+_MASKED_BY = (  # the settings of the manifest and of its vocabulary that decide dynamic masks
+    ("max_seq_length", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size"),
+    ("size", "special_tokens", "continues_a_word"),
+)
+MOST_BLOCK_BYTES = 1 << 26  # of a block unpacked in memory: 256 kB per record
 
 
 class Block(NamedTuple):
@@ -65,10 +66,9 @@ class RecordFiles:
 
     Attributes:
         paths: The files.
-        manifest: Of the first file that has one; None if another tool made them all.
-        blocks: All blocks, as an array with a row (file, first record, records, offset, bytes) for
-            each.
-        num_records: Their number.
+        manifest: The first file's that has one; None if another tool made them all.
+        blocks: (blocks, 5), with the rows (file, first record, records, offset, bytes).
+        num_records: Number of records.
 
     Raises:
         ValueError: a pattern matches nothing, a file is truncated or has another format, the files
@@ -107,7 +107,7 @@ class RecordFiles:
             end = begin + int.from_bytes(data[position : position + 8], "little")
             payload, footer = data[begin:end], data[end : end + FOOTER_BYTES]
             position = end + FOOTER_BYTES
-            # The header's own checksum need not be computed if that of its record is right.
+            # Where the record's checksum is right, the header's need not be computed.
             if wanted and masked_crc(payload).to_bytes(4, "little") == footer:
                 found.append(payload)
                 continue
@@ -125,20 +125,17 @@ class RecordFiles:
         return found
 
     def compressed(self) -> list[str]:
-        """Those of the files that are compressed with GZIP."""
+        """The files that are compressed with GZIP."""
         return list(itertools.compress(self.paths, self._packed))
 
     def runs(self, start: int, stop: int) -> list[RecordRange]:
         """The records `start` … `stop` of all, block by block."""
         low = int(np.searchsorted(self._first, start, "right")) - 1
         high = int(np.searchsorted(self._first, stop, "left"))
+        ends = itertools.pairwise(self._first[low : high + 1].tolist())
         return [
-            RecordRange(
-                n,
-                max(start - self.first_of(n), 0),
-                min(stop, self.first_of(n + 1)) - self.first_of(n),
-            )
-            for n in range(low, high)
+            RecordRange(low + n, max(start - first, 0), min(stop, end) - first)
+            for n, (first, end) in enumerate(ends)
         ]
 
     def first_of(self, block: int) -> int:
@@ -146,10 +143,7 @@ class RecordFiles:
         return int(self._first[block])
 
     def damage_at(self, offset: int) -> str | None:
-        """What is wrong with the records near a byte, in whichever file; `None`: nothing.
-
-        Where TensorFlow reads, it reports the byte of a damaged record, but not the file.
-        """
+        """The error of a record near this byte of any file: TensorFlow reports only the byte."""
         starts, sizes = self.blocks[:, 3], self.blocks[:, 4]
         for block in np.flatnonzero((starts <= offset) & (offset < starts + sizes)):
             try:
@@ -159,19 +153,20 @@ class RecordFiles:
         return None
 
     def fingerprint(self) -> str:
-        """A digest of the content, wherever the files are.
+        """A digest of the content, independent of the paths, at the same cost for any size.
 
-        It covers the size of every block, all records of 64 blocks spread evenly over the files (up
-        to 16,384 records are all read), and how dynamic records are masked. So it costs the same
-        for files of any size, and other records are noticed if a block has another size or is among
-        those that are read.
+        It covers the size of every block, all records of 64 blocks spread evenly over the files
+        (with up to 16,384 records all of them), and the settings of dynamic masking.
 
         Raises:
             ValueError: one of these records is damaged.
         """
         digest = hashlib.sha256(self.blocks.astype("<i8").tobytes())
         if self.manifest and self.manifest["masking"] == "dynamic":
-            digest.update(json.dumps(_masked_by(self.manifest), sort_keys=True).encode())
+            settings, vocabulary = self.manifest["settings"], self.manifest["vocabulary"]
+            masked_by = {key: settings[key] for key in _MASKED_BY[0]}
+            masked_by |= {key: vocabulary[key] for key in _MASKED_BY[1]}
+            digest.update(json.dumps(masked_by, sort_keys=True).encode())
         for block in np.unique(
             np.linspace(0, len(self.blocks) - 1, BLOCKS_IN_FINGERPRINT, dtype=int)
         ):
@@ -179,7 +174,7 @@ class RecordFiles:
         return digest.hexdigest()
 
     def name(self, record: int) -> str:
-        """The file of a record and its number in that file, for messages."""
+        """A record's file and its number in that file, for messages."""
         block = int(np.searchsorted(self._first, record, "right")) - 1
         file, first, *_ = map(int, self.blocks[block])
         return f"{self.paths[file]}, record {first + record - int(self._first[block])}"
@@ -206,11 +201,6 @@ class RecordFiles:
             )
         return records
 
-    def _keep(self, number: int, file):
-        self._unpacked[number] = file
-        weakref.finalize(self, file.close)
-        return file
-
     def _blocks(self, number: int, path: str, made: dict | None) -> list[Block]:
         if made is None:
             return self._scanned_blocks(number, path)
@@ -223,58 +213,42 @@ class RecordFiles:
                 f"({wrong}). Make the records again."
             )
         self._packed[number] = made["settings"]["gzip_compress"]
-        each, ends = made["records_per_block"], [*entry["block_offsets"][1:], size]
-        return [
-            Block(number, n * each, min(each, entry["records"] - n * each), offset, end - offset)
-            for n, (offset, end) in enumerate(zip(entry["block_offsets"], ends, strict=True))
-        ]
+        cuts = [*entry["block_offsets"], size]
+        return _blocks(number, cuts, entry["records"], made["records_per_block"])
 
     def _scanned_blocks(self, number: int, path: str) -> list[Block]:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(_open(path))
+        with _open(path) as file:
             start = file.read(HEADER_BYTES)
-            if (
-                start[:2] == b"\x1f\x8b"
-                and len(start) == HEADER_BYTES
-                and not payload_length(start)
-            ):
-                file = self._keep(number, _unpack(path))
+            is_whole = len(start) == HEADER_BYTES
+            if start[:2] == b"\x1f\x8b" and is_whole and not payload_length(start):
+                file = self._unpacked[number] = _unpack(path)
+                weakref.finalize(self, file.close)
                 self._packed[number] = True
-            is_in_store = is_remote(path) and number not in self._unpacked
-            size = _size(path) if is_in_store else os.fstat(file.fileno()).st_size
-            if not size:
-                return []
-            data: _Ahead | mmap.mmap
-            if is_in_store:
-                data = _Ahead(file)
-            else:
-                data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            cuts, records = _walk(path, data, size)
-        return [
-            Block(
-                number,
-                n * RECORDS_PER_BLOCK,
-                min(RECORDS_PER_BLOCK, records - n * RECORDS_PER_BLOCK),
-                a,
-                b - a,
-            )
-            for n, (a, b) in enumerate(itertools.pairwise(cuts))
-        ]
+            cuts, records = _walk(path, file)
+        return _blocks(number, cuts, records, RECORDS_PER_BLOCK)
+
+
+def _blocks(file: int, cuts: list[int], records: int, each: int) -> list[Block]:
+    """The blocks of a file, cut at these offsets (the last is its end)."""
+    return [
+        Block(file, n * each, min(each, records - n * each), start, end - start)
+        for n, (start, end) in enumerate(itertools.pairwise(cuts))
+    ]
 
 
 def manifests(patterns: Iterable[str]) -> list[tuple[str, dict]]:
-    """The files that a manifest lists, each with it; see `RecordFiles`."""
+    """[(file, its manifest)] of the files that a manifest lists."""
     known = _Manifests()
     made = [(path, known.of(path)) for path in _matches(patterns)]
     return [(path, found) for path, found in made if found]
 
 
 class _Manifests:
-    """Finds the manifest that lists a file; reads each folder once.
+    """The manifests in the folders of files; each folder is read once.
 
     Attributes:
-        all: The manifests found, by their paths.
-        unfinished: The folders of builds that were not finished.
+        all: {path: manifest}.
+        unfinished: The folders of unfinished builds.
     """
 
     def __init__(self) -> None:
@@ -284,6 +258,7 @@ class _Manifests:
         self._found: dict[str, dict] = {}
 
     def of(self, path: str) -> dict | None:
+        """The manifest that lists a file."""
         folder = os.path.dirname(path)
         if folder not in self._folders:
             self._folders.add(folder)
@@ -299,9 +274,8 @@ class _Manifests:
 
 
 def _matches(patterns: Iterable[str]) -> list[str]:
-    found = []
+    found, others = [], (manifest.ENDING, manifest.BUILDING)
     for pattern in patterns:
-        others = (manifest.ENDING, manifest.BUILDING)
         if as_path(pattern).is_dir():
             inside = os.path.join(pattern, "*.tfrecord*")
             raise ValueError(
@@ -319,19 +293,18 @@ def _matches(patterns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _masked_by(made: dict) -> dict:
-    """The entries of a manifest that decide the masks of dynamic records."""
-    settings = ("max_seq_length", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size")
-    vocabulary = ("size", "special_tokens", "continues_a_word")
-    return {key: made["settings"][key] for key in settings} | {
-        key: made["vocabulary"][key] for key in vocabulary
-    }
-
-
 def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
-    """Refuses files of both forms, or of two vocabularies; without a manifest it is static."""
-    known = [(path, m or {"masking": "static"}) for path, m in zip(paths, made, strict=True)]
-    for key in ("masking", "vocabulary"):
+    """Refuses files of several kinds, or two vocabularies.
+
+    Without a manifest, a file next to others is taken for static records of documents: a reader
+    learns the features of packed rows from the first file.
+    """
+    unknown = {"masking": "static", "row_filling": "documents"}
+    known = [
+        (path, m | {"row_filling": manifest.row_filling(m)} if m else unknown)
+        for path, m in zip(paths, made, strict=True)
+    ]
+    for key in ("masking", "row_filling", "vocabulary"):
         having = [(path, m[key]) for path, m in known if key in m]
         for path, value in having:
             if value != having[0][1]:
@@ -341,42 +314,26 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
                 )
 
 
-class _Ahead:
-    """The bytes of an open file in an object store, read from front to back, much at a time."""
-
-    def __init__(self, file):
-        self._file, self._start, self._held = file, 0, b""
-
-    def header(self, position: int) -> bytes:
-        """The header of a record."""
-        end = position + HEADER_BYTES
-        if not self._start <= position <= end <= self._start + len(self._held):
-            self._file.seek(position)
-            self._start, self._held = position, self._file.read(_BYTES_AHEAD)
-        return self._held[position - self._start : end - self._start]
-
-
-def _header(data: "mmap.mmap | _Ahead", position: int) -> bytes:
-    if isinstance(data, _Ahead):
-        return data.header(position)
-    return data[position : position + HEADER_BYTES]
-
-
-def _walk(path: str, data: "mmap.mmap | _Ahead", size: int) -> tuple[list[int], int]:
-    """The offsets of the blocks of an unknown file (and the end), and its number of records."""
-    cuts, position, records = [], 0, 0
+def _walk(path: str, file) -> tuple[list[int], int]:
+    """The offsets of the blocks of a file (and its end), and its number of records."""
+    file.seek(0, os.SEEK_END)
+    size, cuts, position, records = file.tell(), [], 0, 0
+    start, ahead = 0, b""  # read in large pieces, for object stores
     while position < size:
         if records % RECORDS_PER_BLOCK == 0:
             cuts.append(position)
-        fits = position + HEADER_BYTES <= size
-        length = payload_length(_header(data, position)) if fits else 0
+        end = position + HEADER_BYTES
+        if end > start + len(ahead):
+            file.seek(position)
+            start, ahead = position, file.read(_BYTES_AHEAD)
+        length = payload_length(ahead, position - start) if end <= size else 0
         if length is None:
             raise ValueError(
                 f"{path}, record {records} must begin with a TFRecord header; got none at byte "
                 f"{position:,}. "
                 + ("Make the file again: it is damaged." if position else "Is it a TFRecord file?")
             )
-        position += HEADER_BYTES + length + FOOTER_BYTES
+        position = end + length + FOOTER_BYTES
         if position > size:
             raise ValueError(
                 f"{path}, record {records} is truncated: it ends at byte {position:,}, the file at "
@@ -387,23 +344,17 @@ def _walk(path: str, data: "mmap.mmap | _Ahead", size: int) -> tuple[list[int], 
 
 
 def _unpack(path: str):
-    try:
-        with _open(path) as file, gzip.open(file, "rb") as packed:
-            return _temporary_copy(packed)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path} is a truncated or damaged GZIP file ({error}). Make the file again."
-        ) from None
-
-
-def _temporary_copy(source):
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 (stays open as long as its reader)
-    try:
-        shutil.copyfileobj(source, copy, 1 << 20)
-        copy.flush()
-    except BaseException:
-        copy.close()
-        raise
+    with contextlib.ExitStack() as stack:
+        copy = stack.enter_context(tempfile.TemporaryFile())
+        try:
+            with _open(path) as file, gzip.open(file, "rb") as packed:
+                shutil.copyfileobj(packed, copy, 1 << 20)
+            copy.flush()
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"{path} is a truncated or damaged GZIP file ({error}). Make the file again."
+            ) from None
+        stack.pop_all()  # stays open as long as its reader
     return copy
 
 

@@ -1,4 +1,4 @@
-"""Examples in memory → the batch of step k, a function of (examples, seed, k) on any host."""
+"""Examples in memory → the batch of step k, a function of (examples, seed, k), for fine-tuning."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from official_bert.protocols import ArraySpec
 
 
 class Rows(Protocol):
-    """Examples that can be had by their numbers, whatever form they are kept in."""
+    """Examples, accessible by their numbers."""
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -24,7 +24,7 @@ class Rows(Protocol):
 
 
 class RowBatches:
-    """The batches of examples that fit in memory, by step; for fine-tuning tasks.
+    """The batches of examples that fit in memory, by step.
 
     Args:
         rows: The examples.
@@ -72,7 +72,7 @@ class RowBatches:
             name: ArraySpec((of_host, *array.shape[1:]), array.dtype.type)
             for name, array in rows.batch(np.zeros(1, np.intp)).items()
         } | {"example_weights": ArraySpec((of_host,), np.float32)}
-        self._epoch: tuple[int, np.ndarray] = -1, np.empty(0)  # number and order of the current one
+        self._epoch: tuple[int, np.ndarray] = -1, np.empty(0)  # its number and order
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """This host's rows in the batch of `step`, from 0 (without end if shuffled)."""

@@ -3,21 +3,27 @@
 import bz2
 import codecs
 import contextlib
+import functools
 import gzip
 import io
 import lzma
 import os
+import types
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-# In bytes. A longer line is cut, because some "lines" are whole files.
-LONGEST_LINE = 1 << 20
-# In bytes. A longer line of JSON, which cannot be cut, is refused: the parsed object takes many
-# times its size.
-LONGEST_OBJECT = 32_000_000
-# Bytes of text of an archive that are looked through for damage if what they hold makes no sense.
-_CHECKED_BYTES = 1 << 30
+from official_bert.system.places import open_stream
+
+FORMS = (
+    *("auto", "sentences", "paragraphs", "wikiextractor", "jsonl"),
+    *("csv", "tsv", "parquet", "arrow"),
+)
+
+# In bytes. A longer line is cut, because some "lines" are whole files. A longer line of JSON is
+# refused, because the parsed object takes many times its size.
+LONGEST_LINE, LONGEST_OBJECT = 1 << 20, 32_000_000
+_CHECKED_BYTES = 1 << 30  # of the text of an archive
 
 
 def head(path: str, size: int) -> bytes:
@@ -31,9 +37,9 @@ def head(path: str, size: int) -> bytes:
 
 
 def require_intact(path: str) -> None:
-    """Refuses a damaged archive, out of which anything may come long before a checksum shows it.
+    """Refuses an archive that is damaged in its first GB of text.
 
-    Only the first GB of text is looked through.
+    It may unpack to anything long before a checksum shows the damage.
 
     Raises:
         ValueError: the file is an archive and damaged.
@@ -46,17 +52,13 @@ def require_intact(path: str) -> None:
 
 
 def refuse(path: str, message: str) -> NoReturn:
-    """Refuses what a file holds; if it is a damaged archive, that is reported as the cause.
-
-    Raises:
-        ValueError: always.
-    """
+    """Raises a ValueError about the content of a file, or about the archive if that is damaged."""
     require_intact(path)
     raise ValueError(f"{path}, {message}")
 
 
 def stamp(path: str) -> tuple[int, int] | None:
-    """Time and size, which differ after an edit; None without a file."""
+    """Modification time and size; None without a file."""
     status = os.stat(path) if os.path.exists(path) else None
     return status and (status.st_mtime_ns, status.st_size)
 
@@ -75,12 +77,10 @@ def lines(
     LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
 
     Args:
-        advance: Called with the number of bytes read from the file since the last call (before
-            decompression).
-        whole: Do not cut long lines.
+        advance, whole: As of `corpus.documents`.
         objects: A line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
         bad_line: Called with the path and a message for a line that is not UTF-8. If it returns,
-            the line is left out; of objects an empty line stays, for the numbers of the others.
+            the line is left out, or with `objects` replaced by an empty one, to keep the numbers.
 
     Raises:
         ValueError: bytes that are not UTF-8, a broken archive, an object that is too long; the
@@ -90,7 +90,7 @@ def lines(
     cut_at = None if whole or objects else LONGEST_LINE
     with _opened(path) as (raw, file, place):
         for line, is_piece in _pieces(file, place, cut_at, LONGEST_OBJECT if objects else None):
-            try:  # in this order: a long line is not copied
+            try:  # stripped first: a long line is not copied
                 text = line.strip().decode("utf-8").strip()
             except UnicodeDecodeError as error:
                 bad_line(path, _not_utf8(place, error))
@@ -106,20 +106,38 @@ def lines(
         advance(raw.tell() - position)
 
 
-def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    """The unchanged lines of a file, line ends and blanks included, numbered from 1.
+def numbered_lines(
+    path: str,
+    advance: Callable[[int], None] = lambda _: None,
+    longest: int | None = None,
+    errors: str = "strict",
+) -> Iterator[tuple[int, str]]:
+    """The unchanged lines of a table, line ends and blanks included, numbered from 1.
 
-    For tables, where a blank at an end may be an empty cell. Only LF ends a line: a CR or U+2028
-    within a line is text. A byte-order mark is left out.
+    Only LF ends a line: a CR or U+2028 within a line is text. A byte-order mark is left out.
+
+    Args:
+        advance: As of `corpus.documents`.
+        longest: The most bytes of a line; None: any number.
+        errors: As of `bytes.decode`; by default bytes that are not UTF-8 are refused.
 
     Raises:
-        ValueError: bytes that are not UTF-8, a broken archive; the message names file and line.
+        ValueError: bytes that are not UTF-8, a broken archive, a line that is too long; the message
+            names file and line.
     """
-    with _opened(path) as (_, file, place):
-        for line in file:
+    position = unreported = 0
+    with _opened(path) as (raw, file, place):
+        while line := file.readline(-1 if longest is None else longest + 1):
             place.line += 1
-            text = line.decode("utf-8")
+            if longest is not None and len(line) > longest:
+                raise _TooLong("a row")
+            text = line.decode("utf-8", errors)
             yield place.line, text.removeprefix("\ufeff") if place.line == 1 else text
+            unreported += len(line)
+            if unreported > 1 << 16:
+                advance(raw.tell() - position)
+                position, unreported = raw.tell(), 0
+        advance(raw.tell() - position)
 
 
 def cut(text: str) -> Iterator[str]:
@@ -133,59 +151,48 @@ def cut(text: str) -> Iterator[str]:
 
 
 class _TooLong(Exception):
-    """A line has more bytes than are allowed in memory."""
-
-
-class _Place:
-    """The number of the current line, counted from 1."""
-
-    line = 0
+    """A JSON object, or a row of a table, is longer than `LONGEST_OBJECT`."""
 
 
 @contextlib.contextmanager
 def _opened(path: str):
-    """The file on disk, its decompressed bytes, and the current line for messages."""
-    place = _Place()
+    """The file on disk, its decompressed bytes, and the number of the current line for messages."""
+    place = types.SimpleNamespace(line=0)
     try:
-        with open(path, "rb") as raw, _decompressed(path, raw) as file:
+        with open_stream(path) as raw, _decompressed(path, raw) as file:
             yield raw, file, place
-    except _TooLong:
+    except _TooLong as error:
         raise ValueError(
-            f"{path}, line {place.line} must be a JSON object of at most "
+            f"{path}, line {place.line} must be {error} of at most "
             f"{LONGEST_OBJECT / 1e6:.0f} MB, because it is read as a whole; got a longer one. "
-            "Split long documents into several objects."
+            "Split long documents into several."
         ) from None
     except UnicodeDecodeError as error:
         refuse(path, _not_utf8(place, error))
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(_cannot_be_read(path, place, error)) from None
-    except Exception as error:  # zstandard is imported only if needed: its error has no name here
-        if type(error).__name__ != "ZstdError":
+    except Exception as error:
+        unreadable = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
+        if not unreadable and type(error).__name__ != "ZstdError":  # of an optional package
             raise
-        raise ValueError(_cannot_be_read(path, place, error)) from None
+        cause = (
+            ": the archive is damaged or truncated, or its name has the wrong ending. Fetch or "
+            "make it again"
+        ) * (not getattr(error, "errno", None))  # which errors of disks and networks have
+        raise ValueError(
+            f"{path} cannot be read after line {place.line} ({error!r}){cause}."
+        ) from None
 
 
-def _cannot_be_read(path: str, place: _Place, error: Exception) -> str:
-    """The disk or the network fails with a number; all else is damage."""
-    if getattr(error, "errno", None):
-        return f"{path} cannot be read after line {place.line} ({error!r})."
-    return (
-        f"{path} cannot be read after line {place.line} ({error!r}): the archive is damaged or "
-        "truncated, or its name has the wrong ending. Fetch or make it again."
-    )
-
-
-def _not_utf8(place: _Place, error: UnicodeDecodeError) -> str:
+def _not_utf8(place, error: UnicodeDecodeError) -> str:
+    from_utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    conversion = "`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`"
     return (
         f"line {place.line} must be UTF-8; got {error.object[error.start : error.start + 4]!r} at "
         f"byte {error.start} of the line. Convert the file first, for example with "
-        f"{_conversion(error.object)}."
+        f"{'`iconv -f utf-16 -t utf-8`' if from_utf16 else conversion}."
     )
 
 
-def _pieces(
-    file, place: _Place, cut_at: int | None, most: int | None
-) -> Iterator[tuple[bytes, bool]]:
+def _pieces(file, place, cut_at: int | None, most: int | None) -> Iterator[tuple[bytes, bool]]:
     """Lines, or pieces of lines longer than `cut_at`; the second value is True for a piece.
 
     Raises:
@@ -197,7 +204,7 @@ def _pieces(
             place.line += 1
         line = rest + chunk
         if most and len(line) > most + 1:  # one byte is the end of the line
-            raise _TooLong
+            raise _TooLong("a JSON object")
         while cut_at and len(line) > cut_at:
             at = _where_to_cut(line[:cut_at])
             yield line[:at], True
@@ -225,12 +232,6 @@ def _chunks(file, size: int) -> Iterator[tuple[bytes, bool]]:
         chunk = file.readline(size)
 
 
-def _conversion(line: bytes) -> str:
-    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as spreadsheets write it
-        return "`iconv -f utf-16 -t utf-8`"
-    return "`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`"
-
-
 def _where_to_cut(line: bytes) -> int:
     """After the last blank, or else before the last character."""
     blank = line.rfind(b" ")
@@ -248,36 +249,34 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 def _decompressed(path: str, file):
     if not path.endswith(_COMPRESSED):
         return file
-    if not os.fstat(file.fileno()).st_size:
-        raise EOFError("the file is empty")  # gzip would read it as an empty text
+    if not file.peek(1):
+        raise EOFError("the file is empty")  # to gzip, it is an empty text
     if path.endswith(".gz"):
         return gzip.open(file, "rb")
-    if path.endswith(".bz2"):
-        return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor), _CHUNK)
+    new_stream: Callable = bz2.BZ2Decompressor
     if path.endswith(".xz"):
-        return io.BufferedReader(_Streams(file, lzma.LZMADecompressor), _CHUNK)
-    try:
-        import zstandard  # an extra: Python itself reads all the others
-    except ImportError:
-        raise ValueError(
-            f"{path} needs the package zstandard, which is not installed. Install it: `pip install "
-            "zstandard`."
-        ) from None
+        new_stream = lzma.LZMADecompressor
+    elif path.endswith(".zst"):
+        try:
+            import zstandard  # an extra: Python itself reads all the others
+        except ImportError:
+            raise ValueError(
+                f"{path} needs the package zstandard, which is not installed. Install it: `pip "
+                "install zstandard`."
+            ) from None
 
-    def new_frame():
-        return _ZstandardFrame(zstandard.ZstdDecompressor().decompressobj())
-
-    return io.BufferedReader(_Streams(file, new_frame), _CHUNK)
+        new_stream = functools.partial(_ZstandardFrame, zstandard)
+    return io.BufferedReader(_Streams(file, new_stream), _CHUNK)
 
 
 _CHUNK = 1 << 16
 
 
 class _Streams(io.RawIOBase):
-    """The text of all streams of a file, which parallel compressors and `cat` put in a row.
+    """The text of all streams of a file: parallel compressors and `cat` write several.
 
-    Python's own readers take a damaged stream for the end of the file, and the zstandard package
-    takes a truncated file for a complete one. Here only zeros may come between and after streams.
+    Python's own readers mistake a damaged stream for the end of the file, and the zstandard package
+    a truncated file for a complete one. Here only zeros may come between and after streams.
     """
 
     def __init__(self, file, new_stream: Callable):
@@ -309,10 +308,11 @@ class _Streams(io.RawIOBase):
 
 
 class _ZstandardFrame:
-    """A frame as `bz2` and `lzma` have their streams."""
+    """A frame with the interface of `bz2` and `lzma`."""
 
-    def __init__(self, frame):
-        self._frame, self._left = frame, memoryview(b"")
+    def __init__(self, zstandard):
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._left = memoryview(b"")
 
     @property
     def eof(self) -> bool:

@@ -1,20 +1,21 @@
-"""Vocabularies and word pieces: learn, load and check them; convert sentences to ids.
+"""Vocabularies and word pieces: learns, loads and checks them; converts sentences to ids.
 
-The Rust `tokenizers` library does the work, configured to agree with Google's tokenizer. The
-library has Google's steps ready-made, but with tables of an old Unicode version, without the Greek
-final sigma, and dropping private-use characters. Here the classes of characters come from the
-running Python, as in Google's tokenizer. Two differences of the library remain: it may lower-case
-letters that Unicode added after the version of the running Python, and it lacks the
-canonical decompositions that Unicode added after version 12.
+The Rust `tokenizers` library is configured to agree with Google's tokenizer. Its ready-made BERT
+steps have tables of an old Unicode version, no Greek final sigma, and drop private-use characters.
+Here the classes of characters come from the running Python, as in Google's tokenizer. Two
+differences remain: the library may lower-case letters newer than Python's Unicode version, and
+lacks the canonical decompositions newer than Unicode 12.
 """
 
 import functools
 import hashlib
+import re
 import string
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, chain
+from itertools import accumulate, compress
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,31 +31,31 @@ from tokenizers import (
 )
 
 from official_bert.data import tokenizer_settings
+from official_bert.system import messages
 from official_bert.system.places import AnyPath, as_path
 from official_bert.system.whole_files import write_whole
 
-# Whether text is lower-cased. That strips accents too, but for "keep_accents": uncased models of
-# German, Japanese or Hindi need them.
+# Whether text is lower-cased, which strips accents too, except with "keep_accents": uncased models
+# of German, Japanese or Hindi need them.
 Casing: TypeAlias = bool | Literal["keep_accents"]
 
 _LETTERS = frozenset(string.ascii_lowercase)
-_AT_ONCE = 1 << 18  # characters; the library's answer takes some 200 bytes per piece
+_PARTS = re.compile("[A-Za-z0-9]+|.")  # of a word of ASCII
+_AT_ONCE = 1 << 18  # characters; an encoding takes some 200 bytes per piece
 
-# The characters that a learned vocabulary holds: enough of them to write this share of the text,
-# and the rarer ones that Google's English vocabulary holds too.
+# A learned vocabulary has the characters that write this share of the text, and, as Google's
+# English one, rarer ones.
 COVERAGE, RARE_CHARACTERS = 0.9995, 1000
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def read_vocabulary(vocab_file: str) -> dict[str, int]:
-    """Token → id of a `vocab.txt` (one token per line; the id is the line number, from 0).
-
-    A name that ends in `.json` is of a `tokenizer.json`, which Hugging Face's libraries save.
+    """Token → id of a `vocab.txt`, one token per line, or of Hugging Face's `tokenizer.json`.
 
     Raises:
         ValueError: the file is missing, unreadable, empty, not UTF-8, has a token twice, lacks a
-            special token, or is of another kind of tokenizer.
+            special token, or is another kind of tokenizer.
     """
     try:
         if tokenizer_settings.is_json(vocab_file):
@@ -95,17 +96,47 @@ def _vocabulary_of_lines(vocab_file: str) -> dict[str, int]:
     return vocabulary
 
 
-def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
+def casing(
+    vocab_file: AnyPath, given: Casing | None = None, strip_accents: bool | None = None
+) -> Casing:
     """Whether text is lower-cased for a vocabulary, and whether it then keeps its accents.
 
     Args:
-        vocab_file: The vocabulary.
-        given: The user's or the run's setting; default: as in its `tokenizer.json` and the
+        given: The user's or the run's setting. Default: from its `tokenizer.json` and the
             `tokenizer_config.json` next to it, or else whether no token has an upper-case letter.
+        strip_accents: The user's setting. Default: from the same files, or else as lower-casing.
 
     Raises:
-        ValueError: the settings are damaged, or need a tokenizer that is not supported here.
+        ValueError: the settings are damaged, need a tokenizer that is not supported here, or
+            contradict each other.
     """
+    return with_accents(_casing(vocab_file, given), strip_accents)
+
+
+def with_accents(lower: Casing, strip_accents: bool | None) -> Casing:
+    """A casing with the user's setting of accents; None leaves it as it is.
+
+    Raises:
+        ValueError: a cased text is to lose its accents.
+    """
+    if strip_accents is None:
+        return lower
+    if strip_accents and not lower:
+        raise ValueError(
+            "strip_accents must be off where text is not lower-cased; got True with do_lower_case "
+            "off. Leave it out: a cased BERT reads accents."
+        )
+    return (True if strip_accents else "keep_accents") if lower else False
+
+
+def as_flags(casing: Casing) -> str:
+    """The flags of a casing, for messages."""
+    if casing == "keep_accents":
+        return "--do_lower_case --strip_accents=False"
+    return f"--do_lower_case={casing}"
+
+
+def _casing(vocab_file: AnyPath, given: Casing | None) -> Casing:
     if given == "keep_accents":
         return given
     try:
@@ -128,20 +159,21 @@ def casing(vocab_file: AnyPath, given: Casing | None = None) -> Casing:
 
 
 def upper_case_token(vocabulary: dict[str, int]) -> str | None:
-    """A capital letter, which a cased vocabulary holds by itself; None of an uncased vocabulary.
+    """A single capital letter of a cased vocabulary; None for an uncased one.
 
-    Whole words with capitals, such as `<URL>`, are added to uncased vocabularies too.
+    Uncased vocabularies may have whole words with capitals, such as `<URL>`.
     """
     letters = (token for token in vocabulary if len(token.removeprefix("##")) == 1)
     return next((letter for letter in letters if letter != letter.lower()), None)
 
 
-def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
-    """Refuses a cased vocabulary where text is lower-cased.
+def is_uncased(vocabulary: dict[str, int]) -> bool:
+    """Whether a vocabulary has Latin letters, but no capital one."""
+    return upper_case_token(vocabulary) is None and not vocabulary.keys().isdisjoint(_LETTERS)
 
-    Raises:
-        ValueError: naming the file and one of its tokens that would never be found.
-    """
+
+def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
+    """Refuses a cased vocabulary for lower-cased text, with a ValueError that names a token."""
     upper = upper_case_token(vocabulary)
     if upper:
         raise ValueError(
@@ -151,11 +183,7 @@ def require_uncased(vocabulary: dict[str, int], vocab_file: str) -> None:
 
 
 def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str) -> None:
-    """Refuses a vocabulary with more word pieces than a model has embeddings.
-
-    Raises:
-        ValueError: naming the file and both numbers.
-    """
+    """Refuses a vocabulary with more word pieces than a model's embeddings, with a ValueError."""
     if len(vocabulary) > vocab_size:
         raise ValueError(
             f"{vocab_file} must have at most {vocab_size:,} tokens, the size of the model's "
@@ -164,35 +192,58 @@ def require_within(vocab_size: int, vocabulary: dict[str, int], vocab_file: str)
 
 
 def check_case(vocabulary: dict[str, int], vocab_file: str, do_lower_case: Casing) -> None:
-    """Refuses a cased vocabulary where text is lower-cased; warns of an uncased one where it isn't.
+    """Refuses a cased vocabulary for lower-cased text; warns of an uncased one for cased text.
 
-    A vocabulary is known to be uncased if it has letters of the Latin alphabet, and no capital one:
-    then every word with a capital letter is unknown to it.
+    A vocabulary is uncased if it has Latin letters, but no capital one. If it has letters with
+    accents, and text is stripped of them, it warns too.
 
     Raises:
         ValueError: as `require_uncased`.
     """
     if do_lower_case:
         require_uncased(vocabulary, vocab_file)
-    elif upper_case_token(vocabulary) is None and not vocabulary.keys().isdisjoint(_LETTERS):
+        accented = _accented_letters(vocabulary) if do_lower_case is True else []
+        if accented:
+            _warn_accents(str(vocab_file), accented[0], len(accented))
+    elif is_uncased(vocabulary):
         _warn_uncased(str(vocab_file))
+
+
+def _accented_letters(vocabulary: dict[str, int]) -> list[str]:
+    """Its single letters that text stripped of accents does not have, such as ü."""
+    letters = dict.fromkeys(token.removeprefix("##") for token in vocabulary)
+    return [
+        letter
+        for letter in letters
+        if len(letter) == 1 and any(map(_is_accent, unicodedata.normalize("NFD", letter)))
+    ]
+
+
+@functools.cache  # once per file
+def _warn_accents(vocab_file: str, letter: str, count: int) -> None:
+    messages.warn(
+        f"strip_accents is on, but {vocab_file} has {count:,} "
+        f"letter{'s' * (count > 1)} with accents, such as {letter!r}: text never has them then. "
+        "Give --strip_accents=False if the model keeps accents, as uncased ones of German, "
+        "Japanese or Hindi do."
+    )
 
 
 @functools.cache  # once per file
 def _warn_uncased(vocab_file: str) -> None:
-    print(
-        f"warning: do_lower_case is off, but {vocab_file} is an uncased vocabulary: every word "
+    messages.warn(
+        f"do_lower_case is off, but {vocab_file} is an uncased vocabulary: every word "
         f"with a capital letter becomes {UNK}. Give --do_lower_case unless all text is lower-case."
     )
 
 
 def digest(vocabulary: dict[str, int]) -> str:
-    """A fingerprint of the tokens and their order, stored in the manifest."""
+    """A fingerprint of the tokens and their order, as in the manifest."""
     return digest_of(sorted(vocabulary, key=vocabulary.__getitem__))
 
 
 def digest_of(tokens: Iterable[str]) -> str:
-    """The same of tokens in order."""
+    """The `digest` of a vocabulary with these tokens."""
     return hashlib.sha256("\n".join(tokens).encode("utf-8")).hexdigest()
 
 
@@ -226,7 +277,6 @@ def _tokenizer(vocabulary: dict[str, int], do_lower_case: Casing) -> Tokenizer:
     return tokenizer
 
 
-# Each ideograph is a word of its own.
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -252,89 +302,108 @@ def _normalizer(do_lower_case: Casing) -> normalizers.Normalizer:
     return normalizers.Sequence([*lower, normalizers.NFD(), accents])
 
 
+_CLASS_OF = {
+    **dict.fromkeys(("Zs", "Zl", "Zp"), "spaces"),
+    **dict.fromkeys(("Cc", "Cf"), "dropped"),
+    **dict.fromkeys(("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"), "alone"),
+    "Mn": "accents",
+}
+_CATEGORIES = {  # of characters that Google's tokenizer treats as those of another category
+    **dict.fromkeys("\t\n\r", "Zs"),
+    **dict.fromkeys(string.punctuation, "Po"),  # also $ and ^
+    "\ufffd": "Cc",
+}
+
+
 @functools.cache
 def _classes() -> dict[str, str]:
     """Contents of bracket expressions, built from Python's Unicode database."""
     ranges = {"dropped": [], "accents": [], "spaces": [], "alone": [*map(list, _IDEOGRAPHS)]}
-    # Beyond the first two planes, only plane 14 holds any of these categories.
-    for code in (*range(0x20000), *range(0xE0000, 0xE1000)):
-        name = _class_of(code, unicodedata.category(chr(code)))
-        if name and ranges[name] and ranges[name][-1][1] == code - 1:
-            ranges[name][-1][1] = code
-        elif name:
-            ranges[name].append([code, code])
+    # Beyond the first two planes, only plane 14 has characters of these categories.
+    codes = [*range(0x20000), *range(0xE0000, 0xE1000)]
+    categories = [*map(unicodedata.category, map(chr, codes))]
+    for character, category in _CATEGORIES.items():
+        categories[ord(character)] = category
+    has_class = map(_CLASS_OF.__contains__, categories)
+    for code, category in compress(zip(codes, categories), has_class):
+        found = ranges[_CLASS_OF[category]]
+        if found and found[-1][1] == code - 1:
+            found[-1][1] = code
+        else:
+            found.append([code, code])
     return {
         name: "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in found)
         for name, found in ranges.items()
     }
 
 
-def _class_of(code: int, category: str) -> str | None:
-    if chr(code) in " \t\n\r" or category in ("Zs", "Zl", "Zp"):
-        return "spaces"
-    if category in ("Cc", "Cf") or code == 0xFFFD:
-        return "dropped"
-    if category == "Mn":
-        return "accents"
-    # ASCII signs such as $ and ^ count as punctuation.
-    ascii_sign = 0x21 <= code <= 0x7E and not chr(code).isalnum()
-    return "alone" if ascii_sign or category.startswith("P") else None
-
-
 class SentenceEncoder:
     """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
 
-    Google's tokenizer never looks beyond a space, so the pieces of each string between two spaces
-    can be cached: in natural text nine of ten repeat. A new string is looked up without the
-    punctuation around it, because each sign is a piece of its own.
+    The pieces of each string between two spaces are remembered, because nine of ten repeat in
+    natural text. `limit` bounds the number of entries, about 200 bytes each.
 
-    `limit` bounds the number of entries, about 200 bytes each. Long strings and strings with many
-    pieces, such as sentences of a script without spaces, hardly repeat and are not cached.
+    Args:
+        tokenizer: From `load`.
     """
 
-    _LONGEST_KEPT, _MAX_PIECES_KEPT = 40, 10  # characters, pieces
-
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
-        self._tokenizer = tokenizer
+        self._pieces = _Pieces(tokenizer)
         self._limit = limit
-        self._pieces: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, sentences: Iterable[str]) -> list[list[int]]:
-        words = [sentence.split(" ") for sentence in sentences]
-        new = set(chain.from_iterable(words)).difference(self._pieces)
-        if len(self._pieces) + 2 * len(new) > self._limit:
-            self._pieces.clear()
-            new = set(chain.from_iterable(words))
-        self._learn(new)
-        find = self._pieces.__getitem__
-        encoded = [list(chain.from_iterable(map(find, sentence))) for sentence in words]
-        for word in new:
-            for text in (word, word.strip(string.punctuation)):  # which may be a word too
-                if len(text) > self._LONGEST_KEPT or self._has_many_pieces(text):
-                    self._pieces.pop(text, None)
+        return [ids.tolist() for ids in self.arrays(sentences)]
+
+    def arrays(self, sentences: Iterable[str]) -> list["array[int]"]:
+        """The same as arrays of C's `int`, which are made faster and take less memory."""
+        find, encoded = self._pieces.__getitem__, []
+        for sentence in sentences:
+            encoded.append(array("i", b"".join(map(find, sentence.split(" ")))))
+            if len(self._pieces) > self._limit:
+                self._pieces.clear()
         return encoded
 
-    def _has_many_pieces(self, text: str) -> bool:
-        return len(self._pieces.get(text, ())) > self._MAX_PIECES_KEPT
 
-    def _learn(self, new: set[str]) -> None:
-        pieces = self._pieces
-        cores = {word: word.strip(string.punctuation) for word in new}
-        self._look_up({*cores.values(), *string.punctuation}.difference(pieces))
-        for word, core in cores.items():
-            if word not in pieces:
-                before, _, after = word.partition(core) if core else (word, "", "")
-                pieces[word] = (
-                    *chain.from_iterable(pieces[sign] for sign in before),
-                    *pieces[core],
-                    *chain.from_iterable(pieces[sign] for sign in after),
-                )
+class _Pieces(dict[str, bytes]):
+    """Word → ids of its pieces as the bytes of an array, filled when a word is looked up.
 
-    def _look_up(self, texts: Iterable[str]) -> None:
-        """Gets the pieces of `texts` from the library, a limited number at once."""
-        for batch in _batches(texts):
-            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            self._pieces.update(zip(batch, (tuple(e.ids) for e in encodings), strict=True))
+    Only words of other than printable ASCII characters need the tokenizer's tables of Unicode. In
+    the rest each sign is a word of its own. Long strings and strings with many pieces, such as
+    sentences without spaces, hardly repeat and are not kept.
+    """
+
+    _LONGEST_KEPT, _MAX_BYTES_KEPT = 40, 10 * array("i").itemsize  # of the word, of its 10 pieces
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer, self._model = tokenizer, tokenizer.model
+        self._ids = tokenizer.get_vocab()
+        self._lower_case = tokenizer.normalizer.normalize_str("A") == "a"
+
+    def __missing__(self, word: str) -> bytes:
+        if not word.isascii() or not word.isprintable():
+            pieces = self._of_core(word)
+        elif word.isalnum() or len(word) == 1:
+            pieces = self._of_letters(word)
+        elif word[:-1].isalnum() and not word[-1].isalnum():
+            pieces = self[word[:-1]] + self[word[-1]]
+        else:
+            pieces = b"".join(map(self.__getitem__, _PARTS.findall(word)))
+        if len(word) <= self._LONGEST_KEPT and len(pieces) <= self._MAX_BYTES_KEPT:
+            self[word] = pieces
+        return pieces
+
+    def _of_letters(self, word: str) -> bytes:
+        word = word.lower() if self._lower_case else word
+        if word in self._ids:  # the longest match
+            return array("i", (self._ids[word],)).tobytes()
+        return array("i", [piece.id for piece in self._model.tokenize(word)]).tobytes()
+
+    def _of_core(self, word: str) -> bytes:
+        core = word.strip(string.punctuation)  # without the signs around it, it may come again
+        if core != word:
+            before, _, after = word.partition(core) if core else (word, "", "")
+            return b"".join(map(self.__getitem__, (*before, core, *after)))
+        return array("i", self._tokenizer.encode(word, add_special_tokens=False).ids).tobytes()
 
 
 class Pieces(NamedTuple):
@@ -373,6 +442,7 @@ def encode_with_spans(tokenizer: Tokenizer, texts: Iterable[str]) -> Pieces:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Batches of about `_AT_ONCE` characters."""
     batch, size = [], 0
     for text in texts:
         batch.append(text)
@@ -402,15 +472,15 @@ def learn(
     texts: Iterable[str],
     vocab_file: str,
     vocab_size: int = 30522,
-    do_lower_case: bool = True,
+    do_lower_case: Casing = True,
     min_frequency: int = 2,
     report: Callable[[str], object] | None = None,
 ) -> int:
     """Learns a WordPiece vocabulary, writes it to `vocab_file` and returns its size.
 
-    The special tokens come first ([PAD] is 0), then the characters: the most frequent ones that are
-    99.95 % of the text's, or more of them where there is room. The vocabulary is smaller than
-    `vocab_size` if the text has too few pieces. The same texts give the same vocabulary.
+    The special tokens come first ([PAD] is 0), then the most frequent characters: those of 99.95 %
+    of the text, or more if they fit. The same texts give the same vocabulary. It is smaller than
+    `vocab_size` if the text has too few pieces.
 
     Args:
         texts: Lines of text; read twice, so an iterator is first converted to a list.
@@ -430,9 +500,8 @@ def learn(
             "The input must contain text to learn a vocabulary from; got none. Check the paths."
         )
     alphabet, continuing, needed = _alphabet(counts, tokenizer, vocab_size)
-    # The library numbers new characters in the order of a randomly seeded hash table, and breaks
-    # ties between merges by these numbers. If it gets all single characters beforehand, nothing is
-    # random.
+    # The library numbers new characters in a random order, which breaks ties between merges. So it
+    # gets all single characters beforehand.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -479,21 +548,21 @@ def _characters(texts: Iterable[str], tokenizer: Tokenizer) -> Counter[str]:
 def _alphabet(
     counts: Counter[str], tokenizer: Tokenizer, vocab_size: int
 ) -> tuple[list[str], list[str], int]:
-    """The characters of a vocabulary, sorted, and those of them that can continue a word, with ##.
+    """The characters of a vocabulary, sorted; with ## those that can continue a word.
 
-    The third value is the size of a vocabulary that holds the characters of `COVERAGE`.
+    The third value is the size of a vocabulary with the characters of `COVERAGE`.
     """
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     covered, most = accumulate(map(counts.__getitem__, frequent)), COVERAGE * counts.total()
     enough = 1 + sum(part < most for part in covered)
     wanted = frequent[: max(enough, min(RARE_CHARACTERS, vocab_size // 4))]
-    joins = {character: _joins_words(character, tokenizer) for character in wanted}
+    joins = {c: _continues_a_word(c, tokenizer) for c in wanted}
     sizes = list(accumulate((1 + joins[c] for c in wanted), initial=len(SPECIAL_TOKENS)))
     alphabet = sorted(c for c, size in zip(wanted, sizes[1:], strict=True) if size <= vocab_size)
     return alphabet, [f"##{c}" for c in alphabet if joins[c]], sizes[enough]
 
 
-def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
-    """Whether it can continue a word; punctuation signs and ideographs are words of their own."""
+def _continues_a_word(character: str, tokenizer: Tokenizer) -> bool:
+    """Whether it can; punctuation signs and ideographs are words of their own."""
     text = tokenizer.normalizer.normalize_str(f"a{character}")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1

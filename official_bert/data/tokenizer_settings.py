@@ -1,7 +1,6 @@
-"""Vocabulary and settings of a tokenizer as Hugging Face's libraries save them.
+"""Reads Hugging Face's tokenizer files, as data: `tokenizer.json` and `tokenizer_config.json`.
 
-`tokenizer.json` holds the vocabulary with its settings; `tokenizer_config.json` is next to it, or
-next to a `vocab.txt`, which holds no settings. Both are read as data: no code of theirs runs.
+The first holds vocabulary and settings, the second more settings, next to it or to a `vocab.txt`.
 """
 
 import dataclasses
@@ -12,7 +11,7 @@ from official_bert.system.places import AnyPath, Place, as_path
 
 CONFIG = "tokenizer_config.json"
 _MAX_LENGTH = 10**9  # libraries write 10^30 where nothing limits the length
-# The parts of a tokenizer.json that mean Google's tokenizer, or that this package has written.
+# The parts of a tokenizer.json that equal Google's tokenizer, or that this package has written.
 _NORMALIZERS = ("BertNormalizer", "Sequence", "Replace", "Lowercase", "NFD", "StripAccents")
 _PRE_TOKENIZERS = ("BertPreTokenizer", "Sequence", "Split")
 _ALWAYS = ("clean_text", "handle_chinese_chars")
@@ -30,8 +29,8 @@ class Settings:
         lower_case: Whether text is lower-cased.
         strip_accents: Whether accents are stripped; by default as `lower_case`.
         max_length: Maximum length of a sequence in tokens.
-        unsupported: Settings that BERT's tokenizer here does not have, as `name=value`.
-        path: The file they are from.
+        unsupported: Unsupported settings, as `name=value`.
+        path: Their file.
     """
 
     lower_case: bool | None = None
@@ -71,7 +70,7 @@ def vocabulary(vocab_file: AnyPath) -> dict[str, int]:
 
 
 def read(vocab_file: AnyPath) -> Settings:
-    """The settings that belong to a vocabulary: in the file itself, and next to it.
+    """The settings in a vocabulary's file and next to it.
 
     Raises:
         ValueError: a file is damaged, or not of a WordPiece model.
@@ -79,10 +78,10 @@ def read(vocab_file: AnyPath) -> Settings:
     """
     file = as_path(vocab_file)
     own = _own(_tokenizer(file), str(file)) if is_json(file) else Settings()
-    beside = file.parent / CONFIG
-    if not beside.exists():
+    config = file.parent / CONFIG
+    if not config.exists():
         return own
-    found = _beside(_object(beside), str(beside), is_json(file))
+    found = _of_config(_object(config), str(config), is_json(file))
     differing = [
         f"{name}={getattr(found, name)} ({file.name} has {getattr(own, name)})"
         for name in ("lower_case", "strip_accents")
@@ -99,7 +98,7 @@ def read(vocab_file: AnyPath) -> Settings:
 
 
 def max_length(vocab_file: AnyPath) -> int | None:
-    """The `max_length` of its settings; None without one, and of settings that cannot be read."""
+    """The `max_length` of its settings; None without, or if they cannot be read."""
     try:
         return read(vocab_file).max_length
     except (OSError, ValueError):
@@ -125,7 +124,7 @@ def _own(tokenizer: dict, path: str) -> Settings:
     return _settings(lower, strip, None, unsupported, path)
 
 
-def _beside(config: dict, path: str, of_json: bool) -> Settings:
+def _of_config(config: dict, path: str, of_json: bool) -> Settings:
     """The settings in a `tokenizer_config.json`."""
     expected = {
         "tokenizer_class": (None, *_CLASSES, *(_CLASSES_OF_ANY if of_json else ())),
@@ -160,7 +159,7 @@ def _settings(lower, strip, length, unsupported, path):
 
 
 def _steps(tokenizer, name, inside) -> list[dict]:
-    """A step of a tokenizer with those inside of it, if it is a sequence."""
+    """A step of a tokenizer and, if it is a sequence, its members."""
     step = tokenizer.get(name)
     if not isinstance(step, dict):
         return [] if step is None else [{"type": str(step)}]

@@ -1,10 +1,10 @@
-"""Builds of these tests work in this process, but where a test is about the worker processes."""
+"""Builds run in this process, except in tests of the worker processes."""
 
 import pytest
 
 from official_bert.data import build_worker, record_builder
 
-PROCESSES = record_builder.Workers._idle_or_new, record_builder._ask
+PROCESSES = record_builder.Workers._new, record_builder._ask
 
 
 def start(workers):
@@ -16,7 +16,7 @@ def answer(worker, task):
 
 
 def patch_workers(patch, start, answer):
-    patch.setattr(record_builder.Workers, "_idle_or_new", start)
+    patch.setattr(record_builder.Workers, "_new", start)
     patch.setattr(record_builder, "_ask", answer)
 
 

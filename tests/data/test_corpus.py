@@ -1,6 +1,7 @@
-"""Text in: every form and compression gives the same documents; what cannot be read is named."""
+"""Reading text: every format and compression gives the same documents; errors name the line."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
@@ -137,7 +138,7 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
         ),
         ("cut.txt.xz", lzma.compress(bytes(range(256)) * 99)[:-40], r"cut\.txt\.xz"),
         ("no.txt.bz2", b"plain text", r"no\.txt\.bz2 cannot be read after line 0"),
-        ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"line 2 .*'txt'.*json_field"),
+        ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"line 2 .*'txt'.*text_field"),
         ("a.jsonl", b"no json\n", r"line 1 .*invalid JSON \(Expecting value at character 1\). Fix"),
         ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a\.jsonl, line 2 must be .*; got list"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl, line 1 must have a string in 'text'; got int"),
@@ -151,7 +152,7 @@ def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, mes
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         list(corpus.documents([str(path)]))
-    assert ("--json_field" in str(error.value)) == bool(re.search("txt'|got int", message))
+    assert ("--text_field" in str(error.value)) == bool(re.search("txt'|got int", message))
 
 
 PACKED = {
@@ -415,4 +416,46 @@ def test_a_remembered_document_takes_few_bytes():
     numbers = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(1_000_000)]
     assert all(map(seen.add, numbers))
     assert not any(map(seen.add, numbers[:1000]))
-    assert sum(map(sys.getsizeof, seen._buckets)) / len(numbers) < 16
+    assert sum(map(sys.getsizeof, seen._buckets.values())) / len(numbers) < 16
+
+
+def test_a_named_column_of_csv_or_tsv_is_text_one_document_a_row(tmp_path):
+    long = "A sentence. " * 20_000  # more than Python's csv takes by default
+    (tmp_path / "a.csv").write_text(f'id,body\n1,"One, two.\n\nThree."\n2,\n3,{long}\n')
+    (tmp_path / "a.tsv").write_text('id\tbody\n1\t"One, two.\n')
+    found = list(corpus.documents([str(tmp_path / "a.csv")], text_field="body"))
+    assert [d.lines for d in found] == [["One, two.", "Three."], [long.strip()]]
+    assert all(document.split for document in found)
+    assert lines_of([tmp_path / "a.tsv"], text_field="body") == [['"One, two.']]
+    assert csv.field_size_limit() == 131_072
+    with pytest.raises(ValueError, match="one column 'text'; got none. Its first line .*'body'"):
+        lines_of([tmp_path / "a.csv"])
+    (tmp_path / "a.csv").write_text("text,n\nGood.,1\nOne, two,2\nAlso.,3\n")
+    source = corpus.Corpus([str(tmp_path / "a.csv")], skip_bad_lines=True)
+    assert [d.lines for d in source.documents()] == [["Good."], ["Also."]]
+    assert "line 3 must have 2 columns ('text', 'n'); got 3" in source.warnings()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("a.csv", b'text,n\r\nGood.,\xe9\r\n"caf\xe9,\none\r.",2\r\n\xc3\xa9.,3\r\n'),
+        ("a.tsv", b"text\tn\nGood.\t\xe9\ncaf\xe9\t2\n\xc3\xa9.\t3\n"),
+    ],
+)
+def test_a_row_of_csv_or_tsv_that_is_not_utf8_is_refused_or_left_out_alone(tmp_path, name, rows):
+    path = str(tmp_path / name)
+    Path(path).write_bytes(rows)
+    message = r"line 3 must be UTF-8 in 'text'; got b'\\xe9'\. .*iconv.* Give --skip_bad_lines"
+    with pytest.raises(ValueError, match=message):
+        list(corpus.documents([path], bad_line=corpus.BadLines(skip=False)))
+    source = corpus.Corpus([path], skip_bad_lines=True)
+    assert [document.lines for document in source.documents()] == [["Good."], ["é."]]
+    assert source.bad_lines.count == 1
+
+
+def test_null_is_no_text_in_json_and_is_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "A."}\n{"text": null}\n')
+    source = corpus.Corpus([str(tmp_path / "a.jsonl")])
+    assert [d.lines for d in source.documents()] == [["A."]]
+    assert source.warnings() == ["left out 2 rows whose text is null."]

@@ -1,4 +1,4 @@
-"""The commands: official flags, progress and a summary, one clear line for each mistake."""
+"""The commands: official flags, progress and summary, one line for each mistake."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 from small_text import topics
 
 from official_bert import create_pretraining_data as command
-from official_bert.data import corpus, record_builder, tokenization
+from official_bert.data import corpus, manifest, record_builder, tokenization
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 
@@ -74,9 +75,9 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
     assert made.returncode == 0, made.stderr
     assert "MB/s" in made.stderr
     assert "padding" in made.stderr
-    manifest = json.loads((tmp_path / "out/a.manifest.json").read_text())
+    described = json.loads((tmp_path / "out/a.manifest.json").read_text())
     del official["vocab_file"]
-    assert official.items() <= manifest["settings"].items()
+    assert official.items() <= described["settings"].items()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def create(small_text, tmp_path, text: bytes, settings: Settings | None = None, 
     [
         (b"", "input_file must contain text; got none in"),
         (b"\n \n\n", "input_file must contain text; got none in"),
+        (b'{"text": null}\n' * 2, r"got none in .*\. Left out 2 rows whose text is null\. Check"),
         (
             "漢字かな交じり文。\n".encode() * 20,
             "must fit the text; .* first .* tokens are .UNK",
@@ -178,7 +180,7 @@ def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path,
 def test_lines_that_cannot_be_read_are_left_out_on_request_counted_and_named(small_text, tmp_path):
     good = b'{"text": "The value of a name."}\n{"text": "Another name, another value."}\n' * 20
     bad = [b'{"text": "half \\ud800 of a pair"}', b'{"text": "cut', b'{"body": "x"}', b"caf\xe9"]
-    bad += [b"[]", b'{"text": null}']
+    bad += [b"[]", b'{"text": 5}']
     text = good + b"\n".join(bad) + b"\n" + good
     options = {"num_workers": 1, "input_format": "jsonl"}
     for line in bad:
@@ -283,7 +285,7 @@ def test_text_that_teaches_little_is_warned_of_with_the_likely_cause(
 ):
     monkeypatch.setattr(corpus, "BLOCK_BYTES", 20_000)
     lines = []
-    options = {"dynamic_masking": dynamic, "report": lines.append}
+    options = {"dynamic_masking": dynamic, "report": lines.append, "allow_unfit_text": True}
     made = create(small_text, tmp_path, text.encode(), **options)
     assert bool(re.search(f"\nwarning: .*{warning}", lines[-1])) == is_warned
     assert (0.1 < made["dropped_tokens"] / made["text_tokens"] < 0.5) == text.startswith("One")
@@ -300,15 +302,6 @@ def test_over_half_of_the_text_dropped_is_refused_unless_it_is_allowed(small_tex
     made = create(small_text, tmp_path, text, allow_dropped_text=True, **options)
     assert made["dropped_tokens"] > 0.9 * made["text_tokens"]
     assert (tmp_path / "out/a.tfrecord").exists()
-
-
-def test_a_text_with_carriage_returns_alone_is_read_line_by_line(small_text, tmp_path):
-    text = Path(small_text.path).read_bytes()
-    made = [
-        create(small_text, tmp_path / name, text.replace(b"\n", end))
-        for name, end in (("unix", b"\n"), ("mac", b"\r"))
-    ]
-    assert made[0]["sequences"] == made[1]["sequences"]
 
 
 def test_one_stream_that_the_memory_cannot_hold_is_refused_before_the_work(
@@ -404,6 +397,7 @@ def test_no_more_processes_are_started_than_there_is_work_or_cores_for(
 # The command with workers that take their time, so that a build cannot end unseen.
 SLOW_COMMAND = """
 import time
+import unicodedata
 from official_bert import create_pretraining_data
 from official_bert.data import record_builder
 ask = record_builder._ask
@@ -416,7 +410,7 @@ create_pretraining_data.commands.run(main, settings)
 def test_ctrl_c_ends_with_one_line_and_the_next_run_goes_on(small_text, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((Path(small_text.path).read_text() + "\n") * 40)
-    arguments = flags(small_text, tmp_path, input_file=text, num_workers=2)
+    arguments = flags(small_text, tmp_path, input_file=text, num_workers=2, allow_unfit_text=True)
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_COMMAND, *arguments],
         stderr=subprocess.PIPE,
@@ -453,15 +447,15 @@ def inputs(small_text, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"output_file": "text.txt"}, "output_file and input_file name the same file"),
-        ({"output_file": "soft.txt"}, "output_file and input_file name the same file"),
-        ({"output_file": "hard.txt"}, "output_file and input_file name the same file"),
-        ({"output_file": "new,text.txt"}, "output_file and input_file name the same file"),
-        ({"output_file": "vocab.txt"}, "output_file and vocab_file name the same file"),
-        ({"output_file": "soft_vocab.txt"}, "output_file and vocab_file name the same file"),
-        ({"input_file": "text.txt,soft_vocab.txt"}, "name the same file"),
-        ({"input_file": "*.txt"}, "vocab_file and input_file name the same file"),
-        ({"input_file": "."}, "name the same file"),
+        ({"output_file": "text.txt"}, "output_file must not overwrite .* of input_file"),
+        ({"output_file": "soft.txt"}, "output_file must not overwrite .* of input_file"),
+        ({"output_file": "hard.txt"}, "output_file must not overwrite .* of input_file"),
+        ({"output_file": "new,text.txt"}, "output_file must not overwrite .* of input_file"),
+        ({"output_file": "vocab.txt"}, "output_file must not overwrite .* of vocab_file"),
+        ({"output_file": "soft_vocab.txt"}, "output_file must not overwrite .* of vocab_file"),
+        ({"input_file": "text.txt,soft_vocab.txt"}, "must not overwrite an input"),
+        ({"input_file": "*.txt"}, "vocab_file must not overwrite .* of input_file"),
+        ({"input_file": "."}, "must not overwrite an input"),
         ({"input_file": "t*", "output_file": "t.tfrecord"}, "which would read it as text"),
         ({"input_file": "te*", "output_file": "texts/t"}, "which would read it as text"),
     ],
@@ -478,7 +472,7 @@ def test_an_output_that_is_an_input_is_refused_and_all_stays_as_it_was(
 
 @pytest.mark.parametrize("name", ["text.txt", "soft.txt", "hard.txt"])
 def test_a_vocabulary_is_not_learned_over_its_text(inputs, tmp_path, name):
-    with pytest.raises(ValueError, match="vocab_file and input_file name the same file"):
+    with pytest.raises(ValueError, match="vocab_file must not overwrite .* of input_file"):
         learn_vocabulary(str(tmp_path / "text.txt"), str(tmp_path / name), vocab_size=300)
     with pytest.raises(
         ValueError, match="must not match input_file=.*, which would read it as text"
@@ -492,8 +486,153 @@ def test_options_without_effect_on_the_text_are_warned_of_and_leave_no_trace(sma
     create(small_text, tmp_path, text, report=said.append, language="de", json_field="body")
     found = [line for line in said if line.startswith("warning: --")]
     assert [line.split("=")[0] for line in found] == [
-        "warning: --json_field",
+        "warning: --text_field",
         "warning: --language",
     ]
     settings = json.loads((tmp_path / "out/a.manifest.json").read_text())["settings"]
     assert (settings["language"], settings["json_field"]) == ("en", "text")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_line_documents_fill_rows_and_any_number_of_workers_writes_the_same(
+    small_text, tmp_path, dynamic
+):
+    lines = [line for line in Path(small_text.path).read_text().splitlines() if line][:300]
+    (tmp_path / "lines.txt").write_text("\n\n".join(line[:80] for line in lines) + "\n")
+    made = []
+    for workers in (1, 2):
+        records = tmp_path / f"{workers}.tfrecord"
+        summary = command.create_pretraining_data(
+            str(tmp_path / "lines.txt"),
+            str(records),
+            small_text.vocab_file,
+            Settings(64, 10, dupe_factor=1, row_filling="full"),
+            dynamic_masking=dynamic,
+            num_workers=workers,
+        )
+        made.append(records.read_bytes())
+    assert made[0] == made[1]
+    assert summary["dropped_tokens"] == 0
+    assert summary["tokens"] / (64 * summary["sequences"]) > 0.98
+
+
+def test_records_of_documents_are_described_as_before_rows_could_be_filled(small_text, tmp_path):
+    paths = {filling: str(tmp_path / f"{filling}.tfrecord") for filling in ("documents", "full")}
+    for filling, path in paths.items():
+        settings = Settings(64, 10, dupe_factor=1, row_filling=filling)
+        command.create_pretraining_data(small_text.path, path, small_text.vocab_file, settings)
+    made = {name: manifest.read(manifest.path_for([path])) for name, path in paths.items()}
+    assert "row_filling" not in made["documents"]["settings"]
+    assert made["full"]["settings"]["row_filling"] == "full"
+
+
+# Text that would ruin a training: (text, settings, what is said, whether it is an error).
+MANY_SENTENCES = [f"Sentence {n} has the word value{n} in it." for n in range(300)]
+PAIRS = ["\n".join(MANY_SENTENCES[n : n + 2]) for n in range(0, 300, 2)]
+NOTICE = "This site uses cookies to improve what it shows to you."
+HARM = {
+    "blank lines": (
+        "\n\n".join(MANY_SENTENCES),
+        {},
+        "every next-sentence label is 1, and .* padd",
+        1,
+    ),
+    "titles": (
+        "\n\n".join(MANY_SENTENCES),
+        {"dynamic_masking": True},
+        "single sentence, so ..% ",
+        0,
+    ),
+    "duplicates": (
+        "\n\n".join(PAIRS[:1] * 199 + PAIRS[1:2]),
+        {},
+        "9.% of the text (in|is in) documents",
+        1,
+    ),
+    "some": (
+        "\n\n".join(PAIRS[:50] * 2),
+        {},
+        "50% of the text is in documents that occurred be",
+        0,
+    ),
+    "dropped": ("\n\n".join(PAIRS[:50] * 2), {"drop_duplicate_documents": True}, None, 0),
+    "notices": (
+        "\n\n".join(f"{p}\n{NOTICE}" for p in PAIRS),
+        {},
+        "lines that are in .*This site",
+        0,
+    ),
+    "no case": ("\n\n".join(PAIRS), {"do_lower_case": False}, "and the vocabulary none", 1),
+    "no token": (
+        "\u200b\u200b\n\u200b\n\n" * 9,
+        {},
+        "lines or more of characters that the token",
+        2,
+    ),
+    "good": ("\n\n".join(PAIRS), {}, None, 0),
+}
+
+
+@pytest.mark.parametrize("case", HARM)
+def test_text_that_would_ruin_a_training_is_not_taken_in_silence(
+    small_text, tmp_path, monkeypatch, case
+):
+    from official_bert.data import coverage, fit
+
+    monkeypatch.setattr(fit, "MANY", 100)
+    monkeypatch.setattr(coverage, "MOSTLY_UNKNOWN", 1.0)
+    text, options, message, errors = HARM[case]
+    options = {"drop_duplicate_documents": False} | options
+    if errors:
+        with pytest.raises(ValueError, match=message) as error:
+            create(small_text, tmp_path, text.encode(), **options)
+        assert not list((tmp_path / "out").glob("a.tfrecord*"))
+        assert ("--allow_unfit_text to continue" in str(error.value)) == (errors == 1)
+        if errors == 2:
+            return
+    lines = []
+    options |= {"report": lines.append, "allow_unfit_text": True}
+    create(small_text, tmp_path, text.encode(), **options)
+    warned = json.loads((tmp_path / "out/a.manifest.json").read_text())["warnings"]
+    assert [f"warning: {line}" for line in warned] == lines[-1].splitlines()[4:]
+    assert bool(warned) == bool(message)
+    assert not message or re.search(message, "\n".join(warned))
+    paths = str(tmp_path / "text.txt"), str(tmp_path / "out/a.tfrecord"), small_text.vocab_file
+    command.create_pretraining_data(*paths, Settings(dupe_factor=1), num_workers=1, **options)
+    up_to_date, *again = lines[-1].splitlines()
+    assert up_to_date.endswith("is up to date: nothing to do.")
+    assert again == [f"warning: {line}" for line in warned]
+
+
+def test_a_cased_vocabulary_for_text_without_capitals_is_warned_of(small_text, tmp_path):
+    cased = tmp_path / "cased.txt"
+    cased.write_text(f"{Path(small_text.vocab_file).read_text().rstrip()}\nThe\nT\nS\n")
+    for text, is_warned in ("\n\n".join(PAIRS).lower(), True), ("\n\n".join(PAIRS), False):
+        lines = []
+        options = {"vocab_file": str(cased), "report": lines.append}
+        create(small_text, tmp_path, text.encode(), **options)
+        assert ("100% of the lines are without a capital letter" in lines[-1]) == is_warned
+
+
+def test_text_in_nfd_is_warned_of_if_the_vocabulary_is_of_nfc(tmp_path, small_text):
+    plain = "Der Wind weht heute stark, und das Haus am Bach ist noch leer, als die Uhr zwei zeigt"
+    text = "".join(f"{plain} in Köln {n}.\n{plain} für Zoë.\n\n" for n in range(60))
+    apart = unicodedata.normalize("NFD", text)
+    for source, vocabulary, is_warned in (
+        (apart, text, True),
+        (text, text, False),
+        (apart, apart, False),
+    ):
+        vocab_file = str(tmp_path / "v.txt")
+        tokenization.learn(vocabulary.splitlines(), vocab_file, 300, do_lower_case=False)
+        lines = []
+        options = {"vocab_file": vocab_file, "report": lines.append, "do_lower_case": False}
+        create(small_text, tmp_path / "made", source.encode(), **options)
+        assert ("letters and accents apart (NFD)" in lines[-1]) == is_warned
+    text = "Öäü ëïâ éèê.\nÂêî ôûñ.\n\n" * 9
+    tokenization.learn(text.splitlines(), vocab_file, 300, do_lower_case=False)
+    options = {"vocab_file": vocab_file, "do_lower_case": False}
+    with pytest.raises(
+        ValueError, match=r"are .UNK.\. .* are apart \(NFD\): write the text in NFC"
+    ):
+        create(small_text, tmp_path, unicodedata.normalize("NFD", text).encode(), **options)

@@ -1,4 +1,4 @@
-"""Masks made while training keep the promises of static ones; lengths do not tell the label."""
+"""Masks made during training follow the rules of static ones; lengths do not reveal the label."""
 
 import hashlib
 from random import Random

@@ -1,4 +1,4 @@
-"""What a file holds: forms that are read are found out, anything else is refused by its name."""
+"""File formats: supported ones are recognised, anything else is refused by name."""
 
 import bz2
 import gzip
@@ -14,7 +14,7 @@ from official_bert.learn_vocabulary import learn_vocabulary
 
 
 def shown(value) -> str:
-    """What names a case; the contents of files would be too long."""
+    """The name of a case; the contents of files would be too long."""
     return (
         value if isinstance(value, str) and len(value) < 40 and value.isprintable() else "content"
     )
@@ -43,6 +43,8 @@ PAGE = '<doc id="1" url="u" title="T">\nT\n\nSome text.\n</doc>\n'
         ("a", "Some text.\n", "sentences"),
         ("a", "\n\nSome text.\n", "sentences"),
         ("a.xml.txt", "Some text.\n", "sentences"),
+        ("a.csv", "id,text\n1,Some text.\n", "csv"),
+        ("a.TSV.gz", gzip.compress(b"\xef\xbb\xbfid\ttext\n1\tSome text.\n"), "tsv"),
     ],
     ids=shown,
 )
@@ -81,6 +83,7 @@ WIKIPEDIA = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:
   <page><title>T</title><text>'''T''' is a [[letter]].</text></page>
 </mediawiki>
 """
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00ff\nsize 12345\n"
 ROWS = "\n".join(f'{n},"Some text, with a comma {n}.",0.{n}' for n in range(12)) + "\n"
 REVIEWS = "review,sentiment\n" + "".join(f'"Good, really {n}.",positive\n' for n in range(5))
 
@@ -94,11 +97,9 @@ REVIEWS = "review,sentiment\n" + "".join(f'"Good, really {n}.",positive\n' for n
         ("a.txt", "<DOC>\n<TEXT>\nSome text.\n</TEXT>\n</DOC>\n", "text with markup"),
         ("a.html", "<!DOCTYPE html>\n<html><p>Some text.</p></html>", r"HTML\. Extract its text"),
         ("a.txt", "\n  <HTML lang=en>\n<p>Some text.</p></HTML>", r"HTML\. Extract its text"),
-        ("a.csv", "id,text\n1,Some text.\n", "a table .*JSON lines"),
-        ("a.tsv.gz", gzip.compress(b"id\ttext\n1\tSome text.\n"), "a table .*JSON lines"),
-        ("a.txt", ROWS, "a table .*JSON lines"),
-        ("a.txt", REVIEWS, "a table .*JSON lines"),
-        ("a.txt", ROWS.replace(",", "\t"), "a table .*JSON lines"),
+        ("a.txt", ROWS, "a table .*--input_format=csv"),
+        ("a.txt", REVIEWS, "a table .*--input_format=csv"),
+        ("a.txt", ROWS.replace(",", "\t"), "a table .*--input_format=csv"),
         ("a.json", json.dumps([{"text": "Some text."}]), "a JSON array.*jq"),
         ("a", '[\n {"text": "Some text."}\n]\n', "a JSON array.*jq"),
         ("a.json", json.dumps({"text": "Some text."}, indent=1), "JSON over several lines.*jq"),
@@ -111,7 +112,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
     path = write(tmp_path, name, content)
     with pytest.raises(
         ValueError,
-        match=rf"{name} must be plain text .*; got {what}.*--input_format=sentences",
+        match=rf"{name} must be plain text.*; got {what}.*--input_format=sentences",
     ) as e:
         list(corpus.documents([path]))
     assert "\n" not in str(e.value)
@@ -126,24 +127,20 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
         ("a.tgz", gzip.compress(tar()), r"a tar archive\. Unpack it"),
         ("a.zip", zipped(), "a ZIP archive.*Unpack it"),
         ("a.docx", zipped(), r"a ZIP archive, or .*\.docx"),
-        (
-            "a.parquet",
-            b"PAR1\x15\x04\x15" + bytes(99) + b"PAR1",
-            r"a Parquet file\. Write its",
-        ),
-        ("a.arrow", b"\xff\xff\xff\xff\x58\x01\0\0", r"an Arrow file\. Write its text"),
         ("a.pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", r"a PDF document\. Extract its text"),
         ("a.txt", "Some text.\n".encode("utf-16"), "text in UTF-16.*iconv -f utf-16"),
         ("a.txt", "Some text.\n".encode("utf-16-le"), "a binary file, with bytes of value 0"),
         ("a.tfrecord", tfrecord(), "a TFRecord file"),
         ("a.db", b"SQLite format 3\0" + bytes(80), "an SQLite database"),
+        ("a.parquet", POINTER, r"a pointer of Git LFS .*git lfs pull"),
+        ("a.txt", POINTER, r"a pointer of Git LFS .*git lfs pull"),
     ],
     ids=shown,
 )
 @pytest.mark.parametrize("form", ["auto", "sentences", "jsonl"])
 def test_binary_files_are_refused_by_name_in_whatever_form(tmp_path, name, content, what, form):
     path = write(tmp_path, name, content)
-    with pytest.raises(ValueError, match=rf"{name} must be plain text .*; got {what}") as error:
+    with pytest.raises(ValueError, match=rf"{name} must be plain text.*; got {what}") as error:
         list(corpus.documents([path], form))
     assert "--input_format" not in str(error.value)
     assert "latin1" not in str(error.value)
@@ -181,7 +178,7 @@ def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("a.jsonl", {"json_field": ""}, "json_field must be the name of a field; got ''"),
+        ("a.jsonl", {"text_field": ""}, "text_field must be the name of a column or field; got ''"),
         ("a.txt", {"language": "xx"}, "language must be an ISO 639-1 code, .*; got 'xx'"),
         ("a.jsonl", {"language": "german"}, "language must be an ISO 639-1 code, .*; got 'german'"),
     ],
@@ -195,10 +192,10 @@ def test_options_that_cannot_be_meant_are_refused(tmp_path, name, options, messa
 @pytest.mark.parametrize(
     ("name", "options", "idle"),
     [
-        ("a.txt", {"json_field": "text"}, {"json_field"}),
+        ("a.txt", {"text_field": "text"}, {"text_field"}),
         ("a.txt", {"language": "de"}, {"language"}),
         ("a.txt", {"language": "de", "form": "paragraphs"}, set()),
-        ("a.jsonl", {"language": "de", "json_field": "body"}, set()),
+        ("a.jsonl", {"language": "de", "text_field": "body"}, set()),
     ],
 )
 def test_options_without_effect_on_the_files_are_named_with_what_to_do(
@@ -212,11 +209,24 @@ def test_options_without_effect_on_the_files_are_named_with_what_to_do(
         assert "give --input_format=" in reason
 
 
+def test_a_description_next_to_tables_is_named_since_it_becomes_text(tmp_path):
+    paths = [
+        write(tmp_path, "0.csv", "id,text\n1,Some text.\n"),
+        write(tmp_path, "README.md", "# A dataset\n"),
+        write(tmp_path, "2.jsonl", '{"text": "Some text."}\n'),
+    ]
+    found = format_detection.check(paths, "auto")
+    assert [*found] == ["input_file"]
+    assert "README.md is read as plain text, next to " in found["input_file"]
+    assert not format_detection.check([paths[0], paths[2]], "auto")
+    assert not format_detection.check([paths[1]], "auto")
+
+
 def test_the_last_of_many_files_is_looked_at_before_the_work(small_text, tmp_path, capsys):
     for n in range(3):
         write(tmp_path, f"{n}.txt", "Some text.\n" * 20)
     write(tmp_path, "3.txt", zipped())
-    with pytest.raises(ValueError, match=r"3\.txt must be plain text .*; got a ZIP archive"):
+    with pytest.raises(ValueError, match=r"3\.txt must be plain text.*; got a ZIP archive"):
         learn_vocabulary(str(tmp_path), f"{tmp_path}.vocab", vocab_size=100, max_text_mb=0.0001)
     learn_vocabulary(small_text.path, str(tmp_path / "v"), vocab_size=300, json_field="body")
-    assert capsys.readouterr().err.startswith("warning: --json_field=body has no effect: no file")
+    assert capsys.readouterr().err.startswith("warning: --text_field=body has no effect: no file")

@@ -1,4 +1,4 @@
-"""The graph of a host without Python gives bit for bit the batches of `Batches`."""
+"""The graph for hosts without Python gives the batches of `Batches`, bit for bit."""
 
 import hashlib
 import json
@@ -8,11 +8,10 @@ import pytest
 import tensorflow as tf
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import dynamic_masking
+from official_bert.data import dynamic_masking, graph_ops
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
 from official_bert.data.records import frame
-from official_bert.data.slice import graph_ops
 from official_bert.engines.tf_distribute import TfDistribute
 
 LENGTH, PREDICTIONS = 32, 5
@@ -22,16 +21,21 @@ LENGTH, PREDICTIONS = 32, 5
 def made(small_text, tmp_path_factory):
     """Static and dynamic records, some thousands of each, and some that are compressed."""
     folder = tmp_path_factory.mktemp("records")
-    for name in ("static", "dynamic", "packed"):
+    for name in ("static", "dynamic", "packed", "full"):
         create_pretraining_data(
             small_text.path,
             str(folder / f"{name}.tfrecord"),
             small_text.vocab_file,
-            Settings(LENGTH, PREDICTIONS, dupe_factor=2 if name == "static" else 1),
+            Settings(
+                LENGTH,
+                PREDICTIONS,
+                dupe_factor=2 if name == "static" else 1,
+                row_filling="full" if name == "full" else "documents",
+            ),
             num_shards=2,
             num_workers=1,
             input_format="paragraphs",
-            dynamic_masking=name == "dynamic",
+            dynamic_masking=name in ("dynamic", "full"),
             gzip_compress=name == "packed",
         )
     return folder
@@ -130,6 +134,10 @@ def test_an_evaluation_in_order_with_its_padded_last_batch(made, kind, window):
     assert 0 < whole[steps[-1]]["example_weights"].sum() < 96
 
 
+def test_full_rows(made):
+    require_equal(made, "full", range(2), use_next_sentence=False)
+
+
 def test_records_of_other_tools_are_read_too(made, tmp_path):
     for path in made.glob("static.tfrecord-*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -162,7 +170,7 @@ def test_compressed_records_are_refused_with_the_reason(made):
 
 
 def refusals(data, steps):
-    """What `Batches` says of records that it refuses, and what a run says whose host reads them."""
+    """The errors of `Batches` and of a run whose host reads the records."""
     with pytest.raises(ValueError, match="record") as of_batches:
         [data[step] for step in steps]
     with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed") as of_a_host:
@@ -185,7 +193,8 @@ def test_sequences_that_do_not_fit_are_refused_by_file_and_number_as_batches_doe
     steps = range(batches(made, "dynamic", shuffle=False).num_batches)
     data = batches(made, "dynamic", **order)
     rarest = int(batches(made, "dynamic")._all().tokens.max())
-    data._vocab_size = data._parse._vocab_size = rarest  # which the manifest would refuse at once
+    data._plan.parse._vocab_size = rarest  # which the manifest would refuse at once
+    data._plan = data._plan._replace(vocab_size=rarest)
     expected, found = refusals(data, steps)
     assert "token ids must be in" in expected
     assert found == expected

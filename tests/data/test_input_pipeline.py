@@ -1,4 +1,4 @@
-"""The batch of step k: the same on any number of hosts, at any time, from any make of records."""
+"""The batch of step k: the same on any number of hosts, at any time, from any kind of records."""
 
 import gzip
 import random
@@ -31,16 +31,24 @@ SHAPES = {
 def made(small_text, tmp_path_factory):
     """Static and dynamic records, some thousands of each."""
     folder = tmp_path_factory.mktemp("records")
-    for name in ("static", "dynamic"):
+    fillings = "static_full", "dynamic_full", "static_packed", "dynamic_packed"
+    for name in ("static", "dynamic", *fillings):
+        kind, _, filling = name.partition("_")
         create_pretraining_data(
             small_text.path,
             str(folder / f"{name}.tfrecord"),
             small_text.vocab_file,
-            Settings(LENGTH, PREDICTIONS, dupe_factor=2, do_whole_word_mask=name == "dynamic"),
+            Settings(
+                LENGTH,
+                PREDICTIONS,
+                dupe_factor=2,
+                do_whole_word_mask=kind == "dynamic",
+                row_filling=filling or "documents",
+            ),
             num_shards=3,
             num_workers=1,
             input_format="paragraphs",
-            dynamic_masking=name == "dynamic",
+            dynamic_masking=kind == "dynamic",
         )
     return folder
 
@@ -287,6 +295,63 @@ def test_dynamic_records_without_next_sentence_have_one_part(made):
     batch = batches(made, "dynamic", use_next_sentence=False)[0]
     assert not batch["segment_ids"].any()
     assert not batch["next_sentence_labels"].any()
+
+
+@kinds
+def test_full_rows_have_no_padding_and_train_without_the_next_sentence_only(made, kind):
+    data = batches(made, f"{kind}_full", batch_size=64, use_next_sentence=False)
+    batch = joined([data[step] for step in range(data.num_batches)])
+    assert batch["input_mask"].mean() > 0.999
+    assert (batch["input_mask"].sum(1) == LENGTH).mean() > 0.97  # [SEP] is never at an end
+    assert not batch["segment_ids"].any()
+    assert not batch["next_sentence_labels"].any()
+    assert batch["masked_lm_weights"].sum(1).min() > 0
+    message = r"use_next_sentence_label must be False for .*_full.*; got True\. Give --use_next"
+    with pytest.raises(ValueError, match=message):
+        batches(made, f"{kind}_full")
+
+
+@kinds
+def test_packed_rows_number_their_sequences(made, kind):
+    data = batches(made, f"{kind}_packed", batch_size=64, use_next_sentence=False)
+    assert data.element_spec.keys() == data[0].keys()
+    batch = joined([data[step] for step in range(data.num_batches)])
+    assert batch["input_mask"].mean() > 0.98
+    ids, numbers = batch["input_ids"].copy(), batch["sequence_ids"]
+    row, at = np.nonzero(batch["masked_lm_weights"])
+    ids[row, batch["masked_lm_positions"][row, at]] = batch["masked_lm_ids"][row, at]
+    assert np.array_equal(numbers > 0, batch["input_mask"] > 0)
+    (cls,) = set(ids[:, 0])  # each sequence begins with [CLS], which text does not contain
+    assert np.array_equal(numbers, np.cumsum(ids == cls, axis=1) * batch["input_mask"])
+    assert numbers.max() > 1
+    assert not batch["next_sentence_labels"].any()
+
+
+@kinds
+def test_packed_rows_are_refused_by_the_graph_for_slices_in_one_line(made, kind):
+    data = batches(made, f"{kind}_packed", use_next_sentence=False)
+    with pytest.raises(ValueError, match=r"must not have packed rows .* --engine=jax, or") as error:
+        data.dataset(range(1), 0, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_filled_in_two_ways_are_not_read_together(made):
+    both = [f"{made}/static.tfrecord-*", f"{made}/static_full.tfrecord-*"]
+    with pytest.raises(ValueError, match="manifests that differ in 'row_filling'"):
+        Batches(both, 64, LENGTH, PREDICTIONS, use_next_sentence=False)
+
+
+def test_packed_rows_are_known_without_their_manifest(made, tmp_path):
+    for kind in ("static", "static_packed"):
+        for path in made.glob(f"{kind}.tfrecord-*"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    copies = [f"{tmp_path}/static_packed.tfrecord-*"], 64, LENGTH, PREDICTIONS
+    assert "sequence_ids" in Batches(*copies, use_next_sentence=False)[0]
+    with pytest.raises(ValueError, match=r"use_next_sentence_label must be False .*=packed\)"):
+        Batches(*copies)
+    both = [f"{tmp_path}/static.tfrecord-*", f"{made}/static_packed.tfrecord-*"]
+    with pytest.raises(ValueError, match="manifests that differ in 'row_filling'"):
+        Batches(both, 64, LENGTH, PREDICTIONS, use_next_sentence=False)
 
 
 def test_each_host_reads_whole_blocks_and_only_its_own(made, monkeypatch):

@@ -1,5 +1,6 @@
-"""The command that learns a vocabulary: what it reads, where it stops, what it refuses."""
+"""The command that learns a vocabulary: its input, limits and refusals."""
 
+import json
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from official_bert import learn_vocabulary as command
-from official_bert.data import tokenization
+from official_bert.data import corpus, tokenization
 from official_bert.learn_vocabulary import learn_vocabulary
 
 
@@ -22,12 +23,13 @@ def test_cased_and_uncased_and_no_more_text_than_asked_for(small_text, tmp_path)
     uncased, cased = learn("uncased"), learn("cased", do_lower_case=False)
     assert not any(t.lower() != t for t in uncased if t not in tokenization.SPECIAL_TOKENS)
     assert any(t.lower() != t for t in cased if t not in tokenization.SPECIAL_TOKENS)
+    assert list(uncased)[:5] == list(tokenization.SPECIAL_TOKENS)
     assert learn("again") == uncased
     assert learn("of_less", max_text_mb=0.01) != uncased
 
 
 def written_in(characters: list[str], blanks: bool) -> list[str]:
-    """Lines whose characters are as unequally frequent as those of a language (Zipf's law)."""
+    """Lines whose characters have the frequencies of a language (Zipf's law)."""
     rng = random.Random(1)
     rng.shuffle(characters)
     weights = [1 / (rank + 3) for rank in range(len(characters))]
@@ -77,6 +79,17 @@ def test_a_vocabulary_too_small_for_the_characters_says_how_large_it_must_be(scr
         assert is_enough != any(line.startswith("warning") for line in said)
 
 
+def test_rows_without_text_are_counted(small_text, tmp_path):
+    lines = Path(small_text.path).read_text().splitlines()
+    rows = [json.dumps({"text": line or None}) for line in lines]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    said = []
+    learn_vocabulary(
+        str(tmp_path / "a.jsonl"), str(tmp_path / "v.txt"), vocab_size=300, report=said.append
+    )
+    assert f"warning: left out {lines.count('')} rows whose text is null." in said
+
+
 def test_all_the_text_can_be_asked_for(small_text, tmp_path):
     file = str(tmp_path / "v.txt")
     assert learn_vocabulary(small_text.path, file, vocab_size=300, max_text_mb=float("inf")) == 300
@@ -88,7 +101,7 @@ def test_words_without_end_are_read_as_far_as_the_memory_holds_them(
 ):
     monkeypatch.setattr(command, "MAX_LETTERS", 120)
     (tmp_path / "a.txt").write_text(f"{letters}\n\n" * 9, encoding="utf-8")
-    text = command._Text([str(tmp_path / "a.txt")], "auto", "text", limit=1e9)
+    text = command._Text(corpus.Corpus([str(tmp_path / "a.txt")]), limit=1e9)
     assert len(list(text)) == documents
 
 

@@ -115,7 +115,7 @@ def test_another_number_of_shards_leaves_no_old_one_beside_them(build, tmp_path,
 
 
 class Interrupted(Exception):
-    """Stands for a kill."""
+    """In place of a kill."""
 
 
 @pytest.fixture
@@ -309,8 +309,8 @@ def test_the_bookkeeping_of_shards_grows_with_parts_and_shards_not_with_their_pr
     written = []
     monkeypatch.setattr(manifest, "write_note", lambda *_: None)
     paths = [str(tmp_path / f"s-{n:05d}-of-{num_shards:05d}") for n in range(num_shards)]
-    builder = record_builder.Builder(None, None, paths, 1, None, None)
-    builder._make_shards(Workers(), parts)
+    builder = record_builder.Builder(None, None, paths, Workers(), None, None)
+    builder._make_shards(parts)
     assert Counted.looks < 8 * (num_parts + num_shards)
     assert written == [(p["path"], n) for p in list(parts) for n in range(p["counts"]["sequences"])]
     left = {path.stem for path in tmp_path.glob("*.records")}

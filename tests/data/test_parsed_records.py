@@ -1,4 +1,4 @@
-"""Examples are parsed by NumPy as by TensorFlow, and what is damaged names its record."""
+"""NumPy parses Examples as TensorFlow does; errors name the damaged record."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,9 @@
-"""Building records: the same bytes whatever the workers and interruptions; nothing half written."""
+"""Building records: the same bytes for any workers and interruptions; no partial files."""
 
 import contextlib
 import fcntl
 import gzip
+import io
 import json
 import os
 import random
@@ -160,25 +161,6 @@ def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, mo
     assert not (tmp_path / "a.building").exists()
 
 
-def test_finished_parts_are_used_again(small_text, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(record_builder.Builder, "_make_shards", fail)
-        with pytest.raises(OSError, match="No space left"):
-            build(small_text, tmp_path)
-    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*")}
-    assert len(parts) > 6
-    lines = []
-    with monkeypatch.context() as patch:
-        patch.setattr(record_builder, "remove_parts", lambda shards: None)
-        build(small_text, tmp_path, report=lines.append)
-    again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a.building").glob("part-*.json")}
-    assert again.items() <= parts.items()
-    assert not list((tmp_path / "a.building").glob("*.records"))  # freed as the shards were made
-
-
 @pytest.fixture(scope="module")
 def little_text(small_text, tmp_path_factory):
     path = tmp_path_factory.mktemp("little_text") / "text.txt"
@@ -299,6 +281,22 @@ def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_tex
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_parts_of_documents_with_other_numbers_are_not_used_again(small_text, tmp_path):
+    lines = Path(small_text.path).read_text().splitlines(keepends=True)
+    text = tmp_path / "text.txt"
+    changed = small_text._replace(path=str(text))
+    text.write_text("".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("official_bert.data.record_builder.Builder._make_shards", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(changed, tmp_path / "a", dynamic_masking=True)
+    at = next(n for n in range(1, len(lines)) if lines[n - 1].strip() and lines[n].strip())
+    text.write_text("".join([*lines[:at], "\n", *lines[at:]]))  # the same lines in the same blocks
+    build(changed, tmp_path / "a", dynamic_masking=True)
+    build(changed, tmp_path / "b", dynamic_masking=True)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     original = Path(small_text.path).read_text()
@@ -333,3 +331,53 @@ def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkey
             build(small_text, tmp_path, random_seed=1)
     assert not list(tmp_path.glob("a.tfrecord*"))
     assert not (tmp_path / "a.manifest.json").exists()
+
+
+class Process:
+    """As `Popen`; it only counts how often it was killed."""
+
+    def __init__(self):
+        self.stdin = self.stdout = io.BytesIO()
+        self.kills = 0
+
+    def kill(self):
+        self.kills += 1
+
+    def wait(self):
+        return 0
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_other_behind(worker_processes, monkeypatch):
+    started = []
+
+    def start(*_, **__):
+        if started:
+            raise OSError("no memory")
+        started.append(Process())
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    workers = record_builder.Workers("plan", 3, at_once=3)
+    with pytest.raises(OSError, match="no memory"):
+        workers.__enter__()
+    assert [process.kills for process in started] == [1]
+    with pytest.raises(RuntimeError, match="shutdown"):
+        workers._threads.submit(print)
+
+
+class Taken(list):
+    """Another thread takes the last entry just before each `pop`."""
+
+    def __len__(self):
+        return 1
+
+
+def test_two_threads_that_want_the_last_idle_worker_get_one_each(worker_processes, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Process())
+    monkeypatch.setattr(record_builder, "_ask", lambda process, task: task + 1)
+    made = []
+    with record_builder.Workers("plan", 1) as workers:
+        workers._idle = Taken()
+        workers.work(iter([1, 2]), lambda ask, task: made.append(ask(task)))
+        assert len(workers._processes) == 1
+    assert made == [2, 3]

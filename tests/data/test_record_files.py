@@ -1,4 +1,4 @@
-"""Opening record files of any origin; what is wrong with one is said with its name."""
+"""Opening record files of any origin; errors name the file."""
 
 import gzip
 import json

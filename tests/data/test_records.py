@@ -17,7 +17,7 @@ def as_dict(example: tf.train.Example) -> dict:
 
 
 def random_instance(rng: random.Random, vocab_size: int) -> Instance:
-    length = rng.randint(5, 64)
+    length = rng.randint(5, 300)
     ids = [rng.randrange(vocab_size) for _ in range(length)]
     positions = sorted(rng.sample(range(length), rng.randint(1, 5)))
     masked = [rng.randrange(vocab_size) for _ in positions]
@@ -28,9 +28,9 @@ def random_instance(rng: random.Random, vocab_size: int) -> Instance:
 def test_static_records_are_what_tensorflow_reads(tmp_path, v2_names):
     rng = random.Random(1)
     instances = [random_instance(rng, 200_000) for _ in range(50)]
-    make = records.StaticRecord(64, 10, 200_000, v2_names)
+    make = records.StaticRecord(300, 10, v2_names)
     path = tmp_path / "records"
-    path.write_bytes(b"".join(map(make, instances)))
+    path.write_bytes(b"".join(make(instances)))
     read = list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())  # checks the checksums
     assert len(read) == 50
     ids, segments = (
@@ -40,9 +40,9 @@ def test_static_records_are_what_tensorflow_reads(tmp_path, v2_names):
         n, k = len(instance.input_ids), len(instance.masked_ids)
         first = instance.first_segment
         assert as_dict(tf.train.Example.FromString(serialized)) == {
-            ids: instance.input_ids + [0] * (64 - n),
-            "input_mask": [1] * n + [0] * (64 - n),
-            segments: [0] * first + [1] * (n - first) + [0] * (64 - n),
+            ids: instance.input_ids + [0] * (300 - n),
+            "input_mask": [1] * n + [0] * (300 - n),
+            segments: [0] * first + [1] * (n - first) + [0] * (300 - n),
             "masked_lm_positions": instance.masked_positions + [0] * (10 - k),
             "masked_lm_ids": instance.masked_ids + [0] * (10 - k),
             "masked_lm_weights": [1.0] * k + [0.0] * (10 - k),
@@ -51,9 +51,10 @@ def test_static_records_are_what_tensorflow_reads(tmp_path, v2_names):
 
 
 def test_dynamic_records_are_what_tensorflow_reads(tmp_path):
-    make = records.DynamicRecord(40_000)
+    make = records.DynamicRecord(20_003)
+    sequences = [([5, 300, 39_999], [1, 2], 70_000), ([7] * 20_000, [20_000], 0)]
     path = tmp_path / "records"
-    path.write_bytes(make([5, 300, 39_999], [1, 2], 70_000) + make([7] * 20_000, [20_000], 0))
+    path.write_bytes(b"".join(make(sequences)))
     read = [
         as_dict(tf.train.Example.FromString(r))
         for r in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()

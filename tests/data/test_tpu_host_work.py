@@ -1,4 +1,4 @@
-"""What the hosts of a TPU slice do beside each step does not grow with the number of replicas."""
+"""The work of a TPU slice's hosts per step does not grow with the number of replicas."""
 
 import collections
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def make_run(replicas):
 
 
 def graphs(hosts, cores):
-    """What a slice works by: the graphs of (the training loop, an evaluation step)."""
+    """The graphs of (the training loop, an evaluation step) of a slice."""
     run = make_run(hosts * cores)
     with tf.Graph().as_default(), compile_target.compiling_for("TPU"):
         strategy = named_tpus.strategy(hosts, cores)

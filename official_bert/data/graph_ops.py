@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Of BLAKE2b: where it starts, the words of the message in the order of each round, rotations.
+# Of BLAKE2b: its start, the order of the message's words in each round, rotations.
 _START = (
     (0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1),
     (0x510E527FADE682D1, 0x9B05688C2B3E6C1F, 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179),
@@ -30,7 +30,7 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _ROUNDS = 10
 
-# The two long functions are traced once, and called by the graphs of all hosts.
+# The two long functions are traced once for the graphs of all hosts.
 _KEYS, _NUMBER = tf.TensorSpec([None, 2], tf.uint64), tf.TensorSpec([], tf.int64)
 
 
@@ -197,12 +197,7 @@ class Tensors:
 
 
 class Draws:
-    """As `dynamic_masking.Draws`.
-
-    Args:
-        keys: (K, 2), uint64.
-        rows: Number of rows that each key serves.
-    """
+    """As `dynamic_masking.Draws`, with keys (K, 2), uint64."""
 
     ops = Tensors
 

@@ -1,12 +1,9 @@
-"""The batch of step k as a graph: `input_pipeline.Batches` on hosts that run no Python.
+"""The batch of step k as a TensorFlow graph: `input_pipeline.Batches` for hosts without Python.
 
-A TPU slice under TensorFlow has one Python process, and the hosts that feed the chips are plain
-TensorFlow servers. So the choice of records (files, seed, k) is written here a second time, with
-operations that such a host runs by itself. This process sends it the places of the blocks in the
-files and the keys of the random numbers, never records. A host opens the files through TensorFlow's
-file systems, and reads the blocks that feed its rows.
-
-The result is that of `Batches`, bit for bit, from any step on.
+On a TPU slice under TensorFlow, the hosts that feed the chips are plain TensorFlow servers. So this
+module chooses the records, from files, seed and k, by operations that such a host runs itself. The
+host gets the places of the blocks and the keys of the random numbers, and reads the blocks that
+feed its rows through TensorFlow's file systems. The result equals `Batches`, bit for bit.
 """
 
 import functools
@@ -15,73 +12,24 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from official_bert.data.dynamic_masking import DynamicMasking, Rows
-from official_bert.data.parsed_records import (
-    STATIC_TYPES,
-    DynamicParser,
-    Sequences,
-    StaticParser,
-)
-from official_bert.data.record_files import RecordFiles
-from official_bert.data.slice.graph_ops import Draws, keys_of, permutation
+from official_bert.data.dynamic_masking import Plan, Rows
+from official_bert.data.graph_ops import Draws, keys_of, permutation
+from official_bert.data.parsed_records import STATIC_TYPES, Sequences
 
 _BYTES_AT_ONCE = 1 << 18  # of a file
 _UNREADABLE = "In the records that a host read, "  # the beginning of every assertion
-_RUNS_AT_ONCE = 8  # read side by side: an object store takes long to answer
-
-
-class Plan(NamedTuple):
-    """Settings that decide the batches of one host; see `Batches`.
-
-    Attributes:
-        files: The records.
-        parse: Their parser.
-        masking: Of dynamic records; None for static ones.
-        seed: Of all random numbers.
-        batch_size: Examples in a batch on all hosts together.
-        rows: This host's rows of it.
-        sections: Number of sections of a window.
-        window_steps: Batches in a window.
-        in_memory: Whether all records are shuffled together.
-        shuffle: Whether they are at all.
-        vocab_size, max_seq_length: What ids and positions must stay below.
-        shapes: {name: shape of a row} of a batch.
-    """
-
-    files: RecordFiles
-    parse: StaticParser | DynamicParser
-    masking: DynamicMasking | None
-    seed: int
-    batch_size: int
-    rows: range
-    sections: int
-    window_steps: int
-    in_memory: bool
-    shuffle: bool
-    vocab_size: int | None
-    max_seq_length: int
-    shapes: dict[str, tuple[int, ...]]
-
-    @property
-    def width(self) -> int:
-        """Rows of a section in a batch."""
-        return self.batch_size // self.sections
-
-    @property
-    def my_sections(self) -> range:
-        """The sections that feed this host."""
-        return range(self.rows.start // self.width, -(-self.rows.stop // self.width))
+_RUNS_AT_ONCE = 8  # read in parallel, because an object store has a high latency
 
 
 class _Pool(NamedTuple):
-    """Records in memory: serialized if they are static, and where they are from; `_Reader.runs`."""
+    """Records in memory, serialized if they are static, and their origin; see `_Reader.runs`."""
 
     records: tf.Tensor | Sequences
     runs: tf.Tensor
 
 
 class _Step(NamedTuple):
-    """A batch before it is parsed: a pool, and what to take of it."""
+    """A batch before it is parsed."""
 
     pool: _Pool
     rows: Rows
@@ -90,17 +38,10 @@ class _Step(NamedTuple):
 
 @tf.autograph.experimental.do_not_convert  # nor what tf.data calls later
 def dataset(plan: Plan, steps: range) -> tf.data.Dataset:
-    """The batches of some steps.
-
-    Args:
-        plan: A `Plan`.
-        steps: Range of steps.
-
-    Returns:
-        A dataset of this host's rows of each batch: what `Batches` gives, as tensors.
+    """A dataset of this host's rows of the batch of each step.
 
     Raises:
-        ValueError: if the records are compressed.
+        ValueError: the records are compressed.
     """
     compressed = plan.files.compressed()
     if compressed:
@@ -122,41 +63,37 @@ def dataset(plan: Plan, steps: range) -> tf.data.Dataset:
 
 def _batch(plan, reader, found, step):
     pool, rows, weights = found
-    skip = plan.rows.start - plan.my_sections.start * plan.width
-    mine = slice(skip, skip + len(plan.rows))
+    weights = weights[plan.mine]
     if plan.masking is None:
-        batch, weights = reader.columns(pool, rows.numbers[mine]), weights[mine]
+        batch = reader.columns(pool, rows.numbers[plan.mine])
     else:
         draws = Draws(_keys(plan, "mask", step, list(plan.my_sections)), plan.width)
         batch = plan.masking(pool.records, rows, draws)
-        batch = {name: values[mine] for name, values in batch.items()}
-        weights = weights[mine]
+        batch = {name: values[plan.mine] for name, values in batch.items()}
     batch["masked_lm_weights"] *= weights[:, None]
     batch["example_weights"] = weights
-    rows = len(plan.rows)
-    return {
-        name: tf.ensure_shape(values, [rows, *plan.shapes[name]]) for name, values in batch.items()
-    }
+    count = len(plan.rows)
+    return {n: tf.ensure_shape(x, [count, *plan.shapes[n]]) for n, x in batch.items()}
 
 
 def _keys(plan, *purpose):
-    """The keys of some purposes: (K, 2); what there are several of is a vector, the last one."""
+    """The keys (K, 2) of some purposes, whose last part is a vector."""
     parts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in purpose[:-1]]
     texts = tf.strings.join([str(plan.seed), *parts, tf.strings.as_string(purpose[-1])], "/")
     return keys_of(tf.reshape(texts, [-1]))
 
 
-# Which records a batch takes
+# The choice of records
 
 
 def _numbers(plan, step):
-    """The numbers of the rows of this host's sections in the batch of a step, counted from 0."""
+    """The numbers of the rows of this host's sections in the batch of a step, from 0."""
     first = step * plan.batch_size + plan.my_sections.start * plan.width
     return first + tf.range(plan.width * len(plan.my_sections), dtype=tf.int64)
 
 
 def _in_order(plan, reader, steps):
-    """Batches without shuffling: static records one batch at a time, sequences with all others."""
+    """Batches without shuffling: static records batch by batch, sequences in one pool."""
     total = plan.files.num_records
 
     def of_step(pool, before, step):
@@ -250,7 +187,7 @@ def _windows(plan, reader, steps):
 
 
 def _section_order(start, stop, total, epochs, keys):
-    """The order in a section: what belongs to one epoch is shuffled by itself."""
+    """The order in a section, where each epoch's records are shuffled separately."""
     orders, before = [], tf.constant(0, tf.int64)
     for epoch, key in zip(tf.unstack(epochs), tf.unstack(keys), strict=True):
         count = tf.minimum(stop, (epoch + 1) * total) - tf.maximum(start, epoch * total)
@@ -264,10 +201,10 @@ def _section_order(start, stop, total, epochs, keys):
 
 
 class _Reader:
-    """Reads runs of records, and parses them."""
+    """Reads and parses runs of records."""
 
     def __init__(self, plan):
-        self.plan = plan
+        self.plan, self._length = plan, plan.shapes["input_ids"][0]
         self._paths = tf.constant(list(map(str, plan.files.paths)))
         blocks = plan.files.blocks  # file, first record, records, offset, bytes
         self._places, self._sizes = tf.constant(blocks[:, [0, 3, 1]]), tf.constant(blocks[:, 2])
@@ -287,12 +224,7 @@ class _Reader:
         return tf.concat(orders, 0), tf.concat(begins, 0)
 
     def runs(self, blocks, begins, start, stop):
-        """What to read to get the records at `start` … `stop`.
-
-        Args:
-            blocks: Numbers of blocks, as they follow each other.
-            begins: The place of the first record of each.
-            start, stop: Places.
+        """The reads of the records at `start` … `stop` of `blocks`, whose first are at `begins`.
 
         Returns:
             (R, 5), int64: file, byte in it, number of the record there, records to skip from there,
@@ -327,18 +259,18 @@ class _Reader:
         return records.skip(run[3]).batch(run[4]).take(1).get_single_element()
 
     def columns(self, pool, numbers):
-        """Some records of a static pool as the arrays of a batch, but for `example_weights`."""
+        """Some records of a static pool as the arrays of a batch, except `example_weights`."""
         columns = _columns(self.plan.parse, tf.gather(pool.records, numbers))
         limits = {
             "input_ids": (self.plan.vocab_size, self._beyond),
             "masked_lm_ids": (self.plan.vocab_size, self._beyond),
-            "masked_lm_positions": (self.plan.max_seq_length, self._beyond_the_sequence),
+            "masked_lm_positions": (self._length, self._beyond_the_sequence),
         }
 
         def find():
-            for name, (limit, say) in limits.items():
+            for name, (limit, reason) in limits.items():
                 self._require_inside(
-                    columns[name], limit, say, pool.runs, lambda row, _: tf.gather(numbers, row)
+                    columns[name], limit, reason, pool.runs, lambda row, _: tf.gather(numbers, row)
                 )
             return tf.no_op()
 
@@ -351,7 +283,7 @@ class _Reader:
 
     def _sequences(self, serialized, runs):
         found = _sequences(serialized)
-        splits, most = found.token_splits, self.plan.max_seq_length
+        splits = found.token_splits
         self._require_inside(
             found.tokens[None],
             self.plan.vocab_size,
@@ -359,20 +291,23 @@ class _Reader:
             runs,
             lambda _, token: tf.searchsorted(splits, token[None], "right")[0] - 1,
         )
-        lengths = splits[1:] - splits[:-1]
+        lengths, longest_allowed = splits[1:] - splits[:-1], self.plan.parse.longest
 
         def longest():
             record = tf.argmax(lengths)
-            limit = f"length must be at most {most - 3} tokens with max_seq_length={most}; got "
+            limit = (
+                f"length must be at most {longest_allowed} tokens with "
+                f"max_seq_length={self._length}; got "
+            )
             return record, [limit, lengths[record], ". Make the records for this length."]
 
-        self._require(tf.reduce_max(lengths) <= most - 3, runs, longest)
+        self._require(tf.reduce_max(lengths) <= longest_allowed, runs, longest)
         return found
 
-    def _require_inside(self, values, limit, say, runs, record):
+    def _require_inside(self, values, limit, reason, runs, record):
         """Refuses values (rows, columns) outside 0 … `limit`.
 
-        `say(value)` is why, `record(row, column)` the number of the record that has the value.
+        `reason(value)` is the message, `record(row, column)` the number of the value's record.
         """
         if not limit:
             return
@@ -380,20 +315,20 @@ class _Reader:
 
         def first():
             row, column = tf.unstack(tf.where(outside)[0])
-            return record(row, column), say(values[row, column])
+            return record(row, column), reason(values[row, column])
 
         self._require(~tf.reduce_any(outside), runs, first)
 
     def _require(self, holds, runs, find):
-        """Fails unless something holds, with the number of a record and the reason from `find()`.
+        """Fails unless `holds`, with the number of a record and the reason from `find()`.
 
-        It is called in a branch of its own, so that records that are right cost nothing more.
+        `find` runs in a branch, so it costs nothing for correct records.
         """
 
         def fail():
             number, reason = find()
-            said = [_UNREADABLE, *self._name(runs, tf.cast(number, tf.int64)), ": ", *reason]
-            parts = [part if isinstance(part, str) else _as_text(part) for part in said]
+            parts = [_UNREADABLE, *self._name(runs, tf.cast(number, tf.int64)), ": ", *reason]
+            parts = [part if isinstance(part, str) else _as_text(part) for part in parts]
             return tf.raw_ops.Assert(condition=False, data=[tf.strings.join(parts)])
 
         tf.cond(holds, tf.no_op, fail)
@@ -415,14 +350,14 @@ class _Reader:
 
     def _beyond_the_sequence(self, position):
         return (
-            f"masked positions must be 0 to {self.plan.max_seq_length - 1}; got ",
+            f"masked positions must be 0 to {self._length - 1}; got ",
             position,
             ". Make the records for this max_seq_length.",
         )
 
 
 def _columns(parse, serialized):
-    """The features of static records by their first names, integers as int64."""
+    """The features of static records by their official names, integers as int64."""
     spec = {
         feature: tf.io.FixedLenFeature(
             [length], tf.float32 if STATIC_TYPES[name] is np.float32 else tf.int64
@@ -451,7 +386,7 @@ def _sequences(serialized):
 
 
 def _outside(values, limit):
-    """Which values are not in 0 … `limit`; none if that is not known."""
+    """Which values are not in 0 … `limit`; none if the limit is unknown."""
     return (values < 0) | (values >= limit) if limit else tf.zeros_like(values, tf.bool)
 
 

@@ -1,0 +1,230 @@
+"""A build on several machines: the bytes of one machine, and shares that do not fit are refused."""
+
+import contextlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import build_shares, build_worker, corpus, record_builder
+from official_bert.data.instances import Settings
+from official_bert.system import locks
+
+SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 5_000)
+
+
+@pytest.fixture(scope="module")
+def text(small_text, tmp_path_factory):
+    """A text of which the first document comes again at the end."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    words = Path(small_text.path).read_text()[:30_000]
+    path.write_text(f"{words}\n\n{words.partition(chr(10) * 2)[0]}\n")
+    return small_text._replace(path=str(path))
+
+
+def build(text, folder, part="", settings=SETTINGS, **options):
+    options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
+    output = str(folder / "a.tfrecord")
+    return create_pretraining_data(
+        text.path, output, text.vocab_file, settings, build_part=part, **options
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def expected(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK_BYTES", 5_000)
+        build(text, folder)
+    return contents(folder)
+
+
+@pytest.fixture(scope="module")
+def two_shares(text, tmp_path_factory):
+    """A folder in which both shares of two are complete."""
+    folder = tmp_path_factory.mktemp("two_shares")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK_BYTES", 5_000)
+        for part in "0/2", "1/2":
+            build(text, folder, part)
+    return folder
+
+
+@pytest.fixture
+def shares(two_shares, tmp_path):
+    return shutil.copytree(two_shares, tmp_path / "shares")
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (1, {}),
+        (3, {"dynamic_masking": True}),
+        (9, {"gzip_compress": True}),  # of which some make nothing
+    ],
+)
+def test_the_parts_of_any_number_of_machines_give_the_bytes_of_one(text, tmp_path, count, options):
+    options |= {"drop_duplicate_documents": True}
+    build(text, tmp_path / "one", **options)
+    for index in reversed(range(count)):
+        build(text, tmp_path / "several", f"{index}/{count}", num_workers=1, **options)
+        assert not list((tmp_path / "several").glob("a.tfrecord*"))
+    build(text, tmp_path / "several", "finish", **options)
+    assert contents(tmp_path / "several") == contents(tmp_path / "one")
+    for part in "0/3", "finish":
+        assert build(text, tmp_path / "several", part, **options)["seconds"] == 0
+
+
+@pytest.mark.parametrize("kind", [build_worker.Part, build_worker.Shard])
+def test_interrupted_after_any_step_it_ends_with_the_same_bytes(text, tmp_path, expected, kind):
+    ask = record_builder._ask
+
+    for steps in itertools.count(step=2):
+        left = steps
+
+        def ask_until(worker, task):
+            nonlocal left
+            left -= isinstance(task, kind)
+            if left < 0:
+                raise KeyboardInterrupt
+            return ask(worker, task)
+
+        stopped = 0
+        for part in "0/2", "1/2", "finish":
+            left = steps
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(record_builder, "_ask", ask_until)
+                try:
+                    build(text, tmp_path / str(steps), part, num_workers=1)
+                    continue
+                except KeyboardInterrupt:
+                    stopped += 1
+            build(text, tmp_path / str(steps), part)
+        assert contents(tmp_path / str(steps)) == expected
+        if not stopped:
+            break
+    assert steps > 1
+
+
+def test_a_second_run_of_a_part_makes_only_what_is_missing(shares, text, expected, monkeypatch):
+    (shares / "a.building/1-of-2/part-000003.records").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="got 1 missing or damaged in 1/2. Run them again"):
+        build(text, shares, "finish")
+    asked, ask = [], record_builder._ask
+    monkeypatch.setattr(record_builder, "_ask", lambda *_: asked.append(_[1]) or ask(*_))
+    build(text, shares, "1/2")
+    assert [task.index for task in asked] == [3]
+    build(text, shares, "finish")
+    assert contents(shares) == expected
+
+
+def test_a_shard_damaged_after_its_parts_were_removed_names_the_parts_to_run(
+    shares, text, expected, monkeypatch
+):
+    ask = record_builder._ask
+
+    def stop_after_a_shard(worker, task):
+        if task.path.endswith("00002-of-00003"):
+            raise KeyboardInterrupt
+        return ask(worker, task)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(record_builder, "_ask", stop_after_a_shard)
+        build(text, shares, "finish", num_workers=1)
+    (shares / "a.tfrecord-00000-of-00003").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"missing or damaged in (0/2, 1/2|1/2, 0/2)"):
+        build(text, shares, "finish")
+    for part in "0/2", "1/2", "finish":
+        build(text, shares, part)
+    assert contents(shares) == expected
+
+
+def test_finishing_names_the_parts_that_are_missing(text, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"build_part must be finish only after all parts"):
+        build(text, tmp_path, "finish")
+    build(text, tmp_path, "1/4")
+    with monkeypatch.context() as patch, contextlib.suppress(ZeroDivisionError):
+        patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
+        build(text, tmp_path, "3/4")
+    with pytest.raises(ValueError, match="needs all 4 parts; got all but 0/4, 2/4, 3/4"):
+        build(text, tmp_path, "finish")
+
+
+def test_parts_of_another_number_of_machines_are_refused(text, shares):
+    build(text, shares, "0/3")
+    with pytest.raises(ValueError, match="one number of parts; got those of 2 and of 3 machines"):
+        build(text, shares, "finish")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"random_seed": 1}, "got 0/2 with another random_seed than this command"),
+        ({"settings": Settings(max_seq_length=32)}, "another dupe_factor, max_predictions_per_seq"),
+        ({"dynamic_masking": True}, "another dynamic_masking than"),
+        ({"strip_accents": False}, "another do_lower_case or strip_accents than"),
+    ],
+)
+def test_parts_of_other_settings_are_refused_by_name(text, shares, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(text, shares, "finish", **options)
+
+
+def test_a_part_of_another_text_is_refused_by_name(text, shares, tmp_path, expected):
+    changed = tmp_path / "text.txt"
+    words = Path(text.path).read_text()
+    changed.write_text(words.replace("the", "teh", 1))
+    notes = {}
+    for path in text.path, str(changed):
+        build(text._replace(path=path), shares, "1/2")
+        notes[path] = json.loads((shares / "a.building/1-of-2/share.json").read_text())["note"]
+    with pytest.raises(ValueError, match="another input_file than"):
+        build(text, shares, "finish")
+    Path(text.path).write_text(changed.read_text())  # in its place, and of the same size
+    try:
+        build(text, shares, "1/2")
+    finally:
+        Path(text.path).write_text(words)
+    with pytest.raises(ValueError, match="got another one in 1/2 than in 0/2"):
+        build(text, shares, "finish")
+    build(text, shares, "1/2")
+    build(text, shares, "finish")
+    ours, theirs = contents(shares), dict(expected)
+    ours.pop("a.manifest.json"), theirs.pop("a.manifest.json")  # the time of the text's change
+    assert ours == theirs
+
+
+def test_one_machine_does_not_build_over_the_parts_of_several(text, shares, expected):
+    with pytest.raises(ValueError, match="got none, with ./2, ./2 in .*a.building. Give --build"):
+        build(text, shares)
+
+
+def test_no_part_is_finished_or_removed_while_its_process_works(text, shares):
+    with locks.exclusive(shares / "a.building/1-of-2"):
+        for part in "1/2", "finish":
+            with pytest.raises(ValueError, match="Another process works in .*1-of-2"):
+                build(text, shares, part)
+        build(text, shares, "0/2")
+
+
+@pytest.mark.parametrize("part", ["2/2", "-1/2", "1", "1/0", "finished", "0/2/3", "a/b", "٣/٤"])
+def test_a_part_that_is_none_is_refused(part):
+    with pytest.raises(ValueError, match="build_part must be i/n, from 0/n to n-1/n"):
+        build_shares.parse(part)
+
+
+def test_one_random_stream_has_no_parts(text, tmp_path):
+    with pytest.raises(ValueError, match="build_part must be left out with one_random_stream"):
+        build(text, tmp_path, "0/2", one_random_stream=True)
