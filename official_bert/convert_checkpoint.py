@@ -13,7 +13,7 @@ import logging
 import os
 from typing import Any
 
-from official_bert.checkpoints import model_folder, names, sources, targets
+from official_bert.checkpoints import model_card, model_folder, names, sources, targets
 from official_bert.checkpoints.source import counts_updates
 from official_bert.commands import commands
 from official_bert.commands.arguments import apply, contradiction, idle
@@ -34,9 +34,10 @@ class Convert(Casing):
     output: str | os.PathLike = setting("Output folder; must not exist yet.")
     output_format: str = setting(
         "Format to write. huggingface: model.safetensors, config.json and tokenizer files, for "
-        "transformers and KerasHub. tf1: bert_model.ckpt with Google's names. keras: model.keras, "
-        "for Keras. savedmodel: a pre-training model for serving, with signatures for ids and for "
-        "raw text.",
+        "transformers and KerasHub. sentence_transformers: the encoder, for vectors of texts. tf1: "
+        "bert_model.ckpt with Google's names. keras: model.keras, for Keras. savedmodel: for "
+        "serving by TensorFlow, with signatures for ids and for raw text. onnx, litert: for ONNX "
+        "Runtime and LiteRT, with an input of ids.",
         choices=targets.TARGETS,
     )
     bert_config_file: str | os.PathLike | None = setting(
@@ -80,7 +81,7 @@ RULES = (
 def convert(
     path: str | os.PathLike, output: str | os.PathLike, output_format: str, **others: Any
 ) -> list[str]:
-    """Converts a checkpoint; returns what was read and what was left out, as lines of text.
+    """Converts a checkpoint; returns lines about the parts read, written and left out.
 
     Args:
         path: The checkpoint: a folder, a prefix or a file; see `sources.open_checkpoint`.
@@ -89,8 +90,8 @@ def convert(
         others: Further settings of `Convert`.
 
     Raises:
-        ValueError: the input is no such checkpoint, or does not fit; nothing is written.
-        OSError: a file cannot be read or written; nothing is left behind.
+        ValueError: the input is not a checkpoint of a BERT, or does not fit; nothing is written.
+        OSError: a file cannot be read or written; no part of the output stays.
     """
     return _convert(Convert(input=path, output=output, output_format=output_format, **others))
 
@@ -99,27 +100,31 @@ def _convert(args):
     named = {"bert_config_file": args.bert_config_file, "vocab_file": args.vocab_file}
     local_paths.require_local(input=args.input, output=args.output, **named)
     target = targets.TARGETS[args.output_format]
-    source = sources.open_checkpoint(args.input, **named, do_lower_case=args.do_lower_case)
+    casing = {"do_lower_case": args.do_lower_case, "strip_accents": args.strip_accents}
+    source = sources.open_checkpoint(args.input, **named, **casing)
     _check(source, target, args)
-    # Without heads, what is left over is another head, unless the encoder has more than is known.
+    # Without known heads, the leftovers are another head, unless some belong to the encoder.
     is_other_head = bool(source.missing_parts) and not source.is_larger
     source.check(source.parts, args.ignore_left_over or is_other_head)
     said = [_about(source), f"          {_about_vocabulary(source)}"]
     left_out = [*source.unmatched]
-    if target.drops_unread and source.head:
+    if not target.holds_heads:
+        unread, source = source.without_heads()
+        left_out += unread
+    elif target.drops_unread:
         unread, source = source.without_unread()
         left_out += unread
     if not (target.holds_slots and args.keep_slots):
         left_out += source.slots
         source = dataclasses.replace(source, slots={})
-    carried = source.slots and source.step is not None
-    left_out += [n for n in source.counters if not (carried and counts_updates(n))]
+    keeps_step = source.slots and source.step is not None
+    left_out += [n for n in source.counters if not (keeps_step and counts_updates(n))]
     written = _write(args.output, target, source)
-    return [
-        *said,
-        f"written   {args.output}: {', '.join(written)}",
-        *([f"left out  {names.listed(left_out)}"] if left_out else []),
-    ]
+    said.append(f"written   {args.output}: {', '.join(written)}")
+    said += model_card.card_lines(args.output, source, target.card) if target.card else []
+    if target.holds_slots and any(name.startswith("optimizer/") for name in left_out):
+        said.append("warning   no moments: tf1 has names for those of LAMB, AdamW and LARS only")
+    return [*said, f"left out  {names.listed(left_out)}"] if left_out else said
 
 
 def _write(output, target, source):
@@ -132,7 +137,7 @@ def _write(output, target, source):
     except OSError as error:
         if error.filename or not error.strerror:
             raise
-        raise OSError(error.errno, error.strerror, str(output)) from None  # a full disk has no name
+        raise OSError(error.errno, error.strerror, str(output)) from None  # such as a full disk
 
 
 def _check(source, target, args):
@@ -153,7 +158,7 @@ def _check(source, target, args):
             f"{got}. Use {others}."
         )
     missing = source.missing_parts
-    if missing and not args.allow_missing_heads:
+    if missing and target.holds_heads and not args.allow_missing_heads:
         unknown = "" if source.is_larger else names.listed(source.unmatched)
         raise ValueError(
             f"--input must have {' and '.join(missing)}; {got}"

@@ -1,4 +1,4 @@
-r"""Predicts the words at [MASK] with a pre-trained model: a quick check of what it has learned.
+r"""Predicts the words at [MASK] with a pre-trained model: a quick check of a training.
 
     lamb-bert fill-blanks --model_dir=demo_output/model \
         "Return the [MASK] of the list."
@@ -47,7 +47,8 @@ def main(args: FillBlanks) -> None:
             '"Return the [MASK] of the list."'
         )
     local_paths.require_local(model_dir=args.model_dir, vocab_file=args.vocab_file)
-    filler = loading.load(args.model_dir, args.vocab_file, args.do_lower_case)
+    lower, strip = args.do_lower_case, args.strip_accents
+    filler = loading.load(args.model_dir, args.vocab_file, lower, strip_accents=strip)
     from official_bert.prediction.predictors import BlankFiller
 
     if not isinstance(filler, BlankFiller):

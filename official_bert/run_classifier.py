@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT to classify sentences or predict a number: GLUE, or tables of your own.
+r"""Fine-tunes BERT to predict a class, labels or a number of sentences: GLUE, or your own tables.
 
     lamb-bert classify --task_name=MRPC --data_dir=glue_data/MRPC \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \
@@ -31,7 +31,9 @@ class Classify(FineTuning):
     )
     data_dir: str | None = setting("Folder of the task's files, such as glue_data/MRPC.", None)
     train_file: str | None = setting(
-        "Your own training table: TSV, CSV or JSON lines with named columns.", None
+        "Your own training table with named columns: TSV, CSV, JSON lines, Parquet, or the folder "
+        "of a dataset.",
+        None,
     )
     dev_file: str | None = setting("Your own evaluation table.", None)
     predict_file: str | None = setting(
@@ -45,6 +47,19 @@ class Classify(FineTuning):
     label_type: str = setting(
         "Kind of labels in your own tables.", "class", choices=("class", "number")
     )
+    multi_label: bool = setting(
+        "Predict any number of labels per example. A cell of the label column has them separated "
+        "by |, as in anger|joy, or as a list; it may be empty. Of several seeds, the best has the "
+        "highest F1 micro.",
+        False,
+    )
+    class_weights: str | None = setting(
+        "Weights of the classes in the training loss, the weighted mean over a global batch, as of "
+        "PyTorch's CrossEntropyLoss(weight): balanced (rare classes count more, so that all count "
+        'equally), a JSON object such as {"spam": 5, "ham": 1}, or a file with one. Held-out '
+        "losses are not weighted.",
+        None,
+    )
     max_seq_length: int = setting(
         "Maximum sequence length in tokens; longer examples are cut.", 128, minimum=1
     )
@@ -52,14 +67,25 @@ class Classify(FineTuning):
     do_predict: bool = setting("Predict the test set, or --predict_file.", False)
 
 
-_COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type")
+_COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type", "multi_label")
 _TABLES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
 RULES = (
     contradiction(
         ("train_file", "dev_file", *_COLUMNS),
         lambda args: args.task_name,
-        "--task_name={task_name} sets what these would set; leave them out.",
+        "--task_name={task_name} sets these; leave them out.",
     ),
+    contradiction(
+        ["label_type"],
+        lambda args: args.multi_label,
+        "--multi_label predicts labels; leave one of the two out.",
+    ),
+    contradiction(
+        ["class_weights"],
+        lambda args: args.multi_label or args.label_type == "number",
+        "only classes have weights; leave it out with --multi_label and --label_type=number.",
+    ),
+    idle(["class_weights"], lambda args: not args.do_train, "without --do_train."),
     idle(
         ["data_dir"],
         lambda args: not args.task_name,
@@ -72,7 +98,7 @@ RULES = (
 
 
 def check(args: Classify) -> Classify:
-    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
@@ -97,15 +123,22 @@ def check(args: Classify) -> Classify:
 def main(args: Classify) -> int:
     """Fine-tunes, evaluates and predicts; returns the exit code."""
     args = fine_tuning.resolve_paths(check(args), ("data_dir", *_TABLES))
-    return fine_tuning.run(args, _job)
+    return fine_tuning.run(args, "run_classifier", _job)
 
 
 def _job(args):
-    from official_bert.tasks import classification, labels
+    from official_bert.tasks import classification, classification_targets, labels
 
     config = fine_tuning.read_config(args)
     sets = _sets(args, config)
-    sets.check(args.max_seq_length, config)
+    if args.class_weights is not None:
+        examples = sets.task.read(sets.train_file)
+        weights = classification_targets.class_weights(
+            args.class_weights, sets.task.labels, examples
+        )
+        sets = dataclasses.replace(sets, task=dataclasses.replace(sets.task, class_weights=weights))
+    for file in filter(None, (sets.train_file, *sets.dev_files.values())):  # to fail early
+        sets.task.labelled_arrays(file, args.max_seq_length, config)
     examples = 0
     if args.do_train:
         arrays = sets.task.labelled_arrays(sets.train_file, args.max_seq_length, config)
@@ -121,6 +154,7 @@ def _job(args):
         keep=lambda folder: labels.save(sets.task.labels, os.path.join(folder, LABELS)),
         evaluated_on=({"task": args.task_name} if args.task_name else {"dev_file": args.dev_file}),
         seed_independent=classification.SEED_INDEPENDENT,
+        ranked_by="eval_f1_micro" if isinstance(sets.task.labels, labels.LabelSets) else None,
     )
 
 
@@ -145,6 +179,7 @@ def _sets(args, config):
         columns,
         _known_labels(args, config),
         *vocabulary,
+        several_labels=args.multi_label,
         numbers_are_classes="label_type" in args.given,
         train_file=args.train_file,
         dev_file=args.dev_file,
@@ -153,7 +188,8 @@ def _sets(args, config):
 
 
 def _known_labels(args, config):
-    """What is predicted, but for classes that training has yet to find: `None`."""
+    """The labels to predict; `None`: those that training finds."""
+    from official_bert.checkpoints import sources
     from official_bert.tasks import labels
 
     if args.label_type == "number":
@@ -161,52 +197,49 @@ def _known_labels(args, config):
     if args.do_train:
         return None
     file = os.path.join(args.seeds_and_folders()[0][1], LABELS)
-    beside = args.init_checkpoint and not os.path.exists(file) and _labels_beside(args, config)
-    return labels.from_json(beside) if beside else labels.load(file)
+    if args.init_checkpoint and not os.path.exists(file):
+        named = sources.open_as_init(config, args.init_checkpoint).labels
+        if named:
+            return _require_kind(args, labels.from_json(named), args.init_checkpoint)
+    return _require_kind(args, labels.load(file), file)
 
 
-def _labels_beside(args, config):
-    """What a checkpoint that is not a run's own says of its classes; None if it says nothing."""
-    from official_bert.checkpoints import sources
+def _require_kind(args, found, origin):
+    """The labels of a model, refused if they are not of the kind that the flags name."""
+    from official_bert.tasks import labels
 
-    return sources.open_as_init(config, args.init_checkpoint).labels
+    if args.multi_label and not isinstance(found, labels.LabelSets):
+        raise ValueError(
+            f"--multi_label must be left out for a model of classes or numbers; got {origin}."
+        )
+    return found
 
 
 def _use(args, sets, engine, model, folder):
     """Evaluates and predicts; returns the metrics."""
-    metrics = _evaluate(args, sets, engine, model) if args.do_eval else {}
-    if args.do_predict:
-        _predict(args, sets, engine, model, folder)
-    return metrics
-
-
-def _evaluate(args, sets, engine, model):
-    """The metrics of all dev sets."""
     from official_bert.data.row_batches import Arrays
-    from official_bert.tasks import classification
-    from official_bert.training import fine_tuned
-
-    found = {}
-    for name, file in sets.dev_files.items():
-        arrays = sets.task.labelled_arrays(file, args.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, Arrays(arrays), args.eval_batch_size)
-        classification.require_finite(outputs, file)
-        scores = sets.task.scores(sets.metrics, outputs, arrays)
-        found |= {f"{name}_{metric}": value for metric, value in scores.items()}
-    return found
-
-
-def _predict(args, sets, engine, model, folder):
-    from official_bert.data.row_batches import Arrays
+    from official_bert.prediction.forward import Forward
     from official_bert.tasks import classification, glue
-    from official_bert.training import fine_tuned
 
-    for name, unlabelled in sets.unlabelled.items():
-        arrays = sets.task.arrays(unlabelled.examples, args.max_seq_length, model.config)
-        outputs = fine_tuned.outputs(engine, model, Arrays(arrays), args.predict_batch_size)
-        classification.require_finite(outputs, unlabelled.examples.path)
-        paths = glue.write_predictions(folder, name, sets.task, unlabelled, outputs)
-        print(f"predicted {len(unlabelled.examples):,} examples: {', '.join(paths)}")
+    forward, task, metrics = Forward(model, engine), sets.task, {}
+
+    def outputs_of(arrays, batch_size, file):
+        found = forward.whole(Arrays(arrays), batch_size, (model.num_outputs,))
+        classification.require_finite(found, file)
+        return found
+
+    for name, file in sets.dev_files.items() if args.do_eval else ():
+        arrays = task.labelled_arrays(file, args.max_seq_length, model.config)
+        scores = task.scores(sets.metrics, outputs_of(arrays, args.eval_batch_size, file), arrays)
+        metrics |= {f"{name}_{metric}": value for metric, value in scores.items()}
+    for name, unlabelled in sets.unlabelled.items() if args.do_predict else ():
+        examples = unlabelled.examples
+        arrays = task.arrays(examples, args.max_seq_length, model.config)
+        outputs = outputs_of(arrays, args.predict_batch_size, examples.path)
+        if engine.is_chief:
+            paths = glue.write_predictions(folder, name, task, unlabelled, outputs)
+            print(f"predicted {len(examples):,} examples: {', '.join(paths)}")
+    return metrics
 
 
 if __name__ == "__main__":

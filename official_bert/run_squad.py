@@ -26,16 +26,19 @@ from official_bert.tasks import squad_data, squad_decoding, squad_evaluation
 from official_bert.tasks.squad_data import Windows
 from official_bert.tasks.squad_decoding import Decoding
 
+_FILE = (
+    "SQuAD's JSON, version 1.1 or 2.0, or rows of Hugging Face's datasets (id, context, question, "
+    "answers): JSON lines, a JSON list, Parquet, Arrow, or a saved folder"
+)
+
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Squad(FineTuning):
     """The settings of the command, with the official names and defaults."""
 
-    train_file: str | None = setting("Training questions: SQuAD's JSON, version 1.1 or 2.0.", None)
-    predict_file: str | None = setting(
-        "Questions to answer: SQuAD's JSON, version 1.1 or 2.0.", None
-    )
+    train_file: str | None = setting(f"Training questions: {_FILE}.", None)
+    predict_file: str | None = setting("Questions to answer, in the same formats.", None)
     max_seq_length: int = like(Windows, "max_seq_length")
     doc_stride: int = like(Windows, "doc_stride")
     max_query_length: int = like(Windows, "max_query_length")
@@ -98,7 +101,7 @@ RULES_OF_EVALUATE = (
 
 
 def check(args: Squad) -> Squad:
-    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
@@ -128,7 +131,7 @@ def main(args: Squad) -> int:
     if args.evaluate:
         return _evaluate(args)
     args = fine_tuning.resolve_paths(args, ("train_file", "predict_file"))
-    return fine_tuning.run(args, _job)
+    return fine_tuning.run(args, "run_squad", _job)
 
 
 # Scores of a file of answers
@@ -137,12 +140,12 @@ def main(args: Squad) -> int:
 def evaluate(
     predict_file: str, predictions_file: str, null_odds_file: str | None = None
 ) -> dict[str, float]:
-    """Scores a file of predictions; returns what `squad_evaluation.evaluate` does.
+    """Scores a file of predictions; returns the scores of `squad_evaluation.evaluate`.
 
     Args:
         predict_file: SQuAD's JSON, with the answers.
         predictions_file: JSON, question id → text.
-        null_odds_file: JSON, question id → number; version 2.0 alone.
+        null_odds_file: JSON, question id → number; only for version 2.0.
 
     Raises:
         ValueError: a file cannot be read, or they do not fit together.
@@ -191,8 +194,16 @@ def _read_values(path, kind, expected):
 
 
 def _job(args):
+    from official_bert.tasks.squad import QuestionAnswering
+
     decoding = Decoding(**values_of(Decoding, args))
-    task, dataset, config = _task(args), None, fine_tuning.read_config(args)
+    dataset, config = None, fine_tuning.read_config(args)
+    task = QuestionAnswering(
+        vocab_file=args.vocab_file,
+        do_lower_case=args.do_lower_case,
+        version_2_with_negative=args.version_2_with_negative,
+        windows=Windows(**values_of(Windows, args)),
+    )
     if args.predict_file:
         dataset = task.read_asked(args.predict_file, scored=args.do_eval)
     return fine_tuning.FineTuningJob(
@@ -204,17 +215,6 @@ def _job(args):
         eval_files=(args.predict_file,) if args.do_eval else (),
         evaluated_on={"predict_file": args.predict_file},
         seed_independent=squad_evaluation.SEED_INDEPENDENT,
-    )
-
-
-def _task(args):
-    from official_bert.tasks.squad import QuestionAnswering
-
-    return QuestionAnswering(
-        vocab_file=args.vocab_file,
-        do_lower_case=args.do_lower_case,
-        version_2_with_negative=args.version_2_with_negative,
-        windows=Windows(**values_of(Windows, args)),
     )
 
 
@@ -249,22 +249,22 @@ def _name_left_out(file, kept):
 
 def _use(args, task, dataset, decoding, engine, model, folder):
     """Answers, and scores the answers; returns the scores."""
-    from official_bert.training import fine_tuned
+    from official_bert.prediction.forward import Forward
 
     if dataset is None:
         return {}
     features = task.features(dataset.questions, model.config)
     size = args.predict_batch_size if args.do_predict else args.eval_batch_size
-    logits = fine_tuned.outputs(engine, model, features, size)
+    logits = Forward(model, engine).whole(features, size, (args.max_seq_length, 2))
     predictions = squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
-    if args.do_predict:
+    if args.do_predict and engine.is_chief:
         squad_decoding.write(predictions, folder)
         path = os.path.join(folder, "predictions.json")
         print(f"answered {len(dataset.questions):,} questions: {path}")
     if not args.do_eval:
         return {}
     scores = squad_decoding.scores(dataset, predictions)
-    if "best_f1_thresh" in scores:
+    if "best_f1_thresh" in scores and engine.is_chief:
         print(
             f"best F1 {scores['best_f1']:.4f} with "
             f"--null_score_diff_threshold={scores['best_f1_thresh']!r}"

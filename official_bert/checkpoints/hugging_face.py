@@ -1,19 +1,22 @@
-"""Hugging Face's form of a BERT: the names in its files, old and new, and its `config.json`."""
+"""Hugging Face's format of a BERT: its names, old and new, and its `config.json`."""
 
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from official_bert.checkpoints import names, safetensors_files
+from official_bert.checkpoints.model_folder import json_object
 from official_bert.checkpoints.source import (
     CLASSIFIER,
     LABELS,
     QUESTION_ANSWERING,
-    Head,
+    TAGGER,
     Source,
     Tensor,
+    output_names,
 )
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
@@ -25,6 +28,7 @@ _ARCHITECTURES = {
     ("encoder", "masked_lm"): "BertForMaskedLM",
     ("encoder", "pooler", "next_sentence"): "BertForNextSentencePrediction",
 }  # of others: BertForPreTraining
+_SEVERAL_LABELS = "multi_label_classification"
 _COPIES = {  # variables that old files contain twice
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -37,7 +41,7 @@ def read(
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Hugging Face", weights by official name, {}, leftovers by their own name).
 
-    Of those left over, the head of a fine-tuned model has our names.
+    The head of a fine-tuned model is among the leftovers, under our names.
 
     Raises:
         ValueError: a file is damaged, or holds two versions of a tied variable.
@@ -62,17 +66,8 @@ def read(
         "Hugging Face",
         found,
         {},
-        _with_our_names(unmatched, values_in(file.parent / "config.json")),
+        _with_our_names(unmatched, json_object(file.parent / "config.json")),
     )
-
-
-def values_in(file: Path) -> dict:
-    """What a `config.json` holds; {} if nothing is readable there."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def write_config(source: Source) -> dict:
@@ -90,7 +85,7 @@ def write_config(source: Source) -> dict:
         "pad_token_id": vocabulary.get(tokenization.PAD, 0),
         "position_embedding_type": "absolute",
         "dtype": kinds.pop() if len(kinds) == 1 else "float32",
-    } | (_config_of_head(source.head, source.head_weights, source.labels) if source.head else {})
+    } | (_config_of_head(source) if source.head else {})
 
 
 def _safetensors(file):
@@ -118,12 +113,9 @@ def _safetensors(file):
 
 
 def _modern(name):
-    """Today's name of a variable that has another name in older files or files without heads."""
-    for old, new in (
-        (".LayerNorm.gamma", ".LayerNorm.weight"),
-        (".LayerNorm.beta", ".LayerNorm.bias"),
-    ):
-        name = name.removesuffix(old) + new if name.endswith(old) else name
+    """Today's name of a variable of older files or files without heads."""
+    name = re.sub(r"(?<=\.LayerNorm\.)gamma$", "weight", name)
+    name = re.sub(r"(?<=\.LayerNorm\.)beta$", "bias", name)
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
 
 
@@ -145,80 +137,89 @@ def _take_out_copy(file, tensors, copy, original):
 
 
 def _with_our_names(unmatched: Mapping[str, Tensor], values: dict) -> dict[str, Tensor]:
-    """The same tensors, those of a head in Hugging Face's form under our names.
+    """The same tensors, with a head under our names.
 
-    `classifier` is also what heads for other tasks are called, of the same shapes: for tokens,
-    multiple choice, or several labels at once. So it is one for sentences only where the
-    configuration says so.
-
-    Args:
-        unmatched: {Hugging Face's name: `Tensor`}.
-        values: What `config.json` holds.
+    Heads for sentences, words and multiple choice are all called `classifier`, with the same
+    shapes: only the configuration distinguishes them.
     """
-    ours = {theirs: name for name, theirs in QUESTION_ANSWERING.variables.items()}
-    if _classifies_sentences(values, unmatched):
-        ours |= {theirs: name for name, theirs in CLASSIFIER.variables.items()}
+    heads = [QUESTION_ANSWERING]
+    heads += [CLASSIFIER] if _classifies_sentences(values, unmatched) else []
+    heads += [TAGGER] if _is_for(TAGGER, values) else []
+    ours = {theirs: name for head in heads for name, theirs in head.variables.items()}
     return {ours.get(name, name): tensor for name, tensor in unmatched.items()}
 
 
+def _is_for(head, values):
+    architectures = values.get("architectures")
+    return isinstance(architectures, list) and head.architecture in architectures
+
+
 def _classifies_sentences(values, unmatched):
-    architectures, kind = values.get("architectures"), values.get("problem_type")
-    if not isinstance(architectures, list) or CLASSIFIER.architecture not in architectures:
+    if not _is_for(CLASSIFIER, values):
         return False
+    kind = values.get("problem_type")
     bias = unmatched.get("classifier.bias")
     is_number = bias is not None and bias.shape == (1,)
-    return kind in (None, "regression" if is_number else "single_label_classification")
+    own = "regression" if is_number else "single_label_classification"
+    return kind in (None, own, _SEVERAL_LABELS)
 
 
-def _config_of_head(head: Head, tensors: Mapping[str, Tensor], labels: dict | None) -> dict:
-    """The entries of Hugging Face's `config.json` for a head.
+def _config_of_head(source: Source) -> dict:
+    """The entries of `config.json` for a head; a ValueError if the labels do not fit it."""
+    assert source.head
+    entries: dict = {"architectures": [source.head.architecture]}
+    names = classes(source)
+    if not names:
+        return entries
+    entries |= {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    if source.head is CLASSIFIER:
+        kind = "regression" if len(names) == 1 else "single_label_classification"
+        entries["problem_type"] = _SEVERAL_LABELS if source.predicts_labels else kind
+    return entries
 
-    Args:
-        head: The `Head`.
-        tensors: Its tensors.
-        labels: What our `labels.json` holds; `None` gives the classes numbers for names.
+
+def classes(source: Source) -> list[str]:
+    """The names of the outputs of a head; none where they are not classes.
 
     Raises:
         ValueError: the labels do not fit the head.
     """
-    entries = {"architectures": [head.architecture]}
-    if head is not CLASSIFIER:
-        return entries
-    outputs = tensors["output_bias"].shape[0]
-    names = (labels or {}).get("classes", default_classes(outputs))
-    if len(names) != outputs:
+    outputs = source.model_arguments.get("num_outputs", 0)
+    names = output_names(source.labels) or default_classes(outputs)
+    if outputs and len(names) != outputs:
         raise ValueError(
             f"{LABELS} must name {outputs} classes, one per output of the head; got {len(names)}."
         )
-    return entries | {
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "regression" if outputs == 1 else "single_label_classification",
-    }
+    return names if outputs else []
 
 
 def default_classes(outputs: int) -> list[str]:
-    """Hugging Face's names of classes that nobody has named."""
+    """Hugging Face's names of unnamed classes."""
     return [f"LABEL_{number}" for number in range(outputs)]
 
 
 def labels(values: dict, outputs: int, file: str | os.PathLike) -> dict:
-    """What a classifier predicts, as `labels.json` holds it, from Hugging Face's configuration.
+    """The content of `labels.json` for a classifier or tagger, from Hugging Face's configuration.
 
     Args:
-        values: What `config.json` holds.
+        values: The content of `config.json`.
         outputs: The number of outputs of the head.
         file: The path of `config.json`, for an error.
 
     Raises:
         ValueError: it does not name each class.
     """
-    if outputs == 1:
+    several = _is_for(CLASSIFIER, values) and values.get("problem_type") == _SEVERAL_LABELS
+    if outputs == 1 and not several:
         return {"number": [None, None]}
     names = values.get("id2label", dict(enumerate(default_classes(outputs))))
     try:
         found = {int(number): str(name) for number, name in names.items()}
-        return {"classes": [found[number] for number in range(outputs)]}
+        kind = "labels" if several else "classes"
+        return {kind: [found[number] for number in range(outputs)]}
     except (KeyError, ValueError, AttributeError):
         raise ValueError(
             f"id2label in {file} must name each of {outputs} classes; got {names!r:.99}."

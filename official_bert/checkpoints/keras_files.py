@@ -1,10 +1,9 @@
-"""`.keras` files of our models, read and written a tensor at a time, without the model.
+"""Reads and writes `.keras` files of our models a tensor at a time, without the model.
 
 Such a file is a ZIP archive of a configuration and an HDF5 file, whose paths Keras derives from the
-attributes of the layers. To find the variable of each path, Keras saves a model with the same
-number of layers and everything else as small as possible, in which each variable holds its own
-number. Nothing in a file is trusted or executed: Keras itself would create any object that a file
-names.
+attributes of the layers. To find the variable of each path, Keras saves a tiny model with the same
+number of layers, in which each variable holds its own number. Nothing in a file is trusted or
+executed: Keras itself would create any object that a file names.
 """
 
 import contextlib
@@ -16,13 +15,15 @@ import os
 import pathlib
 import tempfile
 import zipfile
+from collections.abc import Callable
+from typing import Any
 
 import h5py
 import ml_dtypes
 import numpy as np
 
 from official_bert.checkpoints import names
-from official_bert.checkpoints.source import CLASSIFIER, QUESTION_ANSWERING, Source, Tensor
+from official_bert.checkpoints.source import KINDS, Source, Tensor
 from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import start_writing_out
 
@@ -30,25 +31,12 @@ _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5
 _MAX_CONFIG = 1_000_000  # bytes of a configuration; some 1,000 are usual
 
 
-_KINDS = {  # the class of the model, its head and those of `names.PARTS` that it has
-    "BertPretrainer": (None, names.PARTS),
-    "BertClassifier": (CLASSIFIER, ("encoder", "pooler")),
-    "BertQuestionAnswering": (QUESTION_ANSWERING, ("encoder", "pooler")),
-    "BertEncoder": (None, ("encoder", "pooler")),
-}
-
-
-def _kind(source):
-    """The class of the model for a source."""
-    if source.head is None:
-        has_heads = not {"masked_lm", "next_sentence"}.isdisjoint(source.parts)
-        return "BertPretrainer" if has_heads else "BertEncoder"
-    return next(kind for kind, (head, _) in _KINDS.items() if head is source.head)
+_KINDS = {kind.model: kind for kind in KINDS}
 
 
 def needed_parts(source: Source) -> tuple[str, ...]:
-    """The parts that a source must have to be written: all that the model's outputs depend on."""
-    return source.head.reads if source.head else _KINDS[_kind(source)][1]
+    """The parts that a source must have to be written, because the model's outputs need them."""
+    return source.kind.reads if source.head else source.kind.parts
 
 
 def read_config(file: str | os.PathLike) -> BertConfig:
@@ -82,15 +70,15 @@ def read(
 ) -> tuple[str, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """("Keras", weights by official name, {}, leftovers by their own name).
 
-    Of those unmatched, the head of a fine-tuned model has our names.
+    The head of a fine-tuned model is among the leftovers, under our names.
 
     Raises:
         ValueError: as `read_config`; or it holds fewer variables than such a model has.
     """
     kind, _ = _read_config(file)
-    head, parts = _KINDS[kind]
     held = _held(file)
-    rows = {row.official for row in names.rows(config) if row.part in parts}
+    rows = {row.official for row in names.rows(config) if row.part in _KINDS[kind].parts}
+    head = _KINDS[kind].head
     needed = len(rows) + (len(head.variables) if head else 0)
     if len(held) < needed:
         raise ValueError(f"{file} must hold at least {needed:,} variables; got {len(held):,}.")
@@ -102,9 +90,9 @@ def read(
 
 
 def write(path: str | os.PathLike, source: Source) -> None:
-    """Writes a float32 model of ours with the weights of a source; what it lacks is 0.
+    """Writes a float32 model of ours with the weights of a source.
 
-    It lacks only what the outputs do not depend on: the pooler where a model answers questions.
+    A missing pooler, which a model for questions or tags does not need, is 0.
 
     Raises:
         OSError: it cannot be written.
@@ -116,11 +104,11 @@ def write(path: str | os.PathLike, source: Source) -> None:
 
 
 def _write(path, source):
-    # An archive is written from first byte to last, but HDF5 does not write in this order. So HDF5
-    # writes a file with holes, and the values are inserted while it is copied into the archive.
+    # HDF5 does not write from the first byte to the last, as an archive needs it. So it writes a
+    # file with holes; the values are inserted while that is copied into the archive.
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path, "w") as target:
         small, form = pathlib.Path(folder, "model.keras"), pathlib.Path(folder, "form.h5")
-        official = _save_small(small, _kind(source), source.config.num_hidden_layers)
+        official = _save_small(small, source.kind.model, source.config.num_hidden_layers)
         shapes = {
             row.official: names.shape(row, source.config) for row in names.rows(source.config)
         }
@@ -129,8 +117,7 @@ def _write(path, source):
         with zipfile.ZipFile(small) as archive:
             content = json.loads(archive.read(_CONFIG))
             content["config"]["config"] = dataclasses.asdict(source.config)
-            if source.head is CLASSIFIER:
-                content["config"]["num_outputs"] = shapes["output_bias"][0]
+            content["config"] |= source.model_arguments
             target.writestr(_METADATA, archive.read(_METADATA))
             target.writestr(_CONFIG, json.dumps(content))
             with archive.open(_WEIGHTS) as weights, h5py.File(weights) as hdf5:
@@ -154,11 +141,7 @@ def _values(tensor, shape):
 
 
 def _write_form(path, small, official, shapes):
-    """Writes an HDF5 file like the small model's, with a hole for the values of each variable.
-
-    Returns:
-        (first byte, official name) of each.
-    """
+    """Writes an HDF5 file as the small model's, with holes; returns their (byte, official name)."""
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -177,6 +160,19 @@ def _write_form(path, small, official, shapes):
     return places
 
 
+def model_class(name: str) -> Callable[..., Any]:
+    """The class of a `Kind.model`. Imports Keras."""
+    from official_bert.system import quiet_tensorflow
+
+    quiet_tensorflow.import_keras()
+    from official_bert.model.encoder import BertEncoder
+    from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering, BertTagger
+    from official_bert.model.pretrainer import BertPretrainer
+
+    classes = (BertPretrainer, BertClassifier, BertQuestionAnswering, BertTagger, BertEncoder)
+    return next(found for found in classes if found.__name__ == name)
+
+
 # Keras' names of the variables
 
 
@@ -189,16 +185,8 @@ def _official_names(kind, num_hidden_layers):
 
 def _save_small(file, kind, num_hidden_layers):
     """Saves a small model with the same number of layers; returns path → official name."""
-    from official_bert.system import quiet_tensorflow
-
-    quiet_tensorflow.import_tensorflow()
-    from official_bert.model.classifier import BertClassifier
-    from official_bert.model.encoder import BertEncoder
-    from official_bert.model.pretrainer import BertPretrainer
-    from official_bert.model.question_answering import BertQuestionAnswering
-
-    classes = (BertPretrainer, BertClassifier, BertQuestionAnswering, BertEncoder)
-    settings = {"num_outputs": 1} if kind == BertClassifier.__name__ else {}
+    head = _KINDS[kind].head
+    settings = {"num_outputs": 1} if head and not head.outputs else {}
     small = BertConfig(
         vocab_size=1,
         hidden_size=1,
@@ -208,8 +196,7 @@ def _save_small(file, kind, num_hidden_layers):
         max_position_embeddings=1,
         type_vocab_size=1,
     )
-    make = next(found for found in classes if found.__name__ == kind)
-    model = make(small, **settings, seed=None, dtype="float32")
+    model = model_class(kind)(small, **settings, seed=None, dtype="float32")
     for number, variable in enumerate(model.weights):
         variable.assign(np.full(variable.shape, number))
     model.save(file)

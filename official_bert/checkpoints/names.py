@@ -1,7 +1,6 @@
 """The name of each BERT variable in each format: one row per variable, one column per format.
 
-Every conversion goes through the official TensorFlow 1 names; our own models and checkpoints use
-them too. To add a format, add a column.
+Our own models and checkpoints have the official TensorFlow 1 names, and every conversion uses them.
 """
 
 from collections.abc import Collection
@@ -32,7 +31,7 @@ class Row(NamedTuple):
     transposed: tuple[str, ...] = ()
 
 
-_OF_HUGGING_FACE = {  # the last part of a name, where it is not that of an embedding
+_OF_HUGGING_FACE = {  # the last part of a name, except for embeddings
     **dict.fromkeys(("kernel", "gamma", "output_weights"), "weight"),
     **dict.fromkeys(("bias", "beta", "output_bias"), "bias"),
 }

@@ -1,4 +1,4 @@
-"""Safetensors files, read and written one tensor at a time, in constant memory.
+"""Reads and writes safetensors files one tensor at a time, in constant memory.
 
 The format: the length of a header as 8 bytes, the header (JSON: name → type, shape and the range of
 bytes after it), the bytes of all tensors, little-endian, in C order. Nothing in a file is trusted:
@@ -66,8 +66,6 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
 
 def write(path: str | os.PathLike, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Writes tensors in order, with one at a time in memory; marked as PyTorch's layout.
-
-    `targets.whole_folder` waits until the file is on the disk.
 
     Raises:
         ValueError: the format does not have the type of a tensor.

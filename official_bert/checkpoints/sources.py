@@ -1,18 +1,13 @@
-"""Opens a checkpoint of any format. The format is recognised from the content, never guessed.
-
-The result is the same for all formats: `Tensor`s with the official names and layout, the
-configuration, the vocabulary, and the names of all variables that belong to no BERT.
-"""
+"""Opens a checkpoint of any format, recognised from its content, as a `Source`."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
 
-from official_bert.checkpoints import finding, hugging_face, keras_files, model_folder
+from official_bert.checkpoints import hugging_face, keras_files, model_folder
 from official_bert.checkpoints.model_folder import ModelFolder
-from official_bert.checkpoints.source import CLASSIFIER, HEADS, Head, Source, Tensor
+from official_bert.checkpoints.source import HEADS, Head, Source, Tensor
 from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
@@ -27,16 +22,19 @@ def open_checkpoint(
     bert_config_file: str | os.PathLike | None = None,
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: Casing | None = None,
+    strip_accents: bool | None = None,
 ) -> Source:
     """Opens a checkpoint of any format; see `Source`.
 
     Args:
         path: A folder, a checkpoint's prefix, or one of its files.
-        bert_config_file: Its configuration; default: `bert_config.json` or `config.json` of its
-            folder. For Hugging Face's format the second is preferred.
-        vocab_file: Its vocabulary; default: that of its folder, if there is one.
-        do_lower_case: Whether the vocabulary is uncased; default: what its run, `tokenizer.json` or
-            `tokenizer_config.json` says, or else True if it has no upper-case letter.
+        bert_config_file: Its configuration. Default: `bert_config.json` or `config.json` in its
+            folder, for Hugging Face's format the second first.
+        vocab_file: Its vocabulary. Default: the one in its folder, if any.
+        do_lower_case: Whether the vocabulary is uncased. Default: as in its run, `tokenizer.json`
+            or `tokenizer_config.json`, or else True if it has no upper-case letter.
+        strip_accents: Whether lower-cased text loses its accents. Default: as in the same files, or
+            else True.
 
     Raises:
         ValueError: there is no checkpoint, it is not a BERT's, or it is damaged.
@@ -48,11 +46,12 @@ def open_checkpoint(
     else:
         config = model.config()
     source = _with_head(_open(model.kind, file, config), model)
+    source = dataclasses.replace(source, run_folder=model.run_folder)
     if model.vocab_file is None:
         return source
     vocabulary = tokenization.read_vocabulary(str(model.vocab_file))
     tokenization.require_within(config.vocab_size, vocabulary, str(model.vocab_file))
-    lower = model.casing(do_lower_case)
+    lower = model.casing(do_lower_case, strip_accents)
     if lower:
         tokenization.require_uncased(vocabulary, str(model.vocab_file))
     model.check_run_vocabulary()
@@ -64,17 +63,19 @@ def open_checkpoint(
             config.max_position_embeddings,
             tokenizer_settings.max_length(model.vocab_file) or config.max_position_embeddings,
         ),
+        trained_length=model.trained_length,
+        trained_windows=model.trained_windows,
     )
 
 
 def open_as_init(config: BertConfig, path: str | os.PathLike) -> Source:
-    """Opens a checkpoint of any format, as the start of a model with this configuration.
+    """Opens a checkpoint of any format to initialize a model with this configuration.
 
-    Variables that pre-training does not have, such as a fine-tuned head, are left over. An address
-    such as `gs://bucket/a.ckpt` must be of a TensorFlow checkpoint.
+    A fine-tuned head is left over. A URL such as `gs://bucket/a.ckpt` must be of a TensorFlow
+    checkpoint.
 
     Raises:
-        ValueError: as `open_checkpoint`; or a configuration beside it gives the same weights
+        ValueError: as `open_checkpoint`; or the checkpoint's configuration gives the same weights
             another meaning.
         OSError: a file cannot be read.
     """
@@ -90,7 +91,7 @@ def open_as_init(config: BertConfig, path: str | os.PathLike) -> Source:
 def _open(kind, file, config):
     format, found, counters, unmatched = _READERS[kind](file, config)
     if kind != "keras" and not any(name.startswith("bert/") for name in found):
-        finding.require_no_other_scope(kind, file, unmatched)
+        model_folder.require_no_other_scope(kind, file, unmatched)
     return Source(
         path=str(file),
         format=format,
@@ -103,7 +104,7 @@ def _open(kind, file, config):
 
 
 def _with_head(source, model):
-    """The source with the head of a fine-tuned model apart; not beside pre-training's."""
+    """The source with a fine-tuned head recognised, unless it has pre-training's heads."""
     head, tensors, slots, unmatched = _take_head(source.unmatched, source.config.hidden_size)
     if not head or "masked_lm" in source.parts:
         return source
@@ -113,31 +114,21 @@ def _with_head(source, model):
         head_weights=tensors,
         slots=source.slots | slots,
         unmatched=unmatched,
-        labels=_labels(model, tensors) if head is CLASSIFIER else None,
+        labels=None if head.outputs else _labels(model, head.num_outputs(tensors)),
     )
 
 
-def _labels(model: ModelFolder, head_weights):
+def _labels(model: ModelFolder, outputs):
     if model.kind == "hugging_face":
-        (outputs,) = head_weights["output_bias"].shape
         file = model.folder / "config.json"
-        return hugging_face.labels(hugging_face.values_in(file), outputs, file)
+        return hugging_face.labels(model_folder.json_object(file), outputs, file)
     return _read_labels(model.labels_file) if model.labels_file else None
 
 
 def _take_head(
     unmatched: dict[str, Tensor], hidden_size: int
 ) -> tuple[Head | None, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Takes a head out of what belongs to no BERT.
-
-    Args:
-        unmatched: {name: `Tensor`}.
-        hidden_size: H.
-
-    Returns:
-        The `Head`, its tensors, its moments, and what remains. Without a whole head, or with two,
-        `None`, and all of it remains.
-    """
+    """The one whole `Head` in `unmatched` or None, its tensors, its moments, and the rest."""
     found = [head for head in HEADS if _is_whole(head, unmatched, hidden_size)]
     if len(found) != 1:
         return None, {}, {}, unmatched
@@ -156,30 +147,29 @@ def _is_whole(head, unmatched, hidden_size):
 
 
 def _read_labels(file: str | os.PathLike) -> dict:
-    """Reads a `labels.json`; returns a dictionary.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The content of a `labels.json`; a ValueError if it is damaged."""
     try:
         labels = json.loads(pathlib.Path(file).read_text("utf-8"))
-        names = labels.get("classes")
-        if not (names is None or all(isinstance(name, str) for name in names)):
-            raise ValueError(f"classes must be a list of names; got {names!r:.99}")
+        for kind in "classes", "labels":
+            names = labels.get(kind, [])
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"{kind} must be a list of names; got {names!r:.99}")
     except (ValueError, RecursionError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} is not a file of labels: {error}.") from None
+        raise ValueError(
+            f"{file} must hold the labels of a model; got a damaged file ({error}). Restore it."
+        ) from None
     return labels
 
 
 def _check_same_meaning(config, other, file):
     """Raises ValueError if the two models differ in a way that the shapes do not show."""
     for name in "num_attention_heads", "hidden_act":
-        ours, theirs = (_SAME.get(v, v) for v in (getattr(config, name), getattr(other, name)))
-        if ours != theirs:
+        own, found = getattr(config, name), getattr(other, name)
+        if _SAME.get(own, own) != _SAME.get(found, found):
             raise ValueError(
-                f"The weights beside {file} were trained with {name}={getattr(other, name)!r}, but "
-                f"the model has {getattr(config, name)!r}, which gives other results. "
-                f"Leave --bert_config_file out, or set {theirs!r} in it."
+                f"The weights next to {file} were trained with {name}={found!r}, but the model has "
+                f"{own!r}, which gives other results. Leave --bert_config_file out, or set "
+                f"{_SAME.get(found, found)!r} in it."
             )
 
 
@@ -187,11 +177,10 @@ def _check_same_meaning(config, other, file):
 
 
 def _read_bundle(prefix, config):
-    if importlib.util.find_spec("tensorflow"):  # else Keras, which the reader imports, is on JAX
-        quiet_tensorflow.import_tensorflow()
-    from official_bert.checkpoints import tf_checkpoints
+    quiet_tensorflow.import_keras()  # which the reader imports
+    from official_bert.checkpoints import tensor_bundles
 
-    return tf_checkpoints.read(prefix, config)
+    return tensor_bundles.read_bert(prefix, config)
 
 
 def _read_keras(file, config):

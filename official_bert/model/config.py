@@ -1,7 +1,4 @@
-"""The shape of a BERT, and nothing about its training: `bert_config.json` in and out.
-
-Hugging Face's `config.json` is read too, where "gelu" is another function.
-"""
+"""The shape of a BERT: reads and writes `bert_config.json`, reads Hugging Face's `config.json`."""
 
 import dataclasses
 import json
@@ -10,11 +7,11 @@ from typing import Self
 
 from official_bert.system.places import AnyPath, as_path
 
-MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond them it is a mistake, or an attack on the memory
+MAX_SIZE, MAX_LAYERS = 10**9, 10**4  # beyond: a mistake, or an attack on the memory
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_erf", "relu", "tanh", "linear")
-_HUGGING_FACE = ("model_type", "architectures", "transformers_version")  # only it has these keys
+_HUGGING_FACE = ("model_type", "architectures", "transformers_version")  # keys only it has
 _FROM_HF = {"gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_pytorch_tanh": "gelu_new"}
-_UNLIKE_BERT = {  # keys of Hugging Face's configuration, and the only value that our model supports
+_UNLIKE_BERT = {  # Hugging Face's keys, and the only value that our model supports
     "model_type": "bert",
     "layer_norm_eps": 1e-12,
     "position_embedding_type": "absolute",
@@ -40,13 +37,13 @@ class BertConfig:
             call `"gelu"`; `"relu"`, `"tanh"` or `"linear"`.
         hidden_dropout_prob: Dropout after the embeddings and after each sub-layer, in [0, 1).
         attention_probs_dropout_prob: Dropout on attention probabilities, in [0, 1).
-        max_position_embeddings: Longest sequence the position table can serve, in tokens.
+        max_position_embeddings: Maximum sequence length, in tokens.
         type_vocab_size: Number of segment ids.
-        initializer_range: Standard deviation of the normal from which weights are drawn before it
-            is truncated at two of them; that of the weights is 0.88 times as large.
+        initializer_range: Standard deviation of the normal that weights are drawn from, before
+            truncation at two of them; the weights' own is 0.88 times as large.
 
     Raises:
-        ValueError: if a value is out of range or two contradict each other.
+        ValueError: if a value is out of range, or two contradict each other.
 
     Example:
 
@@ -101,25 +98,28 @@ class BertConfig:
     def from_json_file(cls, path: AnyPath) -> Self:
         """Reads a `bert_config.json`, or Hugging Face's `config.json`.
 
-        The keys show which of both it is. Keys that released models carry beyond ours are ignored.
+        The keys tell them apart. Other keys of released models are ignored.
 
         Raises:
             ValueError: if the file is not such a JSON object, a value is out of range, or the model
-                is another than BERT.
+                is not a BERT.
             OSError: if it cannot be read.
         """
         try:
             values = json.loads(as_path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
+            raise ValueError(
+                f"{path} must be JSON; got invalid JSON ({error}). Give a bert_config.json."
+            ) from None
         return cls.from_values(values, path)
 
     @classmethod
     def from_values(cls, values: object, path: object = "the configuration") -> Self:
-        """The same from what such a file holds; `path` is named in errors."""
+        """The same from the parsed file; errors name `path`."""
         if not isinstance(values, dict) or "vocab_size" not in values:
             raise ValueError(
-                f"{path} is not a bert_config.json: expected a JSON object with a vocab_size."
+                f"{path} must be a JSON object with a vocab_size; got {values!r:.99}. Give a "
+                "bert_config.json, or Hugging Face's config.json."
             )
         values = _official(values, path)
         names = {field.name for field in dataclasses.fields(cls)}
@@ -134,11 +134,7 @@ class BertConfig:
 
 
 def _official(values: dict, path: object) -> dict:
-    """The values of a configuration in the official words.
-
-    Raises:
-        ValueError: it describes a model that ours cannot compute.
-    """
+    """The values of a configuration under the official names; refuses a model unlike BERT."""
     for key, only in _UNLIKE_BERT.items():
         if values.get(key, only) != only:
             raise ValueError(
@@ -148,6 +144,9 @@ def _official(values: dict, path: object) -> dict:
         return values
     architectures = values.get("architectures")
     if "model_type" not in values and architectures and "'Bert" not in str(architectures):
-        raise ValueError(f"{path} has architectures={architectures!r}: the model is not a BERT.")
-    name = values.get("hidden_act", "gelu")  # the exact one in their words, ours approximates
+        raise ValueError(
+            f"architectures must be a BERT's in {path}; got {architectures!r}: the model is not a "
+            "BERT."
+        )
+    name = values.get("hidden_act", "gelu")  # their "gelu" is exact, ours approximates
     return values | {"hidden_act": _FROM_HF.get(name, name) if isinstance(name, str) else name}

@@ -1,17 +1,18 @@
-"""A Keras model made from a `BertConfig`: saving, loading and export, for every model here."""
+"""Base class of all models: saving, loading and export of a Keras model with a `BertConfig`."""
 
 import dataclasses
 import os
+from collections.abc import Collection
 from typing import Self
 
 import keras
 
-from official_bert.model import fused
+from official_bert.model import Tensor, Tensors, fused
 from official_bert.model.config import BertConfig
 
 
 class ConfiguredModel(keras.Model):
-    """A Keras model that is made from a `BertConfig`: the encoder, and models with a head on it.
+    """A Keras model made from a `BertConfig`: the encoder, or a model with a head on it.
 
     Args:
         config, seed, dtype: As of `BertEncoder`.
@@ -52,18 +53,22 @@ class ConfiguredModel(keras.Model):
         input_signature: list | None = None,
         **options: object,
     ) -> None:
-        """Keras' `export`, of the forward pass; the model need not have been called.
+        """Keras' `export` of the forward pass; the model need not have been called.
 
         Args:
             filepath, format, verbose: As of `keras.Model.export`.
-            input_signature: As there; by default batches of any number of rows and any length. On
-                JAX, whose exports have no such length, of `max_position_embeddings`.
+            input_signature: As there; default: any number of rows, of any length or, on JAX, of
+                length `max_position_embeddings`.
             options: As there.
         """
         with fused.as_plain_operations():
             super().export(
                 str(filepath), format, verbose, input_signature or self._signature(), **options
             )
+
+    def named_outputs(self, outputs: Tensor | Tensors) -> Tensors:
+        """The outputs of a call by name, as they are served."""
+        return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
     def _signature(self):
         any_length = keras.backend.backend() == "tensorflow"
@@ -75,3 +80,22 @@ class ConfiguredModel(keras.Model):
                 for name in self.input_names
             }
         ]
+
+
+class ServedModel(ConfiguredModel):
+    """A model whose outputs have names, for export.
+
+    Args:
+        model: The model.
+        without: Names of `model.named_outputs` to leave out.
+    """
+
+    def __init__(self, model: ConfiguredModel, without: Collection[str] = ()):
+        super().__init__(model.config, model.seed, model.dtype_policy, "served")
+        self.input_names = model.input_names
+        self.model, self._without = model, frozenset(without)
+        self.built = True
+
+    def call(self, inputs: Tensors) -> Tensors:
+        named = self.model.named_outputs(self.model(inputs))
+        return {name: one for name, one in named.items() if name not in self._without}

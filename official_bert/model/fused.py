@@ -1,12 +1,12 @@
-"""The element-wise parts of the encoder, each as one compiled kernel; the layers call them.
+"""The encoder's element-wise parts, each as one compiled kernel.
 
-Run operation by operation they would read and write the activations many times over, at the speed
-of memory. On TensorFlow XLA compiles each of them, forward and backward; the backward kernel
-computes the forward values once more instead of reading them back. What is compiled as a whole
-anyway (by JAX, or for a TPU) takes them up like any other operations; torch runs them one by one.
+One operation at a time, they would read and write the activations many times, at the speed of
+memory. On TensorFlow, XLA compiles each of them, forward and backward; the backward kernel
+recomputes the forward values. Programs compiled as a whole (by JAX, or for a TPU) fuse them like
+any other operations; torch runs them one by one.
 
-All but `attention_weights` compute in float32 whatever type comes in; all but `look_up` return the
-type of their first argument. Gamma, beta and the biases are float32.
+All but `attention_weights` compute in float32 for any input type; all but `look_up` return the type
+of their first argument. Gamma, beta and the biases are float32.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import keras
 from keras import ops
 
 from lamb_tf import compile_target
-from official_bert.model.tensor_types import Tensor
+from official_bert.model import Tensor
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -28,7 +28,7 @@ _plain = []  # not empty within `as_plain_operations`
 
 @contextlib.contextmanager
 def as_plain_operations() -> Iterator[None]:
-    """What is traced here has no kernels of XLA and no gradients of its own: to be served."""
+    """Traces without XLA kernels and custom gradients, for a model that is exported."""
     _plain.append(True)
     try:
         yield
@@ -41,14 +41,14 @@ def _compiled(function: Callable) -> Callable:
         return function
 
     @functools.cache
-    def kernel(target):  # on which `_row_sums` depends
+    def kernel(target):  # `_row_sums` depends on it
         return tf.function(function, jit_compile=True, autograph=False)
 
     return lambda *args, **values: kernel(compile_target.target())(*args, **values)
 
 
 def one_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of tensors and Python values (these by keyword), as one kernel each way."""
+    """A function of tensors and keyword Python values, as one kernel forward and one backward."""
     if keras.backend.backend() != "tensorflow":
         return function
     forward = _compiled(function)
@@ -84,10 +84,16 @@ def activated(x: Tensor, bias: Tensor, activation: str) -> Tensor:
     return ops.cast(_ACTIVATIONS[activation](ops.cast(x, "float32") + bias), x.dtype)
 
 
+def _exact_gelu(x):
+    if not _plain:
+        return ops.gelu(x, approximate=False)
+    return 0.5 * x * (1.0 + ops.erf(x * 2**-0.5))  # exporters do not know TensorFlow's Erfc
+
+
 _ACTIVATIONS = {
     "gelu": functools.partial(ops.gelu, approximate=True),
     "gelu_new": functools.partial(ops.gelu, approximate=True),
-    "gelu_erf": functools.partial(ops.gelu, approximate=False),
+    "gelu_erf": _exact_gelu,
     "relu": ops.relu,
     "tanh": ops.tanh,
     "linear": lambda x: x,
@@ -125,11 +131,12 @@ def add_and_norm(
 def attention_weights(
     scores: Tensor, mask_bias: Tensor, seed: Tensor, scale: float, rate: float
 ) -> Tensor:
-    """`dropout(softmax(scale · scores + mask_bias))`, scores (B, N, R, S), bias (B, 1, 1, S).
+    """`dropout(softmax(scale · scores + mask_bias))`, scores (B, N, R, S).
 
-    The softmax is TensorFlow's, which is faster than XLA's, in the type of the scores (in float16
-    they must stay below 65,504 before they are scaled). Its gradient, of the scores alone, is one
-    kernel.
+    The bias is (B, 1, 1, S), or (B, 1, R, S) where keys are masked for some queries only.
+
+    The softmax is TensorFlow's, which is faster than XLA's, in the type of the scores (float16
+    ones must be below 65,504 before scaling). Its gradient, for the scores only, is one kernel.
     """
 
     def forward(scores):
@@ -157,7 +164,7 @@ def _attention_gradient(upstream, weights, seed, scale, rate):
 def look_up(table: Tensor, ids: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     """Rows of a float32 table, and all of it, both as `dtype`: (V, H), (B, S) → (B, S, H), (V, H).
 
-    For a table that is read twice: its gradient is formed in float32, in one place.
+    The table is read twice, so its gradient is summed here, in float32.
     """
     if _plain or keras.backend.backend() != "tensorflow":
         return ops.cast(ops.take(table, ids, axis=0), dtype), ops.cast(table, dtype)
@@ -183,7 +190,7 @@ def _normalized(x, gamma, beta, epsilon):
     if _plain or keras.backend.backend() != "tensorflow":
         return forward(x)[0] * gamma + beta
 
-    @tf.custom_gradient  # in fewer passes than the one that TensorFlow finds
+    @tf.custom_gradient  # fewer passes than TensorFlow's gradient
     def run(x, gamma, beta):
         normal, scale = forward(x)
 
@@ -207,7 +214,7 @@ def _row_means(x):
 
 
 def _row_sums(x):
-    """The sum over the last axis, which stays, with size 1."""
+    """The sum over the last axis, kept with size 1."""
     if not compile_target.compiles_for_cpu():
         return ops.sum(x, axis=-1, keepdims=True)
     # On CPU, XLA's matmul beats its reduction.
@@ -224,13 +231,13 @@ def _dropped(x, seed, rate):
 def kept(shape: tuple[int | Tensor, ...], seed: Tensor, rate: float) -> Tensor:
     """Booleans of this shape, each true with probability 1 − rate, to 32 bits.
 
-    The seed is int32 of shape (2,); or (B, 2), one for each of B examples, which share the first
-    axis in equal parts. An example's booleans then depend on its own seed alone.
+    The seed is int32, (2,) or (B, 2): one for each of B examples, which divide the first axis
+    equally. An example's booleans then depend only on its own seed.
 
-    A row is a SplitMix stream whose start and key, 64 bits, follow from (seed, row): cheap enough
-    to be computed again for the gradient, the same on every backend, and independent of the
-    compiler. (XLA's own generators take most of a step on a CPU.) By the start alone, 32 bits, one
-    row in a hundred of a large tensor would share a part of its bits, shifted, with another.
+    A row is a SplitMix stream whose 64-bit start and key follow from (seed, row): cheap to compute
+    again for the gradient, and the same with every backend and compiler. (XLA's own generators take
+    most of a step on a CPU.) With a 32-bit start only, one row in a hundred of a large tensor would
+    share a part of its bits, shifted, with another.
     """
     *outer, width = shape
     rows = 1
@@ -252,19 +259,19 @@ _FIRST_FACTOR, _SECOND_FACTOR = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 
 
 def shuffled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A bijection of 64 bits, as two words, in which each depends on all: a Feistel network."""
+    """A bijection of 64 bits, as two words, each bit depending on all: a Feistel network."""
     for turn in (1, 2, 3):
         x, y = y ^ _mixed(x + turn), x
     return x, y
 
 
 def _mixed(bits, key=0):
-    """A bijection of 32 bits, another for each key, in which each depends on all."""
+    """A bijection of 32 bits for each key, each bit depending on all."""
     bits = (bits ^ _shifted(bits, 16)) * _FIRST_FACTOR ^ key
     bits = (bits ^ _shifted(bits, 13)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 16)
 
 
 def _shifted(bits, places):
-    """Shifted right with zeros from the left: the type is signed, for torch has no other."""
+    """Logical shift to the right; the type is signed because torch has no other."""
     return ops.bitwise_and(ops.right_shift(bits, places), 2 ** (32 - places) - 1)

@@ -1,13 +1,20 @@
-"""BERT with its two pre-training heads, and the sums that their losses come from."""
+"""BERT with its two pre-training heads, and the sums for their losses and accuracies."""
 
 import keras
 from keras import ops
 
+from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
-from official_bert.model.layers import Dense, LayerFactory, activated, matmul_transposed, norm
-from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.model.layers import (
+    Dense,
+    LayerFactory,
+    OutputHead,
+    activated,
+    matmul_transposed,
+    norm,
+)
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -53,14 +60,15 @@ class BertPretrainer(ConfiguredModel):
         self.encoder = BertEncoder(config, seed, self.dtype_policy)
         parts = LayerFactory(config, self.dtype_policy, seed)
         self.masked_lm_head = MaskedLMHead(parts)
-        self.next_sentence_head = NextSentenceHead(parts)
+        # Is the second segment the first one's continuation? Output 0: yes.
+        self.next_sentence_head = OutputHead(parts, "seq_relationship", "cls/seq_relationship", 2)
         self.built = True
 
     def call(
         self, inputs: Tensors, training: bool = False, dropout_seed: Tensor | None = None
     ) -> dict[str, Tensor]:
         masked = inputs["masked_lm_positions"]
-        read = ops.pad(masked, ((0, 0), (1, 0)))  # what the heads read: [CLS] is at position 0
+        read = ops.pad(masked, ((0, 0), (1, 0)))  # by the heads: [CLS] is at position 0
         dropout = self.encoder.dropout(training, dropout_seed)
         sequence, word_embeddings = self.encoder.encode(inputs, dropout, read)  # (B, 1 + P, H)
         return {
@@ -94,33 +102,13 @@ class MaskedLMHead(keras.Layer):
         )
 
 
-class NextSentenceHead(keras.Layer):
-    """Is the second segment the first one's continuation? (B, H) → (B, 2), float32; 0 = yes."""
-
-    def __init__(self, parts: LayerFactory):
-        super().__init__(name="seq_relationship", dtype=parts.dtype)
-        width = parts.config.hidden_size
-        with parts.scope("cls"):
-            self.output_weights = self.add_weight(  # (2, H), as in the official checkpoints
-                (2, width),
-                initializer=parts.initializer("cls/seq_relationship/output_weights"),
-                name="output_weights",
-            )
-            self.output_bias = self.add_weight((2,), initializer="zeros", name="output_bias")
-        self.built = True
-
-    def call(self, pooled: Tensor) -> Tensor:
-        scores = ops.matmul(pooled, ops.transpose(self.output_weights)) + self.output_bias
-        return ops.cast(scores, "float32")
-
-
 def pretraining_sums(outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
-    """Sums over a batch from which losses and accuracies follow by division; float32 scalars.
+    """Sums over a batch, float32 scalars; losses and accuracies are their quotients.
 
     Sums rather than means, so that micro-batches, replicas and steps simply add up.
 
     Args:
-        outputs: What `BertPretrainer` returned.
+        outputs: The output of `BertPretrainer`.
         batch: The batch, with `masked_lm_ids` (B, P), `masked_lm_weights` (B, P),
             `next_sentence_labels` (B,) and `example_weights` (B,).
 
@@ -144,10 +132,7 @@ def pretraining_sums(outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
 
 
 def _argmax(x):
-    """Where each row is largest.
-
-    Keras' own passes over x several times on TensorFlow, to tell −0 from 0.
-    """
+    """`ops.argmax`, which on TensorFlow passes over x several times to distinguish −0 from 0."""
     if keras.backend.backend() == "tensorflow":
         return tf.argmax(x, axis=-1, output_type="int32")
     return ops.argmax(x, axis=-1)

@@ -1,1 +1,1 @@
-"""Trained models in use: what `official_bert.load` returns, by the kind of a folder's model."""
+"""Trained models in use: `official_bert.load` and the predictors that it returns."""

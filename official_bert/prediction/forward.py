@@ -1,29 +1,38 @@
-"""Checks the texts of a caller, and runs a model over texts of any length."""
+"""Runs a model over rows of any length, and checks the texts of a caller."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from tokenizers import Tokenizer
 
-from official_bert.model import fused
+from official_bert.data.row_batches import Rows
 from official_bert.model.configured_model import ConfiguredModel
+from official_bert.tasks.classification_features import make_features
+
+if TYPE_CHECKING:
+    from official_bert.protocols import Engine
 
 INPUTS = ConfiguredModel.input_names
+_ROWS_AT_ONCE = 1024  # whose padded arrays are in memory
+_TEXTS_AT_ONCE = 4096  # the same, of texts
 _SHOWN = 40  # characters of a text in an error
 
 
 class Forward:
-    """Runs a model over rows: one graph, batches as long as their longest row.
-
-    On TensorFlow the graph has no kernels that would be recompiled for each new shape.
+    """Runs a model over rows, in batches of rows of similar length.
 
     Args:
         model: The model, a function of {name: (B, S) int32}.
+        engine: Where it lives; default: on one device of this process.
     """
 
-    def __init__(self, model: ConfiguredModel):
-        self._graph = _as_graph(model) if keras.backend.backend() == "tensorflow" else model
+    def __init__(self, model: keras.Model, engine: "Engine | None" = None):
+        engine = engine or _engine_of_backend()
+        self._outputs = engine.outputs(model)
+        self._replicas, self._rounds = engine.num_replicas, engine.compiles_each_shape
+        self._longest = model.config.max_position_embeddings
 
     def over(
         self,
@@ -41,7 +50,8 @@ class Forward:
             batch_size: Rows at once.
 
         Yields:
-            Numbers of rows, (B,), and their outputs as NumPy arrays, each (B, …).
+            Numbers of rows, (B,), and their outputs as NumPy arrays, each (B, …). An axis of
+            positions may be longer than in the batch.
 
         Raises:
             ValueError: if `batch_size` is below 1.
@@ -49,38 +59,112 @@ class Forward:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
         order = np.argsort(-np.asarray(lengths), kind="stable")
+
+        def first(count):
+            return lambda array: array[:count]
+
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            outputs = self._graph(make_batch(rows))
-            yield rows, keras.tree.map_structure(keras.ops.convert_to_numpy, outputs)
+            batch = {name: self._padded(array) for name, array in make_batch(rows).items()}
+            yield rows, keras.tree.map_structure(first(len(rows)), self._outputs(batch))
 
     def over_arrays(
         self, arrays: Mapping[str, np.ndarray], batch_size: int
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """The same for padded arrays, `INPUTS` of shape (N, S).
 
-        An axis of positions in the outputs ends with the batch's longest row.
+        An axis of positions in the outputs ends with the batch's longest row, or after it.
         """
         lengths = arrays["input_mask"].sum(axis=1)
 
         def make_batch(rows):
             width = lengths[rows].max()
-            return {name: np.ascontiguousarray(arrays[name][rows, :width]) for name in INPUTS}
+            return {name: arrays[name][rows, :width] for name in INPUTS}
 
         return self.over(lengths, make_batch, batch_size)
 
+    def parts(
+        self, rows: Rows, batch_size: int, shape: Sequence[int]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Numbers of some rows at a time, in their order, and their outputs, (…, *shape).
 
-def _as_graph(model):
+        The outputs are 0 where a position is padding.
+        """
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))
+            found = np.zeros((len(part), *shape), np.float32)
+            for numbers, outputs in self.over_arrays(rows.batch(part), batch_size):
+                outputs = outputs[:, : shape[0]]
+                found[numbers, : outputs.shape[1]] = outputs
+            yield part, found
+
+    def whole(self, rows: Rows, batch_size: int, shape: Sequence[int]) -> np.ndarray:
+        """The outputs of `parts` for all rows together, (N, *shape)."""
+        found = np.zeros((len(rows), *shape), np.float32)
+        for part, outputs in self.parts(rows, batch_size, shape):
+            found[part] = outputs
+        return found
+
+    def over_sentences(
+        self,
+        sentences: Sequence[tuple[str, str | None]],
+        tokenizer: Tokenizer,
+        max_seq_length: int,
+        batch_size: int,
+    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], Any]]:
+        """Numbers of `sentences`, their padded arrays and their outputs; pairs come last."""
+        for are_pairs in (False, True):
+            rows = np.array(
+                [n for n, (_, second) in enumerate(sentences) if (second is not None) == are_pairs]
+            )
+            for start in range(0, len(rows), _TEXTS_AT_ONCE):
+                part = rows[start : start + _TEXTS_AT_ONCE]
+                firsts, seconds = zip(*(sentences[n] for n in part))
+                arrays = make_features(
+                    firsts, seconds if are_pairs else None, tokenizer, max_seq_length
+                )
+                for numbers, outputs in self.over_arrays(arrays, batch_size):
+                    yield part[numbers], {n: array[numbers] for n, array in arrays.items()}, outputs
+
+    def _padded(self, array):
+        """Rows that the replicas can share; where each shape is compiled, one of few shapes."""
+        count, width = array.shape
+        if self._rounds:
+            count, width = _rounded(count), min(_rounded(width), self._longest)
+        count = -(-count // self._replicas) * self._replicas
+        return np.pad(array, [(0, count - array.shape[0]), (0, width - array.shape[1])])
+
+
+def _rounded(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most half more."""
+    power = 1 << (size - 1).bit_length()
+    return power * 3 // 4 if size <= power * 3 // 4 else power
+
+
+def _engine_of_backend():
+    """An engine of Keras' backend, on one device of this process."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        from official_bert.engines.jax_mesh import JaxMesh
+
+        return JaxMesh(devices=jax.local_devices()[:1])
+    if keras.backend.backend() == "torch":
+        return _Operations()
     import tensorflow as tf
 
-    specs = {name: tf.TensorSpec((None, None), tf.int32, name=name) for name in model.input_names}
+    from official_bert.engines.tf_distribute import TfDistribute
 
-    @tf.function(input_signature=[specs], autograph=False)
-    def outputs(batch):
-        with fused.as_plain_operations():
-            return model(batch)
+    return TfDistribute(tf.distribute.get_strategy())
 
-    return outputs
+
+class _Operations:
+    """Keras on torch, which no engine trains on: one operation after the other."""
+
+    num_replicas, compiles_each_shape = 1, False
+
+    def outputs(self, model):
+        return lambda rows: keras.tree.map_structure(keras.ops.convert_to_numpy, model(rows))
 
 
 def require_finite(outputs: np.ndarray) -> None:
@@ -142,6 +226,26 @@ def questions(given: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
 def shown(text: str) -> str:
     """The beginning of a text, for an error."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
+
+
+def words_or_texts(given: Iterable[str | Sequence[str]]) -> list[str | list[str]]:
+    """Texts and lists of words.
+
+    Raises:
+        ValueError: as `texts`.
+    """
+    found: list[str | list[str]] = []
+    for number, one in enumerate(_listed(given, "texts")):
+        if isinstance(one, str):
+            _require_text(one, f"text {number}")
+        elif not isinstance(one, Sequence):
+            raise ValueError(f"text {number} must be a text or a list of words; got {one!r:.99}.")
+        else:
+            one = [*one]
+            for place, word in enumerate(one):
+                _require_text(word, f"word {place} of text {number}")
+        found.append(one)
+    return found
 
 
 def _listed(given, what):

@@ -1,8 +1,9 @@
 """Loads a model for use from a folder: finds the checkpoint, its kind, and fills the model.
 
-TensorFlow takes seconds to import, so it is imported when a model is loaded.
+Keras takes seconds to import, so it is imported when a model is loaded.
 """
 
+import dataclasses
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         SentenceClassifier,
         TextEncoder,
     )
+    from official_bert.prediction.tagger import WordTagger
 
 _MOST_PADDING = 63  # embeddings beyond the vocabulary: tables are padded to multiples of 8 or 64
 
@@ -25,12 +27,22 @@ def load(
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: bool | None = None,
     dtype: str = "fp32",
-) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | TextEncoder":
-    """The function that `official_bert.load` calls; see there."""
-    source, run, policy = _open(folder, vocab_file, do_lower_case, dtype)
+    strip_accents: bool | None = None,
+    bert_config_file: str | os.PathLike | None = None,
+    step: int | None = None,
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | WordTagger | TextEncoder":
+    """The function that `official_bert.load` calls; see there.
+
+    Args:
+        bert_config_file: The model's configuration; default: the one in its folder.
+    """
+    source, run, policy = _open(
+        folder, vocab_file, do_lower_case, dtype, strip_accents, bert_config_file, step
+    )
     make = {
         "classifier": _sentence_classifier,
         "question_answering": _question_answerer,
+        "tagger": _word_tagger,
         "masked_lm": _blank_filler,
     }.get(_head(source), _text_encoder)
     return make(source, run, policy)
@@ -43,36 +55,14 @@ def _head(source):
     return "masked_lm" if "masked_lm" in source.parts else None
 
 
-def load_untrained(
-    folder: str | os.PathLike,
-    vocab_file: str | os.PathLike | None = None,
-    do_lower_case: bool | None = None,
-) -> "BlankFiller":
-    """The `BlankFiller` before the first step of a pre-training run.
-
-    Raises:
-        ValueError: as `load`; or the folder is not that of such a run.
-    """
-    source, run, policy = _open(folder, vocab_file, do_lower_case, "fp32")
-    if source.head or "seed" not in run:
-        raise ValueError(f"{folder} must be the folder of a pre-training run; got another.")
-    from official_bert.model.pretrainer import BertPretrainer
-    from official_bert.prediction.predictors import BlankFiller
-    from official_bert.training import model_state
-
-    model = BertPretrainer(source.config, seed=run["seed"], dtype=policy)
-    if run["init_checkpoint"]:
-        model_state.load_weights(model, run["init_checkpoint"])
-    return BlankFiller(model, _tokenizer(source), f"the start of {folder}")
-
-
-def _open(folder, vocab_file, do_lower_case, dtype):
+def _open(folder, vocab_file, do_lower_case, dtype, strip_accents, bert_config_file, step):
     """The checkpoint, checked, the contents of `run.json` ({} without one), and a Keras policy."""
-    local_paths.require_local(folder=folder, vocab_file=vocab_file)
-    quiet_tensorflow.import_tensorflow()  # takes seconds, so not before it is needed
+    named = {"bert_config_file": bert_config_file, "vocab_file": vocab_file}
+    local_paths.require_local(folder=folder, **named)
+    quiet_tensorflow.import_keras()  # takes seconds, so not before it is needed
     from official_bert.checkpoints import model_folder, sources
     from official_bert.stages import DTYPE_POLICIES
-    from official_bert.training import model_directory
+    from official_bert.training import fine_tuned, model_directory
 
     if dtype not in DTYPE_POLICIES:
         raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {dtype!r}.")
@@ -80,10 +70,16 @@ def _open(folder, vocab_file, do_lower_case, dtype):
     model = model_folder.ModelFolder(path if path.is_dir() else path.parent)
     run = (model.run_folder and model_directory.read_run_json(model.run_folder)) or {}
     source = sources.open_checkpoint(
-        _newest(path, run), vocab_file=vocab_file, do_lower_case=do_lower_case
+        _newest(path, run) if step is None else _at(path, run, step),
+        do_lower_case=do_lower_case,
+        strip_accents=strip_accents,
+        **named,
     )
     if source.vocab_file is None:
         raise model.no_vocabulary()
+    if depth := fine_tuned.depth_at(run, step) if step is not None else None:
+        config = dataclasses.replace(source.config, num_hidden_layers=depth)
+        source = dataclasses.replace(source, config=config)
     _check(source, folder)
     return source, run, DTYPE_POLICIES[dtype]
 
@@ -97,13 +93,30 @@ def _newest(path, run):
 
         checkpoint = fine_tuned.newest(path, run)
         return checkpoint.prefix if checkpoint else path
+    _require_one_run(path)
+    return path
+
+
+def _at(path, run, step):
+    """The weights of a run at a step."""
+    from official_bert.training import fine_tuned
+
+    _require_one_run(path)
+    if not (path / "run.json").is_file():
+        raise ValueError(
+            f"step must be left out except for the folder of a run; got {step!r} for {path}. Leave "
+            "it out, or give the folder with the run.json."
+        )
+    return fine_tuned.prefix_at(path, run, step)
+
+
+def _require_one_run(path):
     seeds = sorted(file.parent.name for file in path.glob("seed_*/run.json"))
     if seeds:
         raise ValueError(
             f"{path} must be the folder of one run; got the runs of several seeds "
             f"({', '.join(seeds)}). Give one of their folders, such as {path / seeds[0]}."
         )
-    return path
 
 
 def _check(source, folder):
@@ -115,7 +128,7 @@ def _check(source, folder):
         held = names.listed([*source.parts, *source.unmatched]) or "nothing"
         raise ValueError(
             f"{folder} must contain an encoder, bare or with a head for masked words, for sentence "
-            f"classes or for answers; got {held} ({source.path}, {source.format}). "
+            f"classes, for answers or for tags; got {held} ({source.path}, {source.format}). "
             + (
                 "Its head is of an unknown task: to use only its encoder, convert it with "
                 "--allow_missing_heads."
@@ -144,7 +157,8 @@ def _blank_filler(source, run, policy):
     from official_bert.prediction.predictors import BlankFiller
 
     model = _filled(BertPretrainer(source.config, seed=None, dtype=policy), source)
-    return BlankFiller(model, _tokenizer(source), _origin(source))
+    length = source.text_length
+    return BlankFiller(model, _tokenizer(source), _origin(source), max_seq_length=length)
 
 
 def _text_encoder(source, run, policy):
@@ -154,51 +168,57 @@ def _text_encoder(source, run, policy):
     return TextEncoder(
         _filled(BertEncoder(source.config, seed=None, dtype=policy), source),
         _tokenizer(source),
-        max_seq_length=_max_seq_length(source, run),
+        max_seq_length=source.text_length,
         has_pooler="pooler" in source.parts,
         origin=_origin(source),
     )
 
 
 def _sentence_classifier(source, run, policy):
-    from official_bert.model.classifier import BertClassifier
+    from official_bert.model.fine_tuning import BertClassifier
     from official_bert.prediction.predictors import SentenceClassifier
 
-    outputs = source.head_weights["output_bias"].shape[0]
+    outputs = source.head.num_outputs(source.head_weights)
     model = BertClassifier(source.config, outputs, seed=None, dtype=policy)
     return SentenceClassifier(
         _filled(model, source),
         _tokenizer(source),
         _labels(source, outputs),
-        max_seq_length=_max_seq_length(source, run),
+        max_seq_length=source.text_length,
         takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
         origin=_origin(source),
     )
 
 
 def _question_answerer(source, run, policy):
-    from official_bert.model.question_answering import BertQuestionAnswering
+    from official_bert.model.fine_tuning import BertQuestionAnswering
     from official_bert.prediction.predictors import QuestionAnswerer
+    from official_bert.tasks.squad_data import Windows
 
     model = BertQuestionAnswering(source.config, seed=None, dtype=policy)
     return QuestionAnswerer(
         _filled(model, source),
         source.vocab_file,
         source.do_lower_case,
-        windows=_windows(source, run),
+        windows=Windows(**source.windows),
         version_2_with_negative=run.get("version_2_with_negative", False),
         origin=_origin(source),
     )
 
 
-def _windows(source, run):
-    """The windows of the run; else the official script's, shortened to the model's positions."""
-    from official_bert.tasks.squad_data import Windows
+def _word_tagger(source, run, policy):
+    from official_bert.model.fine_tuning import BertTagger
+    from official_bert.prediction.tagger import WordTagger
 
-    if "windows" in run:
-        return Windows(**run["windows"])
-    longest = min(Windows.max_seq_length, source.max_length)
-    return Windows(longest, doc_stride=longest // 3, max_query_length=longest // 6)
+    outputs = source.head.num_outputs(source.head_weights)
+    model = BertTagger(source.config, outputs, seed=None, dtype=policy)
+    return WordTagger(
+        _filled(model, source),
+        _tokenizer(source),
+        _labels(source, outputs),
+        max_seq_length=source.text_length,
+        origin=_origin(source),
+    )
 
 
 def _labels(source, outputs):
@@ -211,7 +231,7 @@ def _labels(source, outputs):
         found = labels.from_json(contents)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the labels next to {source.path} are damaged: {error}") from None
-    number = len(found.names) if isinstance(found, labels.Classes) else 1
+    number = 1 if isinstance(found, labels.Numbers) else len(found.names)
     if number != outputs:
         raise ValueError(
             f"the labels next to {source.path} must be {outputs}, as the outputs of the model; got "
@@ -237,11 +257,6 @@ def _tokenizer(source):
     from official_bert.data import tokenization
 
     return tokenization.load(str(source.vocab_file), source.do_lower_case)
-
-
-def _max_seq_length(source, run):
-    stages = run.get("stages")
-    return stages[-1]["max_seq_length"] if stages else source.max_length
 
 
 def _origin(source):

@@ -1,7 +1,7 @@
-"""Trained models in use: what `official_bert.load` returns, each a model with its tokenizer."""
+"""The predictors that `official_bert.load` returns: each a model with its tokenizer."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,22 +9,19 @@ from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
 from official_bert.data.tokenization import Casing
-from official_bert.model.classifier import BertClassifier
 from official_bert.model.encoder import BertEncoder
+from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering
 from official_bert.model.pretrainer import BertPretrainer
-from official_bert.model.question_answering import BertQuestionAnswering
 from official_bert.prediction import forward
 from official_bert.prediction.forward import Forward
+from official_bert.prediction.vectors import Embedding
 from official_bert.tasks import squad_decoding, squad_features
-from official_bert.tasks.classification_features import make_features
-from official_bert.tasks.labels import Classes, Numbers
-from official_bert.tasks.metrics import softmax
+from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
+from official_bert.tasks.metrics import sigmoid, softmax
 from official_bert.tasks.squad_data import Question, Windows
 
 _BLANKS_AT_ONCE = 512  # of 30,522 word pieces: 62 MB of logits
-_TEXTS_AT_ONCE = 4096  # whose padded arrays are in memory
 _QUESTIONS_AT_ONCE = 256  # whose logits are in memory
-_WINDOWS_AT_ONCE = 1024  # whose padded arrays are in memory
 
 
 class Guess(NamedTuple):
@@ -34,16 +31,14 @@ class Guess(NamedTuple):
     probability: float
 
 
-class BlankFiller:
+class BlankFiller(Embedding):
     """A pre-trained model together with its vocabulary; made by `official_bert.load`.
 
-    Args:
-        model: The `BertPretrainer`.
-        tokenizer: The tokenizer of its vocabulary, of `tokenization.load`.
-        origin: The checkpoint, for `repr`.
-
     Attributes:
-        model, tokenizer: As given.
+        model: The `BertPretrainer`.
+        tokenizer: The tokenizer of its vocabulary.
+        max_seq_length: Maximum number of word pieces of a text for `embed`, with [CLS] and [SEP];
+            default: the model's positions.
 
     Example:
 
@@ -52,8 +47,16 @@ class BlankFiller:
     [[[Guess(token='length', probability=0.21), Guess(token='value', probability=0.09)]]]
     """
 
-    def __init__(self, model: BertPretrainer, tokenizer: Tokenizer, origin: str):
+    def __init__(
+        self,
+        model: BertPretrainer,
+        tokenizer: Tokenizer,
+        origin: str,
+        *,
+        max_seq_length: int | None = None,
+    ):
         self.model, self.tokenizer, self._origin = model, tokenizer, origin
+        self.max_seq_length = max_seq_length or model.config.max_position_embeddings
         self._forward = Forward(model)
         tokens = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
         self._are_words = np.array([token is not None and token.isalpha() for token in tokens])
@@ -156,30 +159,17 @@ def _with_blanks(rows, blanks):
 # Sentences and pairs of sentences
 
 
-def _over_sentences(
-    runs: Forward,
-    sentences: Sequence[tuple[str, str | None]],
-    tokenizer: Tokenizer,
-    max_seq_length: int,
-    batch_size: int,
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], Any]]:
-    """Numbers of sentences, their padded arrays and their outputs; single sentences come first."""
-    for are_pairs in (False, True):
-        rows = np.array([n for n, (_, b) in enumerate(sentences) if (b is not None) == are_pairs])
-        for start in range(0, len(rows), _TEXTS_AT_ONCE):
-            part = rows[start : start + _TEXTS_AT_ONCE]
-            firsts, seconds = zip(*(sentences[n] for n in part))
-            arrays = make_features(
-                firsts, seconds if are_pairs else None, tokenizer, max_seq_length
-            )
-            for numbers, outputs in runs.over_arrays(arrays, batch_size):
-                yield part[numbers], {n: array[numbers] for n, array in arrays.items()}, outputs
-
-
 class ClassPrediction(NamedTuple):
     """The likeliest class, and the probability of each class by name."""
 
     label: str
+    probabilities: dict[str, float]
+
+
+class LabelsPrediction(NamedTuple):
+    """The labels above the threshold, likeliest first, and the probability of each by name."""
+
+    labels: list[str]
     probabilities: dict[str, float]
 
 
@@ -189,19 +179,15 @@ class NumberPrediction(NamedTuple):
     number: float
 
 
-class SentenceClassifier:
+class SentenceClassifier(Embedding):
     """A fine-tuned classifier together with its vocabulary; made by `official_bert.load`.
 
-    Args:
+    Attributes:
         model: The `BertClassifier`.
-        tokenizer: The tokenizer of its vocabulary, of `tokenization.load`.
-        labels: The classes or numbers that it predicts.
+        tokenizer: The tokenizer of its vocabulary.
+        labels: The classes, labels or numbers that it predicts.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
         takes_pairs: Whether it was trained on pairs of sentences; `None` if unknown.
-        origin: The checkpoint, for `repr`.
-
-    Attributes:
-        model, tokenizer, labels, max_seq_length, takes_pairs: As given.
 
     Example:
 
@@ -214,7 +200,7 @@ class SentenceClassifier:
         self,
         model: BertClassifier,
         tokenizer: Tokenizer,
-        labels: Classes | Numbers,
+        labels: Labels,
         *,
         max_seq_length: int,
         takes_pairs: bool | None,
@@ -225,16 +211,22 @@ class SentenceClassifier:
         self._origin, self._forward = origin, Forward(model)
 
     def __repr__(self):
-        says = "a number"
+        kind = "a number"
         if isinstance(self.labels, Classes):
-            says = f"one of {len(self.labels.names)} classes"
+            kind = f"one of {len(self.labels.names)} classes"
+        elif isinstance(self.labels, LabelSets):
+            kind = f"any of {len(self.labels.names)} labels"
         of = {None: "sentences or pairs", True: "pairs of sentences", False: "sentences"}
-        return f"<SentenceClassifier: {says}, of {of[self.takes_pairs]}, from {self._origin}>"
+        return f"<SentenceClassifier: {kind}, of {of[self.takes_pairs]}, from {self._origin}>"
 
     def predict(
-        self, texts: Iterable[str | Sequence[str]], *, batch_size: int = 32
-    ) -> list[ClassPrediction] | list[NumberPrediction]:
-        """The predicted class or number of each text.
+        self,
+        texts: Iterable[str | Sequence[str]],
+        *,
+        batch_size: int = 32,
+        threshold: float | None = None,
+    ) -> list[ClassPrediction] | list[LabelsPrediction] | list[NumberPrediction]:
+        """The predicted class, labels or number of each text.
 
         A text with more than `max_seq_length` word pieces is cut at its end; in a pair, pieces are
         removed from the end of the longer sentence, as in training.
@@ -242,15 +234,19 @@ class SentenceClassifier:
         Args:
             texts: Sentences, or pairs of them, (first, second).
             batch_size: Texts computed at once.
+            threshold: Of a model of several labels: the probability that a label must exceed to be
+                predicted; by default one half.
 
         Returns:
-            A `ClassPrediction` for each, or a `NumberPrediction`.
+            A `ClassPrediction`, `LabelsPrediction` or `NumberPrediction` for each.
 
         Raises:
             ValueError: if an entry is not a text, or is a pair for a model of single sentences, or
-                the other way round.
+                the other way round; or the threshold is of no use.
         """
         sentences = forward.sentences(texts)
+        if threshold is not None:
+            self._check_threshold(threshold)
         for number, (_, second) in enumerate(sentences):
             if self.takes_pairs not in (None, second is not None):
                 kinds = ("a single sentence", "a pair of sentences, (first, second)")
@@ -260,17 +256,35 @@ class SentenceClassifier:
                 )
         outputs = np.zeros((len(sentences), self.model.num_outputs), np.float32)
         settings = self.tokenizer, self.max_seq_length, batch_size
-        for numbers, _, found in _over_sentences(self._forward, sentences, *settings):
+        for numbers, _, found in self._forward.over_sentences(sentences, *settings):
             outputs[numbers] = found
         forward.require_finite(outputs)
         if isinstance(self.labels, Numbers):
             clipped = np.clip(outputs[:, 0], self.labels.low, self.labels.high)
             return [NumberPrediction(number) for number in clipped.tolist()]
         names = self.labels.names
+        if isinstance(self.labels, LabelSets):
+            least = 0.5 if threshold is None else threshold
+            return [_labels_above(least, names, row) for row in sigmoid(outputs)]
         return [
             ClassPrediction(names[int(np.argmax(row))], dict(zip(names, row.tolist())))
             for row in softmax(outputs)
         ]
+
+    def _check_threshold(self, threshold):
+        if not isinstance(self.labels, LabelSets):
+            raise ValueError(
+                f"threshold must be left out: {self!r} does not predict several labels; got "
+                f"{threshold!r}."
+            )
+        if not (isinstance(threshold, int | float) and 0 <= threshold <= 1):
+            raise ValueError(f"threshold must be a probability, 0 to 1; got {threshold!r}.")
+
+
+def _labels_above(threshold, names, probabilities):
+    order = np.argsort(-probabilities, kind="stable")
+    found = [names[n] for n in order if probabilities[n] > threshold]
+    return LabelsPrediction(found, dict(zip(names, probabilities.tolist())))
 
 
 class Encoding(NamedTuple):
@@ -287,18 +301,14 @@ class Encoding(NamedTuple):
     pooled: np.ndarray | None
 
 
-class TextEncoder:
+class TextEncoder(Embedding):
     """A bare encoder together with its vocabulary; made by `official_bert.load`.
 
-    Args:
+    Attributes:
         model: The `BertEncoder`.
-        tokenizer: The tokenizer of its vocabulary, of `tokenization.load`.
+        tokenizer: The tokenizer of its vocabulary.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
         has_pooler: Whether the checkpoint has a pooler.
-        origin: The checkpoint, for `repr` and errors.
-
-    Attributes:
-        model, tokenizer, max_seq_length, has_pooler: As given.
 
     Example:
 
@@ -344,7 +354,7 @@ class TextEncoder:
                 )
         found: dict[int, Encoding] = {}
         settings = self.tokenizer, self.max_seq_length, batch_size
-        for numbers, arrays, outputs in _over_sentences(self._forward, sentences, *settings):
+        for numbers, arrays, outputs in self._forward.over_sentences(sentences, *settings):
             vectors, pooled = (outputs[n].astype(np.float32) for n in ("sequence", "pooled"))
             forward.require_finite(vectors)
             for row, length in enumerate(arrays["input_mask"].sum(axis=1)):
@@ -367,8 +377,8 @@ class Answer(NamedTuple):
         start: Number of its first character in the context.
         stop: One past the last.
         probability: Its share among the best candidates, no answer included if that is one.
-        null_odds: Score of no answer minus that of the best piece; `None` if every question is
-            assumed to have an answer.
+        null_odds: Score of no answer minus the best piece's; `None` if every question is assumed
+            to have an answer.
     """
 
     text: str
@@ -378,20 +388,15 @@ class Answer(NamedTuple):
     null_odds: float | None
 
 
-class QuestionAnswerer:
+class QuestionAnswerer(Embedding):
     """A fine-tuned model for questions with its vocabulary; made by `official_bert.load`.
 
-    Args:
-        model: The `BertQuestionAnswering`.
-        vocab_file: Its vocabulary.
-        do_lower_case: Whether that is an uncased one.
-        windows: How contexts are cut into windows.
-        version_2_with_negative: Whether it was trained on questions without an answer, too.
-        origin: The checkpoint, for `repr`.
-
     Attributes:
-        model, windows, version_2_with_negative: As given.
-        tokenizer: The tokenizer of the vocabulary.
+        model: The `BertQuestionAnswering`.
+        tokenizer: The tokenizer of its vocabulary.
+        windows: The lengths of the windows of a context.
+        max_seq_length: The length of a window.
+        version_2_with_negative: Whether it was trained on questions without an answer, too.
 
     Example:
 
@@ -411,6 +416,7 @@ class QuestionAnswerer:
         origin: str,
     ):
         self.model, self.windows = model, windows
+        self.max_seq_length = windows.max_seq_length
         self.version_2_with_negative = version_2_with_negative
         self.tokenizer: Tokenizer = tokenization.load(str(vocab_file), do_lower_case)
         self._vocabulary, self._origin = (str(vocab_file), do_lower_case), origin
@@ -439,8 +445,8 @@ class QuestionAnswerer:
         Args:
             questions: Pairs (question, context).
             version_2_with_negative: Whether questions may have no answer; default: as in training.
-            null_score_diff_threshold: Margin by which the score of no answer must exceed that of
-                the best piece.
+            null_score_diff_threshold: Margin by which the score of no answer must exceed the best
+                piece's.
             batch_size: Windows computed at once.
 
         Returns:
@@ -463,20 +469,11 @@ class QuestionAnswerer:
         for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
             part = asked[start : start + _QUESTIONS_AT_ONCE]
             features = squad_features.make_features(part, *self._vocabulary, self.windows)
-            logits = self._logits(features, batch_size)
+            shape = self.windows.max_seq_length, 2
+            logits = self._forward.whole(features, batch_size, shape)
+            forward.require_finite(logits)
             found += squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
         return list(map(_answer, found))
-
-    def _logits(self, features, batch_size):
-        """Start and end logits of all windows, (windows, max_seq_length, 2); 0 for padding."""
-        logits = np.zeros((len(features), self.windows.max_seq_length, 2), np.float32)
-        for start in range(0, len(features), _WINDOWS_AT_ONCE):
-            rows = np.arange(start, min(start + _WINDOWS_AT_ONCE, len(features)))
-            arrays = features.batch(rows)
-            for numbers, outputs in self._forward.over_arrays(arrays, batch_size):
-                logits[rows[numbers], : outputs.shape[1]] = outputs
-        forward.require_finite(logits)
-        return logits
 
 
 def _answer(prediction: squad_decoding.Prediction) -> Answer:

@@ -30,7 +30,7 @@ def make_features(
     longer sentence, from the second if both are equally long, as in the official script.
 
     Args:
-        sentences1: N sentences; an empty one has no pieces.
+        sentences1: N sentences, which may be empty.
         sentences2: N second sentences of pairs; None for single sentences.
         tokenizer: Of `tokenization.load`.
         max_seq_length: Number of pieces per example, with [CLS], [SEP] and padding.

@@ -1,4 +1,4 @@
-"""The sets of a sentence classification task: those of GLUE, or tables of the user.
+"""The sets of a sentence classification task: GLUE's, or tables of the user.
 
 Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
 Understanding", ICLR 2019 (arXiv:1804.07461). The files are those of the benchmark's download.
@@ -11,17 +11,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from official_bert.data.tokenization import Casing
-from official_bert.model.config import BertConfig
 from official_bert.system.whole_files import write_text
 from official_bert.tasks import labels, tables
 from official_bert.tasks.classification import Classification
-from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
 from official_bert.tasks.tables import Columns, Examples
 
 _SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
 _COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
-_METRICS_OF_CLASSES = ("accuracy", "f1_macro", "matthews_correlation")
-_METRICS_OF_NUMBERS = ("pearson", "spearman")
+_METRICS = {
+    Classes: ("accuracy", "f1_macro", "matthews_correlation"),
+    Numbers: ("pearson", "spearman"),
+    LabelSets: ("f1_micro", "f1_macro", "mean_average_precision"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +183,7 @@ def find_file(one: GlueTask, data_dir: str, split: str) -> str:
     )
 
 
-# What is learned from, evaluated on and predicted
+# The sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,15 +211,6 @@ class Sets:
     train_file: str | None = None
     dev_files: dict[str, str] = dataclasses.field(default_factory=dict)
     unlabelled: dict[str, Unlabelled] = dataclasses.field(default_factory=dict)
-
-    def check(self, max_seq_length: int, config: BertConfig) -> None:
-        """Reads all labelled sets, to fail early.
-
-        Raises:
-            ValueError: a table is missing or broken, or has unknown labels.
-        """
-        for file in filter(None, (self.train_file, *self.dev_files.values())):
-            self.task.labelled_arrays(file, max_seq_length, config)
 
 
 def of_glue(
@@ -274,10 +267,11 @@ def of_glue(
 
 def of_tables(
     columns: Columns,
-    known_labels: Classes | Numbers | None,
+    known_labels: Labels | None,
     vocab_file: str,
     do_lower_case: Casing,
     *,
+    several_labels: bool = False,
     numbers_are_classes: bool = False,
     train_file: str | None = None,
     dev_file: str | None = None,
@@ -287,8 +281,9 @@ def of_tables(
 
     Args:
         columns: The names of their columns.
-        known_labels: The classes or numbers; `None`: the classes found in `train_file`.
+        known_labels: The labels; `None`: those found in `train_file`.
         vocab_file, do_lower_case: As of `Classification`.
+        several_labels: Whether those are sets of labels, else classes.
         numbers_are_classes: As of `labels.find_classes`.
         train_file, dev_file, predict_file: The requested tables.
 
@@ -297,7 +292,11 @@ def of_tables(
     """
     if known_labels is None:
         assert train_file  # the commands require it to find labels
-        known_labels = labels.find_classes(tables.read(train_file, columns), numbers_are_classes)
+        examples = tables.read(train_file, columns, label_lists=several_labels)
+        if several_labels:
+            known_labels = labels.find_label_sets(examples)
+        else:
+            known_labels = labels.find_classes(examples, numbers_are_classes)
     return Sets(
         task=Classification(
             labels=known_labels,
@@ -305,7 +304,7 @@ def of_tables(
             vocab_file=vocab_file,
             do_lower_case=do_lower_case,
         ),
-        metrics=_METRICS_OF_CLASSES if isinstance(known_labels, Classes) else _METRICS_OF_NUMBERS,
+        metrics=_METRICS[type(known_labels)],
         train_file=train_file,
         dev_files={"eval": dev_file} if dev_file else {},
         unlabelled=_own_unlabelled(predict_file, columns),
@@ -340,7 +339,7 @@ def write_predictions(
     Returns:
         The paths: the predictions in the form of the leaderboard, with the columns `index` and
         `prediction`; and `{name}_results.tsv` as the official script writes it, one line per
-        example with the probability of each class, or the number.
+        example with the probability of each class or label, or the number.
 
     Raises:
         ValueError: a label or an index cannot be written to a TSV file.

@@ -1,7 +1,8 @@
-"""Labels of sentence classification: classes and numbers, found, encoded, decoded and saved.
+"""Labels of sentence classification: classes, numbers and sets of labels.
 
-Labels are text in the tables, integers or floats in the model. The classes are found once, in the
-training data; their order is that of the model's outputs and is saved next to the model.
+Labels are text in the tables, integers or floats in the model. Their names are found once, in the
+training data, in the order of the model's outputs, and saved next to the model. A set of labels is
+written `anger|joy`, or as a JSON list.
 """
 
 import dataclasses
@@ -11,9 +12,11 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
+from official_bert.system import messages
 from official_bert.system.whole_files import write_text
 from official_bert.tasks.tables import Examples
 
@@ -21,6 +24,7 @@ _MAX_NAMED = 10  # in a message
 _MANY = 20  # different numbers are hardly classes, unless they are 0, 1, 2, …
 _DECIMAL = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]*))?")
 _LARGEST = float(np.finfo(np.float32).max)
+_SEPARATOR = "|"  # of the labels in a cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +43,8 @@ class Classes:
         Raises:
             ValueError: there are no labels, or some are not among these classes.
         """
-        keys = Counter(map(comparable, self.names))  # only unambiguous ones stand for a class
-        numbers = {comparable(n): i for i, n in enumerate(self.names) if keys[comparable(n)] == 1}
-        numbers |= {name: number for number, name in enumerate(self.names)}
         names = [label.strip() for label in _require_labels(examples)]
-        for name in {*names} - {*numbers}:
-            if comparable(name) in numbers:
-                numbers[name] = numbers[comparable(name)]
-        unknown = Counter(name for name in names if name not in numbers)
-        if unknown:
-            line = next(n for n, name in zip(examples.lines, names) if name in unknown)
-            hint = "Correct the labels, or train on them."
-            if all(re.fullmatch(r"LABEL_[0-9]+", name) for name in self.names):
-                hint = "Write the names into id2label in the checkpoint's config.json."
-            raise ValueError(
-                f"{examples.path}, line {line}: labels must be among the classes of training, "
-                f"{_named(self.names)}; got {_named(unknown)}. {hint}"
-            )
+        numbers = _class_numbers(self.names, examples, [[name] for name in names])
         return np.fromiter(map(numbers.__getitem__, names), np.int32, len(names))
 
     def decode(self, predictions: np.ndarray) -> list[str]:
@@ -65,11 +54,7 @@ class Classes:
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Numbers, such as scores.
-
-    Attributes:
-        low, high: The bounds of the scale, if it has some; predictions are clipped to them.
-    """
+    """Numbers, such as scores, with the bounds of their scale, to which predictions are clipped."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -96,6 +81,103 @@ class Numbers:
         predictions = np.asarray(predictions, np.float32)
         clipped = np.clip(predictions, np.float32(self.low), np.float32(self.high))
         return [np.format_float_positional(value, trim="0") for value in clipped]
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelSets:
+    """Any number of labels at once; the index in `names` is the number of a label's output."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self):
+        if not self.names or len(set(self.names)) < len(self.names):
+            raise ValueError(f"labels must be one or more different names; got {self.names!r}.")
+
+    def encode(self, examples: Examples) -> np.ndarray:
+        """1 for each label of an example, else 0: float32 of shape (examples, labels).
+
+        Raises:
+            ValueError: there are no labels, or some are not among these.
+        """
+        sets = _label_sets(examples)
+        numbers = _class_numbers(self.names, examples, sets)
+        found = np.zeros((len(sets), len(self.names)), np.float32)
+        for row, names in zip(found, sets):
+            row[[numbers[name] for name in names]] = 1
+        return found
+
+    def decode(self, predictions: np.ndarray) -> list[str]:
+        """The labels with positive logits, whose probability exceeds one half, as `split` reads."""
+        return [_joined([self.names[n] for n in np.flatnonzero(row > 0)]) for row in predictions]
+
+
+Labels = Classes | Numbers | LabelSets
+
+
+def _class_numbers(
+    ours: Sequence[str], examples: Examples, used: Sequence[Sequence[str]]
+) -> dict[str, int]:
+    """The number of each name that the rows use, by its exact or else its comparable form."""
+    keys = Counter(map(comparable, ours))  # only unambiguous ones name a class
+    numbers = {comparable(n): i for i, n in enumerate(ours) if keys[comparable(n)] == 1}
+    numbers |= {name: number for number, name in enumerate(ours)}
+    for name in {*chain.from_iterable(used)} - {*numbers}:
+        if comparable(name) in numbers:
+            numbers[name] = numbers[comparable(name)]
+    unknown = Counter(name for name in chain.from_iterable(used) if name not in numbers)
+    if unknown:
+        rows = zip(examples.lines, used)
+        line = next(n for n, names in rows if not unknown.keys().isdisjoint(names))
+        hint = "Correct the labels, or train on them."
+        if all(re.fullmatch(r"LABEL_[0-9]+", name) for name in ours):
+            hint = "Write the names into id2label in the checkpoint's config.json."
+        raise ValueError(
+            f"{examples.path}, line {line}: labels must be among the classes of training, "
+            f"{named(ours)}; got {named(unknown)}. {hint}"
+        )
+    return numbers
+
+
+def split(cell: str) -> list[str]:
+    """The labels in a cell, without empty ones.
+
+    Raises:
+        ValueError: it is in brackets, but no JSON list of texts and numbers.
+
+    Examples:
+        >>> split("anger | joy"), split('["anger|joy", 3]'), split("")
+        (['anger', 'joy'], ['anger|joy', '3'], [])
+    """
+    cell = cell.strip()
+    found: list = cell.split(_SEPARATOR)
+    if cell[:1] + cell[-1:] == "[]":
+        found = json.loads(cell)
+        if not all(isinstance(label, str | int | float) for label in found):
+            raise ValueError("one is no text or number")
+    texts = (one if isinstance(one, str) else json.dumps(one) for one in found)
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _joined(names: list[str]) -> str:
+    """The text that `split` splits into these names."""
+    text = _SEPARATOR.join(names)
+    plain = text[:1] + text[-1:] != "[]" and not any(_SEPARATOR in name for name in names)
+    return text if plain else json.dumps(names, ensure_ascii=False)
+
+
+def _label_sets(examples: Examples) -> list[list[str]]:
+    if examples.labels is None:
+        raise ValueError(f"{examples.path} must be read with labels; got examples without.")
+    found = []
+    for line, cell in zip(examples.lines, examples.labels):
+        try:
+            found.append(split(cell))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f'{examples.path}, line {line}: labels must be separated by "{_SEPARATOR}", or be '
+                f'a list of JSON, such as ["a", "b"]; got {cell[:40]!r} ({error}).'
+            ) from None
+    return found
 
 
 def comparable(name: str) -> str:
@@ -160,17 +242,52 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     found = {names[0] if len(names) == 1 else value for value, names in spellings.items()}
     if len(found) < 2:
         raise ValueError(
-            f"{examples.path} must have at least two different labels; got only {_named(found)}. "
+            f"{examples.path} must have at least two different labels; got only {named(found)}. "
             "Is label_column the right column?"
         )
     if not numbers_are_classes:
         _require_no_measurements(examples.path, found)
     for warning in _suspicious(examples, spellings):
         print(f"warning: {examples.path}: {warning}", flush=True)
-    are_integers = all(re.fullmatch(r"[+-]?[0-9]{1,18}", _decimal(n) or n) for n in found)
-    return Classes(
-        tuple(sorted(found, key=lambda n: (int(_decimal(n) or n) if are_integers else 0, n)))
-    )
+    return Classes(_in_order(found))
+
+
+def find_label_sets(examples: Examples) -> LabelSets:
+    """The labels of a training set, in the order of `find_classes`.
+
+    Prints how many rows have none. Warns of names that differ only in case or hyphens, of labels
+    that hardly repeat, and of several labels that seem to be one.
+
+    Raises:
+        ValueError: there are no labels, or a cell is no set of labels.
+    """
+    sets = _label_sets(examples)
+    found = {*chain.from_iterable(sets)}
+    if not found:
+        raise ValueError(
+            f"{examples.path} must have at least one label; got none. Is label_column the right "
+            "column?"
+        )
+    for warning in _suspicious(examples, {name: [name] for name in sorted(found)}):
+        messages.warn(f"{examples.path}: {warning}")
+    for name in sorted(found):
+        parts = [part.strip() for part in re.split("[,;]", name)]
+        if len(parts) > 1 and {*parts} <= found:
+            messages.warn(
+                f"{examples.path}: {name!r} is one label; if it is several, separate them by "
+                f'"{_SEPARATOR}".'
+            )
+    without = sum(not names for names in sets)
+    if without:
+        print(f"{examples.path}: {without:,} of {len(sets):,} rows have no label")
+    return LabelSets(_in_order(found))
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Integers by value, other names by their code points."""
+    values = {name: _decimal(name) or name for name in names}
+    are_integers = all(re.fullmatch(r"[+-]?[0-9]{1,18}", value) for value in values.values())
+    return tuple(sorted(values, key=lambda n: (int(values[n]) if are_integers else 0, n)))
 
 
 def _require_no_measurements(path, names):
@@ -191,14 +308,14 @@ def _suspicious(examples, spellings):
     """Warnings about merged and about suspicious labels."""
     for value, names in spellings.items():
         if len(names) > 1:
-            yield f"the labels {_named(names)} are one number, and one class: {value!r}."
+            yield f"the labels {named(names)} are one number, and one class: {value!r}."
     alike = defaultdict(list)
     for value in spellings:
         alike[comparable(value)].append(value)
     for names in alike.values():
         if len(names) > 1:
             yield (
-                f"the labels {_named(names)} are different classes; if they are one, write them "
+                f"the labels {named(names)} are different classes; if they are one, write them "
                 "alike."
             )
     if len(spellings) > max(_MANY, len(examples) / 2):
@@ -223,17 +340,19 @@ def _decimal(name: str) -> str | None:
     return f"-{value}" if found[1] == "-" and value != "0" else value
 
 
-def save(labels: Classes | Numbers, path: str) -> None:
+def save(labels: Labels, path: str) -> None:
     """Writes a JSON file that `load` reads."""
     if isinstance(labels, Classes):
         contents: dict[str, list] = {"classes": list(labels.names)}
+    elif isinstance(labels, LabelSets):
+        contents = {"labels": list(labels.names)}
     else:
         contents = {"number": [v if math.isfinite(v) else None for v in (labels.low, labels.high)]}
     write_text(path, json.dumps(contents, ensure_ascii=False, indent=1) + "\n")
 
 
-def load(path: str) -> Classes | Numbers:
-    """Reads what `save` wrote.
+def load(path: str) -> Labels:
+    """Reads the file of `save`.
 
     Raises:
         ValueError: the file is missing or damaged.
@@ -253,17 +372,18 @@ def load(path: str) -> Classes | Numbers:
         ) from None
 
 
-def from_json(contents: dict) -> Classes | Numbers:
+def from_json(contents: dict) -> Labels:
     """Labels from the contents of their file.
 
     Raises:
         ValueError, KeyError, TypeError: the contents are damaged.
     """
-    if "classes" in contents:
-        names = contents["classes"]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"classes must be a list of names; got {names!r:.99}")
-        return Classes(tuple(names))
+    for kind, make in ("classes", Classes), ("labels", LabelSets):
+        if kind in contents:
+            names = contents[kind]
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f"{kind} must be a list of names; got {names!r:.99}")
+            return make(tuple(names))
     low, high = contents["number"]
     if not {type(low), type(high)} <= {int, float, type(None)}:
         raise TypeError(f"bounds must be two numbers or null; got {contents['number']!r:.99}")
@@ -289,7 +409,8 @@ def _to_number(label: str) -> float:
         return math.nan
 
 
-def _named(names: Iterable[str]) -> str:
+def named(names: Iterable[str]) -> str:
+    """Some names, for a message."""
     names = list(names)
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(repr(name[:40]) for name in names[:_MAX_NAMED]) + more

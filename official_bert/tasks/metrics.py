@@ -1,8 +1,8 @@
-"""Metrics of fine-tuning: GLUE's, from predictions and labels; summaries over seeds; their files.
+"""Metrics of fine-tuning, from predictions and labels; summaries over seeds; their files.
 
-GLUE's are computed in float64 and equal those of scikit-learn and SciPy, except where these give
-NaN: a correlation with a constant is undefined, and is 0 here, as Matthews' is by convention. NaN
-could neither be compared, nor averaged over seeds, nor written as JSON.
+They are computed in float64 and equal scikit-learn's and SciPy's, except where these give NaN: a
+correlation with a constant is 0 here, as Matthews' is by convention. NaN could neither be compared,
+nor averaged over seeds, nor written as JSON.
 """
 
 import json
@@ -24,7 +24,12 @@ def softmax(logits: Sequence[float] | np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=-1, keepdims=True)
 
 
-# Of one set
+def sigmoid(logits: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The probability of each logit, float64."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
+
+
+# Metrics of one set
 
 
 def compute(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -32,8 +37,9 @@ def compute(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -
 
     Args:
         names: Some of `METRICS`.
-        predictions: Predicted class numbers or finite numbers, (N,), at least one.
-        labels: True ones, likewise.
+        predictions: Predicted class numbers or finite numbers, (N,), at least one; or the finite
+            logits of labels, (N, K).
+        labels: True ones, (N,); or 1 for each true label and 0 for others, (N, K).
 
     Returns:
         Fractions of 1, not percentages.
@@ -58,10 +64,30 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1_macro(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """The mean of F1 over the classes that are predicted or true of some example."""
+    """The mean of F1 over the classes that are predicted or true of some example.
+
+    Of labels: over all of them; that of a label which is neither predicted nor true is 0.
+    """
+    if labels.ndim == 2:
+        both = (predictions > 0).sum(0) + labels.sum(0)
+        return float(np.mean(2 * _hits(predictions, labels) / np.maximum(both, 1)))
     counts = _confusion(predictions, labels)
     occurs = (counts.sum(0) + counts.sum(1)) > 0
     return float(_f1_of_classes(counts)[occurs].mean())
+
+
+def f1_micro(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of all labels together; predicted are those with positive logits."""
+    both = (predictions > 0).sum() + labels.sum()
+    return float(2 * _hits(predictions, labels).sum() / max(both, 1))
+
+
+def mean_average_precision(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over labels of the average precision; that of a label that is never true is 0.
+
+    Average precision is Σ (Rᵢ − Rᵢ₋₁) Pᵢ with the precision and recall at each distinct logit.
+    """
+    return float(np.mean([_average_precision(*column) for column in zip(predictions.T, labels.T)]))
 
 
 def matthews_correlation(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -92,6 +118,8 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy,
     "f1": f1,
     "f1_macro": f1_macro,
+    "f1_micro": f1_micro,
+    "mean_average_precision": mean_average_precision,
     "matthews_correlation": matthews_correlation,
     "pearson": pearson,
     "spearman": spearman,
@@ -110,6 +138,19 @@ def _f1_of_classes(counts: np.ndarray) -> np.ndarray:
     return 2 * np.diagonal(counts) / np.maximum(of_both, 1)
 
 
+def _hits(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How often each label is predicted and true."""
+    return ((logits > 0) & (labels > 0)).sum(0)
+
+
+def _average_precision(logits: np.ndarray, labels: np.ndarray) -> float:
+    order = np.argsort(-logits, kind="stable")
+    hits = np.cumsum(labels[order], dtype=np.float64)
+    last = np.flatnonzero(np.diff(logits[order], append=-np.inf))  # of each distinct logit
+    gained = np.diff(hits[last], prepend=0.0)
+    return float(gained @ (hits[last] / (last + 1)) / max(hits[-1], 1.0))
+
+
 def _centered(values: np.ndarray) -> np.ndarray:
     """Deviations from the mean over the largest one; exactly zeros if all values are equal."""
     values = np.asarray(values, np.float64)
@@ -121,7 +162,7 @@ def _centered(values: np.ndarray) -> np.ndarray:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; those of equal values are the mean of their places."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[where]
 
@@ -144,14 +185,15 @@ def summary(
     """
     found = {}
     for name in of_seeds[0]:
-        if name.endswith(left_out):
+        whole, _, _ = name.partition("/")  # without the class that it is of
+        if whole.endswith(left_out):
             continue
         values = [one[name] for one in of_seeds]
         found[name] = {
             "mean": statistics.fmean(values),
             "standard_deviation": statistics.stdev(values) if len(values) > 1 else None,
             "median": statistics.median(values),
-            "best": min(values) if name.endswith(_LOWER_IS_BETTER) else max(values),
+            "best": min(values) if whole.endswith(_LOWER_IS_BETTER) else max(values),
         }
     return found
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
-from official_bert.model.tensor_types import Tensor, Tensors
 from official_bert.protocols import Lengths, Task
 from official_bert.system import settings
 from official_bert.system.settings import setting
@@ -25,8 +25,7 @@ _OF_NEXT_SENTENCE = ("bert/pooler/", "cls/seq_relationship/")
 class Pretraining(Task):
     """The pre-training task (arXiv 1810.04805): model, batches, losses, metrics.
 
-    What needs Keras is imported when it is used, because the flags of `run_pretraining` are made
-    from the fields.
+    Keras is imported when it is used: the flags of `run_pretraining` are made of the fields.
     """
 
     use_next_sentence_label: bool = setting("Train the next-sentence task.", True)
@@ -70,7 +69,7 @@ class Pretraining(Task):
         settings.check(self)
 
     def describe(self) -> dict:
-        """The entries of `run.json`: they are next to the run's own."""
+        """The entries of `run.json`, next to the run's own."""
         return dataclasses.asdict(self)
 
     def check(self, lengths: Lengths) -> None:
@@ -104,10 +103,9 @@ class Pretraining(Task):
         shard: tuple[int, int],
         held_out: bool = False,
     ) -> "Batches":
-        """An `input_pipeline.Batches` of a stage's shapes: training's, or those held out in order.
+        """An `input_pipeline.Batches` of a stage's shapes: for training, or held out in order.
 
-        Training follows `masked_lm_prob` and its like; held-out records are masked as they were
-        made to be.
+        The settings of masking hold for training; held-out records are masked as when made.
         """
         from official_bert.data.input_pipeline import Batches
 
@@ -152,7 +150,7 @@ class Pretraining(Task):
     def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
         """Means from a vector of `sums`: losses in nats, accuracies in [0, 1], and `loss`.
 
-        NaN where nothing was summed up, as where every update of a window was skipped.
+        NaN of zeros, as in a window in which every update was skipped.
         """
         values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
         parts = ("masked_lm", "next_sentence") if self.use_next_sentence_label else ("masked_lm",)
@@ -165,20 +163,14 @@ class Pretraining(Task):
         return metrics
 
     def baseline_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
-        """How often each word piece is a label of a batch: a vector."""
+        """Counts of each word piece as a label of a batch: a vector."""
         ids, weights = batch["masked_lm_ids"].ravel(), batch["masked_lm_weights"].ravel()
         return np.bincount(ids, weights, minlength=config.vocab_size)
 
     def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-        """`metrics`, and those of a baseline.
+        """`metrics`, the number of `examples`, and a baseline's accuracy.
 
-        Args:
-            sums: Vector of `sums` over all held-out examples.
-            counts: The `baseline_counts` over all of them.
-
-        Returns:
-            `metrics`, `most_frequent_token_accuracy`: what always guessing the commonest of the
-            held-out labels would get, and `examples`: how many were counted.
+        The baseline always predicts the commonest of the held-out labels.
         """
         return {
             **self.metrics(sums),

@@ -12,9 +12,9 @@ from keras import ops
 from official_bert.data import text_files, tokenization
 from official_bert.data.row_batches import RowBatches
 from official_bert.data.tokenization import Casing
+from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
-from official_bert.model.question_answering import BertQuestionAnswering
-from official_bert.model.tensor_types import Tensor, Tensors
+from official_bert.model.fine_tuning import BertQuestionAnswering
 from official_bert.protocols import Lengths, Task
 from official_bert.tasks import squad_data, squad_evaluation, squad_features
 from official_bert.tasks.squad_data import Counts, Dataset, Question, Windows
@@ -29,13 +29,13 @@ class QuestionAnswering(Task):
 
     An example is a window. The loss is the mean of two cross-entropies, in nats: of the answer's
     first position and of its last, over all positions of the window, padding too, as in the
-    official script. Where a window does not hold the whole answer, both are those of [CLS].
+    official script. Both are at [CLS] in a window that does not hold the whole answer.
 
     Args:
         vocab_file: The vocabulary that the model was pre-trained with.
         do_lower_case: Whether that is an uncased one.
         version_2_with_negative: Whether questions may have no answer.
-        windows: How windows are cut; its `max_seq_length` is that of the stages.
+        windows: Lengths of windows; the stages have the same `max_seq_length`.
     """
 
     vocab_file: str
@@ -48,7 +48,7 @@ class QuestionAnswering(Task):
     progress: ClassVar[dict[str, str]] = {"span_accuracy": "spans {:.1%}"}
 
     def describe(self) -> dict:
-        """The entries of `run.json`; the fingerprint of the windows stands there anyway."""
+        """The entries of `run.json`, which has a fingerprint of the windows, too."""
         return {
             "task": "question answering",
             "version_2_with_negative": self.version_2_with_negative,
@@ -73,7 +73,7 @@ class QuestionAnswering(Task):
         return BertQuestionAnswering(config, seed=seed, dtype=dtype)
 
     def is_trainable(self, path: str) -> bool:
-        """Whether a variable is of use: the pooler is not."""
+        """Whether a variable is used: the pooler is not."""
         return not path.startswith(_POOLER)
 
     def batches(
@@ -97,8 +97,7 @@ class QuestionAnswering(Task):
         Raises:
             ValueError: as `read` and `features`.
         """
-        stamps = tuple(map(text_files.stamp, files))
-        return _labelled_features(self, tuple(files), stamps, config.vocab_size)
+        return _labelled_features(self, (*files,), (*map(text_files.stamp, files),), config)
 
     def read(self, file: str) -> tuple[list[Question], Counts]:
         """The questions of a file that can be trained on; see `squad_data.for_training`.
@@ -120,7 +119,7 @@ class QuestionAnswering(Task):
         """The questions of a file to answer.
 
         Args:
-            file: SQuAD's JSON; answers are needed only to score.
+            file: As of `squad_data.read`; answers are needed only to score.
             scored: Whether the answers are to be scored.
 
         Raises:
@@ -131,8 +130,9 @@ class QuestionAnswering(Task):
         marked = sum(question.is_impossible for question in dataset.questions)
         if marked and not self.version_2_with_negative:
             raise ValueError(
-                f"{file} must have no question marked is_impossible; got {marked} of "
-                f"{len(dataset.questions)}. Give --version_2_with_negative, or another file."
+                f"{file} must have no unanswerable question (marked is_impossible, or with empty "
+                f"answers in the flat layout); got {marked} of {len(dataset.questions)}. Give "
+                "--version_2_with_negative, or another file."
             )
         if scored:
             try:
@@ -147,11 +147,8 @@ class QuestionAnswering(Task):
         Raises:
             ValueError: the vocabulary is not the model's, or as `squad_features.make_features`.
         """
-        return self._features(questions, config.vocab_size)
-
-    def _features(self, questions, vocab_size):
         vocabulary = tokenization.read_vocabulary(self.vocab_file)
-        tokenization.require_within(vocab_size, vocabulary, self.vocab_file)
+        tokenization.require_within(config.vocab_size, vocabulary, self.vocab_file)
         return squad_features.make_features(
             questions, self.vocab_file, self.do_lower_case, self.windows
         )
@@ -179,10 +176,7 @@ class QuestionAnswering(Task):
         }
 
     def metrics(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
-        """`loss` and `span_accuracy` from a vector of `sums`.
-
-        NaN where nothing was summed up, as where every update of a window was skipped.
-        """
+        """`loss` and `span_accuracy` from a vector of `sums`; NaN of zeros."""
         values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
         examples = values["examples"] or np.nan
         return {
@@ -191,15 +185,15 @@ class QuestionAnswering(Task):
         }
 
     def baseline_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
-        """How often each span is a label: that from s to e is number S·s + e."""
+        """Counts of each span as a label: the span from s to e is number S·s + e."""
         length = self.windows.max_seq_length
         spans = batch["start_positions"].astype(np.int64) * length + batch["end_positions"]
         return np.bincount(spans, batch["example_weights"], minlength=length**2)
 
     def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-        """`metrics`, what always saying the commonest span would get, and `examples`: windows.
+        """`metrics`, a baseline's accuracy, and `examples`: the number of windows.
 
-        The commonest span is mostly [CLS]: the window does not hold the answer.
+        The baseline always predicts the commonest span: mostly [CLS], for no answer in the window.
         """
         return {
             **self.metrics(sums),
@@ -219,7 +213,7 @@ class QuestionAnswering(Task):
         )
 
 
-@functools.lru_cache(maxsize=2)  # those to train on and those held out; the loop opens each often
-def _labelled_features(task, files, stamps, vocab_size):
+@functools.lru_cache(maxsize=2)  # training and held-out windows; the loop opens each often
+def _labelled_features(task, files, stamps, config):
     questions = [question for file in files for question in task.read(file)[0]]
-    return task._features(questions, vocab_size)
+    return task.features(questions, config)

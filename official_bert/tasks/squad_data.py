@@ -1,4 +1,8 @@
-"""Reads SQuAD's JSON files, versions 1.1 and 2.0: questions about paragraphs.
+"""Reads SQuAD's questions about paragraphs, versions 1.1 and 2.0, in the two layouts in use.
+
+The official JSON holds articles with paragraphs with questions. In the flat layout, of Hugging
+Face's `datasets`, a row is a question: `id`, `context`, `question` and `answers`, an object of the
+lists `text` and `answer_start`.
 
 file → `read` → questions → (`for_training`) → `squad_features` → … → `squad_decoding`
                      └──────────────────────────────────────────→ `squad_evaluation`
@@ -9,11 +13,12 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from official_bert.data import text_files
+from official_bert.data import arrow_files, table_files, text_files
 from official_bert.system import settings
 from official_bert.system.settings import setting
 
@@ -21,7 +26,7 @@ from official_bert.system.settings import setting
 @settings.documented
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """How long contexts are cut into windows; names and defaults are the official flags'.
+    """Lengths of the windows of long contexts; names and defaults are the official flags'.
 
     Raises:
         ValueError: a setting is too small, or the longest question leaves no room for a context.
@@ -54,6 +59,9 @@ class Answer(NamedTuple):
     start: int | None
 
 
+_ANSWER = ("text", "answer_start")  # the fields of an answer in a file
+
+
 class Question(NamedTuple):
     """A question, the text that it is about, and the answers that annotators gave."""
 
@@ -82,18 +90,23 @@ class Counts(NamedTuple):
 def read(path: str) -> Dataset:
     """Reads a file of questions; `.gz`, `.bz2`, `.xz` and `.zst` are unpacked.
 
+    In the flat layout, a question whose answers are empty or null is unanswerable, unless those of
+    all questions are.
+
     Offsets count UTF-16 units, as in JavaScript and Java, if more of the file's answers then match
     the context than when counting characters.
 
     Args:
-        path: JSON in the form of SQuAD 1.1 or 2.0, with or without a byte order mark.
+        path: JSON in the form of SQuAD 1.1 or 2.0, with or without a byte order mark; or the flat
+            layout, as JSON lines, a JSON list, a Parquet or Arrow file, or a folder that
+            `save_to_disk` of `datasets` wrote.
 
     Raises:
         ValueError: the file cannot be read, is not of that form, holds no question, or holds two
             with the same id; the message names the place.
     """
     questions, places, version_2 = [], {}, False
-    for place, context, record in _records(path, read_json(path)):
+    for place, context, record in _records(path):
         question = _question(place, context, record)
         if question.id in places:
             raise ValueError(
@@ -104,7 +117,7 @@ def read(path: str) -> Dataset:
         questions.append(question)
         version_2 = version_2 or "is_impossible" in record
     if not questions:
-        raise ValueError(f"{path} must contain questions in SQuAD's JSON; got none.")
+        raise ValueError(f"{path} must contain questions in one of SQuAD's layouts; got none.")
     return Dataset(_in_characters(path, questions), version_2)
 
 
@@ -118,7 +131,7 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be JSON; got invalid JSON ({error}).") from None
+        raise ValueError(f"{path} must be JSON; got invalid JSON ({error}).") from error
 
 
 def for_training(questions: Sequence[Question]) -> tuple[list[Question], Counts]:
@@ -211,15 +224,92 @@ def _found(answer: Answer, question: Question) -> Answer | None:
     return Answer(nearest.group(), nearest.start()) if nearest else None
 
 
-def _records(path: str, data: Any) -> Iterator[tuple[str, str, dict]]:
+def _records(path: str) -> Iterator[tuple[str, str, dict]]:
     """The place, the context and the JSON object of every question."""
-    for i, article in enumerate(_field(path, data, "data", list)):
+    if os.path.isdir(path) or os.path.splitext(path)[1].lower()[1:] in arrow_files.FORMS:
+        return _flat_records(_arrow_rows(path))
+    try:
+        data = read_json(path)
+    except ValueError as error:
+        cause = error.__cause__
+        if not isinstance(cause, json.JSONDecodeError) or cause.msg != "Extra data":
+            raise
+        rows = table_files.json_objects(path)
+        return _flat_records((f"{path}, line {number}", row) for number, row in rows)
+    if _is_row(data):  # the only line of JSON lines
+        data = [data]
+    is_list = isinstance(data, list)
+    articles = data if is_list else _field(path, data, "data", list)
+    if is_list or any(map(_is_row, articles)):
+        name = "" if is_list else "data"
+        return _flat_records((f"{path}: {name}[{n}]", row) for n, row in enumerate(articles))
+    return _official_records(path, articles)
+
+
+def _official_records(path, articles):
+    for i, article in enumerate(articles):
         in_article = f"{path}: data[{i}]"
         for j, paragraph in enumerate(_field(in_article, article, "paragraphs", list)):
             in_paragraph = f"{in_article}.paragraphs[{j}]"
             context = _text(in_paragraph, paragraph, "context")
             for k, record in enumerate(_field(in_paragraph, paragraph, "qas", list)):
                 yield f"{in_paragraph}.qas[{k}]", context, record
+
+
+# The flat layout
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, dict) and "context" in value and "paragraphs" not in value
+
+
+def _flat_records(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, dict]]:
+    """As `_records`; of places and rows, whose answers become those of the official layout."""
+    found = []
+    for place, row in rows:
+        context, answers = _text(place, row, "context"), row.get("answers")
+        record = {name: value for name, value in row.items() if name != "answers"}
+        if type(record.get("id")) is int:
+            record["id"] = str(record["id"])
+        if isinstance(answers, dict):
+            columns = {n: _field(f"{place}.answers", answers, n, list) for n in _ANSWER}
+            if len({*map(len, columns.values())}) > 1:
+                raise ValueError(
+                    f"{place}.answers must have an answer_start for each text; got "
+                    f"{len(columns['text'])} texts and {len(columns['answer_start'])}."
+                )
+            answers = [dict(zip(columns, values)) for values in zip(*columns.values())]
+        if "answers" in row:
+            record["answers"] = [] if answers is None else answers
+        found.append((place, context, record))
+    is_labelled = any(record.get("answers") for _, _, record in found)
+    for place, context, record in found:
+        if is_labelled and record.get("answers") == []:
+            record.setdefault("is_impossible", True)
+        yield place, context, record
+
+
+def _arrow_rows(path: str) -> Iterator[tuple[str, dict]]:
+    """The rows of Parquet and Arrow as those of JSON, with their places."""
+    if not os.path.exists(path):
+        raise ValueError(f"{path} must be an existing file. Check the path.")
+    texts, columns = ("id", "question", "context"), [f"answers.{n}" for n in _ANSWER]
+    number = 0
+    for file in table_files.files_in(path) if os.path.isdir(path) else [path]:
+        form = table_files.format_of(file)
+        held = arrow_files.column_names(file, form)
+        optional = columns * ("answers" in held) + ["is_impossible"] * ("is_impossible" in held)
+        for _, cells in arrow_files.rows(file, form, [*texts, *optional], numbers=True):
+            number += 1
+            place, row = f"{path}, row {number}", dict(zip([*texts, *optional], cells))
+            fault = next(filter(None, (arrow_files.not_text(row[n], n) for n in texts)), None)
+            if fault:
+                raise ValueError(f"{place} {fault}. Remove or fill in such rows.")
+            answers = dict(zip(_ANSWER, (row.pop(name, None) for name in columns)))
+            if "answers" in held:
+                is_null = all(values is None for values in answers.values())
+                row["answers"] = None if is_null else answers
+            yield place, row
 
 
 def _question(place: str, context: str, record: dict) -> Question:

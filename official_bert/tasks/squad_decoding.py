@@ -31,7 +31,7 @@ _WINDOWS_AT_ONCE = 32  # of 384 positions with 30 ends each: 3 MB of scores
 @settings.documented
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How answers are chosen; names and defaults are the official flags'.
+    """Settings of the choice of answers; names and defaults are the official flags'.
 
     Raises:
         ValueError: a number is below 1, or the threshold is not finite.
@@ -53,7 +53,7 @@ class Decoding:
 
 
 class Candidate(NamedTuple):
-    """A possible answer; `""` stands for none."""
+    """A possible answer; `""` is no answer."""
 
     text: str
     start_logit: float
@@ -92,7 +92,7 @@ def decode(
 
     Args:
         features: The windows that the model read.
-        start_logits, end_logits: Shape (windows, max_seq_length); those of [PAD] are ignored.
+        start_logits, end_logits: Shape (windows, max_seq_length); ignored at [PAD].
         decoding: How answers are chosen.
 
     Raises:
@@ -118,7 +118,7 @@ def decode(
 def _best_spans(features, start_logits, end_logits, decoding):
     """Windows, first and last positions of the `n_best_size` best spans of each, best first.
 
-    Of equal ones the first comes first, then the shorter.
+    Ties: the earlier start, then the shorter span.
     """
     found = [np.zeros((3, 0), np.intp)]
     for first in range(0, len(features), _WINDOWS_AT_ONCE):

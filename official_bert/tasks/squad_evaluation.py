@@ -65,7 +65,7 @@ def evaluate(
     """The official scores of predictions, in percent.
 
     Args:
-        dataset: What `squad_data.read` returned; every question must have its answers.
+        dataset: Result of `squad_data.read`; every question must have its answers.
         predictions: Question id → answer, `""` for none; `null_odds` do not change them.
         null_odds: Question id → margin of no answer over the best answer, as of `squad_decoding`
             (or a probability); only for version 2.0.

@@ -1,4 +1,4 @@
-"""Checkpoints of every format go in and come out without losing a bit."""
+"""Checkpoints of every format are converted and back without losing a bit."""
 
 import dataclasses
 

@@ -7,9 +7,10 @@ import peers
 import pytest
 from bert_checkpoints import CONFIG, assert_same_bytes, make_source, random_batch, random_tensors
 
+from official_bert.checkpoints import source, sources
 from official_bert.convert_checkpoint import convert
 from official_bert.data import tokenization
-from official_bert.model.classifier import BertClassifier
+from official_bert.model.fine_tuning import BertClassifier
 from official_bert.training import checkpoints, model_state
 
 
@@ -37,6 +38,8 @@ def fine_tuned(tmp_path):
     [
         ({"classes": ["no", "maybe", "yes"]}, 3, "single_label_classification"),
         ({"number": [0, 5]}, 1, "regression"),
+        ({"labels": ["joy", "anger|fear", "猫"]}, 3, "multi_label_classification"),
+        ({"labels": ["toxic"]}, 1, "multi_label_classification"),
     ],
 )
 def test_transformers_computes_the_same_from_an_export(fine_tuned, tmp_path, labels, outputs, kind):
@@ -50,7 +53,9 @@ def test_transformers_computes_the_same_from_an_export(fine_tuned, tmp_path, lab
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
     assert theirs.config.problem_type == kind
-    assert list(theirs.config.id2label.values()) == labels.get("classes", ["LABEL_0"])
+    assert list(theirs.config.id2label.values()) == (source.output_names(labels) or ["LABEL_0"])
+    opened = sources.open_checkpoint(tmp_path / "out")
+    assert opened.labels == ({"number": [None, None]} if kind == "regression" else labels)
     ours = BertClassifier(CONFIG, outputs)
     model_state.load_weights(ours, str(tmp_path / "in" / "bert_model.ckpt"))
     batch = random_batch(CONFIG)
@@ -71,18 +76,13 @@ def test_an_export_for_tensorflow_1_has_the_same_bytes_and_moments(fine_tuned, t
     assert_same_bytes(found, tensors | slots | {"global_step": np.array(9)})
 
 
-def test_the_format_of_whole_pretraining_models_refuses_a_classifier(fine_tuned, tmp_path):
-    fine_tuned(2, {"classes": ["a", "b"]})
-    with pytest.raises(ValueError, match=r"must have masked_lm .* Use keras, huggingface or tf1\."):
-        convert(tmp_path / "in", tmp_path / "out", "savedmodel")
-
-
-def test_classes_of_another_model_are_refused(fine_tuned, tmp_path):
+@pytest.mark.parametrize("output_format", ["huggingface", "savedmodel"])
+def test_classes_of_another_model_are_refused(fine_tuned, tmp_path, output_format):
     fine_tuned(3, {"classes": ["a", "b"]})
     with pytest.raises(
         ValueError, match="labels.json must name 3 classes, one per output of the head; got 2"
     ):
-        convert(tmp_path / "in", tmp_path / "out", "huggingface")
+        convert(tmp_path / "in", tmp_path / "out", output_format)
     assert not (tmp_path / "out").exists()
 
 

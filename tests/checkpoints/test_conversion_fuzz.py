@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints of every format: an error of one line, or a whole conversion."""
+"""Damaged and hostile checkpoints of every format: a one-line error, or a whole conversion."""
 
 import json
 import random
@@ -12,13 +12,15 @@ import tensorflow as tf
 from bert_checkpoints import (
     CONFIG,
     assert_same_bytes,
+    keras_weights,
     make_hugging_face,
     make_source,
     random_tensors,
     weights_of,
+    write_archive,
     write_objects,
 )
-from fuzz_damage import damaged
+from fuzz_checkpoints import damaged
 
 from official_bert.checkpoints import names, safetensors_files
 from official_bert.convert_checkpoint import convert
@@ -55,7 +57,7 @@ def test_a_thousand_damaged_folders_end_in_one_line_and_write_nothing(tmp_path, 
     assert not [text for text in said if "\n" in text or len(text) > 2000]
 
 
-# What is whole
+# Whole folders
 
 
 def make_hugging_face_folder(folder):
@@ -86,7 +88,7 @@ MAKERS = {
 }
 
 
-# What is done to it
+# Damages
 
 
 def damage_a_file(folder, rng):
@@ -165,10 +167,6 @@ def change_objects(folder, rng):
 
 def change_hdf5(folder, rng):
     """Links out of the file, values in other files, missing and misshapen variables."""
-    with zipfile.ZipFile(folder / "model.keras") as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    weights = folder / "model.weights.h5"
-    weights.write_bytes(parts["model.weights.h5"])
     path = rng.choice(
         [
             "encoder/embeddings/vars/0",
@@ -176,7 +174,7 @@ def change_hdf5(folder, rng):
             "encoder/encoder_layers/encoder_layer_1",
         ]
     )
-    with h5py.File(weights, "a") as file:
+    with keras_weights(folder / "model.keras") as file:
         held = file.pop(path)
         kind = rng.choice(["missing", "soft", "external", "outside", "shape", "text", "loop"])
         if kind == "soft":
@@ -192,9 +190,6 @@ def change_hdf5(folder, rng):
             file[path] = "../x"
         elif kind == "loop":
             file[path] = file["/"]
-    parts["model.weights.h5"] = weights.read_bytes()
-    weights.unlink()
-    write_archive(folder, parts, zipfile.ZIP_STORED)
 
 
 def change_archive(folder, rng):
@@ -214,13 +209,8 @@ def change_archive(folder, rng):
     elif kind == "bomb":
         parts["config.json"] = b" " * 50_000_000
     packed = kind in ("compressed", "bomb")
-    write_archive(folder, parts, zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED)
-
-
-def write_archive(folder, parts, compression):
-    with zipfile.ZipFile(folder / "model.keras", "w", compression) as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
+    compression = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    write_archive(folder / "model.keras", parts, compression)
 
 
 CHANGES = {

@@ -1,4 +1,4 @@
-"""What a user, a full disk or a kill can do to a conversion, and what is taken for a BERT."""
+"""Conversions: existing outputs, full disks and kills; missing parts; models other than BERT."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from bert_checkpoints import (
     CONFIG,
     as_tensors,
@@ -114,16 +115,18 @@ def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("prefixes", "architecture"),
+    ("prefixes", "architecture", "served"),
     [
-        (("bert",), "BertModel"),
-        (("bert/emb", "bert/enc"), "BertModel"),
-        (("bert/emb", "bert/enc", "cls/pred"), "BertForMaskedLM"),
-        (("bert", "cls/seq"), "BertForNextSentencePrediction"),
-        (("bert", "cls/pred"), "BertForPreTraining"),
+        (("bert",), "BertModel", {"sequence", "pooled"}),
+        (("bert/emb", "bert/enc"), "BertModel", {"sequence"}),
+        (("bert/emb", "bert/enc", "cls/pred"), "BertForMaskedLM", {"masked_lm_logits"}),
+        (("bert", "cls/seq"), "BertForNextSentencePrediction", None),
+        (("bert", "cls/pred"), "BertForPreTraining", {"masked_lm_logits"}),
     ],
 )
-def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes, architecture):
+def test_a_model_without_pooler_or_heads_goes_there_and_back(
+    tmp_path, prefixes, architecture, served
+):
     arrays = make_hugging_face(tmp_path / "in")
     arrays = {n: a for n, a in arrays.items() if n.startswith(prefixes)}
     write_hugging_face(tmp_path / "in", arrays, CONFIG)
@@ -134,8 +137,15 @@ def test_a_model_without_pooler_or_heads_goes_there_and_back(tmp_path, prefixes,
         assert_same_bytes(weights_of(tmp_path / there), arrays)
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["architectures"] == [architecture]
-    with pytest.raises(ValueError, match="must have .* for --output_format=savedmodel; got"):
-        convert(tmp_path / "in", tmp_path / "served", "savedmodel", allow_missing_heads=True)
+    (tmp_path / "in/vocab.txt").unlink()  # without it a SavedModel is made in a moment
+    anyway = {"allow_missing_heads": True, "allow_missing_vocabulary": True}
+    if served is None:
+        with pytest.raises(ValueError, match="must have masked_lm for --output_format=savedmodel"):
+            convert(tmp_path / "in", tmp_path / "served", "savedmodel", **anyway)
+    else:
+        convert(tmp_path / "in", tmp_path / "served", "savedmodel", **anyway)
+        signatures = tf.saved_model.load(tmp_path / "served").signatures
+        assert signatures["serving_default"].structured_outputs.keys() == served
 
 
 @pytest.mark.parametrize("dtype", ["i4", "i1", "?"])
@@ -167,21 +177,31 @@ def test_the_current_folder_is_a_folder_too(tmp_path, monkeypatch):
 # What is no BERT
 
 
+NO_BERT = "the model is not a BERT"
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "message"),
     [
-        *({"model_type": t} for t in ("roberta", "albert", "distilbert", "xlm", "electra")),
-        {"architectures": ["RobertaForMaskedLM"]},
-        {"architectures": ["DistilBertModel"], "model_type": "bert-generation"},
+        ({"model_type": "roberta"}, "model_type must be 'bert' in .*; got 'roberta'"),
+        *(({"model_type": kind}, NO_BERT) for kind in ("albert", "distilbert", "xlm", "electra")),
+        ({"architectures": ["RobertaForMaskedLM"]}, NO_BERT),
+        ({"architectures": ["DistilBertModel"], "model_type": "bert-generation"}, NO_BERT),
+        ({"position_embedding_type": "relative_key"}, NO_BERT),
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps must be 1e-12 .*; got 1e-05"),
+        ({"hidden_act": "silu"}, "hidden_act must be one of"),
+        ({"hidden_size": 10**400}, "hidden_size must be"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
     ],
 )
-def test_another_architecture_is_refused_by_its_name(tmp_path, values):
+def test_another_model_than_bert_is_refused_by_its_configuration(tmp_path, values, message):
     make_hugging_face(tmp_path / "in")
     config = json.loads(CONFIG.to_json()) | values
     (tmp_path / "in/config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="the model is not a BERT") as error:
+    with pytest.raises(ValueError, match=message) as error:
         convert(tmp_path / "in", tmp_path / "out", "tf1")
-    assert str([*values.values()][-1]) in str(error.value)
+    if message == NO_BERT:
+        assert str([*values.values()][-1]) in str(error.value)
 
 
 def test_variables_of_another_model_are_named(tmp_path):
@@ -207,7 +227,7 @@ def test_names_that_anyone_may_have_chosen_are_fit_for_a_terminal(tmp_path):
     assert len(str(error.value)) < 1_000
 
 
-# Configuration beside the weights
+# Configuration next to the weights
 
 
 def test_of_two_configurations_that_of_the_dialect_counts(tmp_path):

@@ -1,4 +1,4 @@
-"""Checkpoints that tf-models itself wrote compute here what they compute there."""
+"""Checkpoints written by tf-models give the same results here."""
 
 import pathlib
 import re
@@ -19,8 +19,7 @@ from bert_shapes import tiny
 
 from official_bert.checkpoints import names, sources
 from official_bert.convert_checkpoint import convert
-from official_bert.model.classifier import BertClassifier
-from official_bert.model.question_answering import BertQuestionAnswering
+from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering
 from official_bert.training import model_state
 
 
@@ -76,7 +75,7 @@ def test_a_pretrainer_of_tf_models_computes_the_same_here(tf_models, tmp_path, k
     theirs = {f"{n}_logits": expected[n] for n in ("masked_lm", "next_sentence")}
     for name, logits in theirs.items():
         np.testing.assert_allclose(ours[name], logits, rtol=1e-5, atol=2e-5)
-    # The bias that a script of transformers 4 lost is among what made these logits.
+    # These logits depend on the bias that a script of transformers 4 lost.
     assert np.abs(weights_of(tmp_path / "tf1")["cls/predictions/output_bias"]).min() > 0
 
 

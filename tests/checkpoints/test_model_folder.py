@@ -1,9 +1,10 @@
-"""A model is a folder: its parts are its own or named, for whoever loads, converts or trains."""
+"""The parts of a model, from its folder or named, for loading, conversion and training."""
 
 import json
 import shutil
 
 import numpy as np
+import peers
 import pytest
 from bert_checkpoints import CONFIG, make_hugging_face, make_source, write_vocabulary
 
@@ -48,7 +49,7 @@ def make_theirs(folder, beside=(), **normal):
     return arrays
 
 
-# Whose the parts are
+# Origin of the parts
 
 
 def test_no_part_of_a_model_comes_from_the_folder_above(tmp_path):
@@ -147,12 +148,33 @@ def test_a_folder_of_transformers_has_all_it_needs(tmp_path, normal, beside, cas
     convert(tmp_path / "hf", tmp_path / "out", "huggingface")
     back = sources.open_checkpoint(tmp_path / "out")
     assert (back.do_lower_case, back.config) == (casing, source.config)
-    for name in "vocab.txt", "tokenizer.json":  # what is written is read alike
+    for name in "vocab.txt", "tokenizer.json":  # both are read alike
         file = str(tmp_path / "out" / name)
         assert tokenization.casing(file) == casing
         assert [*tokenization.read_vocabulary(file)] == [
             *tokenization.read_vocabulary(str(source.vocab_file))
         ]
+
+
+def test_accents_kept_by_a_flag_are_written_for_transformers_and_read_back(tmp_path):
+    transformers = peers.load("transformers")
+    make_source(tmp_path / "in")
+    pieces = (tmp_path / "in/vocab.txt").read_text().split("\n")
+    pieces[-2] = "パ"
+    (tmp_path / "in/vocab.txt").write_text("\n".join(pieces))
+    convert(tmp_path / "in", tmp_path / "hf", "huggingface", strip_accents=False)
+    back = sources.open_checkpoint(tmp_path / "hf")
+    assert back.do_lower_case == "keep_accents"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.tokenize("É パ e") == ["é", "パ", "e"]
+    convert(tmp_path / "hf", tmp_path / "back", "huggingface", strip_accents=True)
+    assert sources.open_checkpoint(tmp_path / "back").do_lower_case is True
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert theirs.tokenize("É e") == ["e", "e"]
+    loaded = official_bert.load(tmp_path / "in", strip_accents=False)
+    assert loaded.tokenizer.encode("É", add_special_tokens=False).tokens == ["é"]
+    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "in", strip_accents=False)
+    assert fine_tuning.resolve_paths(args, ()).do_lower_case == "keep_accents"
 
 
 def test_accents_are_kept_where_the_tokenizer_keeps_them(tmp_path):
@@ -226,6 +248,11 @@ def test_records_are_made_with_a_tokenizer_json_and_tell_their_vocabulary(small_
     made = manifest.parse(str(path), path.read_bytes())
     assert made["settings"]["do_lower_case"] == "keep_accents"
     assert manifest.tokens(made) == pieces
+    named = {"vocab_file": small_text.vocab_file, "strip_accents": False, "num_workers": 1}
+    create_pretraining_data(small_text.path, str(tmp_path / "b"), settings=settings, **named)
+    by_flag = manifest.read(str(tmp_path / "b.manifest.json"))
+    assert by_flag["settings"] == made["settings"]
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 # One reader of configurations

@@ -1,4 +1,4 @@
-"""Checkpoints without TensorFlow: it reads what this code writes, and the reverse."""
+"""Checkpoints without TensorFlow: each reads the other's files."""
 
 import ml_dtypes
 import numpy as np

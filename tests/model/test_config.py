@@ -14,7 +14,7 @@ def test_a_config_survives_the_way_to_json_and_back(tmp_path):
     assert BertConfig.from_json_file(path) == config
 
 
-def test_keys_of_released_models_that_say_nothing_here_are_tolerated(tmp_path):
+def test_unused_keys_of_released_models_are_ignored(tmp_path):
     values = {"vocab_size": 28996, "directionality": "bidi", "pooler_fc_size": 768}
     path = tmp_path / "bert_config.json"
     path.write_text(json.dumps(values))

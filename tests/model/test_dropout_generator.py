@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from official_bert.model import fused
 from official_bert.model.config import BertConfig
-from official_bert.model.dropout import Dropout, seeds_of_rows
+from official_bert.model.layers import Dropout, seeds_of_rows
 from official_bert.stages import Optimizer, Run, Stage
 
 SHAPES = {  # (examples, rows of each, width) of a micro-batch

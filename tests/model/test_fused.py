@@ -1,10 +1,5 @@
 """The fused kernels of the encoder: against plain operations, and dropout as a random variable."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +11,7 @@ RATE, SEED = 0.1, np.array([7, 11], "int32")
 
 
 def normal(*shape, seed=0):
-    return tf.constant(np.random.default_rng(seed).standard_normal(shape), tf.float32)
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
 def normalized(x, gamma, beta):
@@ -30,7 +25,8 @@ def dropped(x):
 
 X, RESIDUAL, GAMMA, BETA = normal(6, 48), normal(6, 48, seed=1), normal(48, seed=2), normal(48)
 BIAS = normal(48, seed=4)
-SCORES, MASK_BIAS = normal(2, 3, 6, 48), tf.where(normal(2, 1, 1, 48, seed=5) > 1, -10000.0, 0.0)
+SCORES = normal(2, 3, 6, 48)
+MASK_BIAS = np.where(normal(2, 1, 1, 48, seed=5) > 1, -10000.0, 0.0).astype("float32")
 ACTIVATIONS = {
     "gelu": lambda x: tf.nn.gelu(x, approximate=True),
     "gelu_new": lambda x: 0.5 * x * (1 + tf.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
@@ -66,7 +62,7 @@ CASES = {  # the kernel, its tensors, its values, and what it is to compute
 }
 
 
-def test_every_activation_that_a_configuration_can_name_is_tested_here():
+def test_every_activation_of_a_configuration_is_tested_here():
     assert set(ACTIVATIONS) == set(config.ACTIVATIONS)
 
 
@@ -98,7 +94,7 @@ def test_values_and_gradients_are_those_of_plain_operations(case, way):
 @pytest.mark.parametrize("case", [case for case in CASES if case != "attention_weights"])
 def test_the_type_that_comes_in_goes_out_and_is_rounded_once(case):
     kernel, tensors, values, _ = CASES[case]
-    low = [tf.cast(x, tf.bfloat16) if x is X or x is RESIDUAL else x for x in tensors]
+    low = [tf.cast(x, tf.bfloat16 if x is X or x is RESIDUAL else x.dtype) for x in tensors]
     y = kernel(*low, **values)
     assert y.dtype == tf.bfloat16
     wide = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in low]
@@ -121,7 +117,7 @@ def test_a_kernel_that_ran_on_this_machine_is_traced_anew_for_another_device():
         return {op for op in nodes if op in ("MatMul", "BatchMatMulV2", "Mean", "Sum")}
 
     def norm():
-        return fused.layer_norm(X, GAMMA, BETA, epsilon=1e-12)
+        return fused.layer_norm(*map(tf.constant, (X, GAMMA, BETA)), epsilon=1e-12)
 
     assert "MatMul" in operations(norm)
     with compile_target.compiling_for("TPU"):
@@ -131,8 +127,8 @@ def test_a_kernel_that_ran_on_this_machine_is_traced_anew_for_another_device():
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "int64"])
 def test_rows_are_looked_up_and_their_gradients_added_to_that_of_the_table(dtype):
-    table, ids = normal(5, 3), tf.constant([[4, 0, 4], [1, 4, 0]], dtype)
-    d_rows, d_all = normal(2, 3, 3, seed=1), normal(5, 3, seed=2)
+    table, ids = tf.constant(normal(5, 3)), tf.constant([[4, 0, 4], [1, 4, 0]], dtype)
+    d_rows, d_all = tf.constant(normal(2, 3, 3, seed=1)), tf.constant(normal(5, 3, seed=2))
     with tf.GradientTape() as tape:
         tape.watch(table)
         rows, whole = fused.look_up(table, ids, "float32")
@@ -176,25 +172,3 @@ def test_all_bits_of_a_draw_take_part():
     assert (sets[0] >= sets[1]).all()
     assert (sets[1] >= sets[2]).all()
     assert (sets[0] != sets[1]).mean() == pytest.approx(1e-4, rel=0.2)
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_other_backends_drop_the_same(backend):
-    script = f"""
-import json
-import numpy as np
-from keras import ops
-from official_bert.model import config, fused
-x = ops.ones((5, 40))
-dropped = fused.dropout(x, ops.convert_to_tensor({SEED.tolist()}, "int32"), rate={RATE})
-print(json.dumps(ops.convert_to_numpy(dropped).tolist()))
-"""
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    ours = fused.dropout(tf.ones((5, 40)), SEED, rate=RATE)
-    np.testing.assert_allclose(theirs, ours, rtol=1e-6)
-    assert 0 < (ours.numpy() == 0).sum() < 60

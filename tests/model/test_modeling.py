@@ -16,7 +16,7 @@ from bert_shapes import tiny
 
 import lamb_tf
 from lamb_tf import _selection
-from official_bert.model import layers
+from official_bert.model import fused, layers
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 from official_bert.stages import Optimizer
 
@@ -47,41 +47,18 @@ def make_model(config=CONFIG, **arguments):
 
 
 def test_variable_paths_are_the_official_checkpoint_names():
-    layer = [
-        "attention/self/query/kernel",
-        "attention/self/query/bias",
-        "attention/self/key/kernel",
-        "attention/self/key/bias",
-        "attention/self/value/kernel",
-        "attention/self/value/bias",
-        "attention/output/dense/kernel",
-        "attention/output/dense/bias",
-        "attention/output/LayerNorm/gamma",
-        "attention/output/LayerNorm/beta",
-        "intermediate/dense/kernel",
-        "intermediate/dense/bias",
-        "output/dense/kernel",
-        "output/dense/bias",
-        "output/LayerNorm/gamma",
-        "output/LayerNorm/beta",
-    ]
-    rest = [
-        "bert/embeddings/word_embeddings",
-        "bert/embeddings/position_embeddings",
-        "bert/embeddings/token_type_embeddings",
-        "bert/embeddings/LayerNorm/gamma",
-        "bert/embeddings/LayerNorm/beta",
-        "bert/pooler/dense/kernel",
-        "bert/pooler/dense/bias",
-        "cls/predictions/transform/dense/kernel",
-        "cls/predictions/transform/dense/bias",
-        "cls/predictions/transform/LayerNorm/gamma",
-        "cls/predictions/transform/LayerNorm/beta",
-        "cls/predictions/output_bias",
-        "cls/seq_relationship/output_weights",
-        "cls/seq_relationship/output_bias",
-    ]
-    expected = rest + [f"bert/encoder/layer_{i}/{name}" for i in (0, 1) for name in layer]
+    attention = "attention/self/query", "attention/self/key", "attention/self/value"
+    layer = (*attention, "attention/output/dense", "intermediate/dense", "output/dense")
+    dense = [f"bert/encoder/layer_{i}/{name}" for i in (0, 1) for name in layer]
+    dense += ["bert/pooler/dense", "cls/predictions/transform/dense"]
+    norms = [f"bert/encoder/layer_{i}/{name}output" for i in (0, 1) for name in ("attention/", "")]
+    norms += ["bert/embeddings", "cls/predictions/transform"]
+    tables = [f"bert/embeddings/{name}_embeddings" for name in ("word", "position", "token_type")]
+    heads = ["predictions/output_bias"]
+    heads += ["seq_relationship/output_weights", "seq_relationship/output_bias"]
+    expected = [f"{path}/{name}" for path in dense for name in ("kernel", "bias")]
+    expected += [f"{path}/LayerNorm/{name}" for path in norms for name in ("gamma", "beta")]
+    expected += tables + [f"cls/{head}" for head in heads]
     assert sorted(v.path for v in BertPretrainer(CONFIG).weights) == sorted(expected)
 
 
@@ -174,7 +151,7 @@ def test_initial_values_are_distributed_as_the_formula_of_the_truncated_normal_s
     assert round(layers.STDDEV_RATIO, 4) == 0.8796
 
 
-def test_dropout_is_a_function_of_its_seed():
+def test_dropout_is_a_function_of_its_seed_and_differs_each_time_without_one():
     model, batch = make_model(), make_batch()
 
     def logits(seed):
@@ -183,6 +160,8 @@ def test_dropout_is_a_function_of_its_seed():
 
     np.testing.assert_array_equal(logits(1), logits(1))
     assert not np.array_equal(logits(1), logits(2))
+    unseeded = [model(batch, training=True)["masked_lm_logits"].numpy() for _ in range(2)]
+    assert not np.array_equal(*unseeded)
 
 
 def test_an_example_s_dropout_is_a_function_of_its_own_seed():
@@ -199,12 +178,6 @@ def test_an_example_s_dropout_is_a_function_of_its_own_seed():
     for rows in ([1], [2, 0], [*range(len(seeds))][::-1]):
         np.testing.assert_allclose(logits(np.array(rows)), whole[rows], rtol=1e-5, atol=1e-5)
     assert np.abs(np.diff(logits(np.array([0, 0])), axis=0)).max() < 1e-5
-
-
-def test_without_a_seed_every_training_call_drops_anew():
-    model, batch = make_model(), make_batch()
-    first, second = (model(batch, training=True)["masked_lm_logits"].numpy() for _ in range(2))
-    assert not np.array_equal(first, second)
 
 
 def test_sums_equal_their_formula_in_numpy():
@@ -234,13 +207,13 @@ def test_mixed_precision_keeps_float32_weights_and_logits():
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_other_backends_start_from_the_same_weights_and_compute_the_same(backend, tmp_path):
+def test_other_backends_start_from_the_same_weights_compute_and_drop_the_same(backend, tmp_path):
     script = f"""
 import json
 import keras
 import numpy as np
 from official_bert.model.config import BertConfig
-from official_bert.model import layers
+from official_bert.model import fused, layers
 from official_bert.model.pretrainer import BertPretrainer, pretraining_sums
 assert keras.backend.backend() == {backend!r}
 batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
@@ -251,7 +224,9 @@ for variable in model.weights:
     np.testing.assert_array_equal(found, initial[variable.path], variable.path)
     variable.assign(values[variable.path])
 sums = pretraining_sums(model(batch), batch)
-print(json.dumps({{name: float(value) for name, value in sums.items()}}))
+dropped = fused.dropout(keras.ops.ones((5, 40)), keras.ops.convert_to_tensor([7, 11]), rate=0.1)
+dropped = keras.ops.convert_to_numpy(dropped).tolist()
+print(json.dumps([dropped, {{name: float(value) for name, value in sums.items()}}]))
 """
     model, batch = make_model(), make_batch()
     for name, weights in (("initial", BertPretrainer(CONFIG).weights), ("weights", model.weights)):
@@ -262,9 +237,12 @@ print(json.dumps({{name: float(value) for name, value in sums.items()}}))
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    dropped, theirs = json.loads(done.stdout.splitlines()[-1])
     for name, value in pretraining_sums(model(batch), batch).items():
         assert theirs[name] == pytest.approx(float(value), rel=1e-4)
+    ours = fused.dropout(tf.ones((5, 40)), tf.constant([7, 11]), rate=0.1)
+    np.testing.assert_allclose(dropped, ours, rtol=1e-6)
+    assert 0 < (ours.numpy() == 0).sum() < 60
 
 
 def test_model_task_and_recipes_are_imported_without_tensorflow_on_another_backend():

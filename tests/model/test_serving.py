@@ -77,7 +77,7 @@ def test_a_model_in_a_keras_file_is_loaded_by_keras_alone(tmp_path):
 
 
 def test_ids_in_a_graph_are_those_of_the_tokenizer_for_any_text(tmp_path):
-    from official_bert.checkpoints.serving import TextToIds
+    from official_bert.checkpoints.text_graph import TextToIds
 
     write_vocabulary(tmp_path)
     rng = random.Random(0)
@@ -108,3 +108,11 @@ def test_ids_in_a_graph_are_those_of_the_tokenizer_for_any_text(tmp_path):
             [2, *e.ids[:62], 3] for e in tokenizer.encode_batch(texts, add_special_tokens=False)
         ]
         assert in_graph(tf.constant(texts)).to_list() == expected
+        pieces, spans = (
+            in_graph.pieces(tf.constant(texts)),
+            tokenization.encode_with_spans(tokenizer, texts),
+        )
+        np.testing.assert_array_equal(pieces.ids.row_splits, spans.bounds)
+        found = np.stack([pieces.starts.values, pieces.stops.values], axis=1)
+        wrong = np.flatnonzero((found != spans.spans).any(axis=1))
+        assert not len(wrong), (found[wrong], spans.spans[wrong])

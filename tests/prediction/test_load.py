@@ -27,7 +27,6 @@ import official_bert
 from official_bert import convert_checkpoint
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.pretrainer import BertPretrainer
-from official_bert.prediction import loading
 from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
 from official_bert.tasks import labels
 from official_bert.tasks.tables import Columns
@@ -74,10 +73,43 @@ def test_a_pretraining_run_fills_blanks_with_its_newest_weights(small_corpus, pr
 
 
 def test_before_its_first_update_a_run_is_what_its_seed_makes_of_it(small_corpus, pretrained):
-    found = loading.load_untrained(pretrained, small_corpus.vocab_file).model
+    found = official_bert.load(pretrained, small_corpus.vocab_file, step=0).model
     seed = make_pretraining(small_corpus).seed
     for variable, wanted in zip(found.weights, BertPretrainer(small_corpus.config, seed).weights):
         np.testing.assert_array_equal(variable.numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize("step", [0, 4, 8])
+def test_the_weights_of_every_step_that_is_kept_are_loaded(small_corpus, pretrained, step):
+    (prefix,) = pretrained.glob(f"ctl_step_{step}.*.index" if step else "initial/*.index")
+    model = official_bert.load(pretrained, small_corpus.vocab_file, step=step)
+    wanted = checkpoints.read_tensors(prefix.with_suffix(""))
+    for variable in model.model.weights:
+        np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
+
+
+def test_a_step_that_is_not_kept_is_refused_with_those_that_are(
+    small_corpus, pretrained, small_sentences, tmp_path
+):
+    for step in (5, -1, "4"):
+        with pytest.raises(ValueError, match=f"step must .* got {step}. Steps with .*: 0, 4, 8\\."):
+            official_bert.load(pretrained, small_corpus.vocab_file, step=step)
+    shutil.copytree(pretrained, tmp_path / "older")
+    shutil.rmtree(tmp_path / "older/initial")
+    with pytest.raises(ValueError, match=r"got 0. Steps with a checkpoint: 4, 8\."):
+        official_bert.load(tmp_path / "older", small_corpus.vocab_file, step=0)
+    for path in ("pretrained", "ctl_step_4.ckpt-1"):
+        with pytest.raises(ValueError, match=r"step must be left out except for the folder of a"):
+            official_bert.load(pretrained / path, small_corpus.vocab_file, step=4)
+
+
+def test_steps_at_which_a_run_had_fewer_layers_are_loaded_with_these(small_corpus, tmp_path):
+    config = dataclasses.replace(small_corpus.config, num_hidden_layers=2)
+    stages = [dataclasses.replace(SHORT, steps=2, warmup_steps=1, depth=depth) for depth in (1, 2)]
+    train(make_pretraining(small_corpus, stages, config=config), tmp_path)
+    for step, depth in {0: 1, 2: 1, 4: 2}.items():
+        model = official_bert.load(tmp_path, small_corpus.vocab_file, step=step).model
+        assert model.config.num_hidden_layers == depth
 
 
 def test_without_a_vocabulary_an_error_says_how_to_give_it(pretrained):
@@ -163,6 +195,31 @@ def test_a_classifier_keeps_the_names_of_its_classes_in_every_form(tmp_path, thr
         assert official_bert.load(tmp_path / folder).predict(texts) == wanted
 
 
+@pytest.mark.parametrize("through", ["tf1", "huggingface", "keras"])
+def test_a_model_of_several_labels_is_one_in_every_form(tmp_path, through):
+    names = ["joy", "anger", "fear"]
+    make_classifier(tmp_path / "in", contents={"labels": names})
+    convert_checkpoint.convert(tmp_path / "in", tmp_path / "there", through)
+    convert_checkpoint.convert(tmp_path / "there", tmp_path / "back", "tf1")
+    model = official_bert.load(tmp_path / "in")
+    assert repr(model).startswith("<SentenceClassifier: any of 3 labels, of sentences or pairs,")
+    texts = ["the cat", ("sat", "中"), ""]
+    wanted = model.predict(texts)
+    for folder in "there", "back":
+        assert official_bert.load(tmp_path / folder).predict(texts) == wanted
+    for text, one in zip(texts, wanted):
+        assert [*one.probabilities] == names
+        likeliest = sorted(names, key=one.probabilities.get, reverse=True)
+        assert one.labels == [name for name in likeliest if one.probabilities[name] > 0.5]
+        assert model.predict([text], threshold=0)[0].labels == likeliest
+        assert model.predict([text], threshold=1)[0].labels == []
+    with pytest.raises(ValueError, match=r"threshold must be a probability, 0 to 1; got 1\.5"):
+        model.predict(texts, threshold=1.5)
+    model.labels = labels.Classes(tuple(names))
+    with pytest.raises(ValueError, match="threshold must be left out: .* one of 3 classes"):
+        model.predict(texts, threshold=0.5)
+
+
 def test_classes_without_names_have_those_of_an_export(tmp_path):
     make_classifier(tmp_path / "in")
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "huggingface")
@@ -214,9 +271,7 @@ THREE = {"classifier.weight": np.ones((3, 16), "f4"), "classifier.bias": np.ones
 @pytest.mark.parametrize(
     ("architectures", "values"),
     [
-        (["BertForTokenClassification"], {}),
         (["BertForMultipleChoice"], {}),
-        (["BertForSequenceClassification"], {"problem_type": "multi_label_classification"}),
         (["BertForSequenceClassification"], {"problem_type": "regression"}),
         (None, {}),
     ],
@@ -244,9 +299,11 @@ def test_classes_that_are_not_named_whole_are_refused(tmp_path, names):
     [
         ({"classes": ["a", "b"]}, "the labels next to .* must be 3, as the outputs .*; got 2"),
         ({"number": [0, 1]}, "the labels next to .* must be 3, as the outputs .*; got 1"),
-        ({"classes": 7}, "is not a file of labels"),
+        ({"labels": ["a", "b"]}, "the labels next to .* must be 3, as the outputs .*; got 2"),
+        ({"labels": 7}, "must hold the labels of a model"),
+        ({"classes": 7}, "must hold the labels of a model"),
         ({"number": 7}, "labels next to .* are damaged"),
-        (["a"], "is not a file of labels"),
+        (["a"], "must hold the labels of a model"),
     ],
 )
 def test_labels_of_another_model_are_refused(tmp_path, contents, message):

@@ -16,8 +16,8 @@ from bert_checkpoints import (
     random_tensors,
     write_vocabulary,
 )
-from small_questions import STAGE, WINDOWS, make_run, make_task
 from small_runs import train
+from small_squad import STAGE, WINDOWS, make_run, make_task
 
 import official_bert
 from official_bert import convert_checkpoint
@@ -191,11 +191,6 @@ def test_an_export_for_tensorflow_1_has_the_same_bytes_moments_and_step(official
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
     wanted = tensors | slots | {"global_step": np.int64(9)}
     assert_same_bytes(checkpoints.read_tensors(tmp_path / "out/bert_model.ckpt"), wanted)
-
-
-def test_a_format_of_whole_pretraining_models_refuses_it(official, tmp_path):
-    with pytest.raises(ValueError, match="must have masked_lm and next_sentence for .*savedmodel"):
-        convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "savedmodel")
 
 
 # What is asked

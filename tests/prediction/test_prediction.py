@@ -8,7 +8,7 @@ import tensorflow as tf
 from bert_checkpoints import CONFIG, WORDS, random_tensors, write_vocabulary
 
 from official_bert.data import tokenization
-from official_bert.model.classifier import BertClassifier
+from official_bert.model.fine_tuning import BertClassifier
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
 from official_bert.tasks.labels import Classes, Numbers

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import keras
 import numpy as np
 import peers
 import pytest
-import small_questions as questions
 import small_sentences as sentences
+import small_squad as questions
+import small_tags as tags
 import tensorflow as tf
 from bert_checkpoints import CONFIG, make_hugging_face, make_source
 from peer_tasks import by_their_names, peer_loss, peer_model
@@ -21,13 +23,13 @@ from two_replicas import two_replicas
 from official_bert.data.row_batches import ArrayBatches, Arrays, RowBatches
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.model.classifier import BertClassifier
-from official_bert.model.question_answering import BertQuestionAnswering
+from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering, BertTagger
+from official_bert.prediction.forward import Forward
 from official_bert.stages import Optimizer
 from official_bert.tasks import squad_data, squad_decoding
 from official_bert.tasks.labels import Classes
 from official_bert.tasks.tables import Columns
-from official_bert.training import fine_tuned, model_state, stage_model
+from official_bert.training import model_state, stage_model
 
 OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
 UPDATES = 20
@@ -37,15 +39,19 @@ TASKS = {
     "classes": CLASSES,
     "pairs": lambda s: CLASSES(s, columns=Columns("sentence", "other")),
     "three classes": lambda s: CLASSES(s, labels=Classes(("plain", "rare", "begun"))),
+    "weighted classes": lambda s: CLASSES(s, class_weights=(0.25, 3.0)),
     "numbers": sentences.number_task,
+    "labels": sentences.label_task,
     "questions": questions.make_task,
+    "tags": tags.make_task,
 }
+KINDS = {"questions": (questions, "small_questions"), "tags": (tags, "small_tags")}
 
 
 def examples_of(request, name):
     """The small examples of a task of `TASKS`, and a function that makes a run of it."""
-    kind = questions if name == "questions" else sentences
-    small = request.getfixturevalue(kind.__name__)
+    kind, fixture = KINDS.get(name, (sentences, "small_sentences"))
+    small = request.getfixturevalue(fixture)
     task = TASKS[name](small)
 
     def make(**changed):
@@ -104,6 +110,7 @@ def test_loss_and_gradients_are_those_of_hugging_face(peer, alike):
         np.testing.assert_allclose(ours[path], gradient, atol=1e-5 * scale, err_msg=path)
 
 
+@pytest.mark.parametrize("alike", sorted({*TASKS} - {"weighted classes", "labels"}), indirect=True)
 def test_twenty_updates_with_adamw_are_those_of_pytorch(peer, alike):
     run, batches, model, optimizer = alike
     theirs = peer_model(peer, run, {v.path: v.numpy() for v in model.weights})
@@ -148,11 +155,43 @@ def test_numbers_are_learned_and_reported_beside_their_mean(small_sentences, tmp
     assert "held out: mean squared error" in capsys.readouterr().out
 
 
+def test_labels_are_learned_and_reported_beside_the_most_frequent(
+    small_sentences, tmp_path, capsys
+):
+    run = sentences.make_run(small_sentences, task=sentences.label_task(small_sentences))
+    train(run, tmp_path / "model", evaluated(small_sentences))
+    last = [line for line in log_lines(tmp_path / "model") if line["kind"] == "eval"][-1]
+    assert last["f1_micro"] > 0.65 > 0.5 > last["most_frequent_label_f1_micro"]
+    rows = [line.split("\t") for line in Path(small_sentences.dev).read_text().splitlines()[1:]]
+    sets = [cell.split("|") if cell else [] for *_, cell in rows]
+    hits = max(sum(name in labels for labels in sets) for name in ("begun", "noun", "verb"))
+    expected = 2 * hits / (len(sets) + sum(map(len, sets)))
+    assert last["most_frequent_label_f1_micro"] == pytest.approx(expected)
+    said = capsys.readouterr().out
+    assert re.search(r"held out: loss .*, F1 micro .* \(most frequent label: ", said)
+    assert "F1 micro" in next(line for line in said.splitlines() if line.startswith("step 60/60"))
+
+
+def test_weights_of_classes_are_of_training_alone(small_sentences):
+    task = CLASSES(small_sentences, class_weights=(0.25, 3.0))
+    arguments = [small_sentences.dev], STAGE, 8, small_sentences.config
+    training = task.batches(*arguments, seed=1, shard=(0, 1))[0]
+    expected = np.array([0.25, 3.0], np.float32)[training["labels"]]
+    np.testing.assert_array_equal(training["loss_weights"], expected)
+    held_out = task.batches(*arguments, seed=1, shard=(0, 1), held_out=True)[3]  # padded
+    outputs, plain = np.random.default_rng(0).normal(size=(8, 2)), CLASSES(small_sentences)
+    losses = []
+    for each in task, plain:
+        sums = each.batch_sums(outputs, held_out)
+        losses.append(each.metrics([float(sums[name]) for name in each.sums])["loss"])
+    assert losses[0] == losses[1]
+
+
 def answers(task, model, file, **settings):
     """The scores of a model's answers to the questions of a file, in percent."""
     dataset = squad_data.read(file)
     features = task.features(dataset.questions, model.config)
-    logits = fine_tuned.outputs(TfDistribute(tf.distribute.get_strategy()), model, features, 8)
+    logits = Forward(model).whole(features, 8, (task.windows.max_seq_length, 2))
     decoding = squad_decoding.Decoding(**settings)
     found = squad_decoding.decode(features, logits[..., 0], logits[..., 1], decoding)
     return squad_decoding.scores(dataset, found)
@@ -186,7 +225,7 @@ def test_questions_without_answer_are_learned_too(small_questions, tmp_path):
     assert scores["HasAns_exact_match"] == scores["NoAns_exact_match"] == 100
 
 
-@pytest.mark.parametrize("name", ["classes", "questions"])
+@pytest.mark.parametrize("name", ["classes", "questions", "tags"])
 def test_it_resumes_exactly(request, tmp_path, name):
     run = examples_of(request, name)[1]()
     train(run, tmp_path / "whole", OPTIONS)
@@ -211,7 +250,7 @@ def test_the_pooler_has_no_moments_and_keeps_its_weights(small_questions, tmp_pa
     assert "bert/pooler/dense/kernel/adam_m" not in tensors
 
 
-@pytest.mark.parametrize("name", ["classes", "numbers", "questions"])
+@pytest.mark.parametrize("name", ["weighted classes", "numbers", "labels", "questions", "tags"])
 def test_two_replicas_and_micro_batches_train_to_the_same_weights(request, tmp_path, name):
     small, make = examples_of(request, name)
     run = make(stages=short(4))  # with dropout
@@ -231,13 +270,19 @@ CHANGES = {
         "labels": {"labels": Classes(("begun", "plain"))},
         "columns": {"columns": Columns("other")},
         "do_lower_case": {"do_lower_case": False},
+        "class_weights": {"class_weights": (1.0, 2.0)},
     },
     "questions": {
         "version_2_with_negative": {"version_2_with_negative": True},
         "windows.doc_stride": {"windows": dataclasses.replace(WINDOWS, doc_stride=9)},
         "do_lower_case": {"do_lower_case": False},
     },
+    "tags": {
+        "labels": {"classes": Classes(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))},
+        "do_lower_case": {"do_lower_case": False},
+    },
 }
+NAMES = {"classes": "classification", "questions": "question answering", "tags": "tagging"}
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -246,8 +291,9 @@ def test_another_task_is_refused_in_the_directory_of_a_run(request, tmp_path, ki
     run = make(stages=short(1))
     train(run, tmp_path / "model", OPTIONS)
     described = json.loads((tmp_path / "model/run.json").read_text())
-    assert described["task"] == {"classes": "classification"}.get(kind, "question answering")
-    assert described.get("labels") == (["plain", "begun"] if kind == "classes" else None)
+    assert described["task"] == NAMES[kind]
+    labels = {"classes": ["plain", "begun"], "tags": ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]}
+    assert described.get("labels") == labels.get(kind)
     pieces = Path(small.vocab_file).read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], pieces[-1], pieces[-2]]) + "\n")
     changes = CHANGES[kind] | {"vocabulary": {"vocab_file": str(tmp_path / "vocab.txt")}}
@@ -275,12 +321,12 @@ def test_examples_are_known_by_their_content_wherever_they_are(
         train(dataclasses.replace(run, input_files=(str(moved),)), tmp_path / "model", OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["classes", "questions"])
+@pytest.mark.parametrize("name", ["classes", "questions", "tags"])
 def test_a_vocabulary_beyond_the_models_is_refused(request, tmp_path, name):
     small, make = examples_of(request, name)
-    config = dataclasses.replace(small.config, vocab_size=20)
+    config = dataclasses.replace(small.config, vocab_size=15)
     with pytest.raises(
-        ValueError, match="must have at most 20 tokens, the size of the model's embeddings"
+        ValueError, match="must have at most 15 tokens, the size of the model's embeddings"
     ):
         train(make(config=config), tmp_path, OPTIONS)
 
@@ -351,7 +397,10 @@ def test_other_windows_have_another_fingerprint(small_questions, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ([qa("1", is_impossible=True), qa("2", ("mill", 4))], "marked is_impossible; got 1 of 2"),
+        (
+            [qa("1", is_impossible=True), qa("2", ("mill", 4))],
+            "unanswerable question .*; got 1 of 2",
+        ),
         ([qa("1", ("bridge", 4))], "an answer that occurs in its context; got none in 1"),
         ([qa("1")], "got none in 1 questions"),
     ],
@@ -381,6 +430,7 @@ HEADS = {
         lambda config, **more: BertQuestionAnswering(config, seed=7, **more),
         "cls/squad/output",
     ),
+    "tags": (lambda config, **more: BertTagger(config, 5, seed=7, **more), "cls/tags/output"),
 }
 each_head = pytest.mark.parametrize(("make", "head"), HEADS.values(), ids=HEADS)
 BATCH = {n: np.ones((2, 8), np.int32) for n in ("input_ids", "input_mask", "segment_ids")}
@@ -431,16 +481,6 @@ def test_outputs_come_in_the_order_of_the_examples(small_sentences, strategy):
     with engine.scope():
         model = task.make_model(config, 3, "float32")
     arrays = task.labelled_arrays(small_sentences.dev, 32, config)
-    found = fine_tuned.outputs(engine, model, Arrays(arrays), 8)
-    assert found.shape == (26, 2)  # without padding
-    np.testing.assert_allclose(found, model(arrays), atol=1e-5)
-    if engine.num_replicas == 2:
-        with pytest.raises(ValueError, match="must be a multiple of the 2 replicas; got 7"):
-            fine_tuned.outputs(engine, model, Arrays(arrays), 7)
-
-
-def test_several_workers_do_not_predict():
-    engine = TfDistribute(tf.distribute.get_strategy())
-    engine.shard = 1, 3
-    with pytest.raises(ValueError, match="made by one process; got 3 workers"):
-        next(engine.outputs(None, None))
+    for batch_size in 8, 7:
+        found = Forward(model, engine).whole(Arrays(arrays), batch_size, (2,))
+        np.testing.assert_allclose(found, model(arrays), atol=1e-5)

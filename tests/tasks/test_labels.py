@@ -1,10 +1,14 @@
 """Labels of sentence classification: found, encoded, decoded, saved, and refused."""
 
+import json
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from official_bert.tasks import glue, labels
-from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.labels import Classes, LabelSets, Numbers
 from official_bert.tasks.tables import Examples
 
 
@@ -167,7 +171,15 @@ def test_one_class_is_none():
 
 
 @pytest.mark.parametrize(
-    "saved", [Classes(("nein", "ja", "猫")), Numbers(), Numbers(0.0, 5.0), Numbers(low=-1.5)]
+    "saved",
+    [
+        Classes(("nein", "ja", "猫")),
+        LabelSets(("rot",)),
+        LabelSets(("a|b", "猫")),
+        Numbers(),
+        Numbers(0.0, 5.0),
+        Numbers(low=-1.5),
+    ],
 )
 def test_saved_labels_are_loaded_as_they_were(tmp_path, saved):
     path = str(tmp_path / "labels.json")
@@ -180,9 +192,64 @@ def test_a_missing_file_of_labels_is_told_from_another_file(tmp_path):
         labels.load(str(tmp_path / "labels.json"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"classes": 3}', '{"number": [1]}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"classes": 3}', '{"labels": []}', '{"number": [1]}']
+)
 def test_another_file_is_not_taken_for_labels(tmp_path, content):
     path = tmp_path / "labels.json"
     path.write_text(content)
     with pytest.raises(ValueError, match="labels.json must be the file of labels"):
         labels.load(str(path))
+
+
+# Sets of labels
+
+
+def test_sets_of_labels_are_found_encoded_and_decoded(capsys):
+    cells = ["joy|anger", "", " anger | joy |anger", '["love", "anger"]', "[]", "|", "love"]
+    found = labels.find_label_sets(examples(cells))
+    assert found == LabelSets(("anger", "joy", "love"))
+    encoded = found.encode(examples(cells))
+    assert encoded.dtype == np.float32
+    rows = [[1, 1, 0], [0, 0, 0], [1, 1, 0], [1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert encoded.tolist() == rows
+    assert found.decode(encoded - 0.5)[:4] == ["anger|joy", "", "anger|joy", "anger|love"]
+    assert capsys.readouterr().out == "dev.tsv: 3 of 7 rows have no label\n"
+    assert labels.find_label_sets(examples(["10|9", "[-1, 9]"])).names == ("-1", "9", "10")
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6).map(str.strip)
+
+
+@given(st.lists(names.filter(bool), min_size=1, max_size=4, unique=True))
+def test_a_decoded_set_is_read_as_it_was(written):
+    cells = [json.dumps([name]) for name in written]
+    whole = LabelSets(tuple(written)).decode(np.ones((1, len(written))))
+    assert sorted(labels.split(whole[0])) == sorted(written)
+    for name, cell in zip(written, cells):
+        assert labels.split(cell) == [name]
+
+
+@pytest.mark.parametrize("cell", ["[sad]", "['a' 'b']", '[["a"]]', "[null]", "[" * 9_999 + "]"])
+def test_a_cell_in_brackets_that_is_no_list_is_refused_with_its_line(cell):
+    with pytest.raises(ValueError, match=r"dev.tsv, line 3: labels must be separated by \"|\","):
+        labels.find_label_sets(examples(["a", cell]))
+
+
+def test_sets_without_any_label_or_with_others_than_in_training_are_refused():
+    with pytest.raises(ValueError, match="dev.tsv must have at least one label; got none"):
+        labels.find_label_sets(examples(["", "[]"]))
+    with pytest.raises(ValueError, match=r"line 3: .*, 'a', 'b'; got 'c'\. Correct the labels"):
+        LabelSets(("a", "b")).encode(examples(["a|b", "b|c"]))
+    with pytest.raises(ValueError, match="must be read with labels"):
+        LabelSets(("a",)).encode(examples(None))
+    for wrong in (), ("a", "a"):
+        with pytest.raises(ValueError, match="labels must be one or more different names"):
+            LabelSets(wrong)
+
+
+def test_labels_that_seem_to_be_several_are_pointed_out(capsys):
+    labels.find_label_sets(examples(["anger,joy", "joy", "anger", "Joy"]))
+    warned = capsys.readouterr().err
+    assert "warning: dev.tsv: 'anger,joy' is one label; if it is several, separate" in warned
+    assert "warning: dev.tsv: the labels 'Joy', 'joy' are different classes" in warned

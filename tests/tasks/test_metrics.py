@@ -77,8 +77,7 @@ def test_metrics_of_several_classes_equal_their_definitions(seed):
 
 
 def test_metrics_of_classes_equal_scikit_learn():
-    reason = "scikit-learn, which nothing else here needs, is not installed"
-    theirs = pytest.importorskip("sklearn.metrics", reason=reason)
+    theirs = peers.load("sklearn.metrics")
     rng = np.random.default_rng(3)
     for classes in 2, 4:
         predictions, labels = rng.integers(0, classes, (2, 100))
@@ -88,6 +87,33 @@ def test_metrics_of_classes_equal_scikit_learn():
         )
         correlation = theirs.matthews_corrcoef(labels, predictions)
         assert found["matthews_correlation"] == pytest.approx(correlation)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.filterwarnings("ignore:No positive class found:UserWarning")
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("digits", [0, 1, 9])  # with ties
+def test_metrics_of_sets_of_labels_equal_scikit_learn(share, digits):
+    theirs = peers.load("sklearn.metrics")
+    rng = np.random.default_rng(digits)
+    for rows, count in (1, 1), (40, 1), (40, 6):
+        labels = (rng.random((rows, count)) < share).astype(np.float32)
+        logits = (rng.normal(size=(rows, count)) + labels - 0.5).round(digits).astype(np.float32)
+        found = metrics.compute(["f1_micro", "f1_macro", "mean_average_precision"], logits, labels)
+        kinds = {"average": "micro", "zero_division": 0}, {"average": "macro", "zero_division": 0}
+        micro, macro = (theirs.f1_score(labels, logits > 0, **kind) for kind in kinds)
+        precisions = [theirs.average_precision_score(*pair) for pair in zip(labels.T, logits.T)]
+        expected = {
+            "f1_micro": micro if count > 1 else theirs.f1_score(labels[:, 0], logits[:, 0] > 0),
+            "f1_macro": macro if count > 1 else theirs.f1_score(labels[:, 0], logits[:, 0] > 0),
+            "mean_average_precision": np.mean(precisions),
+        }
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_probabilities_of_labels_do_not_overflow():
+    found = metrics.sigmoid([-1e4, -1.5, 0.0, 1.5, 1e4])
+    assert found == pytest.approx([0, 1 / (1 + math.exp(1.5)), 0.5, 1 / (1 + math.exp(-1.5)), 1])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200])

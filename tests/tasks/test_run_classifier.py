@@ -13,6 +13,7 @@ from pathlib import Path
 
 import in_process
 import numpy as np
+import peers
 import pytest
 from bert_checkpoints import make_hugging_face, make_source
 from command_processes import (
@@ -20,14 +21,15 @@ from command_processes import (
     eval_results,
     kill_after_first_checkpoint,
     newest_step,
-    run_to_the_end,
     start,
     without,
 )
 from small_runs import SHORT, final_tensors, log_lines, train
 from small_runs import make_run as make_pretraining
+from small_sentences import label_task
 from small_text import SHARED
 
+import official_bert
 from official_bert import convert_checkpoint, run_classifier
 from official_bert.commands import commands, refused
 from official_bert.run_classifier import Classify
@@ -127,18 +129,19 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"use_tpu": True}, "--use_tpu has no counterpart: fine-tuning runs on one host"),
+        ({"use_tpu": True}, "--use_tpu is --distribution_strategy=tpu here."),
         ({"model_dir": "x"}, "--model_dir is called --output_dir here."),
         ({"vocab_file": ""}, "--vocab_file is required, or --init_checkpoint, whose"),
         ({"do_train": False, "do_eval": False}, "nothing to do: give --do_train"),
         ({"do_predict": True}, "--predict_file is required with --do_predict."),
-        ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets what these"),
+        ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets these"),
         ({"label_type": "star"}, "--label_type must be class or number; got 'star'."),
-        ({"distribution_strategy": "tpu"}, "must be off, one_device or mirrored; got 'tpu'"),
+        ({"distribution_strategy": "tpu"}, "--tpu is required with distribution_strategy=tpu"),
         (
             {"do_train": False, "train_file": None, "num_seeds": 2, "init_checkpoint": "a"},
             "--num_seeds: --init_checkpoint is one model",
         ),
+        ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'. On torch, only"),
         ({"num_seeds": 2, "resume_from": 3}, "--resume_from: works on a single run"),
         ({"learning_rate": "nan"}, "--learning_rate must be a finite number; got nan."),
         (
@@ -146,7 +149,7 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
             "output_dir must be a path on this machine; got the address 'gs://a/b'",
         ),
         ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv must be an existing file."),
-        ({"train_file": "/nowhere/a.parquet"}, "must have a name that ends in .tsv"),
+        ({"train_file": "/nowhere/a.xlsx"}, "must have a name that ends in .tsv"),
         ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv must be an existing file."),
         ({"label_column": "stars"}, "must have one column 'stars'; got none."),
         ({"label_column": "sentence"}, "label must be different columns; got 'sentence'"),
@@ -160,8 +163,24 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
         ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
         ({"max_seq_length": 65}, "--max_seq_length must be at most 64, the model's"),
         ({"max_seq_length": 2}, "max_seq_length must be at least 3, for [CLS] and"),
+        ({"multi_label": True, "label_type": "class"}, "--label_type: --multi_label predicts lab"),
+        (
+            {"multi_label": True, "class_weights": "balanced"},
+            "--class_weights: only classes have weights; leave it out with --multi_label",
+        ),
+        (
+            {"label_type": "number", "label_column": "score", "class_weights": "balanced"},
+            "--class_weights: only classes have weights",
+        ),
+        ({"class_weights": ""}, "must be balanced, a JSON object such as"),
+        ({"class_weights": "/nowhere/w.json"}, "must be balanced, a JSON object such as"),
+        ({"class_weights": '{"plain": 1}'}, "for each of 'begun', 'plain' and no other; got 'pl"),
         ({"num_train_epochs": 0.1}, "must give at least one step; got 0.1 of 50 examples"),
-        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw or lars; got 'sgd'"),
+        (
+            {"optimizer_type": "sgd"},
+            "optimizer_type must be lamb, adamw, lars, orscale, muon or MODULE:CLASS, such as "
+            "keras.optimizers:Adam; got 'sgd'",
+        ),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
         ({"layer_decay": 0}, "--layer_decay must be above 0 and at most 1; got 0."),
         (
@@ -256,19 +275,127 @@ def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(trained, c
     assert {name: (folder / name).read_text() for name in names} == before
 
 
-def test_numbers_are_written_with_their_digits(files, small_sentences):
-    settings = {"label_type": "number", "label_column": "score", "do_predict": True}
-    assert call(files | settings | {"predict_file": small_sentences.unlabelled}) == 0
-    folder = Path(files["output_dir"])
+@pytest.fixture(scope="module")
+def numbers(small_sentences, tmp_path_factory):
+    """The flags of a training on numbers that is done."""
+    settings = flags_of(small_sentences, tmp_path_factory.mktemp("numbers"))
+    settings |= {"label_type": "number", "label_column": "score", "do_predict": True}
+    settings |= {"predict_file": small_sentences.unlabelled}
+    assert call(settings) == 0
+    return settings
+
+
+def test_numbers_are_written_with_their_digits(numbers, small_sentences):
+    folder = Path(numbers["output_dir"])
     predictions = [float(row["prediction"]) for row in read_table(folder / "predictions.tsv")]
-    numbers = [float(row["score"]) for row in read_table(small_sentences.dev)]
+    truth = [float(row["score"]) for row in read_table(small_sentences.dev)]
     results = eval_results(folder)
-    assert results["eval_pearson"] == pytest.approx(
-        np.corrcoef(predictions, numbers)[0, 1], rel=1e-4
-    )
-    errors = np.square(np.subtract(predictions, numbers))
+    assert results["eval_pearson"] == pytest.approx(np.corrcoef(predictions, truth)[0, 1], rel=1e-4)
+    errors = np.square(np.subtract(predictions, truth))
     assert results["eval_mean_squared_error"] == pytest.approx(errors.mean(), rel=1e-5)
-    assert results["eval_mean_label_squared_error"] == pytest.approx(np.var(numbers))
+    assert results["eval_mean_label_squared_error"] == pytest.approx(np.var(truth))
+
+
+@pytest.fixture(scope="module")
+def mrpc(small_sentences, tmp_path_factory):
+    """The flags of a training on a folder of GLUE that is done."""
+    folder = tmp_path_factory.mktemp("mrpc")
+    settings = without(flags_of(small_sentences, folder), "train_file", "dev_file")
+    settings |= write_mrpc(folder)
+    assert call(settings) == 0
+    return settings
+
+
+@pytest.fixture(scope="module")
+def several(small_sentences, tmp_path_factory):
+    """The flags of two trainings on sets of labels that are done."""
+    settings = flags_of(small_sentences, tmp_path_factory.mktemp("several"))
+    settings |= {"multi_label": True, "label_column": "labels", "do_predict": True}
+    settings |= {"predict_file": small_sentences.unlabelled, "num_seeds": 2, "num_train_epochs": 20}
+    assert call(settings) == 0
+    return settings
+
+
+def test_sets_of_labels_are_predicted_and_scored_as_by_scikit_learn(several, small_sentences):
+    theirs = peers.load("sklearn.metrics")
+    results = json.loads((Path(several["output_dir"]) / "results.json").read_text())
+    scores = {run["output_dir"]: run["metrics"]["eval_f1_micro"] for run in results["runs"]}
+    best = results["best"]["output_dir"]
+    assert scores[best] == max(scores.values()) > 0.5
+    folder, found = Path(best), eval_results(best)
+    assert json.loads((folder / "labels.json").read_text()) == {"labels": ["begun", "noun", "verb"]}
+    names = ("begun", "noun", "verb")
+    sets = [row["labels"].split("|") for row in read_table(small_sentences.dev)]
+    truth = np.array([[name in row for name in names] for row in sets])
+    assert not truth.any(1).all()  # some have none
+    probabilities = np.loadtxt(folder / "test_results.tsv")  # of the same sentences
+    for average in "micro", "macro":
+        expected = theirs.f1_score(truth, probabilities > 0.5, average=average)
+        assert found[f"eval_f1_{average}"] == pytest.approx(expected)
+    expected = theirs.average_precision_score(truth, probabilities)
+    assert found["eval_mean_average_precision"] == pytest.approx(expected)
+    assert found["eval_loss"] == pytest.approx(
+        theirs.log_loss(truth.ravel(), probabilities.ravel())
+    )
+    rows = [row["prediction"] for row in read_table(folder / "predictions.tsv")]
+    predicted = [[*filter(None, row.split("|"))] for row in rows]
+    above = [[n for n, p in zip(names, row) if p > 0.5] for row in probabilities]
+    assert predicted == above
+    sentences = [row["sentence"] for row in read_table(small_sentences.unlabelled)]
+    loaded = official_bert.load(folder).predict(sentences)
+    assert [sorted(one.labels) for one in loaded] == predicted
+
+
+def test_a_model_of_several_labels_is_that_of_transformers_both_ways(
+    several, small_sentences, tmp_path, capsys
+):
+    torch, transformers = peers.load("torch"), peers.load("transformers")
+    source = Path(several["output_dir"]) / "seed_12345"
+    convert_checkpoint.convert(source, tmp_path / "hf", "huggingface")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")
+    task = label_task(small_sentences)
+    arrays = task.labelled_arrays(small_sentences.dev, 32, small_sentences.config)
+    batch = {name: torch.from_numpy(rows) for name, rows in arrays.items()}
+    with torch.no_grad():
+        outputs = theirs.eval()(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["input_mask"],
+            token_type_ids=batch["segment_ids"],
+            labels=batch["labels"],
+        )
+    loss = eval_results(source)["eval_loss"]
+    assert outputs.loss.item() == pytest.approx(loss, abs=1e-5)
+    probabilities = np.loadtxt(source / "test_results.tsv")
+    np.testing.assert_allclose(torch.sigmoid(outputs.logits), probabilities, atol=1e-5)
+    theirs.save_pretrained(tmp_path / "again")  # with their configuration
+    shutil.copy(source / "vocab.txt", tmp_path / "again")
+    alone = without(several, "num_seeds", "do_train", "train_file", "multi_label", *NOT_TRAINED)
+    alone |= {"init_checkpoint": str(tmp_path / "again"), "output_dir": str(tmp_path / "other")}
+    assert call(without(alone, "bert_config_file", "vocab_file")) == 0
+    found, trained = eval_results(tmp_path / "other"), eval_results(source)
+    assert found == pytest.approx(without(trained, "global_step"), abs=1e-5)
+
+
+def test_a_model_of_classes_is_none_of_several_labels(trained, capsys):
+    alone = without(trained, "do_train", "train_file", *NOT_TRAINED)
+    assert call(alone | {"multi_label": True}) == 2
+    assert "--multi_label must be left out for a model of classes" in capsys.readouterr().err
+
+
+def test_weights_of_classes_are_part_of_the_run(files, tmp_path, capsys):
+    (tmp_path / "weights.json").write_text('{"plain": 1, "begun": 2.5}')
+    settings = files | {"class_weights": str(tmp_path / "weights.json"), "num_train_epochs": 1}
+    assert call(settings) == 0
+    described = json.loads((Path(files["output_dir"]) / "run.json").read_text())
+    assert (described["labels"], described["class_weights"]) == (["begun", "plain"], [2.5, 1.0])
+    before = eval_results(files["output_dir"])
+    assert call(settings | {"class_weights": '{"plain": 2, "begun": 5}'}) == 2
+    error = capsys.readouterr().err
+    assert "holds another run" in error
+    assert "class_weights" in error
+    assert call(without(settings, "do_train", "train_file", *NOT_TRAINED)) == 0
+    assert "--class_weights has no effect without --do_train" in capsys.readouterr().err
+    assert eval_results(files["output_dir"]) == before
 
 
 def write_mrpc(tmp_path):
@@ -281,13 +408,12 @@ def write_mrpc(tmp_path):
     return {"task_name": "mrpc", "data_dir": str(tmp_path), "do_predict": True}
 
 
-def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(files, tmp_path):
-    settings = write_mrpc(tmp_path)
-    assert call(without(files, "train_file", "dev_file") | settings) == 0
-    found = read_table(tmp_path / "output" / "MRPC.tsv")
+def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(mrpc):
+    folder = Path(mrpc["output_dir"])
+    found = read_table(folder / "MRPC.tsv")
     assert [row["index"] for row in found] == ["7", "8", "9", "10", "11"]
     assert {row["prediction"] for row in found} <= {"0", "1"}
-    assert {"eval_accuracy", "eval_f1", "eval_loss"} <= eval_results(tmp_path / "output").keys()
+    assert {"eval_accuracy", "eval_f1", "eval_loss"} <= eval_results(folder).keys()
 
 
 def test_a_task_with_two_dev_sets_has_the_metrics_of_both(files, tmp_path):
@@ -305,8 +431,12 @@ def test_a_task_with_two_dev_sets_has_the_metrics_of_both(files, tmp_path):
 
 
 def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, capsys):
+    assert call(files | {"num_seeds": 2, "seed": 4}) == 0
+    capsys.readouterr()
     assert call(files | {"num_seeds": 3, "seed": 4}) == 0
     said, output = capsys.readouterr().out, tmp_path / "output"
+    assert said.count("step 10/10") == 1  # the third's
+    assert said.count("resuming from ") == 2
     results = json.loads((output / "results.json").read_text())
     assert [run["seed"] for run in results["runs"]] == [4, 5, 6]
     found = [run["metrics"]["eval_loss"] for run in results["runs"]]
@@ -327,15 +457,6 @@ def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, ca
     evaluated = without(files, "do_train", "train_file", *NOT_TRAINED)
     assert call(evaluated | {"output_dir": str(tmp_path / "alone")}) == 0
     assert json.loads((tmp_path / "alone/results.json").read_text())["runs"][0]["seed"] == 5
-
-
-def test_more_seeds_are_added_to_those_that_are_done(files, capsys):
-    assert call(files | {"num_seeds": 1}) == 0
-    capsys.readouterr()
-    assert call(files | {"num_seeds": 2}) == 0
-    said = capsys.readouterr().out
-    assert said.count("step 10/10") == 1  # the second's
-    assert said.count("resuming from ") == 1
 
 
 # Where it starts from
@@ -399,11 +520,10 @@ def test_runs_of_other_seeds_are_told_from_no_run(files, tmp_path, capsys, run, 
     assert message in capsys.readouterr().err
 
 
-def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(files, tmp_path, capsys):
-    settings = files | {"label_type": "number", "label_column": "score"}
-    assert call(settings) == 0
-    trained = eval_results(files["output_dir"])
-    checkpoint = f"{files['output_dir']}/pretrained/bert_model.ckpt-1"
+def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(numbers, tmp_path, capsys):
+    settings = without(numbers, "do_predict", "predict_file")
+    trained = eval_results(settings["output_dir"])
+    checkpoint = f"{settings['output_dir']}/pretrained/bert_model.ckpt-1"
     alone = without(settings, "do_train", "train_file", *NOT_TRAINED)
     alone |= {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
     assert call(alone) == 0
@@ -424,13 +544,11 @@ def test_an_export_for_transformers_brings_its_classes_along(whole, tmp_path):
     assert eval_results(tmp_path / "other") == without(trained, "global_step")
 
 
-def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(files, tmp_path, capsys):
-    settings = without(files, "train_file", "dev_file") | write_mrpc(tmp_path)
-    assert call(settings) == 0
+def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(mrpc, tmp_path, capsys):
     export = tmp_path / "export"
-    convert_checkpoint.convert(files["output_dir"], export, "huggingface")
+    convert_checkpoint.convert(mrpc["output_dir"], export, "huggingface")
     described = json.loads((export / "config.json").read_text())
-    alone = without(settings, "do_train", *NOT_TRAINED) | {"init_checkpoint": str(export)}
+    alone = without(mrpc, "do_train", *NOT_TRAINED) | {"init_checkpoint": str(export)}
     probabilities = {}
     for names in (["0", "1"], ["LABEL_0", "LABEL_1"], ["Equivalent", "not equivalent"], ["a", "b"]):
         described["id2label"] = dict(enumerate(names))
@@ -467,11 +585,11 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 60, "save_checkpoints_steps": 40, "eval_steps": 50}
-    run_to_the_end("run_classifier", settings | {"output_dir": str(tmp_path / "whole")})
+    assert call(settings | {"output_dir": str(tmp_path / "whole")}) == 0
     killed = settings | {"output_dir": str(tmp_path / "killed")}
     kill_after_first_checkpoint("run_classifier", killed, random.Random(3).uniform(0, 0.3))
     assert 40 <= newest_step(killed) < 300
-    run_to_the_end("run_classifier", killed)
+    assert call(killed) == 0
     assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
     assert eval_results(tmp_path / "killed") == eval_results(tmp_path / "whole")
     resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))

@@ -2,9 +2,13 @@
 
 import json
 import lzma
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from small_squad import qa, question, write_squad
+from small_squad import make_task, qa, question, write_squad
 
 from official_bert.tasks import squad_data
 from official_bert.tasks.squad_data import Answer, Counts, Question
@@ -55,7 +59,7 @@ def test_a_question_id_that_stands_twice_is_refused_with_both_places(tmp_path):
         ("", "a.json must be JSON"),
         ('{"data": [', "a.json must be JSON"),
         ("[" * 100_000, "a.json must be JSON"),
-        ("[]", r"a.json must be an object with 'data'; got \[\]"),
+        ("[]", "a.json must contain questions in one of SQuAD's layouts; got none"),
         ("{}", "a.json: 'data' must be a list; got none"),
         ('{"data": []}', "must contain questions"),
         ('{"data": [{"paragraphs": [3]}]}', r"paragraphs\[0\] must be an object with .*; got 3"),
@@ -91,8 +95,9 @@ def test_a_damaged_question_is_refused_by_its_place(tmp_path, change, message):
 
 
 def test_a_missing_file_and_other_encodings_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="nowhere.json"):
-        squad_data.read(str(tmp_path / "nowhere.json"))
+    for name in "nowhere.json", "nowhere.parquet":
+        with pytest.raises(ValueError, match=name):
+            squad_data.read(str(tmp_path / name))
     (tmp_path / "latin.json").write_bytes('{"data": "é"}'.encode("latin-1"))
     with pytest.raises(ValueError, match="latin.json, line 1 must be UTF-8"):
         squad_data.read(str(tmp_path / "latin.json"))
@@ -175,3 +180,139 @@ def test_training_keeps_what_has_an_answer_in_the_context_and_counts_the_rest():
         (),
     ]
     assert counts == Counts(kept=4, moved=1, left_out=2)
+
+
+# The flat layout
+
+
+def flat_rows(path):
+    """The rows of `datasets` for the questions of an official file."""
+    return [
+        {
+            "id": question["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": question["question"],
+            "answers": {
+                name: [answer[name] for answer in question["answers"]]
+                for name in ("text", "answer_start")
+            },
+        }
+        for article in json.loads(Path(path).read_text())["data"]
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def write_flat(path, rows):
+    """Writes rows in the form that the name says."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif path.name == "list.json":
+        path.write_text(json.dumps(rows, ensure_ascii=False))
+    elif path.name == "data.json":
+        path.write_text(json.dumps({"version": "1", "data": rows}, indent=1))
+    else:
+        start = pa.list_(pa.int32())
+        answers = pa.struct([("text", pa.list_(pa.string())), ("answer_start", start)])
+        columns = {n: [row[n] for row in rows] for n in rows[0] if n != "answers"}
+        column = pa.array([row.get("answers") for row in rows], answers)
+        table = pa.table(columns | {"answers": column})
+        if path.suffix == ".parquet":
+            pq.write_table(table, path, row_group_size=3)
+        else:
+            path.mkdir()
+            with pa.ipc.new_stream(str(path / "data-0.arrow"), table.schema) as writer:
+                writer.write_table(table, max_chunksize=3)
+            state = {"_data_files": [{"filename": "data-0.arrow"}]}
+            (path / "state.json").write_text(json.dumps(state))
+    return str(path)
+
+
+FORMS = "rows.jsonl", "list.json", "data.json", "rows.parquet", "saved"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["train", "train_2", "new"])
+def test_both_layouts_give_the_same_rows_byte_for_byte(small_questions, tmp_path, form, name):
+    official = str(small_questions.folder / f"{name}.json")
+    flat = write_flat(tmp_path / form, flat_rows(official))
+    assert squad_data.read(flat) == squad_data.read(official)
+    task = make_task(small_questions, version_2_with_negative=name == "train_2")
+    found = []
+    for path in official, flat:
+        asked = squad_data.read(path).questions
+        features = task.features(asked, small_questions.config)
+        if name != "new":
+            features = task.labelled_features([path], small_questions.config)
+        found.append((features.fingerprint(), features.batch(np.arange(len(features)))))
+    (one, ours), (other, theirs) = found
+    assert one == other
+    assert {n: (a.dtype, a.tobytes()) for n, a in ours.items()} == {
+        n: (a.dtype, a.tobytes()) for n, a in theirs.items()
+    }
+
+
+def test_a_single_line_answers_in_a_list_and_rows_without_answers_are_read(tmp_path):
+    row = {"id": "1", "context": CONTEXT, "question": "What?"}
+    expected = squad_data.read(
+        write_squad(tmp_path / "a.json", (CONTEXT, [qa("1", MILL)]))
+    ).questions[0]
+    (tmp_path / "b.json").write_text(
+        json.dumps(row | {"answers": [{"text": MILL[0], "answer_start": MILL[1]}]})
+    )
+    (found,) = squad_data.read(str(tmp_path / "b.json")).questions
+    assert found == expected._replace(text="What?")
+    other = row | {"id": "2", "answers": {"text": [MILL[0]], "answer_start": [MILL[1]]}}
+    path = write_flat(tmp_path / "c.jsonl", [row | {"id": 1}, other | {"id": 2}])
+    read = squad_data.read(path)
+    assert [question.id for question in read.questions] == ["1", "2"]
+    assert [question.answers for question in read.questions] == [(), (Answer(*MILL),)]
+    assert not read.version_2
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("empty", [None, {"text": [], "answer_start": []}])
+def test_without_answers_a_question_is_unanswerable_where_others_have_some(tmp_path, form, empty):
+    row = {"id": "1", "context": CONTEXT, "question": "What?", "answers": empty}
+    other = row | {"id": "2", "answers": {"text": [MILL[0]], "answer_start": [MILL[1]]}}
+    (tmp_path / "labelled").mkdir()
+    read = squad_data.read(write_flat(tmp_path / "labelled" / form, [row, other]))
+    assert [question.is_impossible for question in read.questions] == [True, False]
+    assert [question.answers for question in read.questions] == [(), (Answer(*MILL),)]
+    assert read.version_2
+    unlabelled = squad_data.read(write_flat(tmp_path / form, [row, row | {"id": "2"}]))
+    assert not any(question.is_impossible for question in unlabelled.questions)
+    assert not unlabelled.version_2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answers": {"text": ["a"], "answer_start": []}}, "for each text; got 1 texts and 0"),
+        ({"answers": {"text": ["a"]}}, r"line 2.answers: 'answer_start' must be a list; got none"),
+        ({"answers": {"text": [7], "answer_start": [0]}}, r"answers\[0\]: 'text' must be a text"),
+        ({"answers": {"text": ["a"], "answer_start": [0.5]}}, "must be a whole number; got 0.5"),
+        ({"answers": "a"}, "'answers' must be a list; got"),
+        ({"context": None}, "line 2: 'context' must be a text; got null"),
+        ({"id": "1"}, "the id of a question must be unique; got '1', as for .*line 1"),
+        ({"question": "\ud800"}, "line 2: 'question' must be valid Unicode"),
+    ],
+)
+def test_a_damaged_row_is_refused_by_its_line(tmp_path, change, message):
+    row = {"id": "1", "context": CONTEXT, "question": "What?"}
+    path = write_flat(tmp_path / "a.jsonl", [row, row | {"id": "2"} | change])
+    with pytest.raises(ValueError, match=message):
+        squad_data.read(path)
+
+
+def test_a_column_that_is_no_answer_or_no_text_is_refused(tmp_path):
+    columns = {"id": ["1"], "context": [CONTEXT], "question": ["What?"]}
+    for change, message in (
+        ({"answers": [["a"]]}, "must have one column 'answers.text'; got none"),
+        ({"question": [None]}, "row 1 must have text in 'question'; got null"),
+        ({"id": [0.5]}, "row 1: 'id' must be a text; got 0.5"),
+    ):
+        pq.write_table(pa.table(columns | change), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=message):
+            squad_data.read(str(tmp_path / "a.parquet"))

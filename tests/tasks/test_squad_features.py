@@ -15,7 +15,7 @@ from small_squad import DEV, SPECIAL, WORDS, needs_squad, question, write_vocabu
 from small_text import UNCASED
 
 from official_bert.data import tokenization
-from official_bert.tasks import squad_data, squad_features
+from official_bert.tasks import squad_data
 from official_bert.tasks.squad_data import Windows
 from official_bert.tasks.squad_features import make_features
 
@@ -260,53 +260,3 @@ def test_nearly_every_answer_is_cut_whole_from_the_real_texts():
         cut[asked.id], wanted[asked.id] = asked.context[start:stop], asked.answers[0].text
     assert len(cut) >= 10_560
     assert sum(cut[i] == wanted[i] for i in cut) > 0.995 * len(cut)
-
-
-# Windows, against the official script's description of them
-
-SIZES = {"pieces": st.integers(1, 60), "room": st.integers(1, 12), "stride": st.integers(1, 15)}
-
-
-def described_windows(pieces, room, stride):
-    """Window after window, until one reaches the end."""
-    windows, start = [], 0
-    while start < pieces:
-        length = min(room, pieces - start)
-        windows.append((start, length))
-        if start + length == pieces:
-            break
-        start += min(length, stride)
-    return windows
-
-
-def described_owner(windows, piece):
-    """The window that gives a piece the best score, the first of equal ones."""
-    best, owner = None, None
-    for number, (start, length) in enumerate(windows):
-        if start <= piece < start + length:
-            score = min(piece - start, start + length - 1 - piece) + 0.01 * length
-            if best is None or score > best:
-                best, owner = score, number
-    return owner
-
-
-@settings(deadline=None)
-@given(**SIZES)
-def test_windows_are_those_of_the_official_script(pieces, room, stride):
-    windows = squad_features.cut(pieces, room, stride)
-    assert list(map(tuple, windows.tolist())) == described_windows(pieces, room, stride)
-
-
-@settings(deadline=None)
-@given(**SIZES)
-def test_each_piece_is_answered_from_the_window_with_most_context(pieces, room, stride):
-    windows = squad_features.cut(pieces, room, stride)
-    owners = [described_owner(windows.tolist(), piece) for piece in range(pieces)]
-    for number, (start, length) in enumerate(windows.tolist()):
-        expected = [owner == number for owner in owners[start : start + length]]
-        assert squad_features.sees_best(windows, number).tolist() == expected
-
-
-def test_one_window_of_thousands_is_compared_only_with_its_neighbours():
-    windows = squad_features.cut(100_000, 300, 10)
-    assert np.count_nonzero(squad_features.sees_best(windows, 5000)) == 10

@@ -202,6 +202,19 @@ def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
     assert examples.index == ["0", "1"]
 
 
+def test_a_list_of_labels_is_returned_as_json(write):
+    rows = ['{"a": ["x", "y|z", 3, true], "b": ""}', '{"a": [], "b": ""}', '{"a": "x|y", "b": ""}']
+    path = write("t.jsonl", "\n".join(rows))
+    table = tables.read_columns(path, ["a"], lists=["a"]).columns["a"]
+    assert [*map(json.loads, table[:2]), table[2]] == [["x", "y|z", "3", "true"], [], "x|y"]
+    with pytest.raises(ValueError, match="line 1: 'a' must be text; got"):
+        tables.read_columns(path, ["a"], lists=["b"])
+    for cell in "[null]", '[["x"]]', "[NaN]", '["\\ud83d"]':
+        path = write("t.jsonl", f'{{"a": {cell}}}\n')
+        with pytest.raises(ValueError, match="line 1: 'a' must be"):
+            tables.read_columns(path, ["a"], lists=["a"])
+
+
 def test_two_parts_of_an_example_cannot_be_one_column():
     with pytest.raises(ValueError, match="must be different columns; got 'text'"):
         tables.Columns("text", label="text")
