@@ -1,4 +1,4 @@
-"""BERT with large batches, from raw text to a model in use: `load` loads one that was trained."""
+"""BERT with large batches, from raw text to a model in use; `load` loads a trained model."""
 
 import importlib
 import importlib.machinery
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
         SentenceClassifier,
         TextEncoder,
     )
+    from official_bert.prediction.tagger import WordTagger
 
-NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that brings it
+NEEDED = {  # required modules, each with the extra of lamb_tf that installs it
     "absl": "bert",
     "google_crc32c": "bert",
     "sentencex": "bert",
@@ -26,8 +27,9 @@ NEEDED = {  # each module that all of this needs, and the extra of lamb_tf that 
 _MODELS = {  # the Keras models, and where each is defined
     "BertEncoder": "official_bert.model.encoder",
     "BertPretrainer": "official_bert.model.pretrainer",
-    "BertClassifier": "official_bert.model.classifier",
-    "BertQuestionAnswering": "official_bert.model.question_answering",
+    "BertClassifier": "official_bert.model.fine_tuning",
+    "BertQuestionAnswering": "official_bert.model.fine_tuning",
+    "BertTagger": "official_bert.model.fine_tuning",
 }
 
 
@@ -35,7 +37,7 @@ def _check_installed():
     """Raises an ImportError where a module is missing; in a command, ends it with one line."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing == ["tensorflow"] and importlib.util.find_spec("jax"):
-        return  # `run_pretraining --engine=jax` needs none
+        return  # `load`, and training with --engine=jax, need none
     if not missing:
         return
     extras = ",".join(sorted({NEEDED[name] for name in missing}))
@@ -43,7 +45,7 @@ def _check_installed():
         f"official_bert needs {', '.join(missing)}, not installed here: "
         f'`pip install "lamb_tf[{extras}]"`.'
     )
-    # "-m" stands there while `python -m` looks for a module.
+    # argv[0] is "-m" while `python -m` looks for a module.
     if os.path.basename(sys.argv[0]) not in ("-m", "lamb-bert"):
         raise ImportError(message)
     print(message, file=sys.stderr)
@@ -55,35 +57,41 @@ def load(
     vocab_file: str | os.PathLike | None = None,
     do_lower_case: bool | None = None,
     dtype: str = "fp32",
-) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | TextEncoder":
+    strip_accents: bool | None = None,
+    step: int | None = None,
+) -> "BlankFiller | SentenceClassifier | QuestionAnswerer | WordTagger | TextEncoder":
     """Loads a trained model for use, of the kind that the folder holds.
 
-    | the folder | the result, whose `predict` takes |
+    | the folder is from | the result, whose `predict` takes |
     |---|---|
-    | of `run_pretraining`, or any pre-trained BERT | `BlankFiller`: texts with `[MASK]` |
-    | of `run_classifier`, or any fine-tuned classifier | `SentenceClassifier`: texts or pairs |
-    | of `run_squad`, or any such model | `QuestionAnswerer`: pairs (question, context) |
-    | of an encoder without a head | `TextEncoder`: texts or pairs, which become vectors |
+    | `run_pretraining`, or any pre-trained BERT | `BlankFiller`: texts with `[MASK]` |
+    | `run_classifier`, or any fine-tuned classifier | `SentenceClassifier`: texts or pairs |
+    | `run_squad`, or any such model | `QuestionAnswerer`: pairs (question, context) |
+    | `run_tagger`, or any such model | `WordTagger`: texts or lists of words |
+    | an encoder without a head | `TextEncoder`: texts or pairs, which become vectors |
 
-    Each has the Keras model as `.model` and the tokenizer as `.tokenizer`. Any checkpoint that
-    `convert_checkpoint` reads will do: TensorFlow 1's, Hugging Face's, one of a run here.
+    Each has the Keras model as `.model` and the tokenizer as `.tokenizer`. The checkpoint can have
+    any format that `convert_checkpoint` reads: TensorFlow 1's, Hugging Face's, a run's.
 
     Args:
-        folder: The folder, or the path of one checkpoint in it. Of a run, the newest whole
-            checkpoint is taken.
-        vocab_file: The model's vocabulary; default: the `tokenizer.json` or `vocab.txt` in its
-            folder; of `best/` and `pretrained/` of a run, in the run's.
-        do_lower_case: Whether that is an uncased one; default: what the run, `tokenizer.json` or
-            `tokenizer_config.json` says, or else whether it holds no upper-case letter.
+        folder: The folder, or the path of one checkpoint in it. From a run, the newest complete
+            checkpoint is loaded.
+        vocab_file: The model's vocabulary; default: `tokenizer.json` or `vocab.txt` in its folder,
+            or for a run's `best/`, `initial/` and `pretrained/`, in the run's folder.
+        do_lower_case: Whether it is uncased; default: as in the run, `tokenizer.json` or
+            `tokenizer_config.json`, or else whether it has no upper-case letter.
         dtype: Data type of the arithmetic, `"fp32"`, `"bf16"` or `"fp16"`.
+        strip_accents: Whether lower-cased text loses its accents; default: as in the same files, or
+            else True.
+        step: Of a run, the step of the weights instead of the newest; 0: before the first.
 
     Returns:
         A `BlankFiller`, `SentenceClassifier`, `QuestionAnswerer` or `TextEncoder` of
-        `official_bert.prediction.predictors`.
+        `official_bert.prediction.predictors`, or a `WordTagger` of `.tagger`.
 
     Raises:
-        ValueError: if there is no such model, or it is damaged, or its vocabulary is missing or
-            another model's.
+        ValueError: if the model is missing or damaged, or its vocabulary is missing or another
+            model's, or the run has no weights of that step; it lists those that it has.
         OSError: if a file cannot be read.
 
     Example:
@@ -95,14 +103,14 @@ def load(
     """
     from official_bert.prediction import loading
 
-    return loading.load(folder, vocab_file, do_lower_case, dtype)
+    return loading.load(folder, vocab_file, do_lower_case, dtype, strip_accents, step=step)
 
 
-# `keras.models.load_model` finds the models by name, but this package is imported without Keras.
+# `keras.models.load_model` finds models by name, but this package is imported without Keras.
 
 
 def _register_models(keras):
-    """Registers for each model a stand-in, which imports the model when a file holds one."""
+    """Registers a stand-in per model, which imports the model when a file contains one."""
 
     def stand_in(name, module):
         def from_config(config):
@@ -116,7 +124,7 @@ def _register_models(keras):
 
 
 class _WhenKerasIsImported:
-    """A finder of modules that registers the models after the import of Keras, then goes."""
+    """An import hook that registers the models after Keras is imported, then removes itself."""
 
     def find_spec(self, name, path=None, target=None):
         spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "keras" else None

@@ -36,7 +36,7 @@ RECIPE = "demo"
 VOCAB_SIZE = 2048
 HELD_OUT_SHARE = 12  # one document in this number is held out …
 HELD_OUT_CHARACTERS = 300_000  # … up to this much text
-MASKED_SHARE = 0.15  # of the held-out tokens; of the training text, see `_write_records`
+MASKED_SHARE = 0.15  # of held-out tokens; for training text see `_write_records`
 EVAL_BATCH_SIZE = 128
 
 
@@ -82,10 +82,10 @@ def main(args: Demo) -> int:
     except child_commands.ChildFailed as failed:
         return failed.code
     except ValueError as error:
-        # The readers of text name flags of commands that have more of them.
+        # Readers of text name flags of other commands.
         reason = str(error).replace("--input_format", "--corpus_format")
-        reason = reason.replace("Name one with --json_field", "The demo reads no other field")
-        reason = reason.replace(", or name another field with --json_field", "")
+        reason = reason.replace("Name one with --text_field", "The demo reads no other field")
+        reason = reason.replace(", or name another field with --text_field", "")
         raise messages.Failed(reason) from error
     return 0
 
@@ -96,7 +96,7 @@ def run(
     corpus_format: str = "auto",
     recipe: str = RECIPE,
 ) -> dict:
-    """The whole demo; returns the content of `results.json`.
+    """Runs the whole demo; returns the content of `results.json`.
 
     Args:
         folder: Output folder. An existing demo in it is resumed.
@@ -106,13 +106,14 @@ def run(
         recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
 
     Raises:
-        ValueError: if the corpus cannot be used or lies among what is written, the recipe does not
-            fit the model, or `folder` holds a demo with other settings or files that are no demo's.
+        ValueError: if the corpus cannot be used or is inside the output, the recipe does not fit
+            the model, or `folder` holds a demo with other settings or files not made by a demo.
         OSError: if the disk is full or not writable.
     """
     if not importlib.util.find_spec("matplotlib"):
         raise ValueError('matplotlib must be installed for the plots: pip install "lamb_tf[plot]".')
     local_paths.require_local(output_dir=folder)
+    local_paths.require_local(corpus=corpus_patterns)
     paths = corpus.find_files(corpus_patterns, "corpus") if corpus_patterns else []
     layout = DemoFolder(folder)
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
@@ -121,7 +122,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     settings = (paths, corpus_format, recipe, VOCAB_SIZE)
     wait = f"Another demo is running in {folder}; waiting until it ends …"
-    with (  # nor may a command that one started
+    with (  # child commands hold the lock too
         locks.exclusive(folder, wait, with_children=True),
         demo_folder.clock(layout, *settings) as seconds,
     ):
@@ -148,7 +149,7 @@ def _step(number, title, function, *arguments):
 
 
 def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> str:
-    """Documents with one sentence per line; some whole documents, spread evenly, are held out."""
+    """Writes documents with one sentence per line, and holds out some, spread evenly."""
     if layout.text("train").exists():
         return "already there"
     if paths:
@@ -157,7 +158,7 @@ def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> 
         documents = (corpus.Document(lines, split=True) for _, lines in stdlib_text.documents())
     layout.text("train").parent.mkdir(exist_ok=True)
     counts = {"train": [0, 0], "held_out": [0, 0]}  # documents, characters
-    with (  # `train` appears last, and shows that both are there
+    with (  # `train` appears last: it shows that both are complete
         whole_files.whole_file(layout.text("train")) as train,
         whole_files.whole_file(layout.text("held_out")) as held,
     ):
@@ -185,7 +186,7 @@ def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> 
 
 
 def _learn_vocabulary(layout):
-    """A WordPiece vocabulary of the training text, and the small BERT's shape that goes with it."""
+    """Writes a WordPiece vocabulary of the training text, and the small BERT's configuration."""
     if not layout.vocab.exists():
         with open(layout.text("train"), encoding="utf-8") as lines:
             tokenization.learn(lines, str(layout.vocab), VOCAB_SIZE)
@@ -197,9 +198,9 @@ def _learn_vocabulary(layout):
 def model_config(vocab_size: int) -> BertConfig:
     """A BERT that two CPU cores train in minutes.
 
-    LAMB's steps are relative to the weights, so a narrow model that has no time to grow its
-    weights starts with 0.06 instead of 0.02. Nothing is dropped: few updates on text that is masked
-    anew in every epoch leave little to learn by heart.
+    LAMB's steps are relative to the weights, so a narrow model without time to grow its weights
+    starts with 0.06 instead of 0.02. There is no dropout: few steps on text that is masked again in
+    every epoch hardly overfit.
     """
     return BertConfig(
         vocab_size=vocab_size,
@@ -215,8 +216,8 @@ def model_config(vocab_size: int) -> BertConfig:
 
 
 def _stages(recipe):
-    """The recipe's stages, if the demo's model can go through them."""
-    quiet_tensorflow.import_tensorflow()  # what follows needs it
+    """The recipe's stages, checked against the demo's model."""
+    quiet_tensorflow.import_tensorflow()  # before the recipe's imports
     stages = recipes.find(recipe).stages
     try:
         stacking.check(model_config(VOCAB_SIZE), stages)
@@ -229,10 +230,9 @@ def _stages(recipe):
 
 
 def _write_records(layout, stages):
-    """Records for dynamic masking, of the lengths of the recipe.
+    """Writes records for dynamic masking, of the recipe's lengths.
 
-    Of the training text as many tokens are masked as a stage has predictions for; of the held-out
-    text, 15 %, as is usual.
+    Training text gets one masked token per prediction of a stage, held-out text the usual 15 %.
     """
     for stage in stages:
         most = stage.max_predictions_per_seq / stage.max_seq_length
@@ -250,7 +250,6 @@ def _write_records(layout, stages):
 
 
 def _pretrain(layout, recipe):
-    """The command that a larger run would use, too."""
     if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
         return "already there"
     patterns = {split: layout.records(split, "{max_seq_length}") for split in ("train", "held_out")}
@@ -271,7 +270,7 @@ def _pretrain(layout, recipe):
 
 
 def report(results: dict, layout: DemoFolder) -> str:
-    """The summary that is printed at the end."""
+    """The summary printed at the end."""
     lamb_bert = _program()
     return f"""
 On held-out text
@@ -292,7 +291,7 @@ What to try next
 
 
 def _program():
-    """`lamb-bert` as the user may type it: `make demo` installs one that is not on the PATH."""
+    """The path of `lamb-bert` for the user: `make demo` installs it outside of the PATH."""
     path = pathlib.Path(sys.executable).parent / "lamb-bert"
     if not path.exists() or shutil.which("lamb-bert") == str(path):
         return "lamb-bert"

@@ -8,8 +8,8 @@ Needs matplotlib (`pip install "lamb_tf[plot]"`).
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from official_bert.commands import commands
 from official_bert.commands.arguments import Arguments
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLES: dict[str, dict] = {
+_STYLES: dict[str, dict] = {  # of curves
     "training": {"color": "#4477aa"},
     "held-out": {"color": "#cc3311"},
     "guess": {"color": "#777777", "linestyle": "--", "linewidth": 1},
@@ -37,7 +37,7 @@ _PICTURES = {
     "learning_rate": ("learning_rate",),
 }
 
-PLATEAU_MARGIN = 0.3  # nats below word frequencies: what a run on the plateau never shows
+PLATEAU_MARGIN = 0.3  # nats below word frequencies, never reached on the plateau
 
 
 @documented
@@ -59,14 +59,13 @@ def plot_log(
     Args:
         log_file: The `train_log.jsonl` of a model directory.
         output_dir: Folder for the pictures; made if need be.
-        baselines: Scores of guessing at the held-out positions, to draw next to the curves: for
-            each stage the result of `neighbour_baseline.evaluate`.
+        baselines: Scores to draw next to the curves: `neighbour_baseline.evaluate` of each stage.
 
     Returns:
         The paths of the pictures.
 
     Raises:
-        ValueError: if the log does not exist or has no line of pre-training.
+        ValueError: if the log does not exist or contains no pre-training.
     """
     local_paths.require_local(log_file=log_file, output_dir=output_dir)
     contents = Contents(pathlib.Path(log_file).parent, _read(log_file))
@@ -78,14 +77,14 @@ def plot_log(
     output_dir = pathlib.Path(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     figures = {
-        name: _figure([found[metric] for metric in metrics if metric in found], backdrop)
+        name: figure([found[metric] for metric in metrics if metric in found], backdrop, _STYLES)
         for name, metrics in _PICTURES.items()
     }
     if (end := plateau_end(contents.log.train, baselines or ())) is not None:
         _mark_plateau(figures["loss"].axes[0], end)
     figures["trust_ratios"] = _map(contents.log, backdrop)
-    for name, figure in figures.items():
-        figure.savefig(output_dir / f"{name}.png", dpi=120)
+    for name, picture in figures.items():
+        picture.savefig(output_dir / f"{name}.png", dpi=120)
     return [output_dir / f"{name}.png" for name in figures]
 
 
@@ -111,13 +110,11 @@ def _read(log_file) -> Log:
 def plateau_end(train: Sequence[dict], baselines: Sequence[dict]) -> int | None:
     """The step after which a run has left the plateau of word frequencies, or `None`.
 
+    This is the step of the first line whose loss is `PLATEAU_MARGIN` below the baseline's.
+
     Args:
         train: The training lines of a log.
         baselines: As for `plot_log`.
-
-    Returns:
-        The step of the first line whose loss is `PLATEAU_MARGIN` below that of guessing by word
-        frequencies.
     """
     for line in train if baselines else ():
         frequencies = baselines[line["stage"]]["word frequencies"]["loss"]
@@ -142,7 +139,7 @@ def _mark_plateau(axes, end):
 
 
 def _with_baselines(chart: Chart, backdrop: Backdrop, baselines: Sequence[dict], metric) -> Chart:
-    """The chart with a line for each baseline over the stages, instead of a worse guess."""
+    """The chart with two baselines per stage in place of the most frequent token's."""
     curves = [curve for curve in chart.curves if curve.style != "guess"]
     for name, style in ("word frequencies", "guess"), ("neighbours", "neighbours"):
         spans = zip(backdrop.stages, baselines)
@@ -151,19 +148,25 @@ def _with_baselines(chart: Chart, backdrop: Backdrop, baselines: Sequence[dict],
     return chart._replace(curves=curves)
 
 
-def _figure(panels: Sequence[Chart], backdrop: Backdrop) -> "Figure":
-    """A picture with a panel for each chart."""
+def figure(
+    panels: Sequence[Chart], backdrop: Backdrop, styles: Mapping[str, Mapping[str, Any]]
+) -> "Figure":
+    """A picture with one panel per chart.
+
+    Args:
+        styles: {style of a curve: matplotlib's properties of its line}.
+    """
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(1 + 4.4 * len(panels), 3.5), layout="constrained")
-    for axes, chart in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    drawn = Figure(figsize=(1 + 4.4 * len(panels), 3.5), layout="constrained")
+    for axes, chart in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels):
         _prepare(axes, chart.title, backdrop)
         named: set[str] = set()
         for curve in chart.curves:
             steps, values = zip(*curve.points)
             dots: dict = {"marker": "o", "markersize": 4} if curve.has_dots else {}
             label = f"_{curve.name}" if curve.name in named else curve.name  # once in the legend
-            axes.plot(steps, values, **_STYLES[curve.style], **dots, label=label)
+            axes.plot(steps, values, **styles[curve.style], **dots, label=label)
             named.add(curve.name)
         if len(named) > 1 or chart.metric != "learning_rate":
             axes.legend(loc="best")
@@ -171,11 +174,11 @@ def _figure(panels: Sequence[Chart], backdrop: Backdrop) -> "Figure":
             axes.yaxis.set_major_formatter("{x:.0%}")
         if chart.from_zero:
             axes.set_ylim(bottom=0)
-    return figure
+    return drawn
 
 
 def _map(log: Log, backdrop: Backdrop) -> "Figure":
-    """Trust ratios as colours: a row for each adapted variable, dark for a small ratio."""
+    """Trust ratios as colours, one row per adapted variable; dark means small."""
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.figure import Figure
 
@@ -202,7 +205,7 @@ def _map(log: Log, backdrop: Backdrop) -> "Figure":
 
 
 def _prepare(axes: "Axes", title: str, backdrop: Backdrop) -> None:
-    """Title, steps, and the stages as shades, if there are several."""
+    """Adds title, steps, and shaded stages if there are several."""
     axes.set_title(title, pad=14)
     axes.set_xlabel("step")
     axes.set_xlim(0, backdrop.last_step)

@@ -1,8 +1,8 @@
-"""The protocols between the loop, its tasks and its engines: what each may rely on in the others.
+"""The protocols between the training loop, its tasks and its engines.
 
-The training loop knows a `Task` (what is learned) and an `Engine` (where it is computed). A task
-hands out `Batches`, an engine a `TrainingLoop`. Any task trains on any engine. A task or an engine
-knows of a run only what `UpdateSettings` lists.
+The loop knows a `Task` (what is learned) and an `Engine` (where it is computed). A task makes
+`Batches`, an engine a `TrainingLoop`. Any task trains on any engine. Both see of a run only its
+`UpdateSettings`.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from lamb_tf import schedules
+    from official_bert.model import Tensor, Tensors
     from official_bert.model.config import BertConfig
-    from official_bert.model.tensor_types import Tensor, Tensors
 
 
 class Lengths(NamedTuple):
@@ -76,7 +76,7 @@ class Task(Protocol):
     @property
     @abstractmethod
     def sums(self) -> tuple[str, ...]:
-        """Names of what is summed over the batches; `tokens` is one of them."""
+        """Names of the sums over the batches; `tokens` is one of them."""
 
     @abstractmethod
     def describe(self) -> dict:
@@ -102,11 +102,11 @@ class Task(Protocol):
 
         Args:
             files: Paths or globs.
-            lengths: Those of the stage.
+            lengths: The lengths of the stage.
             batch_size: Examples of a batch, on all hosts together.
             config: The model.
-            seed: Of the order.
-            shard: Which part of each batch this process reads, and the number of parts.
+            seed: Seed of the order.
+            shard: The part of each batch that this process reads, and the number of parts.
             held_out: Whether they are for an evaluation.
         """
 
@@ -130,7 +130,7 @@ class Task(Protocol):
 
         Args:
             sums: Of these rows, by name.
-            weights: Of the global batch: the totals of what `self.weights` names, in its order.
+            weights: Totals of `self.weights` over the global batch, in their order.
         """
         from keras import ops
 
@@ -141,7 +141,7 @@ class Task(Protocol):
         """Whether the loss is a cross-entropy; the unit of any other is unknown."""
         return False
 
-    # What is trained
+    # Trained model
 
     def check(self, lengths: Lengths) -> None:
         """Raises a ValueError for lengths that the task cannot train on."""
@@ -234,6 +234,11 @@ class LoopState:
         input_wait: Seconds for which steps waited for their batches since the last line of the log.
         stop_requests: 1 if this process was asked to stop. An engine returns the sum over all
             replicas, so that all workers stop after the same update.
+        best_step: Step of the evaluation with the lowest held-out loss in this stage, whose weights
+            are in `best/`; 0: none so far.
+        best_loss: That loss; `None`: none so far.
+        evaluated_on: The length and a digest of the examples of the last evaluation.
+        evaluations_since_best: Number of evaluations since then.
     """
 
     sums: list[float]
@@ -243,6 +248,10 @@ class LoopState:
     skipped_in_a_row: int = 0
     input_wait: float = 0.0
     stop_requests: float = 0.0
+    best_step: int = 0
+    best_loss: float | None = None
+    evaluated_on: str = ""
+    evaluations_since_best: int = 0
 
     def new_window(self) -> "LoopState":
         """The same, after a line of the log."""
@@ -252,9 +261,30 @@ class LoopState:
         """The same, after a checkpoint."""
         return dataclasses.replace(self, sums_since_saved=[0.0] * len(self.sums))
 
+    def without_best(self) -> "LoopState":
+        """The same, without a best evaluation: the next one is, if its loss is finite."""
+        return dataclasses.replace(self, best_step=0, best_loss=None, evaluations_since_best=0)
+
+    def evaluated(self, step: int, loss: float, examples: str) -> "LoopState":
+        """The same, after an evaluation.
+
+        A loss that is not finite is never the best. Losses on other examples do not compare, so
+        these begin again.
+        """
+        before = self if examples == self.evaluated_on else LoopState([], [])
+        best = math.inf if before.best_loss is None else before.best_loss
+        is_better = math.isfinite(loss) and loss < best
+        return dataclasses.replace(
+            self,
+            evaluated_on=examples,
+            best_step=step if is_better else before.best_step,
+            best_loss=float(loss) if is_better else before.best_loss,
+            evaluations_since_best=0 if is_better else before.evaluations_since_best + 1,
+        )
+
 
 class Reductions(NamedTuple):
-    """What one update sums over all workers: the number of reductions, and the bytes in them."""
+    """Number and bytes of the sums over all workers in one update."""
 
     count: int  # type: ignore[assignment]  # tuple.count is never called
     bytes: int
@@ -264,7 +294,7 @@ class TrainingLoop(Protocol):
     """Runs updates; the result does not depend on how they are divided into calls."""
 
     def __call__(self, batches: Any, first_step: int, steps: int, state: LoopState) -> LoopState:
-        """Runs `steps` updates on the next of what `Engine.feed` returned; returns a new state."""
+        """Runs `steps` updates on the next batches of `Engine.feed`; returns a new state."""
 
     def reductions(self, batches: Any, state: LoopState) -> Reductions:
         """The `Reductions` of one update."""
@@ -279,15 +309,17 @@ class Engine(Protocol):
 
     Attributes:
         num_replicas: Number of devices that share a global batch.
-        shard: Which part of each batch this process reads, and the number of parts.
+        shard: The part of each batch that this process reads, and the number of parts.
         is_chief: Whether this process writes checkpoints and logs.
         measures_input_wait: Whether the training loop measures how long steps wait for batches.
+        compiles_each_shape: Whether `outputs` compiles a program for each shape of a batch.
     """
 
     num_replicas: int
     shard: tuple[int, int]
     is_chief: bool
     measures_input_wait: bool
+    compiles_each_shape: bool
 
     def clone(self) -> "Engine":
         """An engine in the same place, without the errors that this one has recorded."""
@@ -301,7 +333,15 @@ class Engine(Protocol):
         """A `TrainingLoop` of several updates per call."""
 
     def evaluation_step(self, task: Task, model: "keras.Model") -> Callable[[Any], Any]:
-        """A function that returns the task's sums over the next batch of what `feed` returned."""
+        """A function that returns the task's sums over the next batch of a `feed`."""
+
+    def outputs(self, model: "keras.Model") -> Callable[[Mapping[str, np.ndarray]], Any]:
+        """A function that runs a model over rows, without dropout.
+
+        It takes {name: array of B rows}, B a multiple of `num_replicas`, and returns the model's
+        outputs in their order: NumPy arrays of B rows. All workers call it with the same rows,
+        compute a part each, and get all outputs.
+        """
 
     def feed(
         self,

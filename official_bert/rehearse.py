@@ -3,15 +3,15 @@ r"""Rehearses a run for a slice of a Cloud TPU pod, or for GPUs, on a machine wi
     lamb-bert rehearse --topology=v3:32x32 --price_per_chip_hour=1.0 \
         --recipe=bert_large_mixed_batch --bert_config_file=bert_config.json --dtype=bf16
 
-It takes the flags of `run_pretraining`, and lists those without effect on the update. The real TPU
-compiler compiles the update that `TPUStrategy` would run on each core, from the forward pass to
-LAMB, once per stage; or with --engine=jax the program that the JAX engine runs on the slice. The
-report states whether it compiles, its memory and its reductions over the cores. Times
-are the sum of the compiler's estimates; hours and cost are derived from them, so they are estimates
-too. Nothing is trained.
+It takes the flags of `run_pretraining`, and lists those without effect here. For each stage, the
+real TPU compiler compiles the step that `TPUStrategy` would run on each core, from the forward pass
+to LAMB; or with --engine=jax, the step of the JAX engine on the slice. The report states whether it
+compiles, its memory, and its reductions over the cores. Times are the sum of the compiler's
+estimates; hours and cost are derived from them, so they are estimates too. Nothing is trained, and
+no records are read: the rows are those of sentence pairs, not packed ones.
 
 For GPUs (--engine=jax --topology=h100:32x8 --host_network_gbits=3200) the report has neither hours
-nor cost: the compiler does not know them.
+nor cost, because the compiler does not estimate them.
 
 Needs the extra `[rehearse]`, for GPUs jax-cuda13-plugin. A 24-layer model takes minutes and
 gigabytes per stage.
@@ -56,7 +56,7 @@ Topology: TypeAlias = "tpu_compiler.Topology | gpu_compiler.Topology"
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rehearse(Pretrain):
-    """The settings of the command, those of the run to rehearse among them."""
+    """The settings of the command, including those of the run to rehearse."""
 
     input_files: tuple[str, ...] = like(
         Run, "input_files", ("(not read)",), more="Comma-separated."
@@ -94,7 +94,7 @@ RULES = (
     idle(
         (
             *("input_files", "masked_lm_prob", "do_whole_word_mask", "max_ngram_size", "seed"),
-            *("init_moments", "model_dir", "resume_from", "enable_xla"),
+            *("init_moments", "model_dir", "resume_from", "enable_xla", "minutes"),
             *("train_summary_interval", *names_like(LoopOptions, Pretrain)),
             *("distribution_strategy", "num_gpus", "all_reduce_alg", "tpu", "worker_hosts"),
             *("task_index", "local_workers"),
@@ -116,7 +116,7 @@ RULES = (
 
 
 def main(args: Rehearse) -> int:
-    """Rehearses a run; returns the exit code: 1 where a stage does not fit."""
+    """Rehearses a run; returns the exit code, 1 if a stage does not fit."""
     _check_report_file(args)
     args = pretraining_settings.check(apply(args, RULES))
     network = _network(args)
@@ -147,7 +147,7 @@ def compiler_for(topology: str) -> ModuleType:
     """The module that compiles for a topology of this name.
 
     Raises:
-        ImportError: without what it needs.
+        ImportError: a package that it needs is missing.
     """
     if gpu_compiler.is_name(topology):
         return gpu_compiler
@@ -158,7 +158,7 @@ def compiler_for(topology: str) -> ModuleType:
 
 
 def _network(args):
-    """The network of hosts of GPUs; refuses other settings that do not go with the topology."""
+    """The network between GPU hosts; refuses settings that do not fit the topology."""
     name, gbits = args.topology, args.host_network_gbits
     if not _of_gpus(args):
         return {}
@@ -166,14 +166,14 @@ def _network(args):
         raise ValueError(f"--engine must be jax for --topology={name}; got {args.engine!r}.")
     if gbits is None and not _one_host(args):
         raise ValueError(
-            f"--host_network_gbits is required for several hosts; got --topology={name}. Give what "
-            "each host sends to the others, in Gbit/s."
+            f"--host_network_gbits is required for several hosts; got --topology={name}. Give each "
+            "host's bandwidth to the others, in Gbit/s."
         )
     return {"network": gbits and gbits * 1e9 / 8}
 
 
 def _check_report_file(args):
-    """Refuses a report that could not be written, or would be written over what is read."""
+    """Refuses a report that cannot be written, or would overwrite an input."""
     if not args.report_file:
         return
     read = {
@@ -190,7 +190,7 @@ def _check_report_file(args):
 
 
 def compiled_by_tensorflow(run: Run, stage: Stage, topology: Topology) -> Compiled:
-    """The update that `TPUStrategy` would run on each core, compiled."""
+    """Compiles the step that `TPUStrategy` would run on each core."""
     from official_bert.rehearsal import tpu_compiler
 
     lower = tpu_compiler.lower_stage
@@ -199,7 +199,7 @@ def compiled_by_tensorflow(run: Run, stage: Stage, topology: Topology) -> Compil
 
 
 def compiled_by_jax(shards_optimizer: bool, run: Run, stage: Stage, topology: Topology) -> Compiled:
-    """The update of the JAX engine on the whole slice, compiled."""
+    """Compiles the step of the JAX engine on the whole slice."""
     return _in_child(_compile_jax, run, stage, topology.name, shards_optimizer, backend="jax")
 
 
@@ -210,23 +210,22 @@ def rehearse(
     log: Callable[[str], object] = print,
     compile_stage: Callable[[Run, Stage, Topology], Compiled] = compiled_by_tensorflow,
 ) -> dict:
-    """Compiles the update of every stage of a run, with smaller micro-batches if need be.
+    """Compiles the step of every stage of a run, with smaller micro-batches if need be.
 
     Args:
-        run: A `stages.Run`.
         topology: A `Topology` of `tpu_compiler` or `gpu_compiler`.
-        price_per_chip_hour: In any money.
-        log: Takes the report's lines as they become known.
-        compile_stage: Compiles the update of a stage.
+        price_per_chip_hour: In any currency.
+        log: Called with each line of the report.
+        compile_stage: Compiles the step of a stage.
 
     Returns:
-        The report as JSON values: `fits`, whether each stage's update fits as the run has it;
-        `gradient_accumulation_steps`, with which the rest was found, `None` where no number of
-        micro-batches makes it fit; and the figures of each stage.
+        The report as JSON values: `fits`, whether every stage fits with the run's own settings;
+        `gradient_accumulation_steps`, the first number with which all stages fit, or `None`; and
+        the figures of each stage with that number.
 
     Raises:
-        ValueError: if a stage's batch cannot be shared by the cores, or the model does not fit
-            the stages (`stacking.check`).
+        ValueError: if a stage's batch is not divisible by the cores, or the model does not fit the
+            stages (`stacking.check`).
     """
     sequences = [_sequences_a_core(run, stage, topology) for stage in run.stages]
     stacking.check(run.config, run.stages)
@@ -239,7 +238,7 @@ def rehearse(
         "core_memory_bytes": topology.chip.memory,
         "fits": True,
     }
-    # The stage with the most tokens first: it is the one that may not fit.
+    # The stage with the most tokens first: it is the most likely not to fit.
     order = sorted(range(len(run.stages)), key=lambda i: -run.stages[i].tokens)
     parts, found = run.gradient_accumulation_steps, {}
     while parts and len(found) < len(order):
@@ -280,11 +279,7 @@ def rehearse(
 
 
 def _rehearse_stage(run, index, topology, log, compile_stage):
-    """Known and estimated figures of the update of one stage, as a dictionary.
-
-    Raises:
-        programs.DoesNotFit: where a device has not the memory for it.
-    """
+    """Figures of the step of one stage; raises `programs.DoesNotFit`."""
     stage, parts, chip = run.stages[index], run.gradient_accumulation_steps, topology.chip
     device, freeze = topology.device, run.optimizer.freeze
     sequences = _sequences_a_core(run, stage, topology)
@@ -298,15 +293,15 @@ def _rehearse_stage(run, index, topology, log, compile_stage):
     at_peak = model_flops / topology.num_cores / chip.flops
     log(
         f"  compiled in {took:.0f} s with micro-batches of {sequences // parts} sequences per "
-        f"{device}, {parts} per update\n"
+        f"{device}, {parts} per step\n"
         f"  memory per {device}: {_gib(compiled.memory)} of {_gib(chip.memory)}\n"
-        f"  per update: {model_flops / 1e12:,.4g} TFLOP of the model; "
+        f"  per step: {model_flops / 1e12:,.4g} TFLOP of the model; "
         f"{compiled.reductions} all-reduces of {compiled.reduced_bytes / 1e6:,.4g} MB in total"
     )
     computing = share = hours = None
     if compiled.seconds is None or compiled.loop_seconds is None:
         log(
-            f"  estimate per update: {1e3 * reducing:,.1f} ms of all-reduces; the computation "
+            f"  estimate per step: {1e3 * reducing:,.1f} ms of all-reduces; the computation "
             f"takes {1e3 * at_peak:,.1f} ms at the {device}s' peak, and longer in any run"
         )
     else:
@@ -314,7 +309,7 @@ def _rehearse_stage(run, index, topology, log, compile_stage):
         share = at_peak / (computing + reducing)
         hours = (computing + reducing) * stage.steps / 3600
         log(
-            f"  estimate per update: {1e3 * computing:,.1f} ms of computation, without "
+            f"  estimate per step: {1e3 * computing:,.1f} ms of computation, without "
             f"{compiled.unestimated} kernels (gathers, scatters, …) that the compiler does not "
             f"estimate; {1e3 * reducing:,.1f} ms of all-reduces; {share:.0%} of the {device}s' "
             f"peak\n  estimate of the stage: {_duration(hours)}"
@@ -328,7 +323,7 @@ def _rehearse_stage(run, index, topology, log, compile_stage):
         "memory_bytes": compiled.memory,
         "argument_bytes": compiled.argument_bytes,
         "model_flops": model_flops,
-        # XLA counts one turn of a loop, and with it only some of the micro-batches.
+        # XLA counts one iteration of a loop, and so only some of the micro-batches.
         "compiled_flops_a_core": compiled.flops if parts == 1 else None,
         "reductions": compiled.reductions,
         "reductions_in_loops": compiled.reductions_in_loops,
@@ -343,12 +338,8 @@ def _rehearse_stage(run, index, topology, log, compile_stage):
 
 
 def _in_child(function, *arguments, backend):
-    """Calls a function in a process of its own.
-
-    Weights and moments take gigabytes, and so does the compiler; neither gives them back before
-    its process ends.
-    """
-    # One heap instead of one for each thread: half the memory for the compiler.
+    """Calls a function in its own process, whose end frees gigabytes of weights and compiler."""
+    # One heap instead of one per thread: half the memory for the compiler.
     heaps = os.environ.get("MALLOC_ARENA_MAX", "1")
     context = multiprocessing.get_context("spawn")
     with (
@@ -361,7 +352,7 @@ def _in_child(function, *arguments, backend):
 
 
 def _begin_child():
-    child_commands.end_with_parent(signal.SIGKILL)  # the compiler hears of nothing else
+    child_commands.end_with_parent(signal.SIGKILL)  # the compiler reacts to nothing else
     if os.environ["KERAS_BACKEND"] == "tensorflow":
         quiet_tensorflow.import_tensorflow()
 
@@ -390,8 +381,8 @@ def _compile_jax(run, stage, topology, shards_optimizer):
 def _next_parts(run, index, topology, parts, needed):
     """The next number of micro-batches to try after `parts`, or `None` after the last.
 
-    Takes the memory to be so much for weights, moments and gradients, and the rest in proportion
-    to the micro-batch. The number has to divide every stage's sequences per core.
+    Assumes a fixed memory for weights, moments and gradients, and the rest in proportion to the
+    micro-batch. The number must divide every stage's sequences per core.
     """
     stage = run.stages[index]
     fewest = parts + 1
@@ -401,7 +392,7 @@ def _next_parts(run, index, topology, parts, needed):
         fewest = max(fewest, math.ceil(parts * (needed - fixed) / room))
     most = math.gcd(*(stage.batch_size // topology.num_cores for stage in run.stages))
     choices = [n for n in range(parts + 1, most + 1) if most % n == 0]
-    # Where none is enough by this reckoning, the last is still tried.
+    # If none suffices by this estimate, the last is still tried.
     return next((n for n in choices if n >= fewest), choices[-1] if choices else None)
 
 

@@ -2,7 +2,7 @@ r"""Writes a report of a run: one HTML file with its curves, trust ratios, setti
 
     lamb-bert report demo_output/model
 
-The file needs no other one and no network. A run that is not finished can be reported, too.
+The file needs no other file and no network. An unfinished run can be reported too.
 """
 
 import dataclasses

@@ -7,28 +7,17 @@ r"""Pre-trains BERT: records in, checkpoints out, with the flags of the official
 Run again with the same flags, it resumes from the last checkpoint in --model_dir.
 """
 
-import contextlib
 import dataclasses
 import os
-import sys
 
 from official_bert import recipes, stages
 from official_bert.checkpoints import model_folder
-from official_bert.commands import commands, pretraining_settings
+from official_bert.commands import commands, machine, pretraining_settings
 from official_bert.commands.pretraining_settings import Pretrain
-from official_bert.engines import local_workers
 from official_bert.model.config import BertConfig
-from official_bert.system import (
-    local_paths,
-    memory,
-    messages,
-    places,
-    quiet_tensorflow,
-)
+from official_bert.system import local_paths, messages, places
 from official_bert.system.settings import values_of
 from official_bert.tasks.pretraining import Pretraining
-
-WORKER_LOST = 4  # exit code
 
 
 def main(args: Pretrain) -> int:
@@ -39,52 +28,16 @@ def main(args: Pretrain) -> int:
 def _main(args):
     args = pretraining_settings.check(args)
     _check_paths(args)
-    if args.local_workers:
-        return _run_local_workers(args)
-    if args.distribution_strategy == "tpu" and args.tpu:
-        quiet_tensorflow.prepare_tpu(args.tpu, os.environ)
-    memory.tune_malloc()
-    _import_engine(args)  # takes seconds; what can be refused before it is
-    with _errors_of_workers(args.engine):
-        from official_bert.commands import exits
-
-        trainer = _trainer(args)
-        return exits.train(trainer)
+    return machine.run(args, "run_pretraining", lambda: _train(args))
 
 
-def _import_engine(args):
-    """Imports the engine's library, in silence, and Keras with it as the backend."""
-    if "keras" in sys.modules and sys.modules["keras"].backend.backend() != args.engine:
-        raise ValueError(
-            "--engine must match the Keras backend of this process, "
-            f"{sys.modules['keras'].backend.backend()}; got {args.engine}. Start the command in "
-            "a process of its own."
-        )
-    os.environ["KERAS_BACKEND"] = args.engine
-    if args.engine == "tensorflow":
-        quiet_tensorflow.import_tensorflow()
-        return
-    from official_bert.engines import jax_processes
-
-    jax_processes.start(
-        args.distribution_strategy if "distribution_strategy" in args.given else None,
-        args.worker_hosts,
-        args.task_index,
-        os.environ,
-        WORKER_LOST,
-    )
-    with quiet_tensorflow.blocked_imports("matplotlib"):
-        import keras  # noqa: F401
-
-
-def _run_local_workers(args):
-    arguments = commands.as_flags(args.without(["local_workers"]))
-    arguments.append("--distribution_strategy=multi_worker_mirrored")
-    return local_workers.run(args.local_workers, "official_bert.run_pretraining", arguments)
+def _train(args):
+    trainer = _trainer(args)
+    return commands.train(trainer) or commands.publish(trainer)
 
 
 def _check_paths(args):
-    """What a run writes is on this machine or in an object store, and not what it starts from."""
+    """The output folder is local or in an object store, and not the initial checkpoint's."""
     local_paths.require_paths(model_dir=args.model_dir, bert_config_file=args.bert_config_file)
     if args.engine == "jax" and args.profile_steps and local_paths.is_address(args.model_dir):
         raise ValueError(
@@ -93,7 +46,7 @@ def _check_paths(args):
             "local model_dir."
         )
     if args.init_checkpoint:
-        exports = [os.path.join(args.model_dir, name) for name in ("best", "pretrained")]
+        exports = [os.path.join(args.model_dir, name) for name in model_folder.EXPORTS]
         start = {"init_checkpoint": [f"{args.init_checkpoint}.index"]}
         local_paths.require_apart({"model_dir": exports}, start)
 
@@ -102,12 +55,12 @@ def _trainer(args):
     from official_bert.training import budget, trainer
 
     run = run_from_flags(args)
-    make_engine = _jax_engine if args.engine == "jax" else _tensorflow_engine
-    engine = make_engine(args)
-    run = dataclasses.replace(run, enable_xla=_enable_xla(args, engine))
-    options, vocabulary = _options(args), _vocabulary(args, run)
+    engine = machine.make_engine(args)
+    enable_xla = machine.enable_xla(args, args.enable_xla, engine, args.model_dir)
+    run = dataclasses.replace(run, enable_xla=enable_xla)
+    options, vocabulary = _options(args), _vocabulary(args, run, engine.is_chief)
     if run.minutes:
-        # With an engine of its own: what it reads ahead and cannot read is no error of the run.
+        # With its own engine: an error of reading ahead is not one of the run.
         place = args.model_dir, args.resume_from
         run = budget.fix(run, options, engine.clone(), *place)
     made = trainer.Trainer(run, options, engine, args.model_dir, args.resume_from)
@@ -118,7 +71,7 @@ def _trainer(args):
     return made
 
 
-def _vocabulary(args, run):
+def _vocabulary(args, run, warn=False):
     """The vocabulary of the model, or else of its records, and the casing; None if unknown.
 
     Raises:
@@ -131,7 +84,11 @@ def _vocabulary(args, run):
         known = [*tokenization.read_vocabulary(str(model.vocab_file))], model.casing()
         origin = str(model.vocab_file)
     patterns = {p for s in run.stages for p in s.resolve(s.input_files or run.input_files)}
-    for path, made in record_files.manifests(sorted(patterns)):
+    manifests = record_files.manifests(sorted(patterns))
+    files = {line: path for path, made in manifests for line in manifest.warnings(made)}
+    for line, path in files.items() if warn else ():
+        messages.warn(f"{path}: {line}")
+    for path, made in manifests:
         tokens, casing = manifest.tokens(made), made["settings"].get("do_lower_case", True)
         if known is None:
             known, origin = tokens and (tokens, casing), path
@@ -143,41 +100,11 @@ def _vocabulary(args, run):
             )
         elif known[1] != casing:
             raise ValueError(
-                f"input_files must be made with do_lower_case={known[1]}, as for {origin}; got "
-                f"{path}, which is made with {casing}. Make the records again."
+                f"input_files must be made with {tokenization.as_flags(known[1])}, as for "
+                f"{origin}; got {path}, which is made with {tokenization.as_flags(casing)}. Make "
+                "the records again."
             )
     return known
-
-
-def _tensorflow_engine(args):
-    from official_bert.engines.strategies import make_strategy
-    from official_bert.engines.tf_distribute import TfDistribute
-
-    strategy = make_strategy(
-        args.distribution_strategy,
-        num_gpus=args.num_gpus,
-        tpu=args.tpu,
-        worker_hosts=args.worker_hosts,
-        task_index=args.task_index,
-        all_reduce_alg=args.all_reduce_alg,
-    )
-    return TfDistribute(strategy)
-
-
-def _jax_engine(args):
-    from official_bert.engines.jax_mesh import JaxMesh
-
-    return JaxMesh(shards_optimizer=args.shard_optimizer)
-
-
-def _enable_xla(args, engine):
-    """As the flag says, or else the devices; with JAX, a run keeps it and nothing depends on it."""
-    if args.engine == "jax":
-        from official_bert.training import model_directory
-
-        begun = model_directory.read_run_json(places.as_path(args.model_dir)) or {}
-        return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
-    return engine.runs_on_accelerator() if args.enable_xla is None else args.enable_xla
 
 
 def run_from_flags(args: Pretrain) -> stages.Run:
@@ -189,8 +116,11 @@ def run_from_flags(args: Pretrain) -> stages.Run:
         stages=recipe.stages,
         optimizer=recipe.optimizer,
         task=Pretraining(**task | {"use_next_sentence_label": recipe.use_next_sentence_label}),
-        minutes=recipe.minutes,
-        **values_of(stages.Run, args) | {"enable_xla": bool(args.enable_xla)},
+        **values_of(stages.Run, args)
+        | {
+            "enable_xla": bool(args.enable_xla),
+            "minutes": args.minutes if recipe.minutes is None else recipe.minutes,
+        },
     )
 
 
@@ -217,7 +147,7 @@ def _config(args):
 
 
 def _recipe(args):
-    """The recipe of --recipe, less what flags change; or that of the flags."""
+    """The recipe of --recipe, changed by flags; or one made of the flags."""
     if args.recipe is None:
         fields = values_of(stages.Stage, args)
         steps = round(args.num_steps_per_epoch * args.num_train_epochs)
@@ -229,6 +159,10 @@ def _recipe(args):
             use_next_sentence_label=args.use_next_sentence_label,
         )
     recipe = recipes.find(args.recipe)
+    if args.minutes is not None and recipe.minutes is not None:
+        raise ValueError(
+            f"--minutes: --recipe={args.recipe} already sets this; leave one of the two out."
+        )
     if "use_next_sentence_label" in args.given:
         recipe = dataclasses.replace(recipe, use_next_sentence_label=args.use_next_sentence_label)
     changed = values_of(stages.Optimizer, args, args.given)
@@ -246,29 +180,6 @@ def _options(args):
         tensorboard=args.train_summary_interval >= 0,
         **values_of(stages.LoopOptions, args) | changed,
     )
-
-
-@contextlib.contextmanager
-def _errors_of_workers(engine):
-    """Names the worker whose loss an error means; with JAX no error waits for other processes."""
-    leaving = contextlib.nullcontext()
-    if engine == "jax":
-        from official_bert.engines.jax_processes import leaving_others_on_errors, lost_worker
-
-        leaving = leaving_others_on_errors(messages.program or "run_pretraining")
-    else:
-        from official_bert.engines.strategies import lost_worker
-
-    with leaving:
-        try:
-            yield
-        except (ValueError, OSError, messages.Failed):
-            raise
-        except Exception as error:
-            reason = lost_worker(error)
-            if reason is None:
-                raise
-            raise messages.Failed(reason, WORKER_LOST) from error
 
 
 def _pair(text):

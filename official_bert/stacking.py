@@ -1,4 +1,4 @@
-"""Growing an encoder from stage to stage, and choosing what trains: MSLT and Gong's doubling.
+"""Grows an encoder from stage to stage, and freezes parts of it: MSLT and Gong's doubling.
 
 MSLT (multi-stage layerwise training, arXiv 2011.13635) starts with few encoder layers. Each stage
 adds layers on top and trains only them and the output head; the layers below run forward only:
@@ -8,7 +8,7 @@ all layers train.
 
 The tied output matrix: the masked-LM head scores with the word embeddings. After the first stage
 they are frozen, in both of their roles; training them as an output matrix would shift the inputs
-of the frozen layers. What the head still trains is its transform, its LayerNorm and its bias.
+of the frozen layers. The head still trains its transform, its LayerNorm and its bias.
 
 Everything here is a function of variable paths and layer numbers; the training loop acts on it.
 """
@@ -47,7 +47,7 @@ def sources(old_depth: int, new_depth: int, how: str) -> dict[int, int]:
         Dictionary from new layer to the layer it copies; empty for `"fresh"`.
 
     Raises:
-        ValueError: if the encoder would shrink, or `how` is no rule.
+        ValueError: if the encoder would shrink, or `how` is not a rule.
 
     Example:
 
@@ -75,7 +75,7 @@ def grow(
     """The weights of an encoder of `new_depth` layers from those of `old_depth`.
 
     Args:
-        weights: Dictionary from variable path to array.
+        weights: Dictionary from variable path to array; an optimizer's slots are copied, too.
         old_depth: Encoder layers that `weights` has.
         new_depth: Encoder layers wanted.
         how: `"copy_top"`, `"copy_stack"` or `"fresh"`; see `sources`.
@@ -88,10 +88,10 @@ def grow(
     """
     grown = dict(weights)
     for new, old in sources(old_depth, new_depth, how).items():
-        prefix = f"bert/encoder/layer_{old}/"
         for path, value in weights.items():
-            if path.startswith(prefix):
-                grown[f"bert/encoder/layer_{new}/{path.removeprefix(prefix)}"] = value
+            copied = re.sub(rf"^(optimizer/)?(bert/encoder/layer_){old}/", rf"\1\g<2>{new}/", path)
+            if copied != path:
+                grown[copied] = value
     return grown
 
 
@@ -152,8 +152,8 @@ def mslt(
     """The stages of a run by MSLT: the same updates and batches, with layers added on the way.
 
     The partial stages are cut from the run's first stage and make up all but the last `last_share`
-    of the run's updates, in equal parts if not for `first_share`. What is left of the run trains
-    all layers.
+    of the run's updates, in equal parts if not for `first_share`. The rest of the run trains all
+    layers.
 
     A first stage that ends on the plateau of word frequencies (`docs/recipes.md`) freezes
     embeddings and layers that know nothing else. A run of few updates needs a longer one.
@@ -214,7 +214,7 @@ def doubling(
 
 
 def mslt_plan(depths: Sequence[int]) -> tuple[dict[str, object], ...]:
-    """What each stage of MSLT trains, for encoders of `depths` layers one after the other.
+    """The trained layers of each stage of MSLT, for encoders of `depths` layers in turn.
 
     Args:
         depths: Encoder layers of the partial stages, growing.
@@ -248,7 +248,7 @@ def _cut(stages, steps, partial, whole):
     """Cuts partial stages of `steps` updates from the first stage; the rest is of the whole model.
 
     Each piece of the first stage has its rate, its decay, and the same share of warm-up; and since
-    most of what it trains is new, it starts with new moments.
+    most trained variables are new, it starts with new moments.
     """
     first, *later = stages
     left = first.steps - sum(steps)

@@ -1,4 +1,4 @@
-"""The description of a run: stages, optimizer and model; and what it logs and saves.
+"""The description of a run: stages, optimizer and model; its logs and checkpoints.
 
 The training loop depends only on this. Weights, heads and moments carry over from one stage to the
 next, and each stage warms up again. The fields are the flags of `run_pretraining`, too, so what
@@ -8,24 +8,20 @@ takes long to import is imported when it is used.
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from official_bert.model.config import BertConfig
+from official_bert.optimizers import Optimizer
 from official_bert.protocols import Lengths, Task
 from official_bert.system import settings
 from official_bert.system.settings import setting
 from official_bert.tasks.pretraining import Pretraining
 
 if TYPE_CHECKING:
-    import keras
-
-    import lamb_tf
     from lamb_tf import schedules
 
 MAX_STEPS = 2**31 - 1  # the loop counts in 32 bits
-OPTIMIZER_TYPES = ("lamb", "adamw", "lars")
 DTYPE_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
@@ -45,11 +41,9 @@ class Stage:
     batch_size: int = setting(
         "Global batch size in sequences, over all replicas and micro-batches.", minimum=1
     )
-    max_seq_length: int = setting(
-        "Sequence length in tokens; must be that of the records.", minimum=1
-    )
+    max_seq_length: int = setting("Sequence length in tokens; must equal the records'.", minimum=1)
     max_predictions_per_seq: int = setting(
-        "Maximum number of masked tokens per sequence; must be that of the records.", 0, minimum=0
+        "Maximum number of masked tokens per sequence; must equal the records'.", 0, minimum=0
     )
     learning_rate: float = setting("Learning rate after warm-up.", minimum=0)
     warmup_steps: int = setting(
@@ -63,9 +57,7 @@ class Stage:
         "warmup_end",
     )
     input_files: tuple[str, ...] = setting("Records of this stage; by default, the run's.", ())
-    depth: int | None = setting(
-        "Number of encoder layers; by default, that of the configuration.", None
-    )
+    depth: int | None = setting("Number of encoder layers; default: as in the configuration.", None)
     growth: str = setting(
         'How layers beyond the previous stage\'s get their values: "copy_top", "copy_stack" or '
         '"fresh"; see `stacking.grow`.',
@@ -111,7 +103,7 @@ class Stage:
         return self.depth, self.trained_layers, self.train_embeddings
 
     def resolve(self, patterns: Iterable[str]) -> list[str]:
-        """Globs in which `{max_seq_length}` stands for this stage's."""
+        """Globs in which `{max_seq_length}` is replaced by this stage's."""
         return [p.replace("{max_seq_length}", str(self.max_seq_length)) for p in patterns]
 
     def schedule(self) -> "schedules.WarmupPolynomialDecay":
@@ -126,114 +118,6 @@ class Stage:
             power=self.decay_power,
             decay_from=self.decay_from,
         )
-
-
-@settings.documented
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """The optimizer of a run; the defaults are those of the LAMB paper for BERT.
-
-    `"adamw"` is the same update with every trust ratio 1, which is Adam with decoupled decay.
-    `"lars"` is the LARS of the LAMB paper: momentum averages, with `beta_1`, and there is no second
-    moment, so no `beta_2`. `layer_decay` follows BEiT: the embeddings of a model with L layers have
-    the rate of the head × `layer_decay` to the power L + 1. What `freeze` matches has no gradient
-    and no moments.
-    """
-
-    type: str = setting("Optimizer: lamb, adamw or lars.", "lamb")
-    beta_1: float = setting(
-        "Decay rate of the first moment, or LARS' momentum.", 0.9, minimum=0, below=1
-    )
-    beta_2: float = setting(
-        "Decay rate of the second moment; LARS has none.", 0.999, minimum=0, below=1
-    )
-    epsilon: float = setting(
-        "Constant added to the square root of the second moment; with lars, to the norm of the "
-        "update.",
-        1e-6,
-        minimum=0,
-    )
-    weight_decay: float = setting("Weight decay, without LayerNorms and biases.", 0.01, minimum=0)
-    exclude_from_weight_decay: tuple[str, ...] = setting(
-        "Regular expressions, found in the paths of variables without weight decay.",
-        ("LayerNorm", "bias"),
-    )
-    exclude_from_layer_adaptation: tuple[str, ...] | None = setting(
-        "Regular expressions, found in the paths of variables without a trust ratio, for LAMB and "
-        "LARS. None: the variables without decay, as in the authors' BERT code; (): no variable, "
-        "as in NVIDIA's.",
-        None,
-    )
-    global_clipnorm: float = setting(
-        "Maximum global norm of the gradient; a larger gradient is scaled down. 0: no clipping.",
-        1.0,
-        minimum=0,
-        hint="0 is for no clipping.",
-    )
-    layer_decay: float = setting(
-        "Factor on the learning rate from each layer to the one below, starting with "
-        "--learning_rate at the head and pooler and ending with the embeddings. 1: the same rate "
-        "for all.",
-        1.0,
-        above=0,
-        maximum=1,
-        hint="1 trains all layers at one rate; to leave layers as they are, freeze them.",
-    )
-    freeze: tuple[str, ...] = setting(
-        "Variables that are not trained: comma-separated regular expressions, found in their "
-        "paths. The embeddings and the first six layers: --freeze='embeddings/,layer_[0-5]/'.",
-        (),
-    )
-
-    def __post_init__(self):
-        for name in ("freeze", "exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f"{name} must be a sequence of regular expressions; got the text "
-                    f"{getattr(self, name)!r}. Put it into a tuple."
-                )
-        object.__setattr__(self, "freeze", tuple(self.freeze))
-        if self.type not in OPTIMIZER_TYPES:
-            raise ValueError(
-                f"optimizer_type must be {' or '.join(OPTIMIZER_TYPES)}; got {self.type!r}."
-            )
-        settings.check(self)
-        for pattern in self.freeze:
-            _require_expression(pattern)
-
-    @property
-    def slot_names(self) -> tuple[str, ...]:
-        """What is kept of every variable that trains, each as large as the variable."""
-        import lamb_tf
-
-        return lamb_tf.LARS.slot_names if self.type == "lars" else lamb_tf.LAMB.slot_names
-
-    def make(
-        self, learning_rate_multipliers: "Sequence[tuple[keras.Variable, float]] | None" = None
-    ) -> "lamb_tf.LAMB | lamb_tf.LARS":
-        """The optimizer, at rate 0: the loop sets the rate of each step.
-
-        Args:
-            learning_rate_multipliers: Factors on the rate by variable, as of `lamb_tf.LAMB`;
-                `training.stage_model` derives them from `layer_decay`.
-        """
-        import lamb_tf
-
-        not_adapted = self.exclude_from_layer_adaptation
-        if self.type == "adamw":
-            not_adapted = ("",)  # the empty pattern matches every path
-        shared: dict[str, Any] = {
-            "learning_rate": 0.0,
-            "epsilon": self.epsilon,
-            "weight_decay": self.weight_decay,
-            "exclude_from_weight_decay": list(self.exclude_from_weight_decay),
-            "exclude_from_layer_adaptation": None if not_adapted is None else list(not_adapted),
-            "global_clipnorm": self.global_clipnorm or None,
-            "learning_rate_multipliers": learning_rate_multipliers,
-        }
-        if self.type == "lars":
-            return lamb_tf.LARS(momentum=self.beta_1, ratio="after_momentum", **shared)
-        return lamb_tf.LAMB(beta_1=self.beta_1, beta_2=self.beta_2, **shared)
 
 
 @settings.documented
@@ -281,9 +165,10 @@ class Run:
         minimum=1,
     )
     minutes: float | None = setting(
-        "The wall-clock budget, if any, for which the steps of the stages were fixed "
-        "(`budget.py`).",
+        "Wall-clock minutes that training takes on this machine: its first start measures some "
+        "steps and makes the schedule shorter or longer to fit; a resumed run keeps that schedule.",
         None,
+        above=0,
     )
 
     def __post_init__(self):
@@ -316,8 +201,6 @@ class Run:
             )
         if self.fixed_loss_scale is not None and not 0 < self.fixed_loss_scale < math.inf:
             raise ValueError(f"loss_scale must be positive and finite; got {self.loss_scale!r}.")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be positive and finite; got {self.minutes!r}.")
 
     @property
     def fixed_loss_scale(self) -> float | None:
@@ -345,15 +228,18 @@ class Run:
         """The run as JSON values; runs with equal descriptions end with equal weights."""
         values = dataclasses.asdict(self)
         del values["task"]
+        if not values["optimizer"]["settings"]:  # as in runs from before there were any
+            del values["optimizer"]["settings"]
         return json.loads(json.dumps(values | self.task.describe()))
 
 
 @settings.documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """What a run logs, saves and evaluates on the way; none of it changes the weights.
+    """Logs, checkpoints and evaluations of a run; they do not change the weights of a step.
 
-    A checkpoint is also written at the end of a stage and on a signal to stop.
+    A checkpoint is also written at the end of a stage, where a run stops early, and on a signal to
+    stop.
     """
 
     log_steps: int = setting("Steps between log lines.", 100, minimum=1)
@@ -374,6 +260,12 @@ class LoopOptions:
     eval_batch_size: int = setting(
         "Global batch size of the evaluation in sequences.", 32, minimum=1
     )
+    early_stopping: int = setting(
+        "End the run after this many evaluations in a row, in its last stage, without a lower "
+        "held-out loss; 0: never.",
+        0,
+        minimum=0,
+    )
     steps_per_loop: int = setting("Maximum steps per compiled call.", 1, minimum=1)
     max_skipped_updates: int = setting(
         "Number of consecutive steps with non-finite gradients after which the run stops.",
@@ -383,23 +275,19 @@ class LoopOptions:
     tensorboard: bool = setting(
         "Whether to write TensorBoard summaries, if it is installed.", False
     )
+    report_to: tuple[str, ...] = setting(
+        "Experiment trackers to send the log, the settings, the report and the final weights to.",
+        (),
+        choices=("wandb", "mlflow"),
+    )
     profile_steps: tuple[int, int] | None = setting(
         "Steps of which to write a profile, as FIRST,LAST.", None
     )
 
     def __post_init__(self):
         settings.check(self)
-
-
-def _require_expression(pattern):
-    if not pattern:
-        raise ValueError(
-            "freeze must contain no empty expression, which would match every path; got ''. Is "
-            "there a comma too many?"
-        )
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(
-            f"freeze must contain regular expressions; got {pattern!r} ({error})."
-        ) from None
+        if self.early_stopping and not (self.eval_files and self.eval_steps):
+            raise ValueError(
+                "early_stopping must be 0 without evaluations during training; got "
+                f"{self.early_stopping}. Give eval_files and eval_steps."
+            )

@@ -1,1 +1,1 @@
-"""What the commands share: settings as flags, refused flags, exit codes, `lamb-bert`."""
+"""Shared by all commands: settings as flags, refused flags, exit codes, `lamb-bert`."""

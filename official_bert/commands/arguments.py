@@ -1,8 +1,8 @@
-"""The arguments of a command: settings that know which of them were given, and rules about them.
+"""The settings of a command, the names of those given, and rules for flags without effect.
 
-A flag without effect is a `Rule` in a table next to the settings. Where it is only idle, `apply`
-warns: official scripts share flags between phases, so it must not end a run. Where it contradicts
-another flag, or the user would get another result than the flag names, it is an error.
+Each `Rule` is in a table next to the settings. An idle flag gets a warning: official scripts share
+flags between phases, so it must not end a run. A flag that contradicts another, or would promise
+a result that the user does not get, is an error.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from official_bert.system import messages, settings
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The settings of a command; each field that `settings.setting` declares is a flag.
+    """The settings of a command; each field declared with `settings.setting` is a flag.
 
     Attributes:
-        given: Names of the settings that were given, with whatever value.
+        given: Names of the settings that were given, also if equal to the default.
 
     Raises:
         ValueError: a number is out of bounds.
@@ -34,11 +34,11 @@ class Arguments:
         settings.check(self)
 
     def replaced(self, **changes: Any) -> Self:
-        """The same with some settings changed."""
+        """A copy with some settings changed."""
         return type(self)(**{name: getattr(self, name) for name in self.given} | changes)
 
     def without(self, names: Iterable[str]) -> Self:
-        """The same with the defaults of some settings."""
+        """A copy with some settings at their defaults."""
         return type(self)(**{name: getattr(self, name) for name in self.given.difference(names)})
 
 
@@ -47,13 +47,13 @@ Args = TypeVar("Args", bound=Arguments)
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """When some flags have no effect, and why.
+    """A condition under which some flags have no effect.
 
     Args:
         names: Of the flags.
-        when: Function of the command's arguments: whether these have no effect.
-        reason: Completes "--a has no effect …", or of an error "--a: …"; `{b}` is the value of --b.
-        is_error: Whether they contradict another flag, or would change the result if they worked.
+        when: Function of the command's arguments: whether the condition holds.
+        reason: Completes "--a has no effect …", or "--a: …" of an error; `{b}` is the value of --b.
+        is_error: Whether the flags contradict others; otherwise they are idle.
     """
 
     names: Iterable[str]
@@ -63,7 +63,7 @@ class Rule:
 
 
 def idle(names: Iterable[str], when: Callable[[Any], object], reason: str) -> Rule:
-    """A `Rule` for a warning: the call does without these flags what it should."""
+    """A `Rule` for a warning: the command does the right thing without these flags."""
     return Rule(tuple(names), when, reason)
 
 
@@ -73,16 +73,15 @@ def contradiction(names: Iterable[str], when: Callable[[Any], object], reason: s
 
 
 def apply(args: Args, rules: Iterable[Rule]) -> Args:
-    """Refuses contradictions; warns of idle flags, and leaves them out.
+    """Refuses contradictions; warns about idle flags, and resets them to their defaults.
 
-    So an idle flag changes neither the work nor what is recorded of it.
+    An idle flag thus changes neither the work nor its records.
 
     Args:
-        args: The command's arguments.
         rules: The command's; the first that fits gives a flag's reason.
 
     Raises:
-        ValueError: naming the flags that were given, the reason, and what to do.
+        ValueError: names the flags, the reason, and what to do.
     """
     for rule in sorted(rules, key=lambda rule: not rule.is_error):  # the errors first
         given = [n for n in rule.names if n in args.given and getattr(args, n) != ""]

@@ -1,4 +1,4 @@
-"""The program `lamb-bert`: every command of this package under one name.
+"""The program `lamb-bert`: all commands of this package under one name.
 
     lamb-bert pretrain --help
 
@@ -17,16 +17,19 @@ from collections.abc import Sequence
 
 PROGRAM = "lamb-bert"
 
-COMMANDS = {  # each with its module; in the order of the work
+COMMANDS = {  # {command: module}, in the order of the work
     "demo": "demo",
     "learn-vocabulary": "learn_vocabulary",
     "create-data": "create_pretraining_data",
     "pretrain": "run_pretraining",
     "fill-blanks": "fill_blanks",
+    "extract-features": "extract_features",
     "classify": "run_classifier",
     "squad": "run_squad",
+    "tag": "run_tagger",
     "convert": "convert_checkpoint",
     "report": "report",
+    "compare": "compare",
     "plot": "plots",
     "rehearse": "rehearse",
 }
@@ -39,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names.
 
     Args:
-        arguments: Command and flags; default: those of this process.
+        arguments: Command and flags; default: `sys.argv[1:]`.
 
     Returns:
-        The exit code, where no command has begun; a command itself ends the process with its own.
+        The exit code, if no command has run; a command ends the process with its own.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if not given or given[0] in ("--help", "-h", "-help", "--helpfull", "help"):
@@ -59,27 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def find(name: str) -> str | None:
-    """The command of a name, which may be its module's: `run_pretraining` is `pretrain`."""
+    """The command with this name or module name: `run_pretraining` is `pretrain`."""
     modules = {module: command for command, module in COMMANDS.items()}
-    if name in COMMANDS:
-        return name
-    return modules.get(name.replace("-", "_"))
+    return name if name in COMMANDS else modules.get(name.replace("-", "_"))
 
 
 def description() -> str:
-    """What `lamb-bert --help` prints: each command with the first line of its manual."""
-    lines = [f"  {name:<18}{_purpose(module)}" for name, module in COMMANDS.items()]
-    return "\n".join(
-        [
-            "BERT with large batches, from raw text to a model in use.",
-            "",
-            f"usage: {PROGRAM} COMMAND [FLAGS]",
-            "",
-            *lines,
-            "",
-            f"{PROGRAM} COMMAND --help lists a command's flags; {PROGRAM} --version prints the "
-            "release.",
-        ]
+    """The output of `lamb-bert --help`: each command with the first line of its manual."""
+    lines = [f"  {name:<18}{_purpose(module)}\n" for name, module in COMMANDS.items()]
+    return (
+        "BERT with large batches, from raw text to a model in use.\n\n"
+        f"usage: {PROGRAM} COMMAND [FLAGS]\n\n{''.join(lines)}\n"
+        f"{PROGRAM} COMMAND --help lists a command's flags; {PROGRAM} --version prints the release."
     )
 
 

@@ -10,21 +10,22 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from official_bert.commands import commands, machine
 from official_bert.commands.fine_tuning_settings import FineTuning
-from official_bert.system import local_paths, memory, messages, quiet_tensorflow
+from official_bert.system import local_paths, messages
 from official_bert.system.settings import values_of
 
 if TYPE_CHECKING:
     import keras
 
-    from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.model.config import BertConfig
-    from official_bert.protocols import Task
+    from official_bert.protocols import Engine, Task
 
 Settings = TypeVar("Settings", bound=FineTuning)
 _INSTEAD = ", or --init_checkpoint, whose folder has one"
 _PARTS = {"bert_config_file": "config_file", "vocab_file": "vocab_file"}  # of a `ModelFolder`
 RUN = "run.json"  # in the folder of each run
+_PROPORTION = 1000  # steps of a schedule whose real number will be measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,21 +35,22 @@ class FineTuningJob:
     Args:
         task: A `protocols.Task`.
         config: The shape of the model, from `read_config`: it is read once for all seeds.
-        use: Function of (engine, model, folder) that evaluates and predicts what the flags ask for,
+        use: Function of (engine, model, folder) that evaluates and predicts as the flags require,
             and returns the metrics, {name: number}.
         arrange: Function of (model, names of a checkpoint's classes, path of the checkpoint) that
             puts its outputs into the task's order.
         train_file: Training examples; None without training.
         examples: Number of training examples, by which epochs are counted.
         eval_files: Examples to evaluate on during training.
-        keep: Function of a run's folder that saves there what the model's users need.
+        keep: Function that saves the files of the model's users in a run's folder.
         evaluated_on: Entries of `results.json` that name the evaluated examples.
         seed_independent: Suffixes of metrics that do not depend on the seed.
+        ranked_by: The metric whose highest value makes the best of several seeds.
     """
 
     task: "Task"
     config: "BertConfig"
-    use: "Callable[[TfDistribute, keras.Model, str], dict[str, float]]"
+    use: "Callable[[Engine, keras.Model, str], dict[str, float]]"
     arrange: "Callable[[Any, Sequence[str], str], None]" = lambda model, classes, path: None
     train_file: str | None = None
     examples: int = 0
@@ -56,19 +58,20 @@ class FineTuningJob:
     keep: Callable[[str], None] = lambda folder: None
     evaluated_on: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seed_independent: tuple[str, ...] = ()
+    ranked_by: str | None = None
 
 
-def run(args: FineTuning, make_job: Callable[[Any], FineTuningJob]) -> int:
+def run(args: FineTuning, command: str, make_job: Callable[[Any], FineTuningJob]) -> int:
     """Runs the command; running it again resumes. Returns the exit code.
 
     Args:
-        args: The settings, checked.
-        make_job: Reads the files; called when TensorFlow is there.
+        command: The command's module.
+        make_job: Reads the files; called when the engine is there.
 
     Raises:
         ValueError, OSError, messages.Failed: for the user.
     """
-    return messages.resumable(lambda: _run(args, make_job))
+    return messages.resumable(lambda: machine.run(args, command, lambda: _run(args, make_job)))
 
 
 def read_config(args: FineTuning) -> "BertConfig":
@@ -91,10 +94,9 @@ def read_config(args: FineTuning) -> "BertConfig":
 def resolve_paths(args: Settings, names: tuple[str, ...]) -> Settings:
     """Checks paths; returns the settings with the parts of the model that its folder implies.
 
-    What is written must be on this machine, and not be what the runs start from.
+    Outputs must be on this machine, and must not overwrite the checkpoint that runs start from.
 
     Args:
-        args: The settings.
         names: The command's own settings that are paths.
 
     Raises:
@@ -104,9 +106,11 @@ def resolve_paths(args: Settings, names: tuple[str, ...]) -> Settings:
     names = ("output_dir", "bert_config_file", "vocab_file", *names)
     local_paths.require_local(**{name: getattr(args, name) for name in names})
     if args.init_checkpoint:
+        from official_bert.checkpoints import model_folder
+
         start = {"init_checkpoint": [f"{args.init_checkpoint}.index"]}
         for _, folder in args.seeds_and_folders():
-            exports = [os.path.join(folder, name) for name in ("best", "pretrained")]
+            exports = [os.path.join(folder, name) for name in model_folder.EXPORTS]
             local_paths.require_apart({"output_dir": exports}, start)
     elif not args.do_train:
         _require_models(args)
@@ -114,20 +118,20 @@ def resolve_paths(args: Settings, names: tuple[str, ...]) -> Settings:
 
 
 def _require_models(args):
-    """A run in each folder, one with seeds or one without, as the flags say."""
+    """Refuses folders without a run, and names the runs that are there."""
     output = pathlib.Path(args.output_dir)
     folders = [pathlib.Path(folder) for _, folder in args.seeds_and_folders()]
     missing = next((folder for folder in folders if not (folder / RUN).is_file()), None)
     if missing is None:
         return
-    mend = "Train one there (--do_train)."
+    remedy = "Train one there (--do_train)."
     seeds = ", ".join(sorted(file.parent.name for file in output.glob(f"seed_*/{RUN}")))
     if seeds:
-        mend = f"But {output} holds {seeds}: set --seed and --num_seeds to these, or give the "
-        mend += "folder of one as --output_dir and leave --num_seeds out."
+        remedy = f"But {output} holds {seeds}: set --seed and --num_seeds to these, or give the "
+        remedy += "folder of one as --output_dir and leave --num_seeds out."
     elif (output / RUN).is_file():
-        mend = f"But {output} holds a run of one seed: leave --num_seeds out."
-    raise ValueError(f"{missing} must contain a fine-tuned model; got none. {mend}")
+        remedy = f"But {output} holds a run of one seed: leave --num_seeds out."
+    raise ValueError(f"{missing} must contain a fine-tuned model; got none. {remedy}")
 
 
 def _with_parts_of_folder(args):
@@ -150,20 +154,16 @@ def _with_parts_of_folder(args):
             instead = f", because {model.folder} has none" if model else _INSTEAD
             raise ValueError(f"--{name} is required{instead}.")
         named[name] = str(path)
-    given = args.do_lower_case
-    casing = model.casing(given) if model else tokenization.casing(named["vocab_file"], given)
+    given = args.do_lower_case, args.strip_accents
+    casing = model.casing(*given) if model else tokenization.casing(named["vocab_file"], *given)
     return args.replaced(**named, do_lower_case=casing)
 
 
 def _run(args, make_job):
-    memory.tune_malloc()
-    quiet_tensorflow.import_tensorflow()  # takes seconds; what can be refused before it is
-    from official_bert.engines.strategies import make_strategy
-    from official_bert.engines.tf_distribute import TfDistribute
-
-    strategy = make_strategy(args.distribution_strategy.lower(), num_gpus=args.num_gpus)
-    engine, job, of_seeds = TfDistribute(strategy), make_job(args), []
-    if args.do_train and not args.init_checkpoint and _begins(args):
+    engine, job, of_seeds = machine.make_engine(args), make_job(args), []
+    folders = [pathlib.Path(folder) for _, folder in args.seeds_and_folders()]
+    begins = not all((folder / RUN).is_file() for folder in folders)
+    if args.do_train and not args.init_checkpoint and begins:
         messages.warn(
             "training starts from random weights, because --init_checkpoint is not given. Give the "
             "folder of a pre-trained model, unless this is intended."
@@ -174,24 +174,20 @@ def _run(args, make_job):
             return code
         of_seeds.append(results)
         gc.collect()  # a model and its graphs refer to each other, and fill a GPU
-    if args.do_eval:
+    if args.do_eval and engine.is_chief:
         _report(args, job, of_seeds)
+    engine.all_gather([0])  # barrier: wait for the chief
     return 0
 
 
-def _begins(args):
-    """Whether a run is still to begin."""
-    return not all((pathlib.Path(folder) / RUN).is_file() for _, folder in args.seeds_and_folders())
-
-
 def _run_seed(args, job, engine, seed, folder):
-    """Trains or loads a model and puts it to use; the exit code, and what was measured."""
-    from official_bert.commands import exits
+    """Trains or loads a model and uses it; the exit code and the results."""
     from official_bert.training import fine_tuned, model_directory
 
+    trainer = None
     if args.do_train:
         trainer = _trainer(args, job, engine, seed, folder)
-        code = exits.train(trainer)
+        code = commands.train(trainer)
         if code:
             return code, None
         model, step = trainer.model, trainer.step
@@ -202,21 +198,32 @@ def _run_seed(args, job, engine, seed, folder):
     else:
         model, step = fine_tuned.load(job.task, folder, engine, args.dtype)
         seed = (model_directory.read_run_json(pathlib.Path(folder)) or {}).get("seed")
-    os.makedirs(folder, exist_ok=True)
-    metrics = job.use(engine, model, folder)
-    return 0, _results(args, seed, folder, step, metrics)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        metrics = job.use(engine, model, folder)
+        results = _results(args, job, seed, folder, step, metrics, engine.is_chief)
+    except BaseException as error:
+        if trainer:  # else MLflow would take the run for finished
+            trainer.trackers.end(messages.code_of(error))
+        raise
+    if trainer:
+        commands.publish(trainer, metrics)  # the report shows `results.json`
+    return 0, results
 
 
-def _results(args, seed, folder, step, metrics):
-    """One run's entry in `results.json`; its metrics go to `eval_results.txt`, too."""
+def _results(args, job, seed, folder, step, metrics, is_chief):
+    """One run's entry in `results.json`; its metrics go to files in its folder, too."""
     from official_bert.tasks import metrics as metric_tables
 
     results = {"seed": seed, "output_dir": folder, "global_step": step}
     if not args.do_eval:
         return results
+    results["metrics"] = metrics
     steps = {} if step is None else {"global_step": step}
-    metric_tables.write_eval_results(folder, metrics | steps)
-    return results | {"metrics": metrics}
+    if is_chief:
+        metric_tables.write_eval_results(folder, metrics | steps)
+        metric_tables.write_results(folder, _over_seeds(job, [results]))
+    return results
 
 
 def _trainer(args, job, engine, seed, folder):
@@ -232,8 +239,12 @@ def _trainer(args, job, engine, seed, folder):
         tensorboard=True,
         **values_of(LoopOptions, args),
     )
-    run = _stages_run(args, job, engine, seed)
+    run = _stages_run(args, job, engine, seed, folder)
+    if run.minutes:
+        run = _within_minutes(args, run, options, engine, folder)
     trainer = Trainer(run, options, engine, folder, args.resume_from)
+    if not engine.is_chief:
+        return trainer
     os.makedirs(folder, exist_ok=True)
     model_folder.keep_vocabulary(
         pathlib.Path(folder),
@@ -245,12 +256,20 @@ def _trainer(args, job, engine, seed, folder):
     return trainer
 
 
-def _stages_run(args, job, engine, seed):
+def _within_minutes(args, run, options, engine, folder):
+    """The run with the number of steps that fits: measured once, and the same for every seed."""
+    from official_bert.training import budget
+
+    folders = [folder, *(of_seed for _, of_seed in args.seeds_and_folders())]
+    begun = next((one for one in folders if (pathlib.Path(one) / RUN).is_file()), folder)
+    # With its own engine: an error of reading ahead is not one of the run.
+    return budget.fix(run, options, engine.clone(), begun, args.resume_from)
+
+
+def _stages_run(args, job, engine, seed, folder):
     from official_bert.stages import Run
 
-    settings = values_of(Run, args)
-    if args.enable_xla is None:
-        settings["enable_xla"] = engine.runs_on_accelerator()
+    enable_xla = machine.enable_xla(args, args.enable_xla, engine, folder)
     return Run(
         config=job.config,
         stages=(_stage(args, job.examples),),
@@ -259,7 +278,7 @@ def _stages_run(args, job, engine, seed):
         init_checkpoint=args.init_checkpoint,
         seed=seed,
         task=job.task,
-        **settings,
+        **values_of(Run, args) | {"enable_xla": enable_xla},
     )
 
 
@@ -268,6 +287,8 @@ def _stage(args, examples):
     from official_bert.stages import Stage
 
     steps = int(examples / args.train_batch_size * args.num_train_epochs)
+    if args.minutes is not None:
+        steps = _PROPORTION
     if steps < 1:
         raise ValueError(
             f"--num_train_epochs must give at least one step; got {args.num_train_epochs:g} of "
@@ -283,12 +304,26 @@ def _stage(args, examples):
     )
 
 
-def _report(args, job, of_seeds):
-    """Prints the metrics over the seeds, and writes them to `results.json`."""
+def _over_seeds(job, of_seeds):
+    """The content of `results.json`."""
     from official_bert.tasks import metrics as metric_tables
 
     of_runs = [results["metrics"] for results in of_seeds]
     summary = metric_tables.summary(of_runs, job.seed_independent)
-    print(metric_tables.table(summary))
-    results = {**job.evaluated_on, "runs": of_seeds, "summary": summary}
+    return {**job.evaluated_on, "runs": of_seeds, "summary": summary}
+
+
+def _report(args, job, of_seeds):
+    """Prints the metrics over the seeds, and writes them to `results.json`."""
+    from official_bert.tasks import metrics as metric_tables
+
+    results = _over_seeds(job, of_seeds)
+    print(metric_tables.table(results["summary"]))
+    if job.ranked_by and len(of_seeds) > 1:
+        best = max(of_seeds, key=lambda results: results["metrics"][job.ranked_by])
+        results["best"] = {name: best[name] for name in ("seed", "output_dir")}
+        print(
+            f"best {job.ranked_by}: {best['metrics'][job.ranked_by]:.4f} of seed {best['seed']}, "
+            f"in {best['output_dir']}"
+        )
     metric_tables.write_results(args.output_dir, results)

@@ -1,20 +1,18 @@
-"""Settings shared by `run_squad` and `run_classifier`, and rules about them."""
+"""Settings shared by `run_classifier`, `run_squad` and `run_tagger`, and rules about them."""
 
 import dataclasses
 import os
 
-from official_bert.commands import training_settings
+from official_bert.commands import machine, training_settings
 from official_bert.commands.arguments import contradiction, idle
 from official_bert.stages import LoopOptions, Optimizer, Run
 from official_bert.system.settings import documented, like, names_like, setting
 
-STRATEGIES = ("off", "one_device", "mirrored")
-
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FineTuning(training_settings.Training, training_settings.Casing):
-    """The settings of fine-tuning on one host; the commands describe the first, and add theirs."""
+class FineTuning(training_settings.Training, training_settings.Casing, machine.Machine):
+    """The settings of fine-tuning; the commands describe the first, and add theirs."""
 
     train_file: str | None = None
     predict_file: str | None = None
@@ -68,12 +66,6 @@ class FineTuning(training_settings.Training, training_settings.Casing):
     enable_xla: bool | None = like(
         Run, "enable_xla", None, more="Default: on for GPUs, off for CPUs."
     )
-    distribution_strategy: str = setting(
-        "Devices of this host to use: off, one_device or mirrored (all).", "mirrored"
-    )
-    num_gpus: int | None = setting(
-        "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one.", None
-    )
     steps_per_loop: int = like(LoopOptions, "steps_per_loop")
     eval_steps: int = setting(
         "Steps between evaluations during training, with --do_eval; 0: only at its end.",
@@ -99,6 +91,7 @@ _OF_TRAINING = (
     *names_like(Optimizer, FineTuning),
     "gradient_accumulation_steps",
     "loss_scale",
+    "minutes",
     "enable_xla",
     "eval_steps",
     *names_like(LoopOptions, FineTuning),
@@ -114,6 +107,18 @@ RULES = (
     idle(("eval_batch_size", "eval_steps"), lambda args: not args.do_eval, "without --do_eval."),
     idle(["predict_batch_size"], lambda args: not args.do_predict, "without --do_predict."),
     contradiction(
+        ["early_stopping"],
+        lambda args: (
+            args.do_train and args.early_stopping and not (args.do_eval and args.eval_steps)
+        ),
+        "it needs evaluations during training; give --do_eval and --eval_steps.",
+    ),
+    contradiction(
+        ["num_train_epochs"],
+        lambda args: args.do_train and args.minutes is not None,
+        "--minutes sets the number of steps; leave one of the two out.",
+    ),
+    contradiction(
         ["resume_from"],
         lambda args: not args.do_train,
         "only with --do_train; to use a certain checkpoint, give it as --init_checkpoint.",
@@ -128,15 +133,15 @@ RULES = (
         lambda args: args.num_seeds is not None,
         "works on a single run: drop --num_seeds and set --output_dir to its folder.",
     ),
+    *machine.RULES,
 )
 
 
 def check_required(args: FineTuning, work: str) -> None:
-    """Refuses a call that lacks what every call needs.
+    """Refuses a call without a required flag.
 
     Args:
-        args: The settings.
-        work: What the command can do, for the error if nothing is to be done.
+        work: The command's choices, for the error if none is given.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
@@ -145,8 +150,3 @@ def check_required(args: FineTuning, work: str) -> None:
         raise ValueError(f"nothing to do: {work}.")
     if not args.output_dir:
         raise ValueError("--output_dir is required.")
-    if args.distribution_strategy.lower() not in STRATEGIES:
-        raise ValueError(
-            f"--distribution_strategy must be {', '.join(STRATEGIES[:-1])} or {STRATEGIES[-1]}; "
-            f"got {args.distribution_strategy!r}. Fine-tuning runs on one host."
-        )

@@ -6,7 +6,7 @@ Most are fields of the dataclasses in `stages` and `tasks.pretraining`, which de
 import dataclasses
 from typing import TypeVar
 
-from official_bert.commands import training_settings
+from official_bert.commands import machine, training_settings
 from official_bert.commands.arguments import apply, contradiction, idle
 from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system.settings import documented, like, names_like, setting
@@ -15,7 +15,7 @@ from official_bert.tasks.pretraining import Pretraining
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretrain(training_settings.Training):
+class Pretrain(training_settings.Training, machine.Machine):
     """The settings of the command, with the official names and defaults."""
 
     input_files: tuple[str, ...] = like(Run, "input_files", more="Comma-separated.")
@@ -28,7 +28,7 @@ class Pretrain(training_settings.Training):
         None,
         minimum=1,
     )
-    # A recipe decides what is like a stage's; a flag that contradicts it is refused.
+    # A recipe sets the fields of its stages; a flag that contradicts it is refused.
     recipe: str | None = setting(
         "Recipe from official_bert/recipes.py, or FILE.py:FUNCTION. It sets the stages of the run "
         "(sequence length, predictions, batch size, steps, learning rate, warm-up), so their flags "
@@ -76,57 +76,13 @@ class Pretrain(training_settings.Training):
     train_summary_interval: int = setting(
         "TensorBoard summaries; 0: with every line of the log; negative: none.", 0
     )
-    engine: str = setting(
-        "Training engine; jax trains on a mesh over all devices of all processes, without "
-        "TensorFlow. Each resumes the other's runs.",
-        "tensorflow",
-        choices=("tensorflow", "jax"),
-    )
-    distribution_strategy: str = setting(
-        "Devices to train on: off, one_device, mirrored, multi_worker_mirrored or tpu; case does "
-        "not matter. With --engine=jax: multi_worker_mirrored or tpu for several processes; "
-        "otherwise leave it out.",
-        "mirrored",
-    )
-    num_gpus: int | None = setting(
-        "Number of GPUs to use on this host; 0: train on the CPU. Default: 1 if there is one; with "
-        "multi_worker_mirrored, all. Not valid with off and tpu.",
-        None,
-    )
-    all_reduce_alg: str | None = setting(
-        "All-reduce algorithm: nccl or hierarchical_copy with mirrored; nccl or ring with "
-        "multi_worker_mirrored.",
-        None,
-    )
-    tpu: str = setting(
-        "Name or address of a Cloud TPU, or 'local' for this host's; for "
-        "--distribution_strategy=tpu.",
-        "",
-    )
-    worker_hosts: str | None = setting(
-        "Workers for multi_worker_mirrored: host:port of each, comma-separated. Default: from "
-        "TF_CONFIG or Slurm's variables.",
-        None,
-    )
-    shard_optimizer: bool = setting(
-        "With --engine=jax: shard the optimizer's state and arithmetic over the devices, to save "
-        "memory. The weights are equal up to rounding.",
-        False,
-    )
-    task_index: int = setting("Index of this worker in --worker_hosts, from 0.", -1)
-    local_workers: int | None = setting(
-        "Number of local worker processes, each with its share of the cores; to try out "
-        "multi_worker_mirrored on one machine.",
-        None,
-        minimum=2,
-    )
 
 
 Settings = TypeVar("Settings", bound=Pretrain)
 
 
 def check(args: Settings) -> Settings:
-    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
 
     Raises:
         ValueError: naming the flag, the reason, and what to do.
@@ -152,23 +108,20 @@ def check(args: Settings) -> Settings:
         )
     if not args.warmup_steps.is_integer():
         raise ValueError(f"--warmup_steps must be a whole number; got {args.warmup_steps:g}.")
-    if "distribution_strategy" in args.given:
-        args = args.replaced(distribution_strategy=args.distribution_strategy.lower())
     args = apply(args, RULES)
     args.optimizer()  # checks it
     return args
 
 
-def _by_jax(args):
-    return args.engine == "jax"
-
-
-# Those of several devices and hosts depend on the engine, and some on the devices that are there:
-# see `engines.strategies`.
 RULES = (
     *training_settings.RULES,
     idle(
         ("eval_steps", "eval_batch_size"), lambda args: not args.eval_files, "without --eval_files."
+    ),
+    contradiction(
+        ["early_stopping"],
+        lambda args: args.early_stopping and not (args.eval_files and args.eval_steps),
+        "it needs evaluations during training; give --eval_files and --eval_steps.",
     ),
     contradiction(
         ["init_moments"],
@@ -188,69 +141,5 @@ RULES = (
         "TensorBoard summaries follow the log: set --log_steps, and this to 0, or to a negative "
         "number for none.",
     ),
-    contradiction(
-        ("worker_hosts", "task_index", "tpu"),
-        lambda args: args.local_workers is not None,
-        "--local_workers already sets this; leave these flags out.",
-    ),
-    contradiction(
-        ["distribution_strategy"],
-        lambda args: (
-            args.local_workers is not None and args.distribution_strategy != "multi_worker_mirrored"
-        ),
-        "--local_workers already sets this; leave it out.",
-    ),
-    contradiction(
-        ["shard_optimizer"],
-        lambda args: args.shard_optimizer and not _by_jax(args),
-        "only with --engine=jax; tf.distribute keeps the whole state on every replica.",
-    ),
-    contradiction(
-        ["enable_xla"],
-        lambda args: (
-            args.enable_xla is False and (_by_jax(args) or args.distribution_strategy == "tpu")
-        ),
-        "JAX and TPUs always compile with XLA; leave it out.",
-    ),
-    idle(["enable_xla"], _by_jax, "with --engine=jax, where XLA compiles everything."),
-    contradiction(
-        ["distribution_strategy"],
-        lambda args: _by_jax(args) and args.distribution_strategy in ("off", "one_device"),
-        "--engine=jax trains on all devices of this machine, and of all machines with "
-        "--distribution_strategy=multi_worker_mirrored or tpu; leave it out.",
-    ),
-    idle(
-        ["distribution_strategy"],
-        lambda args: _by_jax(args) and args.distribution_strategy == "mirrored",
-        "with --engine=jax, which always trains on all devices of this machine.",
-    ),
-    contradiction(
-        ["num_gpus"],
-        _by_jax,
-        "with --engine=jax, CUDA_VISIBLE_DEVICES names the GPUs, and JAX_PLATFORMS=cpu trains on "
-        "the CPU.",
-    ),
-    idle(["all_reduce_alg"], _by_jax, "with --engine=jax, where the compiler chooses it."),
-    contradiction(
-        ["tpu"],
-        _by_jax,
-        "with --engine=jax, start the command on every host of the slice, with "
-        "--distribution_strategy=tpu and without --tpu.",
-    ),
-    contradiction(
-        ("worker_hosts", "task_index"),
-        lambda args: _by_jax(args) and args.distribution_strategy == "tpu",
-        "with --engine=jax and --distribution_strategy=tpu, JAX itself finds the hosts of the "
-        "slice; leave these flags out.",
-    ),
-    idle(
-        ["num_gpus"],
-        lambda args: args.distribution_strategy == "tpu",
-        "with --distribution_strategy=tpu, which trains on the TPU's cores.",
-    ),
-    idle(
-        ["all_reduce_alg"],
-        lambda args: args.distribution_strategy in ("off", "one_device", "tpu"),
-        "with --distribution_strategy={distribution_strategy}; it is for several GPUs.",
-    ),
+    *machine.RULES,
 )

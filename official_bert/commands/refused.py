@@ -1,13 +1,9 @@
-"""Flags of other scripts that are refused, each with the reason or with what to give instead."""
+"""Refused flags of other scripts, each with the reason or its replacement."""
 
 from collections.abc import Mapping
 
 from official_bert.commands.arguments import Arguments
 
-_ON_SEVERAL_HOSTS = (
-    "has no counterpart: fine-tuning runs on one host, on one of its devices or all of them; "
-    "see --distribution_strategy."
-)
 _READ_AT_ONCE = "has no counterpart: text is read at once, from --train_file and --predict_file."
 _TRAINING = {
     # google-research/bert
@@ -19,6 +15,14 @@ _TRAINING = {
     "use_keras_compile_fit": "has no counterpart: there is only one training loop.",
     "run_eagerly": "has no counterpart: the training loop is always a graph.",
 }
+_MACHINE = {  # google-research/bert
+    "use_tpu": "is --distribution_strategy=tpu here.",
+    "tpu_name": "is called --tpu here.",
+    "tpu_zone": "has no counterpart: --tpu takes a name in this machine's zone, or an address.",
+    "gcp_project": "has no counterpart: --tpu takes a name in this project, or an address.",
+    "master": "has no counterpart: --tpu takes the address of a TPU.",
+    "num_tpu_cores": "has no counterpart: all cores of --tpu are used.",
+}
 _PRETRAIN = {
     # google-research/bert
     "input_file": "is called --input_files here.",
@@ -28,12 +32,6 @@ _PRETRAIN = {
     "max_eval_steps": "has no counterpart: every evaluation reads all of --eval_files once.",
     "do_train": "has no counterpart: this command trains.",
     "do_eval": "has no counterpart: --eval_files makes the run evaluate.",
-    "use_tpu": "is --distribution_strategy=tpu here.",
-    "tpu_name": "is called --tpu here.",
-    "tpu_zone": "has no counterpart: --tpu takes a name in this machine's zone, or an address.",
-    "gcp_project": "has no counterpart: --tpu takes a name in this project, or an address.",
-    "master": "has no counterpart: --tpu takes the address of a TPU.",
-    "num_tpu_cores": "has no counterpart: all cores of --tpu are used.",
     # tensorflow/models
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --model_dir.",
     "sub_model_export_name": "has no counterpart: the weights go to pretrained/ in --model_dir.",
@@ -72,9 +70,6 @@ _PRETRAIN = {
     "model_type": "has no counterpart: the model is BERT.",
 }
 _FINE_TUNING = {
-    # google-research/bert
-    **dict.fromkeys(("use_tpu", "tpu_name", "tpu_zone", "num_tpu_cores"), _ON_SEVERAL_HOSTS),
-    **dict.fromkeys(("gcp_project", "master"), _ON_SEVERAL_HOSTS),
     # tensorflow/models
     "mode": "is --do_train, --do_eval and --do_predict here.",
     "model_dir": "is called --output_dir here.",
@@ -82,7 +77,6 @@ _FINE_TUNING = {
     "train_data_size": "has no counterpart: the examples are counted.",
     "predict_checkpoint_path": "is --output_dir here, with --do_predict only.",
     "end_lr": "has no counterpart: the learning rate ends at 0.",
-    **dict.fromkeys(("tpu", "worker_hosts", "task_index"), _ON_SEVERAL_HOSTS),
     "model_export_path": "has no counterpart: the weights go to pretrained/ in --output_dir.",
     # Hugging Face
     "model_name_or_path": "is --init_checkpoint here.",
@@ -100,7 +94,7 @@ _CLASSIFY = {
     "test_data_path": "has no counterpart: text is read at once, from --data_dir or "
     "--predict_file.",
     "input_meta_data_path": "has no counterpart: the length is --max_seq_length, and the classes "
-    "are those of the data.",
+    "come from the data.",
     # Hugging Face
     "validation_file": "is called --dev_file here.",
 }
@@ -114,13 +108,22 @@ _SQUAD = {
     "pad_to_max_length": "has no counterpart: windows are padded to --max_seq_length.",
     "max_train_samples": "has no counterpart: give a smaller --train_file.",
 }
-# By the name of the dataclass; a command has those of the classes that it inherits from, too.
+_ONE_DEVICE = "has no counterpart: one device of this machine computes."
+_EXTRACT_FEATURES = {  # google-research/bert
+    "use_tpu": _ONE_DEVICE,
+    "master": _ONE_DEVICE,
+    "num_tpu_cores": _ONE_DEVICE,
+    "use_one_hot_embeddings": "has no counterpart: it does not change the vectors.",
+}
+# By the name of the dataclass; its subclasses refuse them too.
 REFUSED = {
     "Training": _TRAINING,
+    "Machine": _MACHINE,
     "Pretrain": _PRETRAIN,
     "FineTuning": _FINE_TUNING,
     "Classify": _CLASSIFY,
     "Squad": _SQUAD,
+    "ExtractFeatures": _EXTRACT_FEATURES,
 }
 
 

@@ -1,1 +1,1 @@
-"""Parts of `official_bert.demo`: its folder and scores, its text, its baselines, its blanks."""
+"""Parts of `official_bert.demo`: folder and scores, text, baselines, blanks."""

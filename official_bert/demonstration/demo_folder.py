@@ -1,7 +1,6 @@
-"""The folder of a demo: its files, the time taken, and the scores of its model.
+"""The folder of a demo: its files, its running time, and the scores of its model.
 
-Each function of the scores reads the results of the steps before it from the folder, and writes
-its own results there.
+Each scoring function reads earlier steps' results from the folder and writes its own there.
 """
 
 import contextlib
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from official_bert.stages import Stage
 
 NUM_BLANKS = 20
-MORE_BLANKS = 300  # chosen in the same way, for a less random share
+MORE_BLANKS = 300  # of the same kind, for a less random share
 GUESSES = 3
-_METRICS = {  # of `results.json`, as the screen names them
+_METRICS = {  # of `results.json`, with their names on the screen
     "masked_lm_accuracy": "masked-LM accuracy",
     "neighbours_accuracy": "  by counts of the two neighbours",
     "word_frequencies_accuracy": "  by word frequencies",
@@ -65,7 +64,7 @@ class DemoFolder:
 
     @property
     def written(self) -> list[pathlib.Path]:
-        """The files and whole folders that a demo writes."""
+        """All files and folders that a demo writes."""
         folders = [self.folder / "text", self.folder / "records", self.model, self.plots]
         files = (self.vocab, self.config, self.baselines, self.blanks, self.results, self.settings)
         return [*folders, *files, self.blanks_table]
@@ -79,13 +78,13 @@ def _write_json(path, value):
 def clock(
     layout: DemoFolder, paths: Sequence[str], corpus_format: str, recipe: str, vocab_size: int
 ) -> Iterator[Callable[[], float]]:
-    """The seconds that this demo has taken so far, earlier starts in the same folder included.
+    """Measures the seconds that this demo has taken, including earlier starts in the folder.
 
-    A finished demo keeps the last value that it got, for every later start too. A setting of an
-    earlier start is binding when something has been made with it.
+    A finished demo keeps its value in later starts. A setting of an earlier start is binding once
+    something has been made with it.
 
     Raises:
-        ValueError: if the folder holds a demo with other settings, or files that are no demo's.
+        ValueError: if the folder holds a demo with other settings, or files not made by a demo.
     """
     settings = {  # value, and the file that binds it
         "corpus": ([os.path.abspath(path) for path in paths], layout.text("train")),
@@ -122,7 +121,7 @@ def clock(
 
 
 def _earlier(layout):
-    """Settings and time of earlier starts; empty without any."""
+    """Settings and time of earlier starts, if any."""
     try:
         earlier = json.loads(layout.settings.read_text())
         if {"corpus", "recipe", "seconds"} <= {*earlier}:
@@ -135,7 +134,7 @@ def _earlier(layout):
     found = next(path for path in layout.written if path.exists())
     raise ValueError(
         f"output_dir must be a new folder, or one of an earlier demo; got {layout.folder}, whose "
-        f"{found.name} is from elsewhere. Give another --output_dir."
+        f"{found.name} was not made by a demo. Give another --output_dir."
     )
 
 
@@ -149,7 +148,7 @@ def documents(text_file: pathlib.Path, tokenizer: "Tokenizer") -> Iterator[list[
 def held_out_batches(
     layout: DemoFolder, stage: "Stage", batch_size: int
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """The batches that the run was evaluated on in a stage, its masks included."""
+    """The batches on which the run was evaluated in a stage, masks included."""
     from official_bert.data import input_pipeline
 
     run = json.loads((layout.model / "run.json").read_text())
@@ -166,7 +165,7 @@ def held_out_batches(
 
 
 def write_baselines(layout: DemoFolder, stages: "Sequence[Stage]", batch_size: int) -> str:
-    """The scores of counting at the masked positions of the held-out records, for each stage."""
+    """Scores the counting baselines at the held-out masked positions of each stage."""
     tokenizer = tokenization.load(str(layout.vocab))
     text = documents(layout.text("train"), tokenizer)
     counts = neighbour_baseline.NeighbourCounts(text, tokenizer.get_vocab_size())
@@ -188,7 +187,7 @@ def draw(layout: DemoFolder) -> str:
 
 
 def fill_blanks(layout: DemoFolder) -> None:
-    """The model, after and before training, predicts words of the held-out text."""
+    """Predicts words of the held-out text with the model, trained and untrained."""
     from official_bert.prediction import loading
 
     text, vocab = str(layout.text("held_out")), str(layout.vocab)
@@ -200,7 +199,7 @@ def fill_blanks(layout: DemoFolder) -> None:
         return [found[0] for found in filler.predict(sentences, GUESSES, words_only=True)]
 
     trained = loading.load(layout.model, layout.vocab)
-    before = answers(loading.load_untrained(layout.model, layout.vocab), blanks)
+    before = answers(loading.load(layout.model, layout.vocab, step=0), blanks)
     after = answers(trained, blanks)
     figures = {
         "blanks": len(blanks),
@@ -217,7 +216,7 @@ def fill_blanks(layout: DemoFolder) -> None:
 def write_results(
     layout: DemoFolder, last_stage: "Stage", batch_size: int, seconds: float
 ) -> dict[str, float]:
-    """Writes `results.json`, and returns its content."""
+    """Writes `results.json` and returns its content."""
     log = read_log(layout.log)
     last = log.held_out[-1]
     baselines = json.loads(layout.baselines.read_text())
@@ -249,7 +248,7 @@ def _most_frequent_label(layout, stage, batch_size):
 
 
 def table(results: dict) -> str:
-    """The metrics of `results.json` for the screen."""
+    """The metrics of `results.json` as text."""
     left, of_blanks = results["plateau_left_after"], f"of {results['blanks']} blanks"
     rows = [
         (text, f"{results[name]:.1%}" if "accuracy" in name else f"{results[name]:.3f} nats")
@@ -267,7 +266,7 @@ def table(results: dict) -> str:
             "  of more blanks, chosen in the same way",
             f"{results[more]} of {results['more_blanks']}",
         ),
-        ("plateau left", "never" if left is None else f"after {left} updates"),
-        ("time", f"{results['seconds']:.0f} s, {results['steps']} updates"),
+        ("plateau left", "never" if left is None else f"after {left} steps"),
+        ("time", f"{results['seconds']:.0f} s, {results['steps']} steps"),
     ]
     return "\n".join(f"  {name:<40}{value:>14}" for name, value in rows)

@@ -1,9 +1,9 @@
-"""Blanks in held-out sentences, chosen by a rule that does not depend on any model.
+"""Blanks in held-out sentences, chosen independently of any model.
 
-`choose` takes documents spread evenly over a text and draws a sentence of each (from a capital to a
-full stop, 8 to 24 words). It draws the word to hide among those words of the sentence that are one
-piece of the vocabulary. The seed is fixed, so a text always has the same blanks, for any model. The
-model predicts whole words: its most probable ones, with their probabilities among all word pieces.
+`choose` takes documents spread evenly over a text, draws a sentence from each (from a capital to a
+full stop, 8 to 24 words), and from it a word to hide that is a single word piece. The seed is
+fixed, so a text always has the same blanks. The model predicts whole words: the most probable ones,
+with their probabilities among all word pieces.
 """
 
 import os
@@ -22,7 +22,7 @@ MIN_WORDS, MAX_WORDS = 8, 24  # of a sentence
 
 _SENTENCE = re.compile(r"[A-Z].*[.!?]")
 
-_WORD = re.compile(r"(?<!\S)[\"'(]*([A-Za-z]+)[\"'),.;:!?]*(?!\S)")  # between spaces, all letters
+_WORD = re.compile(r"(?<!\S)[\"'(]*([A-Za-z]+)[\"'),.;:!?]*(?!\S)")  # letters only
 
 
 class Blank(NamedTuple):
@@ -33,15 +33,12 @@ class Blank(NamedTuple):
 
 
 def choose(text_file: str | os.PathLike, vocab_file: str, count: int = 20) -> list[Blank]:
-    """`count` blanks, or fewer if the text does not have enough suitable sentences.
+    """`count` blanks in the order of the text, or fewer if it lacks suitable sentences.
 
     Args:
         text_file: One sentence per line, blank lines between documents.
         vocab_file: An uncased vocabulary.
         count: Number of blanks.
-
-    Returns:
-        A list of `Blank`, in the order of the text.
 
     Raises:
         ValueError: if no sentence of the text is suitable.
@@ -70,7 +67,7 @@ def choose(text_file: str | os.PathLike, vocab_file: str, count: int = 20) -> li
 
 
 def _words(sentence, vocabulary):
-    """The words that can be hidden; none if it is not a sentence, too short or too long."""
+    """Spans of words that can be hidden; none without a sentence of suitable length."""
     length = len(sentence.split())
     if not MIN_WORDS <= length <= MAX_WORDS or not _SENTENCE.fullmatch(sentence):
         return []
@@ -79,12 +76,7 @@ def _words(sentence, vocabulary):
 
 
 def hits(blanks: Sequence[Blank], answers: "Sequence[Sequence[Guess]]") -> int:
-    """The number of blanks with the right word among the guesses.
-
-    Args:
-        blanks: `Blank`s.
-        answers: For each, the list of its `predictors.Guess`es.
-    """
+    """The number of blanks with the right word among their `fill_blanks.Guess`es."""
     return sum(
         blank.word in [guess.token for guess in guesses]
         for blank, guesses in zip(blanks, answers, strict=True)
@@ -108,7 +100,7 @@ def table(
 def describe(
     blanks: Sequence[Blank], before: "Sequence[Sequence[Guess]]", after: "Sequence[Sequence[Guess]]"
 ) -> str:
-    """The same table for the screen."""
+    """The same table as plain text."""
     lines = []
     for blank, *answers in zip(blanks, after, before, strict=True):
         now, then = (_listed(blank, guesses).replace("**", "") for guesses in answers)

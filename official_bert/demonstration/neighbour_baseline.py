@@ -1,21 +1,20 @@
-"""Baselines for a model's scores: predictions at the masked positions from counts alone.
+"""Baselines for a model's scores: predictions of masked tokens from counts of the training text.
 
-Two predictions from the counts of the training text, at exactly the positions where a model is
-evaluated, with the same input:
+Both predict at the positions where the model is evaluated, from the same input:
 
-- *word frequencies*: how often each token occurs in any place;
+- *word frequencies*: how often each token occurs anywhere;
 - *neighbours*: how often it follows the token to the left, precedes the token to the right, and
-  stands between the two.
+  occurs between the two.
 
-Both know how masked tokens are shown (80 % as [MASK], 10 % as a random token, 10 % unchanged). So
-no part of a model's lead over them comes from this knowledge.
+Both account for how masked tokens are shown (80 % [MASK], 10 % random, 10 % unchanged), so a
+model's lead does not come from this knowledge.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from official_bert.data.masking import KEPT_SHARE, MASK_SHARE, RANDOM_SHARE
+from official_bert.data.instances import KEPT_SHARE, MASK_SHARE, RANDOM_SHARE
 
 
 class NeighbourCounts:
@@ -28,9 +27,8 @@ class NeighbourCounts:
         q(x | l, r) ∝ p(x | l) p(x | r) / p(x)
         p(x | l, r) = (c(l x r) + t(l · r) q(x | l, r)) / (c(l · r) + t(l · r))
 
-    t is the number of different tokens that were seen in a place: the more different tokens follow,
-    the less the counts are trusted (Witten and Bell 1991). A place that was never seen has the
-    distribution of the fallback.
+    t is the number of different tokens seen in a context: the more there are, the less the counts
+    are trusted (Witten and Bell 1991). An unseen context has the fallback's distribution.
 
     Args:
         documents: Iterable of documents, each a list of token ids.
@@ -72,7 +70,7 @@ def _runs(document, length):
 
 def _mixed(counts, fallback):
     """Each row of `counts` as a distribution, mixed with `fallback` by the number of kinds."""
-    kinds = np.maximum((counts > 0).sum(1, keepdims=True), 1)  # an empty row is the fallback alone
+    kinds = np.maximum((counts > 0).sum(1, keepdims=True), 1)  # an empty row becomes the fallback
     return (counts + kinds * fallback) / (counts.sum(1, keepdims=True) + kinds)
 
 
@@ -83,13 +81,11 @@ def evaluate(
 
     Args:
         counts: `NeighbourCounts`.
-        batches: An iterable of batches of the held-out records, in order (`shuffle=False`), with
-            the seed and batch size of the model's evaluation.
+        batches: The batches of the model's evaluation, in order.
         mask_id: The id of [MASK].
 
     Returns:
-        Dictionary of `word frequencies` and `neighbours`, each a dictionary of `loss` (nats) and
-        `accuracy`.
+        {`word frequencies`, `neighbours`: {`loss` in nats, `accuracy`}}.
     """
     sums = {"word frequencies": np.zeros(2), "neighbours": np.zeros(2)}
     number = 0
@@ -113,7 +109,7 @@ def evaluate(
 
 
 def _given_what_is_shown(guess, shown, mask_id):
-    """The predictions (n, V) by Bayes' rule, if the masked positions show the ids `shown`, (n,)."""
+    """The predictions (n, V), by Bayes' rule, given the ids shown at masked positions, (n,)."""
     size = guess.shape[1]
     likelihood = np.full_like(guess, RANDOM_SHARE / size)
     likelihood[np.arange(len(shown)), shown] += KEPT_SHARE

@@ -1,9 +1,9 @@
 """English text that comes with Python, for a demonstration without downloads.
 
-The sources: the language reference that `help()` shows (`pydoc_data.topics`), and the docstrings
-and comments of the standard library. The library is parsed and never imported, so none of it runs.
-Text that is not prose (code, tables, option lists) is left out. A paragraph that occurs in several
-places is kept only the first time: otherwise held-out text could be memorised.
+Sources: the language reference of `help()` (`pydoc_data.topics`), and the docstrings and comments
+of the standard library, which is parsed but never imported. Text that is not prose (code, tables,
+option lists) is left out. A repeated paragraph is kept only once: otherwise held-out text could be
+memorized.
 """
 
 import ast
@@ -14,8 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-# Folders of the standard library that hold third-party packages, or tests, whose docstrings are
-# rarely sentences.
+# Folders of third-party packages, and of tests, whose docstrings are rarely sentences.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "ensurepip"}
 
 _MIN_WORDS = 5
@@ -23,9 +22,9 @@ _MIN_LETTER_SHARE = 0.75  # of letters and spaces among a paragraph's characters
 
 
 def documents(min_words: int = 60) -> Iterator[tuple[str, list[str]]]:
-    """Yields (name, paragraphs) for each topic and each module that has `min_words` of prose.
+    """Yields (name, paragraphs) of each topic and module with `min_words` of prose.
 
-    The order and the content depend only on the Python version.
+    Order and content depend only on the Python version.
     """
     seen: set[str] = set()
     for name, texts in itertools.chain(_topics(), _modules()):
@@ -70,13 +69,13 @@ def docstrings(source: str) -> list[str]:
 
 
 def comments(source: str) -> list[str]:
-    """The comments of a Python source that have their own lines; adjacent lines are joined."""
+    """The comments on lines of their own in a Python source; adjacent lines are joined."""
     blocks = re.findall(r"(?:^[ \t]*#.*\n)+", source, re.MULTILINE)
     return [re.sub(r"^[ \t]*#+ ?", "", block, flags=re.MULTILINE) for block in blocks]
 
 
 def prose_paragraphs(text: str) -> list[str]:
-    """The paragraphs of `text` that are sentences, each on one line and without markup.
+    """The paragraphs that are sentences, each on one line and without markup.
 
     >>> prose_paragraphs("Sort the list *in place* and return :const:`None`.\\n\\n>>> x.sort()")
     ['Sort the list in place and return None.']

@@ -1,13 +1,13 @@
-"""Cluster configuration: all workers and this one's place, from flags, `TF_CONFIG` or Slurm.
+"""Cluster configuration: all workers and this one's index, from flags, `TF_CONFIG` or Slurm.
 
-The first of these that is there decides:
+The first of these that is given decides:
 
 1. `--worker_hosts` and `--task_index`;
 2. the environment's `TF_CONFIG`, as Kubernetes operators and cloud services set it;
 3. the variables that Slurm gives to every task of an `srun` step.
 
-A `TF_CONFIG` that contradicts the flags is refused. Slurm's variables are in the
-environment of everything that runs in a job, so they decide only where nothing else does.
+A `TF_CONFIG` that contradicts the flags is refused. Everything in a Slurm job has its variables, so
+they come last.
 """
 
 import json
@@ -24,8 +24,8 @@ class Cluster(NamedTuple):
 
     Attributes:
         hosts: `host:port` of each, in order; the first writes checkpoints and logs.
-        index: This process's place among them.
-        source: Where that is from, for messages.
+        index: The index of this process.
+        source: The origin of the configuration, for messages.
     """
 
     hosts: tuple[str, ...]
@@ -43,15 +43,15 @@ class Cluster(NamedTuple):
 
 
 def find(worker_hosts: str | None, task_index: int, environment: Mapping[str, str]) -> Cluster:
-    """The cluster that this process is part of.
+    """The cluster of this process.
 
     Args:
         worker_hosts: Comma-separated `host:port` of all workers, or `None`.
-        task_index: This worker's place in them, or −1.
-        environment: Where to look for `TF_CONFIG` and Slurm's variables: `os.environ`.
+        task_index: The index of this worker, or −1.
+        environment: `os.environ`, with `TF_CONFIG` or Slurm's variables.
 
     Raises:
-        ValueError: if there is no cluster, only one worker, or what is there contradicts itself.
+        ValueError: if there is no cluster or only one worker, or its sources contradict each other.
     """
     configured = _from_tf_config(environment["TF_CONFIG"]) if "TF_CONFIG" in environment else None
     if worker_hosts:
@@ -74,7 +74,7 @@ def find(worker_hosts: str | None, task_index: int, environment: Mapping[str, st
 
 
 def configured(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster of the environment's `TF_CONFIG`; `None` if it has none that could be used."""
+    """The cluster of the environment's `TF_CONFIG`; `None` without a valid one."""
     try:
         return _from_tf_config(environment.get("TF_CONFIG", "{}"))
     except ValueError:
@@ -104,7 +104,7 @@ def _check(cluster):
 
 
 def _from_tf_config(text):
-    """A chief is the first worker; without a cluster in it, there is none."""
+    """A chief is the first worker; `None` without a cluster."""
     try:
         config = json.loads(text)
         jobs = {job: tuple(hosts) for job, hosts in config.get("cluster", {}).items()}
@@ -200,7 +200,7 @@ def _expand(part):
 
 
 def _tasks_per_node(text, nodes, tasks):
-    """`"2(x3),1"` → [2, 2, 2, 1]; a single number holds for all nodes; none, an even division."""
+    """`"2(x3),1"` → [2, 2, 2, 1]; one number holds for all nodes; `None`: an even division."""
     if text is None:
         return [tasks // nodes + (node < tasks % nodes) for node in range(nodes)]
     counts = []

@@ -1,12 +1,13 @@
-"""A mesh over all devices of all processes as an engine, on Keras' JAX backend.
+"""The engine of Keras' JAX backend: a mesh over all devices of all processes.
 
-One process per host. Each reads its rows of every batch; weights are whole on every device. What a
-program does on the devices is in `jax_update`, what lies where in `jax_placement`, and how the
-processes find each other in `jax_processes`. TensorFlow is not imported.
+One process per host reads its rows of every batch; weights are replicated on every device. The
+programs are in `jax_update`, the placement of arrays in `jax_placement`, the discovery of processes
+in `jax_processes`. TensorFlow is not imported.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from official_bert.engines import jax_update
-from official_bert.engines.jax_placement import Feed, Placement, to_host
+from official_bert.engines.jax_placement import (
+    REPLICATED,
+    SHARDED,
+    Feed,
+    Placement,
+    to_host,
+)
 from official_bert.engines.jax_update import TrainingLoop
 from official_bert.protocols import Engine
 
@@ -25,15 +32,16 @@ if TYPE_CHECKING:
 
 
 class JaxMesh(Engine):
-    """All devices of all processes; see `protocols.Engine` for what each method is for.
+    """All devices of all processes; see `protocols.Engine` for the methods.
 
     Args:
         shards_optimizer: Whether each device holds, and computes, only a part of the optimizer's
             state and update (arXiv 2004.13336); weights are the same to round-off.
-        devices: Which devices; by default, all. A single process may take fewer.
+        devices: Which devices of this process, by itself; by default, all of all processes.
     """
 
     measures_input_wait = True
+    compiles_each_shape = True
 
     def __init__(self, shards_optimizer: bool = False, devices: Sequence[jax.Device] | None = None):
         if keras.backend.backend() != "jax":
@@ -41,19 +49,21 @@ class JaxMesh(Engine):
                 f"Keras' backend must be jax for this engine; got {keras.backend.backend()}. Set "
                 "KERAS_BACKEND=jax before Keras is imported."
             )
-        _make_on_host()
+        if devices is None:
+            _make_on_host()
         self._placement = Placement(devices or _in_order(jax.devices()), shards_optimizer)
         self.num_replicas = self._placement.mesh.size
-        self.shard = jax.process_index(), jax.process_count()
+        self.shard = (0, 1) if devices else (jax.process_index(), jax.process_count())
         self.is_chief = self.shard[0] == 0
         self._input_errors: list[Exception] = []
 
     def clone(self) -> "JaxMesh":
-        placement = self._placement
-        return JaxMesh(placement.shards_optimizer, [*placement.mesh.devices.flat])
+        made = copy.copy(self)
+        made._input_errors = []
+        return made
 
     def scope(self) -> AbstractContextManager:
-        """No context is needed: what is made anywhere is brought to the mesh when it is used."""
+        """An empty context: arrays are brought to the mesh when they are used."""
         return contextlib.nullcontext()
 
     def training_loop(
@@ -63,6 +73,23 @@ class JaxMesh(Engine):
 
     def evaluation_step(self, task: "Task", model: keras.Model) -> Callable[[Feed], np.ndarray]:
         return jax_update.make_evaluation_step(task, model, self._placement)
+
+    def outputs(self, model: keras.Model) -> Callable[[Mapping[str, np.ndarray]], Any]:
+        placement = self._placement
+
+        def on_device(trained, frozen, rows):
+            return model.stateless_call(trained, frozen, rows, training=False)[0]
+
+        divided = placement.on_every_device(on_device, (REPLICATED, REPLICATED, SHARDED), SHARDED)
+        program = jax.jit(divided, out_shardings=placement.whole)
+
+        def outputs(batch):
+            index, processes = self.shard
+            mine = {name: np.split(rows, processes)[index] for name, rows in batch.items()}
+            values = jax_update.values_of(model, placement)
+            return jax.tree.map(to_host, program(*values, placement.global_batch(mine)))
+
+        return outputs
 
     def feed(
         self,
@@ -74,7 +101,7 @@ class JaxMesh(Engine):
         return Feed(open_batches(*self.shard), steps, on_read, self._input_errors)
 
     def validate(self, batches: "Batches") -> None:
-        """Any batches will do: this process reads them itself."""
+        """Accepts any batches: this process reads them itself."""
 
     def input_error(self, error: Exception) -> Exception | None:
         """The error itself, if reading a batch raised it; otherwise `None`."""
@@ -113,5 +140,5 @@ def _make_on_host():
 
 
 def _in_order(devices):
-    """By process, so that the rows that a process reads are those of its own devices."""
+    """By process, so that a process reads the rows of its own devices."""
     return sorted(devices, key=lambda device: (device.process_index, device.id))

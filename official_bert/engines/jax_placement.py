@@ -24,7 +24,7 @@ REPLICATED, SHARDED, STACKED = PartitionSpec(), PartitionSpec(DATA), PartitionSp
 
 
 class Placement:
-    """The mesh, and what lies where on it.
+    """The mesh, and the placement of arrays on it.
 
     Args:
         devices: All devices of all processes, in the order of the processes.
@@ -37,9 +37,9 @@ class Placement:
         self.whole = NamedSharding(self.mesh, REPLICATED)
 
     def part(self, shape: Sequence[int]) -> PartitionSpec:
-        """How state of this shape is divided: along the first axis that the devices divide.
+        """The division of state of this shape: along the first axis that the devices divide.
 
-        What has no such axis is whole everywhere; such variables are small.
+        State without such an axis is replicated; such variables are small.
         """
         devices = self.mesh.size
         if not self.shards_optimizer or devices == 1:
@@ -52,7 +52,7 @@ class Placement:
         return NamedSharding(self.mesh, spec)
 
     def of_optimizer(self, optimizer: keras.optimizers.Optimizer) -> list[NamedSharding]:
-        """The shardings of `optimizer.variables`: slots are divided, all else is whole."""
+        """The shardings of `optimizer.variables`: slots are divided, others replicated."""
         slots = {
             id(slot)
             for variable in optimizer.trainable_variables
@@ -66,7 +66,7 @@ class Placement:
     def put(
         self, variables: Iterable[keras.Variable], shardings: Iterable[NamedSharding]
     ) -> list[jax.Array]:
-        """The values of variables, brought where they belong if they are not there yet."""
+        """The values of variables, moved to their shardings if they are elsewhere."""
         return [self._put(variable, sharding) for variable, sharding in zip(variables, shardings)]
 
     def _put(self, variable, sharding):
@@ -80,13 +80,13 @@ class Placement:
     def global_batch(
         self, rows: Mapping[str, np.ndarray], spec: PartitionSpec = SHARDED
     ) -> dict[str, jax.Array]:
-        """Arrays of which this process has its rows, divided over all devices."""
+        """Arrays divided over all devices, from this process's rows of them."""
         sharding = self.sharding(spec)
         put = jax.make_array_from_process_local_data
         return {name: put(sharding, values) for name, values in rows.items()}
 
     def on_every_device(self, function: Callable, in_specs: object, out_specs: object) -> Callable:
-        """A function that each device runs on its part of the arguments."""
+        """The function as each device runs it, on its part of the arguments."""
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
@@ -106,7 +106,7 @@ class Feed:
         batches: A task's batches of this process's shard.
         steps: Range of steps.
         on_read: Called with each batch, once.
-        errors: What reading raises is added to this list.
+        errors: A list to which errors of reading are added.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Feed:
         """The next batches; then the same number is read ahead.
 
         Raises:
-            Exception: what reading one of them raised.
+            Exception: any error of reading one of them.
         """
         self._read_ahead(count)
         taken = [self._ahead.popleft().result() for _ in range(count)]

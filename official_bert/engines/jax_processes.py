@@ -1,7 +1,7 @@
 """The processes of a JAX run: discovery, and errors when one is lost.
 
-When a process is lost, JAX aborts the others from its C++ code, sooner or later. So a process that
-has others works as a child of the one that was started, which explains how it ended.
+When a process is lost, JAX aborts the others from its C++ code, sooner or later. So with several
+processes, each works in a child of the one that was started, which reports how the child ended.
 """
 
 import collections
@@ -20,10 +20,10 @@ from official_bert.engines import cluster
 from official_bert.system import messages, quiet_tensorflow
 from official_bert.system.child_commands import end_with_parent
 
-HEARTBEAT_SECONDS = 30  # a process that is silent for so long is lost
+HEARTBEAT_SECONDS = 30  # after which a silent process is lost
 GRACE_SECONDS = 3  # for the others to report their own errors
 _LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of the output of a process, shown if it is killed
-# What JAX writes when it aborts a process because of another one.
+# JAX's messages when it aborts a process because of another one.
 _SIGNS_OF_ABORTS = ("JAX distributed service detected fatal errors", "missing heartbeats")
 LOST = (
     "Another worker has ended or cannot be reached, and a step needs all of them. Its own "
@@ -42,17 +42,17 @@ def start(
     """Imports JAX and joins the other processes, if there are any. Call it before Keras is used.
 
     Args:
-        strategy: `"multi_worker_mirrored"`: the workers are those of the flags, of `TF_CONFIG` or
-            of Slurm; `"tpu"`: the hosts of a Cloud TPU slice, as JAX finds them. `None`: those of
-            the flags or of `TF_CONFIG`, or only this process.
+        strategy: `"multi_worker_mirrored"`: the workers of the flags, `TF_CONFIG` or Slurm;
+            `"tpu"`: the hosts of a Cloud TPU slice, as JAX finds them. `None`: the workers of the
+            flags or `TF_CONFIG`, or only this process.
         worker_hosts: Comma-separated `host:port` of all processes, or `None`.
-        task_index: This process's place among them, or −1.
+        task_index: The index of this process, or −1.
         environment: `os.environ`.
         lost_code: Exit code of a process that has lost another.
 
     Raises:
-        ValueError: if flags and environment contradict each other, JAX or its devices are not
-            there, or the processes have different numbers of devices.
+        ValueError: if flags and environment contradict each other, JAX or its devices are missing,
+            or the processes have different numbers of devices.
     """
     if importlib.util.find_spec("jax") is None:
         raise ValueError(
@@ -78,16 +78,16 @@ def start(
         )
     _require_equal_numbers(jax)
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
-        # On CPUs what several processes take from JAX_COMPILATION_CACHE_DIR computes wrongly.
+        # On CPUs the programs of several processes in JAX_COMPILATION_CACHE_DIR compute wrongly.
         jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _find_devices(jax, is_alone):
     try:
-        # libtpu, where it is, tells that it finds no TPU; so does JAX if another process is lost.
+        # libtpu, if installed, logs that no TPU was found; JAX logs that a process is lost.
         with quiet_tensorflow.silence() if is_alone else contextlib.nullcontext():
             jax.devices()
-    except (RuntimeError, AssertionError) as error:  # of JAX_PLATFORMS=cuda without its plug-in
+    except (RuntimeError, AssertionError) as error:  # as JAX_PLATFORMS=cuda without its plug-in
         if not is_alone:  # it may be another process that is missing
             raise
         reason = str(error).strip().partition("\n")[0] or "none of that platform"
@@ -122,7 +122,7 @@ def _named(processes):
 
 
 def _cluster(strategy, worker_hosts, task_index, environment):
-    """The cluster that this process is part of, or `None` if it is alone or JAX finds it."""
+    """The cluster of this process; `None` if it is the only one, or JAX finds the others."""
     if strategy == "tpu":
         return None
     configured = cluster.configured(environment)
@@ -135,7 +135,7 @@ def _cluster(strategy, worker_hosts, task_index, environment):
 def _continue_in_child(lost_code):
     """Returns in a child; this process waits for it, reports how it ended, and ends.
 
-    What the child writes to stderr comes through here, for its last words.
+    The child's stderr is read here, for its last lines.
     """
     sys.stdout.flush()
     reading, writing = os.pipe()
@@ -164,9 +164,9 @@ def _continue_in_child(lost_code):
 
 
 def _pass_on(reading, said):
-    """Writes to stderr what comes, and keeps the end of it in `said`.
+    """Copies a pipe to stderr, and its last bytes to `said`.
 
-    It reads on if nobody takes that, or the disk is full: or the child would block forever.
+    It reads on if stderr is closed or the disk is full, or the child would block forever.
     """
     while data := os.read(reading, 1 << 16):
         with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def _pass_on(reading, said):
 
 
 def _ended(code, said, lost_code):
-    """Says how a child ended, unless it has done so itself; the exit code."""
+    """Reports how a child ended, unless it has done so itself; the exit code."""
     if code >= 0 or -code in (signal.SIGINT, signal.SIGTERM):
         return code if code >= 0 else 128 - code
     command = messages.program or "run_pretraining"
@@ -190,12 +190,12 @@ def _ended(code, said, lost_code):
 
 @contextlib.contextmanager
 def leaving_others_on_errors(command: str) -> Iterator[None]:
-    """Meanwhile an error ends a process that has others, at once, and with its own exit code.
+    """An error ends a process that has others at once, with its own exit code.
 
-    At the usual end JAX would wait for the others, or abort if they are gone.
+    At the usual end JAX would wait for the others, or abort if they are lost.
 
     Args:
-        command: Whose error it is, for the message.
+        command: The command's name, for the message.
     """
     try:
         yield

@@ -3,9 +3,10 @@
 Every device runs forward and backward over its micro-batches and adds the gradients up; they are
 summed over the devices once, and the optimizer checks, clips and applies them. The loss is divided
 by weights summed over the whole global batch, and dropout follows from the place of a row in it, so
-the result depends neither on the number of devices and processes nor on that of micro-batches.
+the result depends neither on the number of devices and processes nor of micro-batches.
 """
 
+import dataclasses
 import functools
 import math
 import time
@@ -17,10 +18,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from lamb_tf.compile_target import compiling_for
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.engines.jax_placement import DATA, REPLICATED, SHARDED, STACKED, Feed, Placement
-from official_bert.model.dropout import seeds_of_rows
+from official_bert.model.layers import seeds_of_rows
 from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
@@ -185,17 +187,18 @@ def lower(
     integer, number = (
         jax.ShapeDtypeStruct((), dtype, sharding=whole) for dtype in (jnp.int32, jnp.float32)
     )
-    return make_updates(run, model, optimizer, placement).lower(
-        like(trained, [whole] * len(trained)),
-        like(optimizer.variables, placement.of_optimizer(optimizer)),
-        like(frozen, [whole] * len(frozen)),
-        batches,
-        jax.ShapeDtypeStruct((placement.mesh.size,), jnp.float32, sharding=by_device),
-        integer,
-        integer,
-        number,
-        integer,
-    )
+    with compiling_for(placement.mesh.devices.flat[0].platform):
+        return make_updates(run, model, optimizer, placement).lower(
+            like(trained, [whole] * len(trained)),
+            like(optimizer.variables, placement.of_optimizer(optimizer)),
+            like(frozen, [whole] * len(frozen)),
+            batches,
+            jax.ShapeDtypeStruct((placement.mesh.size,), jnp.float32, sharding=by_device),
+            integer,
+            integer,
+            number,
+            integer,
+        )
 
 
 def _make_update(run, model, optimizer, placement):
@@ -312,12 +315,13 @@ def make_evaluation_step(
 
     def evaluation_step(batches):
         (batch,) = batches.take(1)
-        return np.asarray(step(*_values(model, placement), placement.global_batch(batch)))
+        return np.asarray(step(*values_of(model, placement), placement.global_batch(batch)))
 
     return evaluation_step
 
 
-def _values(model, placement):
+def values_of(model: keras.Model, placement: Placement) -> list[list[jax.Array]]:
+    """The values of a model's trainable and other variables, on every device."""
     groups = model.trainable_variables, model.non_trainable_variables
     return [placement.put(group, [placement.whole] * len(group)) for group in groups]
 
@@ -355,7 +359,8 @@ def _next_state(state, steps, results, input_wait):
         in_a_row = in_a_row + 1 if skipped else 0
         if not skipped:
             sums, since_saved = sums + results["sums"][step], since_saved + results["sums"][step]
-    return LoopState(
+    return dataclasses.replace(
+        state,
         sums=sums.tolist(),
         sums_since_saved=since_saved.tolist(),
         loss_scale=float(results["loss_scale"]),

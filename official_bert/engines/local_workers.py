@@ -1,7 +1,7 @@
 """Runs several workers on this machine, to try out a cluster: `--local_workers=N`.
 
-Each is a process of its own with its share of the cores. They talk through the loopback device, and
-they save, stop and fail as workers of a cluster do.
+Each is a process with its share of the cores. They communicate through the loopback device, and
+save, stop and fail as the workers of a cluster do.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it
 def run(count: int, command: str, arguments: Sequence[str]) -> int:
     """Runs `python -m command` on this number of workers to their end.
 
-    The output of the first is shown as it is, that of others with their number in front. SIGINT
-    and SIGTERM are passed on to all. If one dies, the others end, too.
+    The output of all but the first is prefixed with their index. SIGINT and SIGTERM are passed on
+    to all. If one dies, the others end, too.
 
     Args:
         count: Workers, two or more.
@@ -70,7 +70,7 @@ def _start(line, index, count):
 
 
 def _wait(workers):
-    """Waits for all; the first that fails decides the exit code and when the others must end."""
+    """Waits for all; the first failure decides the exit code and the others' deadline."""
     code, deadline = 0, float("inf")
     while time.monotonic() < deadline:
         codes = [worker.poll() for worker in workers]
@@ -87,11 +87,11 @@ def _wait(workers):
 
 @contextlib.contextmanager
 def _passed_on(workers):
-    """Meanwhile SIGINT and SIGTERM go to all workers instead of ending this process."""
+    """Passes SIGINT and SIGTERM to all workers instead of ending this process."""
 
     def pass_on(number, _):
         for worker in workers:
-            worker.send_signal(number)  # to one that has ended, nothing is sent
+            worker.send_signal(number)  # a no-op if it has ended
 
     previous = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -118,7 +118,7 @@ def _free_ports(count):
 
 
 def _environment(index, count):
-    """The GPUs that CUDA_VISIBLE_DEVICES names are divided; without it the workers use the CPU."""
+    """Divides the GPUs of CUDA_VISIBLE_DEVICES; without it, the workers use the CPU."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     named = [device for device in named if device not in ("", "-1")]
     gpus = _share(named, index, count) if len(named) >= count else ["-1"]

@@ -22,8 +22,8 @@ _BETWEEN_HOSTS = {
     "ring": tf.distribute.experimental.CommunicationImplementation.RING,
 }
 
-# Gradients travel in buckets of this size: the first can leave while later ones are computed, and
-# what a reduction needs in memory besides is little.
+# Gradients are reduced in buckets of this size: the first while later ones are computed, and with
+# little memory.
 BYTES_PER_BUCKET = 16 * 2**20
 
 
@@ -40,16 +40,16 @@ def make_strategy(
     Args:
         name: One of `STRATEGIES`.
         num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with
-            `"multi_worker_mirrored"`, all there are. Not for `"tpu"`.
+            `"multi_worker_mirrored"`, all. Not for `"tpu"`.
         tpu: Name or address of a Cloud TPU, with `name="tpu"` only.
         worker_hosts: Comma-separated `host:port` list of all workers, for
             `"multi_worker_mirrored"`; without, the environment names them (`cluster.find`).
-        task_index: This worker's place in `worker_hosts`.
-        all_reduce_alg: How gradients are summed: `"nccl"` or `"hierarchical_copy"` on one host,
-            `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
+        task_index: The index of this worker in `worker_hosts`.
+        all_reduce_alg: Algorithm of the sums of gradients: `"nccl"` or `"hierarchical_copy"` on one
+            host, `"nccl"` or `"ring"` between hosts; `None`, TensorFlow's choice.
 
     Raises:
-        ValueError: if the arguments contradict each other or the devices are not there.
+        ValueError: if the arguments contradict each other, or devices are missing.
     """
     if name not in STRATEGIES:
         hint = (
@@ -121,7 +121,7 @@ def make_strategy(
 
 
 def _require_first_gpu(num_gpus):
-    """Refuses a number of GPUs that is not what TensorFlow takes without a strategy."""
+    """Refuses another number of GPUs than TensorFlow uses without a strategy."""
     taken = min(1, len(tf.config.list_physical_devices("GPU")))
     if num_gpus != taken:
         raise ValueError(
@@ -161,10 +161,10 @@ def _check_that_no_workers_are_meant(name):
 
 
 def _ended_by_ctrl_c(function):
-    """What `function` returns; meanwhile SIGINT ends the process at once.
+    """Calls a function, during which SIGINT ends the process at once.
 
-    There is nothing to save yet, and while TensorFlow waits no handler of Python could run.
-    (SIGTERM it takes for itself, to no effect until all workers are there.)
+    Nothing has to be saved yet, and while TensorFlow waits no handler of Python could run. (It
+    handles SIGTERM itself, to no effect until all workers have joined.)
     """
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -174,10 +174,10 @@ def _ended_by_ctrl_c(function):
 
 
 def lost_worker(error: Exception) -> str | None:
-    """The message if a TensorFlow error means that another worker is gone, or `None`.
+    """The message if a TensorFlow error means that another worker is lost, or `None`.
 
-    A worker that ends, closes its connections; that of a machine that is gone, or a process that
-    hangs, shows by its missing heartbeats, within 20 s.
+    A worker that ends closes its connections. A lost machine or a process that hangs is detected by
+    its missing heartbeats, within 20 s.
     """
     text = str(error)
     if "Collective ops is aborted" not in text and not isinstance(

@@ -1,8 +1,8 @@
-"""`tf.distribute` as an engine: where a model lives, and how N updates of it are made."""
+"""The engine of `tf.distribute`: places a model, runs N steps and feeds them."""
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from official_bert.engines import tf_update
 from official_bert.engines.tf_update import TrainingLoop
-from official_bert.model.tensor_types import Tensor
+from official_bert.model import fused
 from official_bert.protocols import Engine, GraphBatches
 
 if TYPE_CHECKING:
     from official_bert.protocols import Batches, Task, UpdateSettings
 
-# Messages of the assertions of `data.slice.graph_batches`, and of TensorFlow about a file.
+# Messages of the assertions of `data.graph_batches`, and of TensorFlow about a file.
 _REFUSED = re.compile(r"In the records that a host read, (.*?\.)\]")
 _PLACE_OF_DAMAGE = re.compile(r"(?:corrupted|truncated) record at (\d+)")
 
@@ -36,9 +36,10 @@ class TfDistribute(Engine):
         self.shard = _shard(strategy)
         self.is_chief = self.shard[0] == 0
         self.measures_input_wait = tf_update.measures_input_wait(strategy)
+        self.compiles_each_shape = isinstance(strategy, tf.distribute.TPUStrategy)
         self._hosts_run_no_python = _hosts_run_no_python(strategy)
         self._read_by_hosts = []  # the last batches of which hosts got a graph
-        self._input_errors = []  # what reading batches raised so far
+        self._input_errors = []  # of reading batches, so far
 
     def clone(self) -> "TfDistribute":
         return TfDistribute(self._strategy)
@@ -54,38 +55,37 @@ class TfDistribute(Engine):
     def evaluation_step(self, task: "Task", model: keras.Model) -> Callable[[Iterator], tf.Tensor]:
         return tf_update.make_evaluation_step(task, model, self._strategy)
 
-    def outputs(
-        self, model: keras.Model, open_batches: "Callable[[int, int], Batches]"
-    ) -> Iterator[Tensor]:
-        """Yields a model's outputs over batches in order, without dropout.
+    def outputs(self, model: keras.Model) -> Callable[[Mapping[str, np.ndarray]], Any]:
+        """As `Engine.outputs`; one graph for all shapes, except on a TPU."""
 
-        Args:
-            model: A task's model, made in the scope.
-            open_batches: As of `feed`; the batches have an end.
+        def on_replica(batch):
+            context = tf.distribute.get_replica_context()
+            each = keras.ops.shape(next(iter(batch.values())))[0] // self.num_replicas
+            first = context.replica_id_in_sync_group * each
+            found = model({n: rows[first : first + each] for n, rows in batch.items()})
+            if self.num_replicas == 1:
+                return found
+            return tf.nest.map_structure(lambda rows: context.all_gather(rows, axis=0), found)
 
-        Yields:
-            What the model returns of each batch, padding included, as NumPy arrays.
+        def of_all(batch):
+            with fused.as_plain_operations():  # XLA's kernels are compiled for each shape
+                found = self._strategy.run(on_replica, args=(batch,))
+            first = self._strategy.experimental_local_results
+            return tf.nest.map_structure(lambda value: first(value)[0], found)
 
-        Raises:
-            ValueError: if there are several workers, or the replicas cannot share a batch.
-        """
-        if self.shard[1] > 1:
-            raise ValueError(
-                f"Predictions must be made by one process; got {self.shard[1]} workers. Predict "
-                "from the checkpoint with distribution_strategy=mirrored."
-            )
-        batches = open_batches(0, 1)
-        rows = next(iter(batches.element_spec.values())).shape[0]
-        if rows % self.num_replicas:
-            raise ValueError(
-                f"The batch size must be a multiple of the {self.num_replicas} replicas; got "
-                f"{rows}."
-            )
-        step = tf_update.make_prediction_step(model, self._strategy)
-        steps = range(batches.num_batches)
-        iterator = self.feed(open_batches, steps)
-        for _ in steps:
-            yield tf.nest.map_structure(lambda tensor: tensor.numpy(), step(iterator))
+        @functools.cache
+        def graph(signature):
+            specs = {name: tf.TensorSpec([None] * rank, dtype) for name, rank, dtype in signature}
+            settings = {} if self.compiles_each_shape else {"input_signature": [specs]}
+            return tf.function(of_all, autograph=False, **settings)
+
+        def outputs(batch):
+            signature = tuple((name, rows.ndim, rows.dtype) for name, rows in batch.items())
+            tensors = {name: tf.constant(rows) for name, rows in batch.items()}
+            found = graph(signature)(tensors)
+            return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
+
+        return outputs
 
     def sums_and_gradients(self, *arguments: Any) -> tuple[np.ndarray, list[np.ndarray]]:
         sums, gradients = tf_update.sums_and_gradients(*arguments)
@@ -97,15 +97,11 @@ class TfDistribute(Engine):
         steps: range,
         on_read: Callable[[dict[str, np.ndarray]], None] | None = None,
     ) -> Iterator:
-        """The batches of `steps`, each host reading its shard only and each replica its rows of it.
+        """An iterator over the global batches of `steps`; each host reads only its shard.
 
-        Where this process directs hosts that run no Python, as on a TPU slice, they read by a graph
-        (`Batches.dataset`), and this process reads only what `on_read` needs.
-
-        Returns:
-            An iterator for the training loop or the evaluation step: an element is a global batch.
+        Hosts that run no Python, as on a TPU slice, read by a graph (`GraphBatches.dataset`), and
+        this process reads only for `on_read`.
         """
-
         make_input = self._graph_input if self._hosts_run_no_python else self._python_input
         for_host = make_input(open_batches, steps, on_read)
         return iter(self._strategy.distribute_datasets_from_function(for_host))
@@ -185,7 +181,7 @@ class TfDistribute(Engine):
         return self._input_errors[0] if self._input_errors else None
 
     def _reason(self, error):
-        """Why a host could not read: the damage and where it is, if this process finds it, too."""
+        """The reason and, if this process finds it too, the place of the damage."""
         refused = _REFUSED.search(str(error))
         if refused:
             return refused[1]
@@ -239,7 +235,7 @@ class TfDistribute(Engine):
 
 
 def _hosts_run_no_python(strategy):
-    """Whether the replicas are on other machines, of which this process is the only client."""
+    """Whether the replicas are on other machines, whose only client is this process."""
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return False
     try:
@@ -250,7 +246,7 @@ def _hosts_run_no_python(strategy):
 
 
 def _is_of_reading(error):
-    """Whether a loop's error is of its input: a loop reads no other files."""
+    """Whether a loop's error comes from its input: it reads no other files."""
     of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
     return isinstance(error, of_files) or bool(_REFUSED.search(str(error)))
 

@@ -3,9 +3,10 @@
 Every replica runs forward and backward over its micro-batches and adds the gradients up; they are
 summed over the replicas, and the optimizer checks, clips and applies them. The loss is divided
 by weights summed over the whole global batch, so the result depends neither on the number of
-replicas nor on that of micro-batches.
+replicas nor of micro-batches.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
-from official_bert.model.dropout import seeds_of_rows
+from official_bert.model.layers import seeds_of_rows
 from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class TrainingLoop:
     ) -> LoopState:
         """Runs `steps` updates on batches of a distributed iterator."""
         tensors = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
-        return LoopState(**{name: value.numpy().tolist() for name, value in tensors.items()})
+        found = {name: value.numpy().tolist() for name, value in tensors.items()}
+        return dataclasses.replace(state, **found)
 
     def reductions(self, iterator: Iterator, state: LoopState) -> Reductions:
         """The `Reductions` of one update, read off its graph."""
@@ -119,7 +121,7 @@ def _tensors(state):
 def make_replica_update(
     run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[..., tf.Tensor]:
-    """What each replica does for one update, to be called in `strategy.run`.
+    """The work of a replica for one step, to be called in `strategy.run`.
 
     Args:
         run: A `stages.Run`.
@@ -168,24 +170,6 @@ def make_evaluation_step(
     return evaluation_step
 
 
-def make_prediction_step(
-    model: keras.Model, strategy: tf.distribute.Strategy
-) -> Callable[[Iterator], tf.Tensor]:
-    """A function that returns a model's outputs of the next batch of a distributed iterator."""
-
-    @tf.autograph.experimental.do_not_convert
-    def replica_outputs(batch):
-        return model(batch, training=False)
-
-    @tf.function
-    def prediction_step(iterator):
-        of_replicas = strategy.run(replica_outputs, args=(next(iterator),))
-        parts = strategy.experimental_local_results(of_replicas)
-        return tf.nest.map_structure(lambda *rows: tf.concat(rows, 0), *parts)
-
-    return prediction_step
-
-
 def sums_and_gradients(
     run: "UpdateSettings",
     model: keras.Model,
@@ -218,7 +202,7 @@ def _make_forward_backward(run, model):
     def forward_backward(batch, weights, dropout_seeds, loss_scale):
         """Gradients of this micro-batch's share of the loss, times its scale; and its sums."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([variable.value for variable in variables])  # nothing for what is frozen
+            tape.watch([variable.value for variable in variables])  # not the frozen ones
             outputs = model(batch, training=True, dropout_seed=dropout_seeds)
             sums = task.batch_sums(outputs, batch)
             loss = task.loss(sums, weights)
@@ -239,7 +223,7 @@ def _stacked(task, sums):
 
 
 def _global_weights(task, batch):
-    """What the loss is divided by: Σ over the global batch of each of the task's weights."""
+    """The divisors of the loss: the sum over the global batch of each of the task's weights."""
     local = [tf.reduce_sum(batch[name]) for name in task.weights]
     return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
 
@@ -325,7 +309,7 @@ def _once_for_all_replicas(function: Callable, *values: tf.Tensor) -> None:
     """
 
     def on_all(_, *merged):
-        function(*merged)  # what it returns is of no replica
+        function(*merged)  # and returns nothing: there is no replica's value
 
     strategy = tf.distribute.get_strategy()
     tf.__internal__.distribute.interim.maybe_merge_call(on_all, strategy, *values)

@@ -1,8 +1,7 @@
 """Compiles JAX programs with XLA for NVIDIA GPUs, on a machine without a GPU.
 
-JAX's CUDA plug-in contains the compiler; a description of the GPU takes the place of one. Memory
-and communication are then known, but not time: which library or tiling multiplies matrices fastest
-is decided by trying, on the GPU.
+JAX's CUDA plug-in contains the compiler, which reads a description of the GPU. This gives memory
+and communication, but not time: the fastest libraries and tilings are chosen by trial on the GPU.
 
 Needs JAX's CUDA plug-in, not CUDA itself.
 """
@@ -18,21 +17,21 @@ from official_bert.rehearsal import programs
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU, as NVIDIA's data sheet and CUDA's table of compute capabilities state it.
+    """A GPU, from NVIDIA's data sheet and CUDA's table of compute capabilities.
 
     Attributes:
         capability: Compute capability.
         memory: Bytes that CUDA offers.
-        flops: FLOP/s in dense products of 16 bits.
-        interconnect: Bytes/s that it sends to the other GPUs of its host.
+        flops: FLOP/s in dense 16-bit products.
+        interconnect: Bytes/s sent to the other GPUs of its host.
         cores: Streaming multiprocessors.
-        lanes: Units for float32 of each.
-        threads: Threads that each holds.
-        shared: KiB of shared memory of each.
-        block: The same of a block of threads, at most.
-        cache: MiB of its second-level cache.
+        lanes: float32 units per core.
+        threads: Maximum threads per core.
+        shared: KiB of shared memory per core.
+        block: KiB of shared memory per thread block, at most.
+        cache: MiB of second-level cache.
         bandwidth: Bytes/s of its memory.
-        clock: GHz at most.
+        clock: Maximum, in GHz.
     """
 
     capability: tuple[int, int]
@@ -49,7 +48,7 @@ class Gpu:
     clock: float
 
 
-# The T4 is on PCI Express 3.0 with 16 lanes; of NVLink, half of what it carries both ways is sent.
+# The T4 uses PCI Express 3.0 with 16 lanes; for NVLink, half of the bidirectional bandwidth.
 GPUS = {
     "t4": Gpu((7, 5), 15_843_721_216, 65e12, 15.75e9, 40, 64, 1024, 64, 64, 4, 320e9, 1.59),
     "a100": Gpu((8, 0), 85_097_971_712, 312e12, 300e9, 108, 64, 2048, 164, 163, 40, 2039e9, 1.41),
@@ -78,12 +77,12 @@ device_description_str: "{name}"
 
 
 def is_name(topology: str) -> bool:
-    """Whether GPUs are meant."""
+    """Whether the topology is of GPUs."""
     return topology.partition(":")[0] in GPUS
 
 
 def hosts(topology: str) -> int:
-    """Number of hosts of a topology; 0 if it is none."""
+    """Number of hosts of a topology; 0 if its name is malformed."""
     match = re.fullmatch(NAME, topology)
     return int(match[2]) if match else 0
 
@@ -93,17 +92,17 @@ class Topology:
 
     Args:
         name: GPU, hosts, and GPUs of each host: `"h100:32x8"`.
-        network: Bytes/s that a host sends to the others; nothing to one host alone.
+        network: Bytes/s that a host sends to the others; ignored for one host.
 
     Attributes:
         name: As given.
-        chip: The `Gpu`, with what it sends in a ring through all hosts as its interconnect.
+        chip: The `Gpu`; its interconnect is the bandwidth of a ring through all hosts.
         num_chips: Number of GPUs.
         devices: JAX's devices, one per GPU.
 
     Raises:
-        ValueError: where there is no such GPU.
-        ImportError: without JAX and its CUDA plug-in.
+        ValueError: if the name is malformed or the GPU unknown.
+        ImportError: without JAX or its CUDA plug-in.
     """
 
     device = "GPU"
@@ -143,12 +142,12 @@ def compile_lowered(topology: Topology, lowered: Any) -> programs.Compiled:
     """Compiles a program that `jax.jit` has lowered for the devices of a topology.
 
     Raises:
-        programs.DoesNotFit: where the program needs more memory than a GPU has.
+        programs.DoesNotFit: the program needs more memory than a GPU has.
     """
     compiled = lowered.compile()
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
     found = programs.summary(memory, costs, compiled.as_text(), None, topology.num_cores)
-    if found.memory > topology.chip.memory:  # which the compiler does not mind
+    if found.memory > topology.chip.memory:  # the compiler accepts it
         raise programs.DoesNotFit("The program does not fit into memory.", found.memory)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class DoesNotFit(Exception):
-    """The program needs more memory than a device has; `needed` bytes, where the compiler says."""
+    """The program needs more memory than a device has: `needed` bytes, or `None` if unknown."""
 
     def __init__(self, message: str, needed: int | None):
         super().__init__(message, needed)  # both, for pickle
@@ -20,23 +20,21 @@ class DoesNotFit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """The compiler's figures of the program of one device: a core of a TPU, or a GPU.
+    """The compiler's figures for the program of one device: a core of a TPU, or a GPU.
 
     Attributes:
-        memory: Bytes of the device's memory: arguments (weights, moments, batch), results that do
-            not take the place of an argument, temporaries, and the program.
-        argument_bytes: Those of the arguments.
-        flops: Floating-point operations; a loop counts as one turn. `None` where the compiler
-            does not count them.
-        seconds: The compiler's estimate of the time outside loops, of the kernels for which it
-            makes one: not of communication, copies beside the work and `unestimated` kernels.
-            `None` where it estimates nothing.
-        loop_seconds: The same of one turn of the loops.
-        unestimated: Kernels without such an estimate: gathers, scatters, random bits, sorts.
-        reduced_bytes: Bytes that go into all-reduces. What scatters a sum over the devices, or
-            gathers the parts of an array from them, is half an all-reduce of its bytes.
-        reductions: Number of all-reduces, and of such halves.
-        reductions_in_loops: Those of them that are inside a loop, once a turn.
+        memory: Bytes of device memory: arguments (weights, moments, batch), results not in place of
+            an argument, temporaries, and the program.
+        argument_bytes: Bytes of the arguments.
+        flops: Floating-point operations, with one iteration per loop; `None` if not counted.
+        seconds: The compiler's estimate of the time outside loops, without communication,
+            asynchronous copies and `unestimated` kernels; `None` without estimates.
+        loop_seconds: The same for one iteration of the loops.
+        unestimated: Number of kernels without an estimate: gathers, scatters, random bits, sorts.
+        reduced_bytes: Bytes of all-reduces. A reduce-scatter or an all-gather counts as half an
+            all-reduce.
+        reductions: Number of all-reduces, reduce-scatters and all-gathers.
+        reductions_in_loops: The number of these inside loops, counted once.
     """
 
     memory: int
@@ -61,10 +59,10 @@ def summary(
 
     Args:
         memory: XLA's `CompiledMemoryStats`.
-        costs: XLA's properties of the program; `None` where it does not know them.
+        costs: XLA's cost analysis, or `None`.
         hlo: The text of the compiled module.
-        seconds_of: The compiler's estimate of the time of an instruction, from its line in `hlo`:
-            `None` where it makes none; instead of the function, where it makes none at all.
+        seconds_of: Function of an instruction's line in `hlo`: the compiler's time estimate or
+            `None`. Itself `None` if the compiler estimates nothing.
         devices: Number of devices that the program runs on.
     """
     seconds, unestimated, reductions = {False: 0.0, True: 0.0}, 0, []
@@ -95,10 +93,7 @@ def summary(
 
 
 def _instructions(hlo):
-    """Each instruction of the program as (line, whether it is in a loop), as often as it is called.
-
-    All branches of a conditional count: each may be taken.
-    """
+    """Yields (line, whether in a loop) of each instruction, once per call; all branches count."""
     lines, entry = {}, None
     for line in hlo.splitlines():
         start = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
@@ -122,14 +117,14 @@ def _instructions(hlo):
 
 
 def _reduced_bytes(line, devices):
-    """Bytes of all-reduces that an instruction is as much as, or `None` if it reduces nothing."""
+    """Bytes of all-reduces that an instruction amounts to; `None` if it is not a reduction."""
     match = re.search(r"= (.*?) (all-reduce|reduce-scatter|all-gather)(-start)?\(", line)
     if match is None:
         return None
     size = _bytes(match[1])
     if match[2] == "all-reduce":
         return size
-    if match[3]:  # its result is the whole and a part of it
+    if match[3]:  # its result is the whole array and one shard
         size = size * devices / (devices + 1)
     elif match[2] == "reduce-scatter":
         size *= devices
@@ -145,6 +140,6 @@ def _bytes(shapes):
 
 
 def _bits(kind):
-    """Bits of a number of this type of XLA, which begins with them: s64, bf16, f8e4m3fn, u4."""
+    """Bits of a number of an XLA type: s64, bf16, f8e4m3fn, u4."""
     bits = re.match(r"[a-z]+(\d+)", kind)
     return int(bits[1]) if bits else 8  # pred

@@ -1,12 +1,12 @@
 """Compiles programs of TensorFlow and JAX with the real TPU compiler, on a machine without a TPU.
 
-Under `TPUStrategy` a core of a pod runs one program, in which sums over replicas are all-reduce
-instructions. Here TensorFlow lowers the same function, run under a strategy that makes the same
-instructions, to StableHLO; and libtpu, which contains the compiler, compiles that for a described
-topology. Memory and cost are then known; times are the compiler's estimates.
+Under `TPUStrategy` each core of a pod runs one program, in which sums over replicas are all-reduce
+instructions. Here TensorFlow lowers the same function to StableHLO, under a strategy that makes the
+same instructions, and libtpu's compiler compiles that for a described topology. This gives memory
+and cost; times are the compiler's estimates.
 
-Needs the extra `[rehearse]` (jax and libtpu). Private parts of TensorFlow and JAX are used where no
-public ones exist: all of them in this module.
+Needs the extra `[rehearse]` (jax and libtpu). Private parts of TensorFlow and JAX, where no public
+ones exist, are used only in this module.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ from official_bert.training.stage_model import make_model_and_optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A generation of TPU, as Google's documentation states it.
+    """A generation of TPU, from Google's documentation.
 
     Attributes:
-        cores: Devices per chip, each of which runs a replica of its own. In v4 the compiler takes
-            the chip's two cores for two devices, in v5p for one.
+        cores: Devices per chip, each with its own replica. The compiler counts a chip's two cores
+            as two devices in v4, as one in v5p.
         memory: Bytes of high-bandwidth memory per core.
         flops: FLOP/s per core in bfloat16 products.
         clock: Cycles/s.
-        interconnect: Bytes/s that a chip sends over all of its links together.
+        interconnect: Bytes/s that a chip sends over all its links.
         example: A topology of this generation, as `Topology` expects it.
     """
 
@@ -81,7 +81,7 @@ class Topology:
         devices: JAX's devices, one per core.
 
     Raises:
-        ValueError: where there is no such slice.
+        ValueError: if no such slice exists.
         ImportError: without the extra `[rehearse]`.
     """
 
@@ -119,9 +119,9 @@ class Topology:
 
 
 class ReplicaStrategy(tf.distribute.Strategy):
-    """One replica of many, as `TPUStrategy` makes it: sums become all-reduce instructions.
+    """One of many replicas, as in `TPUStrategy`: sums become all-reduce instructions.
 
-    Functions in `strategy.run` can be lowered, not executed: the other replicas do not exist.
+    Functions in `strategy.run` can only be lowered: the other replicas do not exist.
     """
 
     def __init__(self, num_replicas: int):
@@ -150,17 +150,17 @@ def _replica_extended(strategy, num_replicas):
 
 
 def lower(function: Callable, *signature: object) -> bytes:
-    """A function of tensors, as StableHLO.
+    """Lowers a function of tensors to StableHLO.
 
     Args:
-        function: What to lower; it may read and assign to variables.
+        function: The function; it may read and assign variables.
         *signature: A `tf.TensorSpec` for each argument (or a structure of them).
 
     Returns:
         A serialized, portable StableHLO module.
     """
 
-    def of_flat(*tensors):  # TensorFlow lowers functions of bare tensors only
+    def of_flat(*tensors):  # TensorFlow only lowers functions of bare tensors
         return function(*tf.nest.pack_sequence_as(signature, tensors))
 
     compiled = tf.function(of_flat, jit_compile=True, autograph=False)
@@ -170,7 +170,7 @@ def lower(function: Callable, *signature: object) -> bytes:
 
 
 def lower_stage(run: Run, stage: Stage, num_cores: int) -> bytes:
-    """The update of one replica of a stage, lowered as by `lower`."""
+    """Lowers the step of one replica of a stage."""
     strategy = ReplicaStrategy(num_cores)
     with strategy.scope():
         model, optimizer = make_model_and_optimizer(run, stage)
@@ -189,7 +189,7 @@ def compile_for(topology: Topology, stablehlo: bytes) -> programs.Compiled:
         stablehlo: From `lower`, with one replica for each core of the topology.
 
     Raises:
-        DoesNotFit: where the program needs more memory than a core has.
+        DoesNotFit: the program needs more memory than a core has.
     """
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -220,7 +220,7 @@ def compile_lowered(topology: Topology, lowered: Any) -> programs.Compiled:
     """Compiles a program that `jax.jit` has lowered for the devices of a topology.
 
     Raises:
-        DoesNotFit: where the program needs more memory than a core has.
+        DoesNotFit: the program needs more memory than a core has.
     """
     compiled, text = _with_text(lowered.compile)
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
@@ -228,9 +228,9 @@ def compile_lowered(topology: Topology, lowered: Any) -> programs.Compiled:
 
 
 def _with_text(compile_with: Callable[[dict[str, str | bool]], Any]) -> tuple[Any, str]:
-    """The result of a compilation with these options, and the text of the program.
+    """The compiled program and its text.
 
-    The compiler writes the text: JAX, whose XLA is another revision, cannot read every program.
+    The compiler writes the text: JAX's XLA, of another revision, cannot read every program.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -242,7 +242,7 @@ def _with_text(compile_with: Callable[[dict[str, str | bool]], Any]) -> tuple[An
 
 
 def _does_not_fit(error):
-    """`DoesNotFit`, if that is the compiler's error; else the error."""
+    """`DoesNotFit` for the compiler's out-of-memory error; any other error unchanged."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text:
         return error
@@ -266,10 +266,10 @@ def _jax_topologies():
             f"The TPU compiler needs {' and '.join(missing)}, not installed here: "
             "pip install 'lamb_tf[rehearse]'."
         )
-    # libtpu would look for the TPU of this machine, and JAX for any accelerator.
+    # Otherwise libtpu would look for this machine's TPU, and JAX for any accelerator.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # A TPU belongs to one process, the compiler to as many as like.
+    # Only a TPU, not the compiler, belongs to one process.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
@@ -277,10 +277,10 @@ def _jax_topologies():
 
 
 def _make_tpu_dialect(operation):
-    """Replaces operations that TensorFlow lowers for a CPU and would not for a TPU.
+    """Replaces operations that TensorFlow lowers differently for a CPU than for a TPU.
 
-    `mhlo.copy`, which StableHLO lacks, is removed; and random bits come from the TPU's own
-    generator, which `tf.random` uses there, instead of from Philox. Its state is a word shorter.
+    Removes `mhlo.copy`, which StableHLO lacks. Takes random bits from the TPU's own generator, as
+    `tf.random` does there, instead of Philox; its state is a word shorter.
     """
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo

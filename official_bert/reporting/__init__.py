@@ -1,4 +1,4 @@
-"""Reports of a run: its files (`contents`), its charts (`charts`), their HTML (`drawing`, `page`).
+"""Reports of a run: its files (`contents`), charts (`charts`) and HTML (`drawing`, `page`).
 
-Needs neither TensorFlow nor a drawing library.
+Imports neither TensorFlow nor a drawing library.
 """

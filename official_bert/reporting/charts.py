@@ -1,7 +1,4 @@
-"""The charts of a run: the numbers of its log that belong together, and how to read them.
-
-One description for both drawings: HTML by `drawing`, pictures by `official_bert.plots`.
-"""
+"""Describes the charts of a run, for its HTML (`drawing`) and its pictures (`plots`)."""
 
 import itertools
 import math
@@ -10,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from official_bert.reporting.contents import Contents
-from official_bert.training import checkpoint_names
+from official_bert.training import run_files
 
 MAX_COLUMNS = 400  # of the map of trust ratios
 _TASKS = {"masked_lm": "Masked LM", "next_sentence": "Next sentence", "": "Task"}
@@ -34,7 +31,7 @@ class Curve(NamedTuple):
         name: For the legend.
         points: (step, value), by step; all finite.
         style: `training`, `held-out`, `abandoned`, `guess` or `neighbours`.
-        has_dots: Whether each point gets a dot: right for few.
+        has_dots: Whether to draw a dot at each point.
     """
 
     name: str
@@ -47,12 +44,12 @@ class Chart(NamedTuple):
     """Curves over the steps.
 
     Attributes:
-        metric: Name of the first curve's numbers in the log.
+        metric: The quantity's name in the log.
         title: The quantity, with its unit.
         words: How to read it, one sentence.
         curves: The curves; the first is drawn below the others.
         form: Format of values: `number`, `percent` or `prefix`.
-        from_zero: Whether the axis of the values begins at 0.
+        from_zero: Whether the vertical axis begins at 0.
         is_logarithmic: Whether that axis is logarithmic.
     """
 
@@ -90,7 +87,7 @@ class Backdrop(NamedTuple):
     """The background of all charts of a run.
 
     Attributes:
-        last_step: The right end.
+        last_step: The right end of the horizontal axis.
         stages: (first step, last step) of each stage.
         returns: Steps at which the run returned to an earlier checkpoint.
     """
@@ -105,8 +102,8 @@ class RatioMap(NamedTuple):
 
     Attributes:
         paths: The variables, a row each.
-        rows: Their ratios in equal spans of steps; `None` where there is none.
-        low, high: Nearly the smallest and the largest ratio: the ends of the colours.
+        rows: Their ratios in equal spans of steps; `None` if unknown.
+        low, high: The 1st and 99th percentile of the ratios: the ends of the colours.
     """
 
     paths: Sequence[str]
@@ -115,10 +112,7 @@ class RatioMap(NamedTuple):
     high: float
 
     def labels(self, most: int) -> list[tuple[str, str]]:
-        """Layer and name to write at each row.
-
-        The layer is written at its first row. With more than `most` rows only layers are named.
-        """
+        """(layer, name) to write at each row: the layer at its first, no names over `most` rows."""
         layers = [_layer(path) for path in self.paths]
         return [
             (
@@ -130,14 +124,12 @@ class RatioMap(NamedTuple):
 
     def names(self) -> list[str]:
         """The full name of each row."""
-        return [
-            f"layer {_layer(path)}, {_short_name(path)}" if _layer(path) else _short_name(path)
-            for path in self.paths
-        ]
+        layers = (f"layer {layer}, " if (layer := _layer(path)) else "" for path in self.paths)
+        return [layer + _short_name(path) for layer, path in zip(layers, self.paths)]
 
 
 def charts(contents: Contents) -> list[Chart]:
-    """Every chart that the logs contain numbers for."""
+    """All charts for which the logs contain numbers."""
     tasks = [task for task in _TASKS if task and _has(contents, f"{task}_loss")] or [""]
     found = [
         *(_loss(contents, task) for task in tasks),
@@ -145,6 +137,32 @@ def charts(contents: Contents) -> list[Chart]:
         *(_single(contents, chart) for chart in _SINGLE),
     ]
     return [chart for chart in found if chart.curves]
+
+
+def compared(runs: Mapping[str, Contents]) -> tuple[list[Chart], Backdrop]:
+    """The losses and accuracies of several runs, and their background.
+
+    The curves of a run bear its name, and the styles `training NAME` and `held-out NAME`.
+
+    Args:
+        runs: {name: files}.
+    """
+    found: dict[str, Chart] = {}
+    for name, contents in runs.items():
+        for chart in charts(contents):
+            if not chart.metric.endswith(("loss", "accuracy")):
+                continue
+            curves = [
+                curve._replace(name=name, style=f"{curve.style} {name}")
+                for curve in chart.curves
+                if curve.style in ("training", "held-out")
+            ]
+            before = found.setdefault(chart.metric, chart._replace(curves=[]))
+            # Held-out curves first: the legend shows the style of a name's first curve.
+            curves.sort(key=lambda curve: curve.style)
+            found[chart.metric] = before._replace(curves=[*before.curves, *curves])
+    last = max((backdrop(contents).last_step for contents in runs.values()), default=1)
+    return [chart for chart in found.values() if chart.curves], Backdrop(last, [(0, last)])
 
 
 def _has(contents, name):
@@ -170,7 +188,7 @@ def _accuracy(contents, task):
 
 
 def _both(contents, name):
-    """Curves of a metric in training and on held-out text, and those that a return abandoned."""
+    """Curves of a metric: before returns to checkpoints, in training, and on held-out text."""
     curves = []
     for newest, log in contents.abandoned.items():
         returns = [c for c in contents.run.get("changes", ()) if c.get("instead_of") == newest]
@@ -191,7 +209,7 @@ def _both(contents, name):
 
 
 def _single(contents, chart):
-    """A chart of one metric of training; the title names its only curve."""
+    """A chart of one training metric; its title names the only curve."""
     lines = [line for log in contents.logs for line in log.train]
     if chart.metric in _IF_IT_CHANGES and len({line.get(chart.metric) for line in lines}) < 2:
         return chart
@@ -211,12 +229,12 @@ def _points(lines, name, positive=False):
 
 
 def backdrop(contents: Contents) -> Backdrop:
-    """Stages and returns of a run, as far as it has come."""
+    """Stages and returns of a run, up to its last step so far."""
     logs = [contents.log, *contents.seeds, *contents.abandoned.values()]
     last = max((line["step"] for log in logs for line in log.train), default=1)
     if "stages" in contents.run:
         ends = list(itertools.accumulate(stage.get("steps", 0) for stage in contents.run["stages"]))
-    else:  # as far as the log tells
+    else:  # from the log, whose last stage may continue
         pairs = itertools.pairwise(contents.log.train)
         ends = [a["step"] for a, b in pairs if a.get("stage") != b.get("stage")]
     borders = [0, *(end for end in ends if end < last), last]
@@ -226,11 +244,11 @@ def backdrop(contents: Contents) -> Backdrop:
 
 def _step_of_return(change):
     name = change.get("resumed_from")
-    return checkpoint_names.step_and_count(name)[0] if name else 0
+    return run_files.step_and_count(name)[0] if name else 0
 
 
 def adapted(train: Sequence[Mapping]) -> list[str]:
-    """The variables whose ratio is not 1 throughout, in the order of the last line.
+    """Paths of variables whose trust ratio is ever not 1, in the order of the last line.
 
     Args:
         train: Lines of a training log, each with `trust_ratios`.
@@ -256,7 +274,7 @@ def ratio_map(train: Sequence[Mapping], last_step: int) -> RatioMap | None:
 
 
 def _columns(train, last_step):
-    """The ratios in each of equal spans of steps: those of the first line at or after its end."""
+    """The ratios of equal spans of steps, from the first line at or after each span's end."""
     train = [line for line in train if line.get("trust_ratios")]
     count, position = min(MAX_COLUMNS, len(train)), 0
     columns = []

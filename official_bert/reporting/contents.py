@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from official_bert.training import checkpoint_names, model_directory, run_files
+from official_bert.training import model_directory, run_files
 from official_bert.training.run_files import Log, decoded, read_lines, read_log
 
 LOG = "train_log.jsonl"
@@ -21,21 +21,21 @@ class Checkpoint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The files of a run; what is missing is empty.
+    """The files of a run; missing ones are empty.
 
     Attributes:
         folder: The folder.
         log: The training log.
-        run: Content of `run.json`.
-        abandoned: {checkpoint that was the newest then: the log before the return}.
-        seeds: The log of each seed, where each has a folder of its own.
-        best: Content of `best/best.json`.
-        summary: Content of `training_summary.txt`, which a run writes at its end.
-        known_good: Content of `known_good.json`.
-        scores: Content of `results.json` of a fine-tuned model.
+        run: `run.json`.
+        abandoned: {the newest checkpoint before a return: the log until then}.
+        seeds: The log of each seed, if each has its own folder.
+        best: `best/best.json`.
+        summary: `training_summary.txt`, written when a run ends.
+        known_good: `known_good.json`.
+        scores: `results.json` of a fine-tuned model.
         starts: Time, command and versions of each start of the run.
         checkpoints: Those that still exist.
-        notes: Sentences on missing or damaged files.
+        notes: Sentences about missing or damaged files.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Contents:
 
     @property
     def logs(self) -> Sequence[Log]:
-        """The logs to draw: that of the run, or one of each seed."""
+        """The logs to draw: the run's, or one per seed."""
         return self.seeds if self.seeds and not self.log.train else [self.log]
 
 
@@ -64,7 +64,7 @@ def read(folder: Path) -> Contents:
         folder: A model directory, or the output folder of fine-tuning over several seeds.
 
     Raises:
-        ValueError: if it is no such folder, or its `run.json` is damaged.
+        ValueError: if the folder holds no run, or its `run.json` is damaged.
     """
     _require_run(folder)
     notes: list[str] = []
@@ -84,7 +84,7 @@ def read(folder: Path) -> Contents:
         known_good=_object(folder / "known_good.json", run_files.KNOWN_GOOD, notes),
         scores=_object(folder / "results.json", run_files.SCORES, notes),
         starts=read_lines(folder / run_files.STARTS, run_files.START)[0],
-        checkpoints=_checkpoints(folder),
+        checkpoints=sorted(_checkpoints(folder), key=lambda checkpoint: checkpoint.step),
         notes=[*notes, *_missing(folder, log, seeds)],
     )
 
@@ -92,9 +92,7 @@ def read(folder: Path) -> Contents:
 def _require_run(folder):
     if not folder.is_dir():
         raise ValueError(f"The folder must be the model_dir or output_dir of a run; got {folder}.")
-    if any((folder / name).exists() for name in ("run.json", LOG)):
-        return
-    if any(folder.glob("seed_*/run.json")):
+    if any(any(folder.glob(name)) for name in ("run.json", LOG, "seed_*/run.json")):
         return
     inside = sorted(path.parent.name for path in folder.glob("*/run.json"))
     hint = f"; did you mean {folder / inside[0]}?" if inside else "."
@@ -105,14 +103,14 @@ def _require_run(folder):
 
 
 def _run_of(folder):
-    """Content of `run.json`, or of that of the first seed."""
+    """`run.json`, or the first seed's."""
     first = next(iter(_by_number(folder, "seed_*/run.json")), folder / "run.json").parent
     run = model_directory.read_run_json(folder) or model_directory.read_run_json(first) or {}
     if wrong := list(run_files.misfits(run, run_files.RUN)):
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         name = ascii(wrong[0][:99])[1:-1] + more  # fit for a terminal
         raise ValueError(
-            f"{folder / 'run.json'} is damaged: {name} is not what a run writes there. "
+            f"{folder / 'run.json'} must hold {name} as a run writes it; got another value. "
             "Restore the file, or remove it: the report then shows only the log."
         )
     return run
@@ -133,15 +131,12 @@ def _object(path, form, notes):
     return found
 
 
-def _checkpoints(folder):
-    found = []
+def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
     for path in folder.glob("*.index"):
-        if checkpoint_names.is_name(path.stem):
+        if run_files.is_name(path.stem):
             files = [path, *folder.glob(f"{path.stem}.data-*")]
-            step, _ = checkpoint_names.step_and_count(path.stem)
-            size = sum(file.stat().st_size for file in files if file.exists())
-            found.append(Checkpoint(path.stem, step, size))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+            step, _ = run_files.step_and_count(path.stem)
+            yield Checkpoint(path.stem, step, sum(f.stat().st_size for f in files if f.exists()))
 
 
 def _missing(folder: Path, log: Log, seeds: Sequence[Log]) -> Iterator[str]:

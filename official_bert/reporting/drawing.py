@@ -1,7 +1,8 @@
 """Draws charts as HTML: an SVG that stretches with the page, and labels that do not.
 
-The drawing has the corners (0, 0) and (1000, 1000) and takes any shape; its lines keep their
-width. Labels are text of the page, so they are as legible on a phone as on a wide screen.
+The SVG has the corners (0, 0) and (1000, 1000) and takes any shape; its lines keep their width.
+Labels are text of the page, as legible on a phone as on a wide screen. Matplotlib is not used: its
+labels would stretch too, and neither hover nor dark mode would work.
 """
 
 import base64
@@ -10,25 +11,134 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from official_bert.reporting import scales
 from official_bert.reporting.charts import Backdrop, Chart, Curve, RatioMap
 
-MAX_POINTS = 600  # of a curve; of more, neighbours are averaged
-_MAX_LABELS = 44  # rows of a map whose names fit
-# Colours of small to large ratios, mixed in between; legible on light and on dark.
+MAX_POINTS = 600  # of a curve; beyond, neighbours are averaged
+_MAX_LABELS = 44  # rows of a map with room for names
+# From small to large ratios, interpolated; legible on light and on dark.
 RAMP = ((38, 28, 92), (44, 92, 168), (38, 150, 160), (126, 190, 108), (246, 224, 120))
-_FORMATS = {"number": scales.number, "percent": scales.percent, "prefix": scales.with_prefix}
+
+
+# Numbers as text
+
+
+def number(value: float | None) -> str:
+    """A number in four digits, for tables and ticks: 0.0005, 12,340, 1.5e-07."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(value)
+    if value == round(value) and abs(value) < 1e15:
+        return f"{round(value):,}"
+    if abs(value) >= 1e4:
+        return f"{value:,.0f}"
+    text = f"{value:.4g}"
+    return text if "e" not in text or abs(value) < 1e-4 else f"{float(text):g}"
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage: 46.0 %."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def with_prefix(value: float | None) -> str:
+    """A large number with a prefix of three powers of ten: 1.2 M, 34 k."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value is not None and abs(value) >= size:
+            return f"{value / size:.3g} {prefix}"
+    return number(value)
+
+
+def duration(seconds: float | None) -> str:
+    """A time: 35 s, 4 min 51 s, 3 h 20 min, 2 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    rest, parts = round(seconds), []
+    for unit, size in units:
+        count, rest = divmod(rest, size)
+        if count or parts or size == 1:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+_FORMATS = {"number": number, "percent": percent, "prefix": with_prefix}
+
+
+# Scales
+
+
+class Scale(NamedTuple):
+    """A range of numbers along an axis.
+
+    Attributes:
+        low, high: The values at the two ends.
+        ticks: The labelled values.
+        logarithmic: Whether equal factors have equal lengths.
+    """
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    logarithmic: bool = False
+
+    def place(self, value: float) -> float:
+        """Position of `value`, clipped: 0 at `low`, 1 at `high`."""
+        low, high = self.low, self.high
+        if self.logarithmic:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+def linear(values: Iterable[float], from_zero: bool = False) -> Scale:
+    """A linear scale around the values, with about five round ticks."""
+    low, high = min(values), max(values)
+    low = 0.0 if from_zero else low
+    if high <= low:  # a single value
+        low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
+    step = _round_step((high - low) / 5)
+    first, last = 0 if from_zero else math.floor(low / step), math.ceil(high / step)
+    ticks = tuple(k * step for k in range(first, last + 1))
+    return Scale(ticks[0], ticks[-1], ticks)
+
+
+def steps(last: float) -> Scale:
+    """The scale of the steps of a run, from 0 to exactly the last."""
+    step = max(1, _round_step(last / 6))
+    return Scale(0, max(last, 1), tuple(range(0, int(last) + 1, int(step))))
+
+
+def logarithmic(values: Iterable[float]) -> Scale:
+    """A logarithmic scale around positive values, with 1, 2 and 5 times powers of ten as ticks."""
+    low, high = min(values), max(values)
+    low, high = (low / 2, high * 2) if high < 1.5 * low else (low * 0.95, high * 1.05)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) < 4 else (1,)
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) < 3:  # within less than a power of ten
+        ticks = [tick for tick in linear((low, high)).ticks if low <= tick <= high]
+    return Scale(low, high, tuple(ticks), True)
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `least`."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)
+
+
+# HTML
 
 
 def line_chart(chart: Chart, backdrop: Backdrop) -> str:
     """A chart as HTML."""
     curves = [curve._replace(points=thinned(curve.points)) for curve in chart.curves]
     values = [value for curve in curves for _, value in curve.points]
-    logarithmic = chart.is_logarithmic
-    y = scales.logarithmic(values) if logarithmic else scales.linear(values, chart.from_zero)
-    x = scales.steps(backdrop.last_step)
+    y = logarithmic(values) if chart.is_logarithmic else linear(values, chart.from_zero)
+    x = steps(backdrop.last_step)
     written = _FORMATS[chart.form]
     ticks = [
         _label("y", "top", 1 - y.place(tick), written(tick).replace(".0 %", " %"))
@@ -57,7 +167,7 @@ def line_chart(chart: Chart, backdrop: Backdrop) -> str:
 
 def heat_map(ratios: RatioMap, backdrop: Backdrop) -> str:
     """A map of trust ratios as HTML; dark is a small ratio."""
-    x, count = scales.steps(backdrop.last_step), len(ratios.rows)
+    x, count = steps(backdrop.last_step), len(ratios.rows)
     rows = [
         _label(
             "y", "top", (row + 0.5) / count, f"<b>{layer}</b> " * bool(layer) + html.escape(name)
@@ -86,9 +196,9 @@ def heat_map(ratios: RatioMap, backdrop: Backdrop) -> str:
 
 
 def _figure(kind, title, legend, plot, words, data, style=""):
-    """A chart with its title, and the data that the script shows under the pointer."""
+    """A chart with its title, and the data that the page's script shows under the pointer."""
     title = html.escape(title)
-    # No text in it can end the script element.
+    # Escaped, so that no text in it can end the script element.
     script = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<figure class="{kind}"><figcaption><h3>{title}</h3>{legend}</figcaption>'
@@ -99,7 +209,7 @@ def _figure(kind, title, legend, plot, words, data, style=""):
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `MAX_POINTS` points: means over neighbours; the first and the last remain."""
+    """At most `MAX_POINTS` points: the first, means over neighbours, and the last."""
     if len(points) <= MAX_POINTS:
         return list(points)
     size = math.ceil((len(points) - 2) / (MAX_POINTS - 2))
@@ -115,13 +225,13 @@ def _label(kind, side, share, text, title=""):
 
 
 def _labels(x, backdrop):
-    """Steps below the plot; above it the stages, if there are several, and the returns."""
-    labels = [_label("x", "left", x.place(tick), scales.number(tick)) for tick in x.ticks]
+    """Steps below the plot; above it returns, and stages if there are several."""
+    labels = [_label("x", "left", x.place(tick), number(tick)) for tick in x.ticks]
     several = backdrop.stages if len(backdrop.stages) > 1 else ()
-    for number, (first, last) in enumerate(several, 1):
+    for index, (first, last) in enumerate(several, 1):
         start, end = x.place(first), x.place(last)
         if end - start > 0.12:  # room for the word
-            labels.append(_label("stage", "left", (start + end) / 2, f"stage {number}"))
+            labels.append(_label("stage", "left", (start + end) / 2, f"stage {index}"))
     for step in backdrop.returns:
         title = f' title="returned to step {step:,}"'
         labels.append(_label("return", "left", x.place(step), "↶", title))
@@ -144,7 +254,7 @@ def _path(curve, x, y):
     places = [(1000 * x.place(step), _down(y, value)) for step, value in curve.points]
     line = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
     drawn = f'<path class="curve {curve.style}" d="M{line}"/>'
-    if curve.has_dots or len(places) == 1:  # a line without length and with round ends is a dot
+    if curve.has_dots or len(places) == 1:  # a zero-length line with round ends is a dot
         dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in places)
         drawn += f'<path class="dots {curve.style}" d="{dots}"/>'
     return drawn
@@ -165,7 +275,7 @@ def _legend(curves: Sequence[Curve]) -> str:
 
 
 def _picture(ratios: RatioMap) -> str:
-    """The map as a PNG in a data address, so that a page needs neither a library nor a script."""
+    """The map as a PNG in a data address. Twelve lines here, and no library to install."""
     lines = b"".join(
         b"\0" + b"".join(_colour(value, ratios) for value in row) for row in ratios.rows
     )
@@ -177,10 +287,10 @@ def _picture(ratios: RatioMap) -> str:
 
 
 def _colour(value, ratios):
-    """Red, green, blue and opacity of a ratio; a variable that does not exist yet is clear."""
+    """RGBA bytes of a ratio; an unknown one is transparent."""
     if value is None:
         return bytes(4)
-    scale = scales.Scale(ratios.low, ratios.high, (), logarithmic=True)
+    scale = Scale(ratios.low, ratios.high, (), logarithmic=True)
     share = scale.place(value) * (len(RAMP) - 1)
     index = min(int(share), len(RAMP) - 2)
     mixed = (a + (share - index) * (b - a) for a, b in zip(RAMP[index], RAMP[index + 1]))

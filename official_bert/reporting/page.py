@@ -1,15 +1,16 @@
-"""Lays out the page of a report: a heading, the numbers to know first, charts, tables."""
+"""Lays out the page of a report: heading, key numbers, charts, tables."""
 
 import datetime
 import html
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from official_bert.reporting import charts, drawing, scales
-from official_bert.reporting.appearance import SCRIPT, STYLE
+from official_bert.reporting import charts, drawing
 from official_bert.reporting.contents import Contents
 
+_STYLE, _SCRIPT = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("css", "js"))
 _KINDS = {"classification": "Sentence classification", "squad": "Question answering"}
 _OWN_TABLE = ("config", "stages", "optimizer", "records", "changes")  # of run.json
 
@@ -18,31 +19,28 @@ def render(contents: Contents, now: datetime.datetime) -> str:
     """The whole page as HTML that needs no other file.
 
     Args:
-        contents: The files of the folder.
         now: Time of the report.
     """
     name = html.escape(contents.folder.resolve().name)
-    body = "".join(
-        (
-            _heading(contents, name),
-            _tiles(contents),
-            _section(f"Scores: {contents.scores.get('task', 'held out')}", *_scores(contents)),
-            _notes(contents),
-            _charts(contents),
-            _section("Stages", _stages(contents)),
-            _section("Returns and changes", _changes(contents)),
-            _section("Starts", _starts(contents)),
-            _section("Settings", *_settings(contents)),
-            _section("Checkpoints", _checkpoints(contents)),
-        )
+    parts = (
+        _heading(contents, name),
+        _tiles(contents),
+        _section(f"Scores: {contents.scores.get('task', 'held out')}", *_scores(contents)),
+        _notes(contents),
+        _charts(contents),
+        _section("Stages", _stages(contents)),
+        _section("Returns and changes", _changes(contents)),
+        _section("Starts", _starts(contents)),
+        _section("Settings", *_settings(contents)),
+        _section("Checkpoints", _checkpoints(contents)),
     )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{name} – report of a run</title><style>{STYLE}</style></head><body>"
-        f"<main>{body}</main><footer>Made {now:%Y-%m-%d %H:%M} by "
-        f"<code>official_bert.report</code>.</footer><script>{SCRIPT}</script></body></html>\n"
+        f"<title>{name} – report of a run</title><style>\n{_STYLE}</style></head><body>"
+        f"<main>{''.join(parts)}</main><footer>Made {now:%Y-%m-%d %H:%M} by "
+        f"<code>official_bert.report</code>.</footer><script>\n{_SCRIPT}</script></body></html>\n"
     )
 
 
@@ -74,6 +72,11 @@ def _progress(contents):
     same_loss = not train or train[-1].get("loss") == summary.get("train_loss")
     if summary.get("total_training_steps", 0) >= planned and same_loss:
         return f'<p class="state">Finished after {planned:,} steps.</p>'
+    if summary.get("stopped_early") is True and summary.get("total_training_steps") == done:
+        return (
+            f'<p class="state">Finished: stopped early after {done:,} of {planned:,} steps, as the '
+            "held-out loss did not become lower.</p>"
+        )
     if done >= planned:
         return (
             f'<p class="state">Not finished: all {planned:,} steps are in the log, but the run has '
@@ -87,19 +90,18 @@ def _progress(contents):
 
 
 def _tiles(contents):
-    """The numbers to know first."""
     last, seen = (
         lines[-1] if lines else {} for lines in (contents.log.train, contents.log.held_out)
     )
     timing = last.get("timing", {})
     loss, accuracy = ("masked_lm_loss", "loss"), ("masked_lm_accuracy", "accuracy")
     found = [
-        ("training loss", scales.number(_first(last, loss)), ""),
-        ("held-out loss", scales.number(_first(seen, loss)), _best(contents)),
-        ("held-out accuracy", scales.percent(_first(seen, accuracy)), ""),
-        ("steps", scales.number(last.get("step")), ""),
-        ("training time", scales.duration(timing.get("seconds")), ""),
-        ("model FLOP/s", scales.with_prefix(timing.get("model_flops_per_second")), ""),
+        ("training loss", drawing.number(_first(last, loss)), ""),
+        ("held-out loss", drawing.number(_first(seen, loss)), _best(contents)),
+        ("held-out accuracy", drawing.percent(_first(seen, accuracy)), ""),
+        ("steps", drawing.number(last.get("step")), ""),
+        ("training time", drawing.duration(timing.get("seconds")), ""),
+        ("model FLOP/s", drawing.with_prefix(timing.get("model_flops_per_second")), ""),
     ]
     tiles = "".join(
         f'<div class="tile"><span>{name}</span><b>{html.escape(value)}</b>'
@@ -115,7 +117,7 @@ def _first(line, names):
 
 
 def _best(contents):
-    """The step of the best weights; losses at another length do not compare with the last."""
+    """The step of the best weights, with its length where the last evaluation has another."""
     step, length = contents.best.get("step"), contents.best.get("max_seq_length")
     if step is None:
         return ""
@@ -152,10 +154,9 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "words") -> str:
-    """A table that scrolls if it is too wide; empty without rows.
+    """A table, or nothing without rows; its first column heads the rows.
 
-    The first column has the heads of the rows. Cells of `words` are aligned to the left, of
-    `numbers` to the right.
+    The style sheet aligns `words` to the left and `numbers` to the right.
     """
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
     body = "".join(
@@ -170,7 +171,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "
 
 
 def _scores(contents: Contents) -> Iterator[str]:
-    """The scores of a fine-tuned model: over the seeds, and of each seed."""
+    """The scores of a fine-tuned model: over all seeds, then per seed."""
     summary, runs = contents.scores.get("summary", {}), contents.scores.get("runs", [])
     if len(runs) > 1:
         keys = ("mean", "standard_deviation", "median", "best")
@@ -191,25 +192,19 @@ def _score(value):
 
 def _stages(contents):
     """The settings of each stage, its last loss and its median rates."""
-    settings = {
-        "steps": "steps",
-        "batch": "batch_size",
-        "length": "max_seq_length",
-        "learning rate": "learning_rate",
-        "warm-up": "warmup_steps",
-        "ends at": "end_learning_rate",
-    }
+    names = ("steps", "batch", "length", "learning rate", "warm-up", "ends at")
+    keys = ("batch_size", "max_seq_length", "learning_rate", "warmup_steps", "end_learning_rate")
     rows = []
     for index, stage in enumerate(contents.run.get("stages", ())):
         lines = [line for line in contents.logs[0].train if line.get("stage") == index]
         rates = [
-            scales.with_prefix(_median(line.get("timing", {}).get(key) for line in lines))
+            drawing.with_prefix(_median(line.get("timing", {}).get(key) for line in lines))
             for key in ("tokens_per_second", "examples_per_second")
         ]
-        loss = scales.number(lines[-1].get("loss") if lines else None)
-        set_to = [scales.number(stage.get(key)) for key in settings.values()]
+        loss = drawing.number(lines[-1].get("loss") if lines else None)
+        set_to = [drawing.number(stage.get(key)) for key in ("steps", *keys)]
         rows.append((index + 1, *set_to, loss, *rates))
-    return _table(("stage", *settings, "loss", "tokens/s", "examples/s"), rows, "numbers")
+    return _table(("stage", *names, "loss", "tokens/s", "examples/s"), rows, "numbers")
 
 
 def _median(values):
@@ -218,7 +213,7 @@ def _median(values):
 
 
 def _changes(contents):
-    """Intended changes: returns to checkpoints, longer last stages."""
+    """Returns to checkpoints, and longer last stages."""
     rows = [
         (
             change.get("resumed_from") or "the start",
@@ -231,11 +226,10 @@ def _changes(contents):
 
 
 def _starts(contents):
-    """Time, versions, machine and command of each start of the run."""
     rows = [
         (
             start.get("time", "–"),
-            scales.number(start.get("step")),
+            drawing.number(start.get("step")),
             " ".join(f"{name} {text}" for name, text in start.get("versions", {}).items()),
             f"{start.get('machine', '–')}, {start.get('replicas', '–')} replica(s)",
             " ".join(map(str, start.get("command") or ())),
@@ -246,7 +240,7 @@ def _starts(contents):
 
 
 def _settings(contents: Contents) -> Iterator[str]:
-    """Model, optimizer and the other settings, each in a part that opens."""
+    """Model, optimizer and other settings, each folded."""
     run = contents.run
     parts = {
         "Model": run.get("config", {}),
@@ -268,12 +262,11 @@ def _setting(value):
 
 
 def _checkpoints(contents):
-    """The checkpoints in the folder, and which of them is the last good one."""
     good = contents.known_good.get("checkpoint")
     rows = [
         (
             one.name,
-            scales.number(one.step),
+            drawing.number(one.step),
             f"{one.size / 1e6:,.1f} MB",
             "known to be good" if one.name == good else "",
         )

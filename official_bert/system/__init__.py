@@ -1,1 +1,1 @@
-"""The operating system's part: whole files, child processes, memory, disk, quiet imports."""
+"""Operating system: paths, whole files, locks, child processes, memory, quiet imports."""

@@ -38,12 +38,12 @@ def raise_on_signals() -> None:
 def call(command: str, *arguments: str) -> None:
     """Runs `python -m official_bert.<command>` to its end.
 
-    It runs in a session of its own, so that a Ctrl-C reaches only this process, which passes it on
-    as SIGTERM and waits. File descriptors made inheritable here are open there too.
+    It runs in its own session, so that Ctrl-C reaches only this process, which forwards it as
+    SIGTERM and waits. The child inherits inheritable file descriptors.
 
     Raises:
         ChildFailed: if the command failed.
-        Interrupted: if this process was stopped; the command has then ended.
+        Interrupted: if this process was stopped; the command has ended by then.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", f"official_bert.{command}", *arguments],
@@ -63,7 +63,7 @@ def call(command: str, *arguments: str) -> None:
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Has Linux send a signal to this process when its parent is gone, as after `kill -9`."""
+    """Makes Linux send a signal to this process when its parent ends, even by `kill -9`."""
     pr_set_pdeathsig = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

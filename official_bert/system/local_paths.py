@@ -1,4 +1,4 @@
-"""Checks of a command's paths: on this machine, found by their pattern, outputs not inputs."""
+"""Checks a command's paths: local or remote, matched by a pattern, outputs apart from inputs."""
 
 import glob
 import os
@@ -13,7 +13,7 @@ _SCHEME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{2,}")
 
 
 def is_address(path: str | os.PathLike) -> bool:
-    """Whether the path is on another machine, such as `gs://bucket/a`."""
+    """Whether the path is an address on another machine, such as `gs://bucket/a`."""
     return bool(_ADDRESS.match(os.fspath(path)))
 
 
@@ -21,7 +21,7 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
     """Refuses addresses such as `gs://bucket/a`, which would create folders of that name.
 
     Args:
-        paths: {name of the flag: a path, several in a list or separated by commas, or None}.
+        paths: {flag: a path, several in a list or separated by commas, or None}.
 
     Raises:
         ValueError: names the flag, the address and what to do.
@@ -37,11 +37,10 @@ def require_local(**paths: str | os.PathLike | Iterable | None) -> None:
 
 
 def require_paths(**paths: str | os.PathLike | None) -> None:
-    """Refuses what is neither a path of this machine nor an address of an object store.
+    """Refuses names that are neither a local path nor an address in an object store.
 
     Args:
-        paths: {name of the flag: a path such as `model`, an address such as `gs://bucket/a`, or
-            None}.
+        paths: {flag: a path such as `model`, an address such as `gs://bucket/a`, or None}.
 
     Raises:
         ValueError: names the flag and the path.
@@ -49,7 +48,7 @@ def require_paths(**paths: str | os.PathLike | None) -> None:
     for flag, given in paths.items():
         if given and is_address(given) and not is_remote(given):
             raise ValueError(
-                f"{flag} must be a path on this machine or an address with two slashes, such as "
+                f"{flag} must be a local path or an address with two slashes, such as "
                 f"gs://bucket/folder; got {os.fspath(given)!r}."
             )
         if given and _SCHEME_ALONE.fullmatch(os.fspath(given)):
@@ -62,62 +61,53 @@ def require_paths(**paths: str | os.PathLike | None) -> None:
 def require_apart(outputs: Mapping[str, Iterable], inputs: Mapping[str, Iterable]) -> None:
     """Refuses an output that is also an input, under any name: writing would destroy it.
 
-    Names that lead to one file through symbolic or hard links count as one name. A folder among the
-    outputs includes everything in it.
+    Symbolic and hard links are followed. An output folder includes everything in it.
 
     Args:
-        outputs: {name of the flag: the paths that will be written or removed}.
-        inputs: {name of the flag: the paths that will be read}.
+        outputs: {flag: the paths that will be written or removed}.
+        inputs: {flag: the paths that will be read}.
 
     Raises:
         ValueError: names both flags and both paths.
     """
-    read = [(flag, path) for flag, paths in inputs.items() for path in paths]
-    numbers = {_number(path): (flag, os.fspath(path)) for flag, path in read}
+    read = [(flag, os.fspath(path)) for flag, paths in inputs.items() for path in paths]
+    numbers = {_number(name): (flag, name) for flag, name in read}
     for flag, paths in outputs.items():
-        _require_apart_in_stores(flag, filter(is_remote, paths), read)
-        for path in filter(os.path.exists, map(os.fspath, paths)):
-            if _number(path) in numbers:
-                other, name = numbers[_number(path)]
-                also = "" if name == path else f" ({other} as {name!r})"
+        for path in map(os.fspath, paths):
+            for other, name in _within(path, read, numbers):
                 raise ValueError(
-                    f"{flag} and {other} name the same file, {path!r}{also}. Give another path, so "
-                    "that nothing is overwritten."
+                    f"{flag} must not overwrite an input; got {path!r}, which is or contains "
+                    f"{name!r} of {other}. Give another path."
                 )
-            folder = os.path.join(os.path.realpath(path), "")
-            for other, name in read if os.path.isdir(path) else ():
-                if os.path.realpath(name).startswith(folder):
-                    raise ValueError(
-                        f"{flag}: the folder {path!r} would be overwritten, and {other} names "
-                        f"{os.fspath(name)!r} in it. Give another path."
-                    )
 
 
-def _require_apart_in_stores(flag, outputs, read):
-    for path in map(os.fspath, outputs):
-        for other, name in read:
-            if f"{as_path(name)}/".startswith(f"{as_path(path)}/"):
-                raise ValueError(
-                    f"{flag}: {path!r} would be overwritten, and {other} names "
-                    f"{os.fspath(name)!r} in it. Give another path."
-                )
+def _within(path, read, numbers):
+    """The (flag, name) of inputs that the path is or contains."""
+    if is_remote(path):
+        folder = f"{as_path(path)}/"
+        return [pair for pair in read if f"{as_path(pair[1])}/".startswith(folder)]
+    if os.path.isdir(path):
+        folder = os.path.join(os.path.realpath(path), "")
+        return [pair for pair in read if f"{os.path.realpath(pair[1])}/".startswith(folder)]
+    return [numbers[_number(path)]] if os.path.exists(path) and _number(path) in numbers else []
 
 
 def require_file_name(**paths: str | os.PathLike) -> None:
-    """Refuses an output file's path that is empty or a folder.
+    """Refuses an output file without a name, or that is a folder.
 
     Raises:
         ValueError: names the flag and the path.
     """
     for flag, path in paths.items():
-        if not os.path.basename(path) or os.path.isdir(path):
+        is_bucket = is_remote(path) and os.fspath(path).rstrip("/").count("/") < 3
+        if not os.path.basename(path) or os.path.isdir(path) or is_bucket:
             raise ValueError(
                 f"{flag} must be the path of a file to write; got {os.fspath(path)!r}."
             )
 
 
 def matches(pattern: str, recursive: bool = False) -> list[str]:
-    """What a glob matches, as `glob.glob`, which leaves out what is in a folder it cannot list.
+    """`glob.glob`, which however skips folders that it cannot list, in silence.
 
     Raises:
         ValueError: names such a folder.
@@ -140,7 +130,7 @@ def matches(pattern: str, recursive: bool = False) -> list[str]:
 
 
 def refuse_folder(error: OSError) -> NoReturn:
-    """Refuses a folder whose files cannot be listed; `os.walk` would leave it out.
+    """Refuses a folder that cannot be listed; `os.walk` would skip it.
 
     Raises:
         ValueError: names the folder.
@@ -159,7 +149,7 @@ def _several(given: str | os.PathLike | Iterable | None) -> list[str]:
 
 
 def _number(path: str | os.PathLike) -> tuple[int, int] | None:
-    """The number that all names of one file share; None if there is no file."""
+    """A key that all names of one file share; None without a file."""
     try:
         status = os.stat(path)
     except OSError:

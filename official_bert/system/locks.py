@@ -1,11 +1,10 @@
-"""Keeps a second process out of a folder, on this machine or in an object store.
+"""Exclusive use of a folder, on this machine or in an object store.
 
-On this machine a lock does, which a killed process loses at once. TensorFlow's file systems cannot
-write an object on the condition that nobody else has. So there the process that works in a folder
-says so in a small file, which it refreshes while it lives. A file that has not been refreshed for
-some minutes counts for nothing, nor does that of a process of this machine that is gone. Of two
-processes that both believe that they are alone, the one whose file was overwritten finds that out
-before it writes its next checkpoint.
+On this machine `flock` is used: a killed process releases it at once. In an object store, where
+TensorFlow's file systems have no conditional write, a process owns a folder by a small file that it
+refreshes. The file expires after some minutes without a refresh, and at once when its process was
+on this machine and has ended. If two processes start at the same moment, the one whose file was
+overwritten notices before it writes its next checkpoint.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from official_bert.system.places import Place, RemotePath
 
 REFRESH_SECONDS = 30.0
 STALE_SECONDS = 180.0
-SETTLE_SECONDS = 2.0  # for another process that has looked at the same moment to write its own
+SETTLE_SECONDS = 2.0  # for a process that looked at the same moment to write its own file
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -42,18 +41,18 @@ def exclusive(
 ) -> Iterator[Callable[[], None]]:
     """Keeps other processes out of a folder while the block runs.
 
-    A file system of this machine without locks keeps nobody out.
+    On a local file system without locks it has no effect.
 
     Args:
-        folder: The folder; of this machine it must exist.
-        wait: What to print before waiting for another process to end; None refuses at once, as an
-            object store always does.
-        name: The file in it that is locked; created if need be, and left there.
+        folder: The folder; a local one must exist.
+        wait: A line to print before waiting for another process; None refuses at once, as an object
+            store always does.
+        name: The locked file in it; created if need be, and left there as it is.
         with_children: Whether child processes hold the lock too, until they end.
 
     Yields:
         A function to call before files are replaced. In an object store it raises `Busy` if another
-        process has come in since.
+        process has taken over.
 
     Raises:
         Busy: another process works there.
@@ -63,7 +62,7 @@ def exclusive(
         with _owning(folder) as require_mine:
             yield require_mine
         return
-    with open(pathlib.Path(folder) / name, "w") as lock:
+    with open(pathlib.Path(folder) / name, "a") as lock:  # which may be a file with contents
         os.set_inheritable(lock.fileno(), with_children)
         try:
             _lock(lock.fileno(), folder, wait)
@@ -71,6 +70,21 @@ def exclusive(
             if error.errno not in _WITHOUT_LOCKS:
                 raise
         yield lambda: None
+
+
+def require_free(folder: Place) -> None:
+    """Refuses a folder that another process works in.
+
+    Raises:
+        Busy: another process works there.
+    """
+    if isinstance(folder, RemotePath):
+        theirs = _read(folder / ".owner.json")
+        if theirs and not _is_gone(theirs):
+            raise _owned(folder / ".owner.json", theirs)
+        return
+    with exclusive(folder):
+        pass
 
 
 def _lock(descriptor, folder, wait):
@@ -132,19 +146,19 @@ def _owning(folder):
 
 def _refresh(path, mine, require_mine, ended):
     while not ended.wait(REFRESH_SECONDS):
-        with contextlib.suppress(OSError, Busy):  # the next time, or the work itself fails of it
+        with contextlib.suppress(OSError, Busy):  # try again later, or let the work fail
             require_mine()
             _write(path, mine)
 
 
 def _write(path, mine):
-    """In one length: TensorFlow may remember for some seconds how long an object was."""
+    """Writes always the same length, because TensorFlow may cache an object's for seconds."""
     with path.open("w") as file:
         file.write(json.dumps(mine | {"refreshed": time.time()}).ljust(512))
 
 
 def _read(path):
-    """The contents of the file; `None` where there is none, or it is not of this form."""
+    """The contents of the file; `None` if it is missing or malformed."""
     try:
         found = json.loads(path.read_text())
         for name in ("started", "refreshed"):

@@ -1,4 +1,4 @@
-"""Available memory, and what the C library does with memory that was freed."""
+"""Available memory, from /proc and the cgroup; retention of freed memory."""
 
 import contextlib
 import ctypes
@@ -13,11 +13,10 @@ _SYSTEM, _GROUP = pathlib.Path("/proc"), pathlib.Path("/sys/fs/cgroup")
 def tune_malloc() -> None:
     """Makes the C library keep freed memory for the next request, until the process ends.
 
-    TensorFlow on a CPU allocates every activation and gradient again. By default the largest ones
-    come from the system and return to it each time. This costs a page fault for every 4 KiB: in
-    float32 some per cent of an update (`docs/throughput.md`). Threads then share one heap, because
-    heaps of their own are small. The maximum memory of the process stays about the same. Call it
-    before there are other threads. It does nothing if the C library is not glibc.
+    TensorFlow on a CPU allocates every activation and gradient again, and glibc returns the largest
+    to the system each time. The page faults take some per cent of a step (`docs/throughput.md`).
+    Threads then share one heap. Peak memory stays about the same. Call it before other threads
+    start. Without glibc it does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -26,13 +25,11 @@ def tune_malloc() -> None:
 
 
 def available(system: pathlib.Path = _SYSTEM, group: pathlib.Path = _GROUP) -> int | None:
-    """Bytes that new processes can take before the system kills one; `None` if unknown.
-
-    This is what Linux reports as available, or the limit of the container if that is less.
+    """Bytes available to new processes, by Linux or the container's limit; `None` if unknown.
 
     Args:
-        system: The folder where Linux describes itself.
-        group: The folder where it describes the control group (version 2) of this container.
+        system: The folder of `meminfo`.
+        group: The folder of the container's control group (version 2).
     """
     found = []
     with contextlib.suppress(OSError):

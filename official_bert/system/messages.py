@@ -11,7 +11,7 @@ USAGE = 2
 STOPPED = (130, 143)
 
 program: str | None = None
-"""What the user typed to start the command, where that is not its module: `lamb-bert pretrain`."""
+"""The command as typed, if not by its module's name: `lamb-bert pretrain`."""
 
 
 class Failed(Exception):
@@ -23,7 +23,7 @@ class Failed(Exception):
 
 
 def exit_code(command: str, work: Callable[[], int | None]) -> int:
-    """Calls a command's work and prints its error, if any; the exit code."""
+    """Calls a command's work, prints its error if any, and returns the exit code."""
     try:
         return work() or 0
     except Failed as failed:
@@ -34,10 +34,17 @@ def exit_code(command: str, work: Callable[[], int | None]) -> int:
         return report(command, "interrupted.", STOPPED[0])
 
 
-def resumable(work: Callable[[], int]) -> int:
-    """Calls the work of a command that the same command resumes; returns its exit code.
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that an error ends."""
+    if isinstance(error, Failed):
+        return error.code
+    return STOPPED[0] if isinstance(error, KeyboardInterrupt) else USAGE
 
-    Ctrl-C before the first update, or for the second time, ends it without a checkpoint.
+
+def resumable(work: Callable[[], int]) -> int:
+    """Calls the work of a resumable command; returns its exit code.
+
+    Ctrl-C before the first step, or a second one, ends it without a checkpoint.
     """
     try:
         return work()

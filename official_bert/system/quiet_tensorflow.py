@@ -1,7 +1,7 @@
-"""Imports TensorFlow and Keras quietly, and prepares the environment that they and JAX read.
+"""Imports TensorFlow and Keras quietly, and sets the environment variables of TPUs.
 
-TensorFlow prints some ten lines about oneDNN and CUDA that no setting turns off. A user who reads
-them would look for an error.
+On import TensorFlow prints some ten lines about oneDNN and CUDA, which look like errors and which
+no setting turns off.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _BYTES_OF_A_REQUEST = 1 << 22
 def import_tensorflow() -> None:
     """Imports TensorFlow in silence.
 
-    Call it before any other import of TensorFlow. Beside JAX it serves files alone, and leaves GPUs
-    and TPUs to JAX: it would take the whole memory of each.
+    Call it before any other import of TensorFlow. With JAX as the backend it only reads and writes
+    files: GPUs and TPUs, whose whole memory it would take, are left to JAX.
 
     Raises:
         ValueError: if it is not installed.
@@ -35,9 +35,27 @@ def import_tensorflow() -> None:
         sys.modules["tensorflow"].config.set_visible_devices([], "GPU")
 
 
+def import_keras() -> None:
+    """Imports Keras in silence: with TensorFlow, or on JAX where only that is installed.
+
+    Raises:
+        ValueError: if neither is installed.
+    """
+    if importlib.util.find_spec("tensorflow") or not importlib.util.find_spec("jax"):
+        import_tensorflow()
+        return
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    skip_tpu_query(os.environ)
+    with silence(), blocked_imports("matplotlib"):
+        import jax
+        import keras  # noqa: F401
+
+        jax.local_devices()  # the first query prints such lines too
+
+
 def _import(beside_jax):
     if importlib.util.find_spec("tensorflow") is None:
-        without = "" if beside_jax else " (run_pretraining needs only JAX with --engine=jax.)"
+        without = "" if beside_jax else " (Training needs only JAX with --engine=jax.)"
         raise ValueError(f'This needs TensorFlow: `pip install "lamb_tf[bert,cpu]"`.{without}')
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GCS_READAHEAD_BUFFER_SIZE_BYTES", str(_BYTES_OF_A_REQUEST))
@@ -47,7 +65,7 @@ def _import(beside_jax):
         import keras  # noqa: F401  # here, where it finds no matplotlib
         import tensorflow as tf
 
-        tf.config.list_physical_devices("GPU")  # the first look for a GPU prints such lines too
+        tf.config.list_physical_devices("GPU")  # the first query prints such lines too
         tf.get_logger().setLevel("WARNING")  # lower levels print names of devices and operations
 
 
@@ -56,13 +74,13 @@ def silence() -> Iterator[None]:
     """Captures stderr, also of C++ code, and shows it only if the work fails."""
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(0)
-            os.write(stderr, said.read())
+            captured.seek(0)
+            os.write(stderr, captured.read())
             raise
         finally:
             os.dup2(stderr, 2)
@@ -73,8 +91,8 @@ def silence() -> Iterator[None]:
 def blocked_imports(*names: str) -> Iterator[None]:
     """Temporarily blocks imports of slow optional modules, unless they are loaded already.
 
-    TensorFlow imports JAX, where it is installed, for its Lite converter, and Keras imports
-    matplotlib for its galleries: more than a quarter of the seconds in which a command starts.
+    TensorFlow imports JAX for its Lite converter, and Keras imports matplotlib for its galleries:
+    more than a quarter of a command's start-up time.
     """
     missing = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # None: no such module
@@ -106,14 +124,14 @@ def environment(**values: str) -> Iterator[None]:
 def prepare_tpu(
     tpu: str, environment: MutableMapping[str, str], chips: tuple[str, ...] = _CHIPS
 ) -> None:
-    """Sets what is missing in the environment. Call it before TensorFlow is imported.
+    """Sets environment variables for a TPU. Call it before TensorFlow is imported.
 
-    For this host's TPU, TensorFlow loads libtpu as a plug-in device. A TPU that has a name belongs
-    to other hosts, and this process must not look for chips of its own.
+    For this host's TPU, TensorFlow loads libtpu as a plug-in device. A named TPU belongs to other
+    hosts, and this process must not look for its own chips.
 
     Args:
         tpu: The name or address of a TPU, or `LOCAL`.
-        environment: `os.environ`; what is set there already stays.
+        environment: `os.environ`; existing values stay.
         chips: Globs of the devices that a TPU VM has.
 
     Raises:
@@ -125,13 +143,12 @@ def prepare_tpu(
 
 
 def skip_tpu_query(environment: MutableMapping[str, str], chips: tuple[str, ...] = _CHIPS) -> None:
-    """Keeps libtpu, where it is installed on a host without TPU, from asking for a slice.
+    """Keeps libtpu on a host without TPU from querying Google's metadata server for a slice.
 
-    It asks Google's metadata server, and the query is slow to time out. A host with chips must ask:
-    it may be one of several, and would take itself for the only one.
+    The query is slow to time out. A host with chips must query, because it may be one of several.
 
     Args:
-        environment: `os.environ`, before JAX is imported; what is set there already stays.
+        environment: `os.environ`, before JAX is imported; existing values stay.
         chips: Globs of the devices that a TPU VM has.
     """
     if not _has(chips):

@@ -1,4 +1,4 @@
-"""Settings that are declared once: a dataclass' field is the flag, its check and its documentation.
+"""Settings declared once: a dataclass field is the flag, its check and its documentation.
 
     @settings.documented
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -10,10 +10,10 @@
         def __post_init__(self):
             settings.check(self)
 
-`commands.commands` makes `--log_steps` of it. The words are those of --help: they name other flags
-with their dashes, which the docstring leaves out. The dataclass of a command repeats neither words
-nor bounds: its field is `log_steps: int = like(Report, "log_steps")`, and `values_of(Report, args)`
-are the arguments of a `Report`.
+`commands.commands` makes `--log_steps` of it. Its words appear in --help, where they name other
+flags with dashes, and without dashes in the docstring. The dataclass of a command repeats neither
+words nor bounds: its field is `log_steps: int = like(Report, "log_steps")`, and
+`values_of(Report, args)` are the arguments of a `Report`.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The numbers that a setting can be: two closed and two open ends, each optional.
+    """The range of a number: two closed and two open ends, each optional.
 
     Args:
-        minimum, maximum: The smallest and the largest number allowed.
-        above, below: Numbers that all allowed ones are above or below.
+        minimum, maximum: The smallest and the largest allowed number.
+        above, below: Exclusive bounds.
         hint: A sentence for the error: what to do.
-        finite: Whether infinity is refused, which passes comparisons.
+        finite: Whether infinity is refused.
     """
 
     minimum: float | None = None
@@ -83,17 +83,14 @@ def setting(
     choices: Iterable[str] = (),
     **options: Any,
 ) -> Any:
-    """A field of a dataclass with its description and the values that it can have.
+    """A field of a dataclass with its description and allowed values.
 
     Args:
         words: Sentences for --help and for the docstring, with the unit.
-        default: The value of a field that is not given; without one, it must be.
+        default: The default; without one, the field is required.
         minimum, above, maximum, below, hint, finite: As of `Bounds`.
-        choices: The texts that it can be.
+        choices: The allowed texts; of a tuple, those of its entries.
         options: Further arguments of `dataclasses.field`.
-
-    Returns:
-        A `dataclasses.Field`, whose annotation is that of the value.
     """
     bounds = Bounds(
         minimum=minimum, above=above, maximum=maximum, below=below, hint=hint, finite=finite
@@ -102,7 +99,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata, **options)
 
 
-_SAME = object()  # as the field's
+_SAME = object()
 
 
 def like(owner: Any, name: str, default: Any = _SAME, *, more: str = "") -> Any:
@@ -111,8 +108,8 @@ def like(owner: Any, name: str, default: Any = _SAME, *, more: str = "") -> Any:
     Args:
         owner: The other dataclass.
         name: Its field, which `values_of` sets from this one.
-        default: The default, if it is another one.
-        more: Sentences to add to the field's.
+        default: The default; by default the field's.
+        more: Sentences to append to the field's.
     """
     field = owner.__dataclass_fields__[name]
     words = f"{field.metadata['words']} {more}".rstrip()
@@ -122,13 +119,13 @@ def like(owner: Any, name: str, default: Any = _SAME, *, more: str = "") -> Any:
 
 
 def names_like(owner: Any, settings: Any) -> tuple[str, ...]:
-    """The names of the settings that are `like` fields of a dataclass."""
+    """Names of the settings declared as `like` a dataclass's fields."""
     fields = dataclasses.fields(settings)
     return tuple(f.name for f in fields if f.metadata.get("like", (None,))[0] is owner)
 
 
 def values_of(owner: Any, args: Any, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Arguments for a dataclass from the settings that are `like` its fields.
+    """Arguments for a dataclass from the settings declared as `like` its fields.
 
     Args:
         owner: The dataclass.
@@ -141,7 +138,7 @@ def values_of(owner: Any, args: Any, names: Collection[str] | None = None) -> di
 
 
 def documented(cls: type) -> type:
-    """Lists the fields of a dataclass in its docstring, as its arguments."""
+    """Appends a dataclass's fields to its docstring, as arguments."""
     lines = (
         f"    {field.name}: {field.metadata['words'].replace('--', '')}"
         for field in dataclasses.fields(cls)
@@ -153,16 +150,17 @@ def documented(cls: type) -> type:
 
 
 def check(settings: Any) -> None:
-    """Refuses numbers out of their bounds, infinities, NaN, and texts that are no choice.
+    """Refuses numbers out of bounds, infinities, NaN, and texts that are not a choice.
 
     Raises:
-        ValueError: naming the field, the value and what was expected.
+        ValueError: names the field, the value and the expected range.
     """
     for field in dataclasses.fields(settings):
         value, bounds = getattr(settings, field.name), field.metadata.get("bounds")
         fault = bounds.fault(value) if bounds and isinstance(value, int | float) else None
         choices = field.metadata.get("choices")
-        if choices and value not in choices:
-            fault = f"must be {', '.join(choices[:-1])} or {choices[-1]}; got {value!r}."
+        for each in value if isinstance(value, tuple) else (value,):
+            if choices and each not in choices:
+                fault = f"must be {', '.join(choices[:-1])} or {choices[-1]}; got {each!r}."
         if fault:
             raise ValueError(f"{field.name} {fault}")

@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete, and stay after a loss of power."""
+"""Writes files that appear only when complete, and survive a loss of power."""
 
 import contextlib
 import ctypes
@@ -36,14 +36,23 @@ def write_whole(
     chunks: Iterable[bytes],
     temporary: str | os.PathLike | None = None,
 ) -> None:
-    """Writes a `whole_file` of these bytes.
-
-    In an object store there is no other name until then: a file appears when it is closed.
-    """
+    """Writes a `whole_file` of these bytes (in an object store, every file is whole)."""
     path = as_path(path)
     if isinstance(path, RemotePath):
-        with path.open("wb") as file:
-            file.write(b"".join(chunks))
+        is_partial = False
+        try:
+            with path.open("wb") as file:
+                file.write(b"")  # without any chunk, too, there is a file
+                is_partial = True
+                for chunk in chunks:
+                    file.write(chunk)
+                is_partial = False
+        except BaseException:
+            # What was written so far has been uploaded; a failed upload leaves what was there.
+            if is_partial:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            raise
         return
     with whole_file(path, temporary) as file:
         file.writelines(chunks)
@@ -55,7 +64,7 @@ def write_text(path: AnyPath, text: str) -> None:
 
 
 def put_in_place(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
-    """Renames a finished file, once its data are on the disk."""
+    """Renames a finished file after its data are on the disk."""
     sync(temporary)
     os.replace(temporary, path)
 
@@ -70,10 +79,7 @@ def sync(path: str | os.PathLike) -> None:
 
 
 def start_writing_out(path: str | os.PathLike) -> None:
-    """Makes Linux begin to write a file's data so far to the disk, without waiting for it.
-
-    Then syncing a large file at its end takes little time.
-    """
+    """Starts writing a file's data to the disk (on Linux), so that a later `sync` is short."""
     if not sys.platform.startswith("linux"):
         return
     everything, write = (ctypes.c_int64(0), ctypes.c_int64(0)), ctypes.c_uint(2)

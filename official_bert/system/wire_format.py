@@ -1,4 +1,4 @@
-"""Protocol buffers' wire format and TensorFlow's checksum, without TensorFlow or protobuf."""
+"""Protocol buffers' wire format and TensorFlow's checksum, without either library."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """The integer at a position, and the position after it.
 
     Raises:
-        ValueError: it is longer than 64 bits.
+        ValueError: it has more than 64 bits.
         IndexError: the data end within it.
     """
     byte = data[position]
@@ -50,12 +50,12 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields (number, value) of each field of a message, in the order in which they stand.
+    """Yields (number, value) of each field of a message, in order.
 
-    A value is an integer or, of what has a length or a fixed size, bytes.
+    A varint is an integer; other values are bytes.
 
     Raises:
-        ValueError: the bytes are no message.
+        ValueError: the bytes are not a message.
     """
     position, end = 0, len(data)
     try:
@@ -81,12 +81,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def masked_crc(data: bytes | np.ndarray, *more: bytes) -> int:
-    """crc32c of the bytes one after another, rotated and shifted as in TensorFlow's files.
-
-    Args:
-        data: Bytes, or an array of them.
-        *more: Those that follow.
-    """
+    """crc32c of all bytes in order, rotated and shifted as in TensorFlow's files."""
     crc = google_crc32c.value(data)
     for part in more:
         crc = google_crc32c.extend(crc, part)

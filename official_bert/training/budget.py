@@ -1,4 +1,4 @@
-"""A wall-clock budget: how many updates of a run fit into a number of minutes on this machine.
+"""A wall-clock budget: the number of updates of a run in a number of minutes on this machine.
 
 The number decides the weights, so it is fixed before the first update and belongs to the `Run`:
 from then on the run is one of a given number of updates. `run.json` keeps it, and a run that is
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     from official_bert.protocols import Engine
     from official_bert.stages import LoopOptions, Run, Stage
 
-MEASURED_SHARE = 0.1  # of the budget, at most: what is left over by then is estimated
+MEASURED_SHARE = 0.1  # maximum share of the budget; the remaining stages are estimated
 MEASURED_SECONDS = 4.0  # of a stage's updates, at most
-MEASURED_CALL = 1.0  # seconds that a call of several updates may take: what begins it is little
+MEASURED_CALL = (
+    1.0  # maximum seconds of a call of several updates; its start is short in comparison
+)
 MEASURED_BATCHES = 8  # held-out ones of a stage, at most
 
 show = functools.partial(print, flush=True)
 
 
 class Cost(NamedTuple):
-    """What a stage takes, in seconds."""
+    """The cost of a stage, in seconds."""
 
     update: float
     evaluation: float  # of all held-out records
@@ -64,11 +66,8 @@ def fix(
 
     Args:
         run: A `stages.Run` with `minutes`; the updates of its stages are proportions.
-        options: A `stages.LoopOptions`.
-        engine: Where the model will live.
-        model_dir: The run's model directory.
         resume_from: As of `trainer.Trainer`.
-        log: Prints a line on what is measured.
+        log: Prints a line for each measurement.
 
     Raises:
         ValueError: if the budget is too small for one update of each stage, `run.json` is damaged,
@@ -105,7 +104,7 @@ def fitted(
 
     Args:
         stages: `stages.Stage`s.
-        seconds: What an update of each takes.
+        seconds: Duration of a step of each.
         available: Seconds for all of them.
 
     Returns:
@@ -133,11 +132,10 @@ def seconds_of_a_call(
 
     Args:
         work: Takes the number of the call, from 0.
-        all_gather: An engine's.
         seconds: Minimum duration, by the clock of every worker.
         calls: Minimum number.
     """
-    all_gather([0.0])  # what it takes to begin is not measured
+    all_gather([0.0])  # the start is not measured
     started, done = time.monotonic(), 0
     while done < calls or all_gather([time.monotonic() - started]).min() < seconds:
         work(done)
@@ -173,7 +171,7 @@ def _require_room(run, updates, spent, once, evaluations):
 
 
 def _check(run, options, engine, records, model_dir, resume_from):
-    """What the loop will check, but for what depends on the number of updates."""
+    """Runs the loop's checks, except those that depend on the number of steps."""
     run_checks.claim(
         run,
         dataclasses.replace(options, profile_steps=None),
@@ -184,13 +182,12 @@ def _check(run, options, engine, records, model_dir, resume_from):
     )
     checkpoints.CheckpointStore(model_dir)  # makes the directory
     fewest = dataclasses.replace(options, save_checkpoints_steps=0)
-    run_checks.require_space(as_path(model_dir), run, fewest)
-    if run.init_checkpoint or run.optimizer.freeze:
-        with engine.scope():
-            model, optimizer = make_model_and_optimizer(run, run.stages[0])
-        if run.init_checkpoint:
-            of_optimizer = optimizer if run.init_moments else None
-            model_state.load_weights(model, run.init_checkpoint, of_optimizer)
+    with engine.scope():
+        model, optimizer = make_model_and_optimizer(run, run.stages[0])
+    run_checks.require_space(as_path(model_dir), run, fewest, optimizer)
+    if run.init_checkpoint:
+        of_optimizer = optimizer if run.init_moments else None
+        model_state.load_weights(model, run.init_checkpoint, of_optimizer)
 
 
 def _measured(run, options, engine, records, until, log):
@@ -248,7 +245,7 @@ def _cost(run, options, engine, records, stage, seconds):
 
 
 def _seconds_of_updates(loop, batches, run, options, engine, until):
-    """What the first update of a stage takes, and what the others do."""
+    """Seconds of the first step of a stage, and of a later one."""
     state, done = first_state(run), 0
 
     def train(steps):

@@ -2,8 +2,8 @@
 
 A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlow 1 names, so that
 `tf.train.load_checkpoint` and every converter read it: the weights, their moments `…/adam_m` and
-`…/adam_v` (LARS: `…/momentum`), and `global_step`. Beside the bundle lies `<prefix>.json` with the
-digests of its files and the loop's own state. It is written last: without it, or if a digest
+`…/adam_v` (LARS: `…/momentum`), and `global_step`. `<prefix>.json` holds the digests of its
+files and the loop's own state. It is written last: without it, or if a digest
 differs, the checkpoint does not count. While a checkpoint is written, `.writing-NAME` is there, and
 `checkpoint` names it only when it is whole. So what a kill has left half written is known, as it is
 in a copy made meanwhile; and files of a checkpoint without its `.json` that nothing explains are
@@ -16,7 +16,6 @@ refused and never removed.
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -27,8 +26,8 @@ import numpy as np
 from official_bert.checkpoints import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, as_path
 from official_bert.system.whole_files import put_in_place, sync, write_text
-from official_bert.training.checkpoint_names import Abandoned, is_name, step_and_count
 from official_bert.training.model_directory import same_examples
+from official_bert.training.run_files import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
 _BYTES_AT_ONCE = 1 << 24  # when a file's digest is computed
@@ -111,7 +110,7 @@ class CheckpointStore:
         return str(prefix)
 
     def prune(self, resumed: str | None = None) -> None:
-        """Names the newest in `checkpoint` and removes what is not kept, as a kill may not have.
+        """Names the newest in `checkpoint` and removes old ones, also after a kill in between.
 
         Args:
             resumed: Name of a checkpoint that stays until a newer one is saved: those after it may
@@ -141,8 +140,18 @@ class CheckpointStore:
             self._require_new()
         return found
 
-    def at(self, step: int, log: Callable[[str], object] = print) -> Checkpoint:
+    def at(
+        self,
+        step: int,
+        log: Callable[[str], object] = print,
+        setting: str = "resume_from",
+        others: Sequence[int] = (),
+    ) -> Checkpoint:
         """The newest whole checkpoint of a step.
+
+        Args:
+            setting: The name of the setting that gives the step.
+            others: Further steps that it may name.
 
         Raises:
             ValueError: if there is none; it lists the steps that have one.
@@ -152,10 +161,10 @@ class CheckpointStore:
         found = self._newest_whole([name for name in steps if steps[name] == step], log)
         self._require_explained(unexplained, self.newest_name(), found, log)
         if found is None:
-            others = sorted({*steps.values()} - {step})
+            there = sorted({*steps.values(), *others} - {step})
             raise ValueError(
-                f"resume_from must be the step of a complete checkpoint in {self.directory}; got "
-                f"{step}. Steps with a checkpoint: {', '.join(map(str, others)) or '(none)'}."
+                f"{setting} must be the step of a complete checkpoint in {self.directory}; got "
+                f"{step}. Steps with a checkpoint: {', '.join(map(str, there)) or '(none)'}."
             )
         return found
 
@@ -182,7 +191,7 @@ class CheckpointStore:
         return [name for name in names if is_name(name)]
 
     def _unexplained(self):
-        """Bundles without a `.json`, but for what a kill left half written or was to be removed."""
+        """Bundles without a `.json` that are neither half written nor about to be removed."""
         begun = {path.name for path in self.directory.glob(".writing-*")}  # before they are listed
         names = {path.stem for path in self.directory.glob("ctl_step_*.index")}
         names |= {path.stem for path in self.directory.glob("ctl_step_*.data-*")}
@@ -266,44 +275,39 @@ def _count(name):
 
 def save_best(
     directory: AnyPath,
-    weights: Callable[[], Mapping[str, np.ndarray]],
+    weights: Mapping[str, np.ndarray],
     record: dict,
 ) -> str | None:
-    """Keeps the weights of the lowest held-out loss: `bert_model.ckpt-{step}` and `best.json`.
-
-    A loss that is not finite is never the best. Losses at different sequence lengths or on other
-    held-out examples do not compare: a new length or other examples begin again.
+    """Keeps weights as the best, instead of others: `bert_model.ckpt-{step}` and `best.json`.
 
     Args:
         directory: Where; created if need be.
-        weights: Function that returns the tensors, called only if they are the best.
+        weights: The tensors.
         record: Content of `best.json`: `loss`, `step`, `max_seq_length`, `records` (the
             fingerprint of the held-out examples), …
 
     Returns:
         A sentence, if these are the best only because the held-out examples are others than before.
     """
-    if not math.isfinite(record["loss"]):
-        return None
     directory = as_path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "best.json"
-    best = {"loss": math.inf, "step": None, "max_seq_length": None} | _read_record(path)
-    same_length = best["max_seq_length"] == record["max_seq_length"]
-    same_records = same_examples(str(best.get("records")), record["records"])
-    if same_length and same_records and best["loss"] <= record["loss"]:
-        _prune_bundles(directory, "bert_model", {f"bert_model.ckpt-{best['step']}"})
-        return None
+    before = read_best(directory)
     name = f"bert_model.ckpt-{record['step']}"
-    write_bundle(directory / name, weights())
-    write_text(path, json.dumps(record, indent=1) + "\n")
+    write_bundle(directory / name, weights)
+    write_text(directory / "best.json", json.dumps(record, indent=1) + "\n")
     _prune_bundles(directory, "bert_model", {name})
-    if same_length and not same_records:
+    same_length = before.get("max_seq_length") == record["max_seq_length"]
+    if same_length and not same_examples(str(before.get("records")), record["records"]):
         return (
-            f"the held-out records have changed since step {best['step']}, so the losses do not "
-            "compare: the weights of this evaluation are now the best"
+            f"the held-out records have changed since step {before.get('step')}, so the losses do "
+            "not compare: the weights of this evaluation are now the best"
         )
     return None
+
+
+def read_best(directory: AnyPath) -> dict:
+    """The content of `best.json`; empty if it is not there or damaged."""
+    return _read_record(as_path(directory) / "best.json")
 
 
 def leave_best(directory: AnyPath, step: int, left: str) -> None:
@@ -312,7 +316,7 @@ def leave_best(directory: AnyPath, step: int, left: str) -> None:
     The run returns to `step`, so the next evaluation is the best of the new course.
     """
     path = as_path(directory) / "best.json"
-    record = _read_record(path)
+    record = read_best(directory)
     if isinstance(record.get("step"), int) and record["step"] > step:
         write_text(path.parent / f"best.{left}.json", json.dumps(record, indent=1) + "\n")
         path.unlink()
@@ -350,9 +354,8 @@ def write_bundle(
     there: on this machine a folder, in an object store a file.
 
     Args:
-        prefix: Of the bundle.
         tensors: Arrays by name.
-        finish: Called when the files are there, to write what belongs to them.
+        finish: Called when the files are there, to write further files.
 
     Raises:
         OSError: if it cannot be written.
@@ -398,7 +401,7 @@ def _read_record(path):
 
 
 def _prune_bundles(directory, start, but):
-    """Removes the bundles whose name has this start, but for some; what a kill left of one, too."""
+    """Removes the bundles whose name has this start, whole or not, except some."""
     for part in _PARTS:
         for path in directory.glob(f"{start}*.ckpt-*{part}"):
             if path.name.removesuffix(part) not in but:
@@ -409,13 +412,13 @@ def _read_whole(prefix):
     """A `Checkpoint` whose files are as they were written.
 
     Raises:
-        ValueError: saying what is wrong with it.
+        ValueError: with the damage.
     """
     try:
         manifest = json.loads(as_path(f"{prefix}.json").read_text())
         state, digests = manifest["state"], manifest["sha256"]
         wanted = [digests[part] for part in _PARTS]
-        state["loop"], state["seconds"]  # what a run needs of it
+        state["loop"], state["seconds"]  # raises KeyError
         wanted_of_state = digests["state"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("its .json is not readable") from None

@@ -1,45 +1,73 @@
-"""Loads a fine-tuned model and runs it over a dataset."""
+"""Finds the checkpoints of a run for use; loads a fine-tuned model from one, or from any other."""
 
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
-from official_bert.data.row_batches import RowBatches, Rows
+from official_bert.checkpoints.source import output_names
 from official_bert.model.config import BertConfig
 from official_bert.stages import DTYPE_POLICIES
-from official_bert.training import model_directory, model_state
+from official_bert.training import model_directory, model_state, run_files
 from official_bert.training.checkpoints import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
-    from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.protocols import Task
+    from official_bert.protocols import Engine, Task
 
 
 def newest(folder: pathlib.Path, described: Mapping) -> Checkpoint | None:
     """The newest whole checkpoint of a run.
 
     Args:
-        folder: The model directory.
         described: The contents of its `run.json`.
     """
+    return _store(folder, described).latest()
+
+
+def prefix_at(folder: pathlib.Path, described: Mapping, step: int) -> str:
+    """The prefix of a run's weights at a step; 0 is before the first.
+
+    Args:
+        described: The contents of its `run.json`.
+
+    Raises:
+        ValueError: if there are none; it lists the steps that have some.
+    """
+    initial = folder / run_files.INITIAL
+    has_initial = os.path.exists(f"{initial}.index")
+    if step == 0 and has_initial:
+        return str(initial)
+    found = _store(folder, described).at(step, setting="step", others=[0] * has_initial)
+    return found.prefix
+
+
+def depth_at(described: Mapping, step: int) -> int | None:
+    """The encoder layers of a run at a step; `None`: as many as in its configuration.
+
+    Args:
+        described: The contents of its `run.json`.
+    """
+    stages = described.get("stages", ())
+    ends = itertools.accumulate(stage["steps"] for stage in stages)
+    return next((stage.get("depth") for stage, end in zip(stages, ends) if step <= end), None)
+
+
+def _store(folder, described):
     changes = tuple(described.get("changes", ()))
     abandoned = model_directory.Claim({}, changes).abandoned()
-    return CheckpointStore(folder, abandoned=abandoned).latest()
+    return CheckpointStore(folder, abandoned=abandoned)
 
 
 def load(
-    task: "Task", model_dir: str | os.PathLike, engine: "TfDistribute", dtype: str = "fp32"
+    task: "Task", model_dir: str | os.PathLike, engine: "Engine", dtype: str = "fp32"
 ) -> tuple[keras.Model, int]:
     """The model of a run from its newest whole checkpoint, and the number of its steps.
 
     Args:
         task: The task that it was trained for.
-        model_dir: The model directory.
-        engine: Where the model is to live.
         dtype: Data type of the computation: `"fp32"`, `"bf16"` or `"fp16"`.
 
     Raises:
@@ -79,7 +107,7 @@ def load_checkpoint(
     task: "Task",
     config: BertConfig,
     path: str,
-    engine: "TfDistribute",
+    engine: "Engine",
     dtype: str = "fp32",
     arrange: Callable[[Any, Sequence[str], str], None] | None = None,
 ) -> keras.Model:
@@ -87,8 +115,6 @@ def load_checkpoint(
 
     Args:
         task, engine, dtype: As of `load`.
-        config: Its `BertConfig`.
-        path: The checkpoint.
         arrange: Called with the model, the checkpoint's names of its classes, if any, and its path;
             it may reorder the model's outputs.
 
@@ -105,27 +131,7 @@ def load_checkpoint(
             f"{loaded}. Fine-tune it first (--do_train)."
         )
     print(loaded)
-    classes = (loaded.labels or {}).get("classes")
-    if arrange and classes:
-        arrange(model, classes, path)
+    names = output_names(loaded.labels)
+    if arrange and names:
+        arrange(model, names, path)
     return model
-
-
-def outputs(engine: "TfDistribute", model: keras.Model, rows: Rows, batch_size: int) -> np.ndarray:
-    """The outputs of a model for N examples, in order: an array of N rows.
-
-    Args:
-        engine: Where the model lives.
-        model: The model of a task.
-        rows: The examples.
-        batch_size: Number of examples computed at once, over all replicas.
-
-    Raises:
-        ValueError: as the engine's `outputs`.
-    """
-
-    def open_batches(*shard):
-        return RowBatches(rows, batch_size, shard=shard, shuffle=False)
-
-    found = np.concatenate(list(engine.outputs(model, open_batches)))
-    return found[: len(rows)]  # without the padding of the last batch

@@ -6,7 +6,7 @@ no recomputation, no padding of shapes, no element-wise operations (some 1 % in 
 F feed-forward, V word pieces, P masked positions.
 
 A product's backward pass is two products of the same size, one for the gradient of each operand.
-Of a dense layer the operands are its inputs and its kernel. So, in units of the forward pass, the
+The operands of a dense layer are its inputs and its kernel. In units of the forward pass, the
 dense layers of an encoder layer cost
 
     3   if they train,
@@ -22,7 +22,8 @@ per sequence, 90 against the 180 of training all layers throughout: 2.0× less. 
 layer above frozen ones is counted in full, although its query, key and value need no gradient of
 their inputs: 3 H² of its 3 · (4 H² + 2 H F) products, 1/12 of that layer, are never done. The last
 layer is counted in full as well, for all S tokens: the model computes queries, mixtures and what
-follows them only for the 1 + P tokens that the heads read.
+follows them only for the 1 + P tokens that the heads read. Scores of padding count, and so do those
+between the sequences of a packed row: they are computed before they are masked.
 """
 
 import re
@@ -43,7 +44,7 @@ _WORDS = f"{_EMBEDDINGS}word_embeddings"  # and the tied output matrix
 
 # FLOP/s with dense float16 or bfloat16 operands, by the whole of the device's name: an RTX A1000 is
 # no A100, an H100 on PCI Express runs slower than one with HBM3, a part of a GPU (MIG) has a part
-# of it. What JAX calls a TPU of one of these kinds is a core of v2 and v3, a chip of the others.
+# of it. A TPU device of JAX is a core of v2 and v3, a chip of the others.
 _PEAKS = (
     (r"T4", 65e12),
     (r"V100-SXM[23]-(16|32)GB", 125e12),
@@ -68,7 +69,6 @@ def step_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -
 
     Args:
         config: The run's `BertConfig`; its depth counts where the stage has none.
-        stage: A `Stage`.
         freeze: As of `stages.Optimizer`: expressions found in the paths of frozen variables.
 
     Returns:
@@ -79,8 +79,8 @@ def step_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -
 
 
 def describe(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> str:
-    """One line: what a stage trains, and the cost of its updates."""
-    depth, trained = stage.depth_in(config), _trained(config, stage, freeze)
+    """One line: the trained parts of a stage and the cost of its steps."""
+    depth, trained = stage.depth_in(config), trained_parameters(config, stage, freeze)
     layers = sum(any(path.startswith(_layer(i)) for path in trained) for i in range(depth))
     embeddings = "" if _trains_embeddings(trained) else ", embeddings frozen"
     return (
@@ -93,7 +93,7 @@ def describe(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> 
 
 def encoder_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Model FLOPs of the encoder layers, forward and backward, for one sequence."""
-    length, trained = stage.max_seq_length, _trained(config, stage, freeze)
+    length, trained = stage.max_seq_length, trained_parameters(config, stage, freeze)
     cost, gradient_flows = 0, _trains_embeddings(trained)
     for layer in range(stage.depth_in(config)):
         mine = {path: size for path, size in trained.items() if path.startswith(_layer(layer))}
@@ -125,7 +125,7 @@ def head_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -
     next-sentence head. All train that are not frozen by `freeze`; where the word embeddings are
     frozen, the tied output matrix gets no gradient.
     """
-    trained, positions = _trained(config, stage, freeze), stage.max_predictions_per_seq
+    trained, positions = trained_parameters(config, stage, freeze), stage.max_predictions_per_seq
     sizes = parameters(config, stage.depth_in(config))
     below = any(path.startswith((_EMBEDDINGS, "bert/encoder/")) for path in trained)
     cost = 0
@@ -145,10 +145,10 @@ def head_flops(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -
 def reduced_bytes(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()) -> int:
     """Bytes of gradient that one update sums over the replicas: 4 for each trained parameter.
 
-    A ring moves 2 (n - 1) / n times as many in and out of each of n members. The pooler and the
-    next-sentence head are counted as trained, if they are not frozen.
+    In a ring, each of n members sends and receives 2 (n - 1) / n times this number. The pooler and
+    the next-sentence head are counted as trained, if they are not frozen.
     """
-    return BYTES_OF_GRADIENT * sum(_trained(config, stage, freeze).values())
+    return BYTES_OF_GRADIENT * sum(trained_parameters(config, stage, freeze).values())
 
 
 def parameters(config: BertConfig, depth: int) -> dict[str, int]:
@@ -178,23 +178,9 @@ def parameters(config: BertConfig, depth: int) -> dict[str, int]:
     return sizes
 
 
-def peak_flops(name: str) -> float | None:
-    """FLOP/s of a device in dense 16-bit products; `None` if it is not known.
-
-    Args:
-        name: What its driver calls it, such as "NVIDIA A100-SXM4-40GB" or "TPU v6 lite".
-    """
-    name = _MAKER.sub("", name)
-    return next((peak for pattern, peak in _PEAKS if re.fullmatch(pattern, name)), None)
-
-
-def peak_of(engine: "Engine", dtype: str) -> float | None:
-    """Peak FLOP/s of an engine's replicas in 16-bit products; `None` if unknown, or in float32."""
-    peak = None if dtype == "fp32" else peak_flops(engine.device_name())
-    return peak and engine.num_replicas * peak
-
-
-def _trained(config, stage, freeze):
+def trained_parameters(
+    config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()
+) -> dict[str, int]:
     """`parameters` less those that the stage or an expression of `freeze` leaves as they are."""
     depth = stage.depth_in(config)
     frozen = [] if stage.train_embeddings else [_EMBEDDINGS]
@@ -206,6 +192,22 @@ def _trained(config, stage, freeze):
         if not path.startswith(tuple(frozen))
         and not any(re.search(pattern, path) for pattern in freeze)
     }
+
+
+def peak_flops(name: str) -> float | None:
+    """FLOP/s of a device in dense 16-bit products; `None` if it is not known.
+
+    Args:
+        name: As reported by its driver, such as "NVIDIA A100-SXM4-40GB" or "TPU v6 lite".
+    """
+    name = _MAKER.sub("", name)
+    return next((peak for pattern, peak in _PEAKS if re.fullmatch(pattern, name)), None)
+
+
+def peak_of(engine: "Engine", dtype: str) -> float | None:
+    """Peak FLOP/s of an engine's replicas in 16-bit products; `None` if unknown, or in float32."""
+    peak = None if dtype == "fp32" else peak_flops(engine.device_name())
+    return peak and engine.num_replicas * peak
 
 
 def _layer(number):

@@ -1,4 +1,4 @@
-"""Confirms checkpoints: the last one known to be good is the one to return to after divergence.
+"""Confirms checkpoints: after divergence, a run returns to the last one known to be good.
 
 Weights can be finite and yet ruined: AdamW at a learning rate of 1e6 leaves weights of 1e13, from
 which some more updates with finite gradients are made. So a checkpoint is known to be good only
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from official_bert.training import checkpoints, model_state
-from official_bert.training.checkpoint_names import step_and_count
+from official_bert.training.run_files import step_and_count
 
 if TYPE_CHECKING:
     from official_bert.stages import Run
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LARGEST_WEIGHT = 1e3  # trained BERTs hold weights up to some 10
 # A mean loss has exploded if it is this much above the lowest of the stage so far, which starts as
 # the loss of guessing. A cross-entropy may rise by half of the loss of guessing, at most by 1 nat.
-# Another loss, whose unit is the labels', may rise by half of what the stage began with.
+# Another loss, whose unit is the labels', may rise by half of the stage's first.
 TOLERATED_SHARE = 0.5
 TOLERATED_NATS = 1.0
 
@@ -34,7 +34,6 @@ class KnownGood:
     """Confirms the checkpoints of a run, each by the updates that follow it.
 
     Args:
-        run: A `stages.Run`.
         store: Its `checkpoints.CheckpointStore`.
     """
 
@@ -84,7 +83,7 @@ class KnownGood:
         return TOLERATED_SHARE * begun
 
     def state(self, tensors: Mapping[str, np.ndarray]) -> dict:
-        """What the state of a checkpoint of these tensors must hold for `resume`."""
+        """The entries of a checkpoint's state that `resume` needs."""
         losses = {"lowest_loss": self._lowest, "first_loss": self._first}
         return losses | {"suspect": _suspect(tensors)}
 
@@ -93,7 +92,7 @@ class KnownGood:
         self._candidate = None if suspect else name
 
     def advice(self) -> str:
-        """What to do when the run has gone astray."""
+        """The remedy for a run that has diverged."""
         good = self._store.known_good()
         remedy = "a lower learning rate or a longer warm-up"
         if good is None:
@@ -108,7 +107,7 @@ class KnownGood:
 
 
 def _suspect(tensors):
-    """What is wrong with the weights or moments in a checkpoint, or `None`."""
+    """The fault of the weights or moments in a checkpoint, or `None`."""
     for name, value in tensors.items():
         if value.dtype.kind != "f":
             continue  # a counter

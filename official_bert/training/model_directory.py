@@ -15,19 +15,20 @@ import re
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place
 from official_bert.system.whole_files import write_text
-from official_bert.training.checkpoint_names import Abandoned, step_and_count
+from official_bert.training.run_files import Abandoned, step_and_count
 
 CONFIG = "bert_config.json"
 # Files of a run next to its checkpoints.
 _OF_A_RUN = (
     "train_log.jsonl",
-    *(f"{name}/bert_model.ckpt-*.index" for name in ("best", "pretrained")),
+    *(f"{name}/bert_model.ckpt-*.index" for name in ("best", "initial", "pretrained")),
 )
-# What may differ when a run returns to a checkpoint: no tensor's shape and no part of the saved
-# state depends on it.
+# Settings that may differ when a run returns to a checkpoint: no tensor's shape and no part of the
+# saved state depends on them.
 _CHANGED_ON_RETURN = re.compile(
     r"stages\[\d+\]\.(learning_rate|warmup_steps|end_learning_rate|decay_power|decay_from)"
     r"|optimizer\.(beta_1|beta_2|epsilon|weight_decay|global_clipnorm|layer_decay)"
+    r"|optimizer\.settings\.(adam_)?(beta_1|beta_2|epsilon|weight_decay)"
     r"|seed|records\[\d+\]|init_weights"
 )
 
@@ -37,9 +38,9 @@ class Claim:
     """A run's right to a model directory, from `check`.
 
     Attributes:
-        description: What decides the run's weights, as JSON values.
+        description: The settings that decide the run's weights, as JSON values.
         changes: The changes made on purpose so far.
-        differences: Sentences on what this start changes.
+        differences: Sentences on the changes of this start.
         return_to: The step of the checkpoint to return to; `None` resumes the newest one.
         has_returned: Whether an earlier start has made the return that `resume_from` requests.
     """
@@ -90,15 +91,14 @@ def check(
 
     Args:
         directory: The model directory, which need not exist.
-        config: The run's `BertConfig`.
-        description: What decides the run's weights, as JSON values.
+        description: The settings that decide the run's weights, as JSON values.
         resume_from: Step of the checkpoint to return to.
 
     Returns:
         A `Claim`.
 
     Raises:
-        ValueError: listing what differs, or if `run.json` is damaged, or if a file that is not a
+        ValueError: listing the differences, or if `run.json` is damaged, or if a file that is not a
             run's would be overwritten.
     """
     theirs = read_run_json(directory)
@@ -198,7 +198,7 @@ def same_examples(was: str, now: str) -> bool:
 
 
 def deciding(description: dict) -> dict:
-    """What of a run's description decides its weights: all but the paths of its files."""
+    """The parts of a run's description that decide its weights: all but the paths of its files."""
     stages = [_without(stage, "input_files") for stage in description["stages"]]
     return _without(description, "input_files", "init_checkpoint") | {"stages": stages}
 
@@ -208,7 +208,7 @@ def _without(values, *names):
 
 
 def _by_content(theirs, mine):
-    """Their description with my spelling of what has the same content."""
+    """Their description, with my paths for files of the same content."""
     theirs, records = dict(theirs), mine.get("records", ())
     if isinstance(theirs.get("records"), list) and len(theirs["records"]) == len(records):
         pairs = list(zip(theirs["records"], records, strict=True))
@@ -244,7 +244,8 @@ def _differences(theirs, mine, name=""):
     if isinstance(theirs, dict) and isinstance(mine, dict):
         for key in sorted({*theirs, *mine}):
             inner = f"{name}.{key}" if name else key
-            yield from _differences(theirs.get(key), mine.get(key), inner)
+            absent = {} if key == "settings" else None  # an optimizer's, left out where empty
+            yield from _differences(theirs.get(key, absent), mine.get(key, absent), inner)
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
         for index, pair in enumerate(zip(theirs, mine, strict=True)):
             yield from _differences(*pair, f"{name}[{index}]")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,16 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from official_bert.checkpoints import finding, names
+from official_bert import optimizers
+from official_bert.checkpoints import model_folder, names
 from official_bert.system.places import AnyPath, as_path, is_remote
 
 _BYTES_AT_ONCE = 1 << 24  # when a digest is computed
 _COUNTERS = ("iterations", "skipped_updates")
-_SLOTS = {"m": "adam_m", "v": "adam_v"}  # by the optimizer's name; others are saved under that
+_IN_TF1 = {  # TensorFlow 1's names of slots, for optimizers with exactly these slots
+    ("m", "v"): {"m": "adam_m", "v": "adam_v"},
+    ("momentum",): {"momentum": "momentum"},
+}
 
 
 def gather(
@@ -23,34 +28,34 @@ def gather(
     optimizer: keras.optimizers.Optimizer,
     to_host: Callable[[Sequence[keras.Variable]], list[np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Weights by path, slots as `<path>/adam_m`, `<path>/adam_v`, `<path>/momentum`; counters.
+    """Weights by path, and the optimizer's state.
+
+    The slots of LAMB and AdamW are `<path>/adam_m` and `<path>/adam_v`, that of LARS is
+    `<path>/momentum`; those of other optimizers are `optimizer/<path>/<slot>`. State that belongs
+    to no variable is `optimizer/<name>`.
 
     Args:
-        model: The model of a stage.
         optimizer: Its optimizer, built.
         to_host: The engine's, which gathers their shards.
     """
     variables = {variable.path: variable for variable in model.weights}
-    variables |= _slots(model, optimizer)
-    variables |= {f"optimizer/{counter}": getattr(optimizer, counter) for counter in _COUNTERS}
+    variables |= _slots(optimizer) | _others(optimizer)
     return dict(zip(variables, to_host([*variables.values()]), strict=True))
 
 
 def is_slot(name: str) -> bool:
-    """Whether a tensor of `gather` is the optimizer's, and no weight and no counter."""
-    return name.endswith(("/adam_m", "/adam_v", "/momentum"))
+    """Whether a tensor of `gather` is the optimizer's, and no weight."""
+    return name.startswith("optimizer/") or name.endswith(("/adam_m", "/adam_v", "/momentum"))
 
 
 def restore(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, tensors: Mapping[str, np.ndarray]
 ) -> None:
-    """Puts back what `gather` gave, all of it."""
+    """Restores the whole result of `gather`."""
     for variable in model.weights:
         variable.assign(tensors[variable.path])
-    for name, slot in _slots(model, optimizer).items():
-        slot.assign(tensors[name])
-    for counter in _COUNTERS:
-        getattr(optimizer, counter).assign(tensors[f"optimizer/{counter}"])
+    for name, variable in (_slots(optimizer) | _others(optimizer)).items():
+        variable.assign(tensors[name])
 
 
 def carry_over(
@@ -61,11 +66,12 @@ def carry_over(
 ) -> str:
     """Puts the state of one stage into the model and optimizer of the next.
 
-    Weights go by path. With `carry_moments` so do the moments of variables that train in both, and
-    the count of updates, on which the bias correction depends; without, both start at zero.
+    Weights go by path. With `carry_moments` so do the slots of variables that train in both, if
+    they have the variable's shape, and numbers such as the count of updates, on which the bias
+    correction depends. Everything else of the optimizer starts as in a new run.
 
     Returns:
-        A sentence on what was carried over.
+        A sentence that lists the variables carried over.
     """
     fresh = [variable.path for variable in model.weights if variable.path not in tensors]
     for variable in model.weights:
@@ -73,19 +79,35 @@ def carry_over(
             variable.assign(tensors[variable.path])
     optimizer.skipped_updates.assign(tensors["optimizer/skipped_updates"])
     said = _carried(len(model.weights), fresh)
-    slots = _slots(model, optimizer)
     if not carry_moments:
+        optimizers.follow_weights(optimizer)
         return f"{said}; moments start at zero"
-    optimizer.iterations.assign(tensors["optimizer/iterations"])
-    known = [name for name in slots if name in tensors]
+    slots, others = _slots(optimizer), _others(optimizer)
+    shapes = {
+        id(slot): tuple(variable.shape)
+        for variable in optimizer.trainable_variables
+        for slot in optimizer.slots(variable).values()
+    }
+    unlike = [
+        name
+        for name, variable in (slots | others).items()
+        if tuple(variable.shape) != shapes.get(id(variable), ())
+    ]
+    known = [name for name in slots | others if name in tensors and name not in unlike]
     for name in known:
-        slots[name].assign(tensors[name])
-    return f"{said}; moments: carried {len(known)} of {len(slots)}"
+        (slots | others)[name].assign(tensors[name])
+    optimizers.follow_weights(optimizer, [(slots | others)[name] for name in known])
+    carried = sum(name in slots for name in known)
+    said = f"{said}; moments: carried {carried} of {len(slots)}"
+    if not unlike:
+        return said
+    listed = names.listed(unlike)
+    return f"{said}; start again, as they are not shaped like a variable: {listed}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What `load_weights` has put into a model; `str` is a sentence on it.
+    """The result of `load_weights`; `str` is a sentence on it.
 
     Attributes:
         path: The checkpoint.
@@ -93,8 +115,7 @@ class Loaded:
         number: How many weights the model has.
         fresh: Paths of those that the checkpoint lacks, which are as they were.
         left_out: Names of variables of the checkpoint that the model does not have.
-        labels: What a classifier in the checkpoint predicts, as its `labels.json` holds it; `None`
-            if unknown.
+        labels: The classes of a classifier, as in its `labels.json`; `None` if unknown.
         moments: How many moments were loaded, all of the optimizer's; `None` if not requested.
         step: The number of updates that they have seen.
     """
@@ -124,12 +145,11 @@ def load_weights(
 
     Args:
         model: The model, built.
-        path: The checkpoint.
         optimizer: The model's optimizer, built, that takes over the checkpoint's moments and number
             of updates; by default it starts at zero.
 
     Returns:
-        A `Loaded`: what was carried over and what was not.
+        A `Loaded`.
 
     Raises:
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
@@ -151,8 +171,8 @@ def load_weights(
         if variable.path in weights
     ]
     if optimizer:
-        slots, step = _slots(model, optimizer), _step_with_moments(model, optimizer, source)
-        pairs += [(slot, name, source.slots[_official(name)]) for name, slot in slots.items()]
+        moments, step = _moments(optimizer, source)
+        pairs += moments
     values = [_values(variable, name, tensor, path) for variable, name, tensor in pairs]
     for (variable, _, _), value in zip(pairs, values, strict=True):
         variable.assign(value)
@@ -167,7 +187,7 @@ def load_weights(
     if not optimizer:
         return loaded
     optimizer.iterations.assign(step)
-    return dataclasses.replace(loaded, moments=len(slots), step=step)
+    return dataclasses.replace(loaded, moments=len(_slots(optimizer)), step=step)
 
 
 def digest(path: AnyPath) -> str | None:
@@ -190,7 +210,7 @@ def digest(path: AnyPath) -> str | None:
 def _files_of_content(path):
     if is_remote(path):
         return [as_path(f"{path}.index")]
-    kind, file = finding.find(Path(path))
+    kind, file = model_folder.find(Path(path))
     if kind == "bundle":
         return [Path(f"{file}.index")]
     if file.name.endswith(".index.json"):  # of a model in several files
@@ -201,7 +221,8 @@ def _files_of_content(path):
 def _head_alone(model, source):
     """The variables of a head that is not pre-training's, under its own names, if it fits.
 
-    That of another task, with more classes or fewer, is no mistake: fine-tuning may begin with one.
+    The head of another task, with another number of classes, is left out: fine-tuning may begin
+    with such a checkpoint.
     """
     return {
         variable.path: source.unmatched[variable.path]
@@ -211,28 +232,52 @@ def _head_alone(model, source):
     }
 
 
-def _step_with_moments(model, optimizer, source):
-    """The number of updates that the source's moments have seen; they are all there."""
-    if optimizer.slot_names == ("momentum",) and any(n.endswith("/adam_v") for n in source.slots):
+def _moments(optimizer, source):
+    """(variable, name, tensor) for the state of an optimizer in a checkpoint, and its steps."""
+    state, found = _slots(optimizer), source.slots
+    if any(name.startswith("optimizer/") for name in state):
+        _require_same(optimizer, source)
+        state, found = state | _others(optimizer), source.counters
+        del state["optimizer/skipped_updates"]
+    elif getattr(optimizer, "slot_names", ()) == ("momentum",) and any(
+        n.endswith("/adam_v") for n in found
+    ):
         raise ValueError(
             "--init_moments needs the momentum of LARS for --optimizer_type=lars; got the moments "
             f"of LAMB or Adam in {source.path} ({source.format}), which do not convert: they "
             "average gradients without the weight decay. Leave --init_moments out, or train with "
             "--optimizer_type=lamb or adamw."
         )
-    missing = [name for name in _slots(model, optimizer) if _official(name) not in source.slots]
+    missing = [name for name in state if _official(name) not in found]
     if missing or source.step is None:
         raise ValueError(
             "--init_moments needs a checkpoint with the optimizer's moments and step; "
             f"{source.path} ({source.format}) lacks {names.listed(missing) or 'the step'}. Leave "
             "--init_moments out."
         )
-    return int(source.step.read())
+    pairs = [(variable, name, found[_official(name)]) for name, variable in state.items()]
+    return pairs, int(source.step.read())
+
+
+def _require_same(optimizer, source):
+    """Refuses the moments of a run of another optimizer, whose slots may have the same names."""
+    file = as_path(source.path).parent / "run.json"
+    try:
+        theirs = json.loads(file.read_text())["optimizer"]["type"]
+        is_same = isinstance(optimizer, optimizers.find(theirs))
+    except (OSError, ValueError, KeyError, TypeError):
+        theirs, is_same = "an unknown optimizer", False
+    if not is_same:
+        raise ValueError(
+            f"--init_moments needs a checkpoint of the same optimizer, {type(optimizer).__name__}, "
+            f"next to the run.json of its run; got {source.path} of {theirs}. Leave --init_moments "
+            "out."
+        )
 
 
 def _official(name):
-    """What `checkpoints` calls a slot: momentum is a first moment."""
-    return re.sub("/momentum$", "/adam_m", name)
+    """The name of a slot in `checkpoints`: momentum is a first moment."""
+    return name if name.startswith("optimizer/") else re.sub("/momentum$", "/adam_m", name)
 
 
 def _values(variable, name, tensor, path):
@@ -250,12 +295,19 @@ def _values(variable, name, tensor, path):
     return values.astype(variable.dtype, copy=False)
 
 
-def _slots(model, optimizer):
+def _slots(optimizer):
+    in_tf1 = _IN_TF1.get(getattr(optimizer, "slot_names", ()), {})
     return {
-        f"{variable.path}/{_SLOTS.get(name, name)}": slot
-        for variable in model.trainable_variables
-        for name, slot in optimizer.slots(variable).items()
+        f"{v.path}/{in_tf1[name]}" if name in in_tf1 else f"optimizer/{v.path}/{name}": slot
+        for v in optimizer.trainable_variables
+        for name, slot in optimizer.slots(v).items()
     }
+
+
+def _others(optimizer):
+    counters = {name: getattr(optimizer, name) for name in _COUNTERS}
+    others = counters | optimizers.other_state(optimizer)
+    return {f"optimizer/{name}": variable for name, variable in others.items()}
 
 
 def _carried(number, fresh):

@@ -1,4 +1,4 @@
-"""Reports of a run: progress lines, JSON lines and TensorBoard's curves; the timing in them."""
+"""Reports of a run: progress lines, JSON lines, curves (TensorBoard, trackers); their timing."""
 
 import math
 import time
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import keras
 
 from lamb_tf import telemetry
+from official_bert import optimizers
 from official_bert.system.places import Place
 from official_bert.training import flops
+from official_bert.training.trackers import Trackers
 from official_bert.training.training_log import Summaries, TrainingLog, progress_line
 
 if TYPE_CHECKING:
@@ -22,13 +24,10 @@ Done = TypeVar("Done")
 class Reports:
     """The reports of one run.
 
-    A line of `train_log.jsonl` contains what follows from the run and the step, and, under
-    `timing`, what also depends on the machine.
+    A line of `train_log.jsonl` follows from the run and the step, except `timing`, which also
+    depends on the machine.
 
     Args:
-        run: A `stages.Run`.
-        options: A `stages.LoopOptions`.
-        engine: Where the model lives.
         model_dir: Where log and summaries go.
     """
 
@@ -44,6 +43,7 @@ class Reports:
         self.training_log = TrainingLog(model_dir / "train_log.jsonl", writes=self._is_chief)
         shows = options.tensorboard and self._is_chief
         self._summaries = Summaries(model_dir / "summaries" if shows else None)
+        self.trackers = Trackers(options.report_to if self._is_chief else (), model_dir)
         self._workers = engine.shard[1]
         self._communication = {}
         self._last: dict | None = None  # step and skipped updates in the last line of the log
@@ -53,7 +53,7 @@ class Reports:
             print(text, flush=True)
 
     def rewind(self, step: int) -> None:
-        """Drops what log and summaries hold of later steps: a resumed run writes it again."""
+        """Drops later steps from log and summaries: a resumed run writes them again."""
         self.training_log.rewind(step)
         self._summaries.rewind(step)
 
@@ -61,10 +61,9 @@ class Reports:
         """Reports a checkpoint, with a warning if its run has gone astray.
 
         Args:
-            prefix: Of the checkpoint.
-            suspect: What is wrong with its weights, or `None`.
+            suspect: The fault of its weights, or `None`.
             exploded: The mean loss since the checkpoint before, if it has exploded, or `None`.
-            advice: What to do then.
+            advice: The remedy then.
         """
         self.log(f"saved {prefix}")
         if suspect:
@@ -76,7 +75,7 @@ class Reports:
             )
 
     def change(self, step: int, change: Mapping) -> None:
-        """Reports what is changed on purpose: an entry of `model_directory.Claim.change`."""
+        """Reports an intended change: an entry of `model_directory.Claim.change`."""
         self.training_log.write(kind="change", step=step, **change)
         instead_of = f" instead of {change['instead_of']}" if "instead_of" in change else ""
         differences = "; ".join(change["differences"])
@@ -87,7 +86,7 @@ class Reports:
         )
 
     def communication(self, reductions: "Reductions") -> None:
-        """Reports what an update of this stage sums over the workers: `Reductions`."""
+        """Reports the network traffic of a step of this stage."""
         self._communication = {"reductions": reductions.count, "reduced_bytes": reductions.bytes}
         sent = 2 * (self._workers - 1) / self._workers * reductions.bytes
         self.log(
@@ -107,17 +106,14 @@ class Reports:
         """Reports the updates since the last line.
 
         Args:
-            step: Updates done.
             stage_index: The stage's place in the run.
-            state: The loop's state.
             optimizer: The optimizer, which has recorded telemetry.
             pace: A `StepTimer` that has watched these updates.
         """
         run = self._run
         metrics = run.task.metrics(state.sums)
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
-        gradient_norm = telemetry.gradient_norm(optimizer)
-        layers = telemetry.read(optimizer)
+        gradient_norm, layers = self._telemetry(optimizer)
         skipped = int(self._engine.to_host([optimizer.skipped_updates])[0])
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.training_log.last("train")
@@ -131,7 +127,7 @@ class Reports:
             gradient_norm=gradient_norm,
             loss_scale=state.loss_scale,
             skipped_updates=skipped,
-            trust_ratios={path: layer["trust_ratio"] for path, layer in layers.items()},
+            **({"trust_ratios": ratios} if (ratios := _ratios(layers)) else {}),
             timing=timing,
         )
         scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
@@ -157,6 +153,12 @@ class Reports:
         self._summarise("eval", step, metrics)
         self.log(f"held out: {self._run.task.format_metrics(metrics)}")
 
+    def _telemetry(self, optimizer):
+        """The norm of the last gradient, and the metrics of each layer, if there are any."""
+        if optimizers.has_trust_ratios(optimizer):
+            return telemetry.gradient_norm(optimizer), telemetry.read(optimizer)
+        return float(self._engine.to_host([optimizer.gradient_norm])[0]), {}
+
     def _timing(self, index, state, pace, updates):
         stage = self._run.stages[index]
         per_second = pace.steps_per_second * self._flops_per_update[index]
@@ -174,18 +176,22 @@ class Reports:
 
     def _summarise(self, kind, step, scalars, layers=None):
         """Curves, and of adapted variables (whose ratio is not 1) one each and a histogram."""
-        ratios = {path: layer["trust_ratio"] for path, layer in (layers or {}).items()}
-        ratios = {path: ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
+        ratios = {path: r for path, r in _ratios(layers or {}).items() if r not in (0, 1)}
         curves = scalars | {f"trust_ratio/{path}": ratio for path, ratio in ratios.items()}
         finite = {name: value for name, value in curves.items() if math.isfinite(value)}
         histograms = {"trust_ratios": list(ratios.values())} if ratios else {}
         self._summaries.write(kind, step, finite, histograms)
+        self.trackers.write(kind, step, finite)
+
+
+def _ratios(layers):
+    return {path: layer["trust_ratio"] for path, layer in layers.items()}
 
 
 class StepTimer:
     """Steps/s since the last report, excluding the first (compiling) call of a stage.
 
-    That call also traces and compiles. Where there is no other, it has to do.
+    That call also traces and compiles. If there is no other, it counts.
     """
 
     def __init__(self, seconds: float):
@@ -226,7 +232,6 @@ class Profiler:
     Args:
         window: First and last update, or `None`.
         folder: Where the profile goes.
-        engine: Where the model lives.
     """
 
     def __init__(self, window: tuple[int, int] | None, folder: Place, engine: "Engine"):
@@ -261,7 +266,7 @@ class Profiler:
 
 
 def updates_left(stages: "Sequence[Stage]", costs: Sequence[float], index: int, step: int) -> float:
-    """What is left of a run after `step` updates, in updates of the stage `index`, by their work.
+    """The rest of a run after `step` steps, as a number of steps of the stage `index`.
 
     Args:
         stages: The run's `stages.Stage`s.

@@ -1,9 +1,10 @@
 """Checks a run before the work: devices, records, model directory and disk space.
 
-`claim` is all of it but the disk, for the loop and for what is measured before one; `warnings` are
-about settings without effect.
+`claim` checks everything but the disk; `warnings` reports settings without effect.
 """
 
+import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
 
 BYTES_OF_NUMBER = 4  # weights and moments are float32
 # Files that a run writes into its directory, and replaces there.
-_OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "pretrained/*")
+_OWN_FILES = ("ctl_step_*", ".writing-*/*", "best/*", "initial/*", "pretrained/*")
 
 
 class RunRecords:
     """Opens the records of a run.
 
     Args:
-        run: A `stages.Run`.
-        options: A `stages.LoopOptions`.
         shard: Which part of each batch this process reads, and of how many.
     """
 
@@ -52,7 +51,7 @@ class RunRecords:
             OSError: if a file cannot be read.
         """
         fingerprints = []
-        for stage in reversed(self._run.stages):  # what is held out for the first stays open
+        for stage in reversed(self._run.stages):  # held-out records of the first stay open
             batches = self.training(stage, *self._shard)
             held_out = [self.held_out(stage, *self._shard)] if self._options.eval_files else []
             for opened in (batches, *held_out):
@@ -111,11 +110,6 @@ def claim(
     """A run's right to its model directory, once its stages and records are found to be in order.
 
     Args:
-        run: A `stages.Run`.
-        options: A `stages.LoopOptions`.
-        engine: Where the model is to live.
-        records: Those of the run.
-        model_dir: Its directory.
         resume_from: Step of the checkpoint to return to.
 
     Raises:
@@ -123,6 +117,7 @@ def claim(
         OSError: if a file cannot be read.
     """
     check(run, options, engine.num_replicas)
+    run.optimizer.make()  # to refuse its settings before the records are read
     description = run.describe() | {"records": records.check(engine.validate)}
     if run.init_checkpoint:
         description["init_weights"] = model_state.digest(run.init_checkpoint)
@@ -133,12 +128,10 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
     """Refuses batches that cannot be divided, and updates that the run does not have.
 
     Args:
-        run: A `stages.Run`.
-        options: A `stages.LoopOptions`.
         replicas: Number of replicas that share a batch.
 
     Raises:
-        ValueError: saying what does not fit.
+        ValueError: the batch does not fit.
     """
     stacking.check(run.config, run.stages)
     parts = replicas * run.gradient_accumulation_steps
@@ -198,8 +191,10 @@ def warnings(
         )
 
 
-def require_space(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
-    """Refuses to begin if the checkpoints and the best and final weights do not fit.
+def require_space(
+    model_dir: Place, run: "Run", options: "LoopOptions", optimizer: "keras.optimizers.Optimizer"
+) -> None:
+    """Refuses to begin if the checkpoints and the best, first and final weights do not fit.
 
     A new checkpoint is written before the oldest is removed, and the one known to be good stays. So
     there are two more checkpoints than `keep_checkpoint_max`. Files of the run that are already in
@@ -207,8 +202,7 @@ def require_space(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
 
     Args:
         model_dir: The model directory; it exists. An object store has room for all.
-        run: A `stages.Run`.
-        options: A `stages.LoopOptions`.
+        optimizer: As of `checkpoint_bytes`.
 
     Raises:
         OSError: with the needed space, the free space, and what to do.
@@ -216,13 +210,13 @@ def require_space(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
     if isinstance(model_dir, RemotePath):
         return
     count = _checkpoints(run, options)
-    one = max(checkpoint_bytes(run, stage) for stage in run.stages)
+    one = max(checkpoint_bytes(run, stage, optimizer) for stage in run.stages)
     weights = max(weight_bytes(run.config, stage) for stage in run.stages)
-    exports = 2 if options.eval_files else 1
+    exports = 3 if options.eval_files else 2
     needed = count * one + exports * weights - _present(model_dir)
     free = shutil.disk_usage(model_dir).free
     if needed > free:
-        best = "best and final weights" if options.eval_files else "final weights"
+        best = "best, first and final weights" if options.eval_files else "first and final weights"
         keep = options.keep_checkpoint_max
         kept = ", plus the one being written and the last known to be good" if keep else ": all"
         raise OSError(
@@ -234,10 +228,26 @@ def require_space(model_dir: Place, run: "Run", options: "LoopOptions") -> None:
         )
 
 
-def checkpoint_bytes(run: "Run", stage: "Stage") -> int:
-    """Size of a checkpoint of this stage: all weights, and the optimizer's slots of what trains."""
-    slot = flops.reduced_bytes(run.config, stage, run.optimizer.freeze)
-    return weight_bytes(run.config, stage) + len(run.optimizer.slot_names) * slot
+def checkpoint_bytes(run: "Run", stage: "Stage", optimizer: "keras.optimizers.Optimizer") -> float:
+    """Bytes of a checkpoint of this stage: all weights, and the slots of the trained ones.
+
+    Args:
+        optimizer: The optimizer of this stage or of another; variables that this one does not
+            train are taken to have the largest number of slots.
+    """
+    shares = {
+        _of_any_layer(v.path): sum(math.prod(s.shape) for s in optimizer.slots(v).values())
+        / math.prod(v.shape)
+        for v in optimizer.trainable_variables
+    }
+    trained = flops.trained_parameters(run.config, stage, run.optimizer.freeze).items()
+    most = max(shares.values())
+    slots = sum(size * shares.get(_of_any_layer(path), most) for path, size in trained)
+    return weight_bytes(run.config, stage) + BYTES_OF_NUMBER * slots
+
+
+def _of_any_layer(path):
+    return re.sub(r"/layer_\d+/", "/layer/", path)
 
 
 def weight_bytes(config: BertConfig, stage: "Stage") -> int:

@@ -1,23 +1,57 @@
-"""Reads the files of a run, which anyone may have edited: their schemas, and lines of JSON.
+"""Schemas of the JSON files of a run, which may have been edited; names of its checkpoints.
 
-A form is a predicate, a dict {key: form} (the key `...` stands for all others), or a list of one
+A form is a predicate, a dict {key: form} (the key `...` means all others), or a list of one
 form, that of its entries. Keys may be missing.
 """
 
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from official_bert.training import checkpoint_names
-
+_NAME = re.compile(r"ctl_step_(\d+)\.ckpt-(\d+)")
 STARTS = "starts.jsonl"  # a line for each launch
+INITIAL = "initial/bert_model.ckpt-0"  # the weights before the first step
 
 _LARGEST = 2**53  # beyond it, neighbouring whole numbers are one float
 
 _LARGEST_DRAWN = 1e300  # of which an axis can still have twice as much
+
+
+def is_name(name: str) -> bool:
+    """Whether a checkpoint can have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def step_and_count(name: str) -> tuple[int, int]:
+    """The step and the running number in a checkpoint's name.
+
+    Raises:
+        ValueError: if it is another name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"A checkpoint's name must be like ctl_step_8.ckpt-2; got {name!r}.")
+    return int(match[1]), int(match[2])
+
+
+class Abandoned(NamedTuple):
+    """The checkpoints abandoned by a return to an earlier one: later steps, smaller numbers."""
+
+    after_step: int
+    up_to_count: int
+
+    @classmethod
+    def between(cls, resumed_from: str, instead_of: str) -> Self:
+        """Of a run that returned to one checkpoint when another was the newest, by name."""
+        return cls(step_and_count(resumed_from)[0], step_and_count(instead_of)[1])
+
+    def includes(self, name: str) -> bool:
+        step, count = step_and_count(name)
+        return step > self.after_step and count <= self.up_to_count
 
 
 def is_anything(value: object) -> bool:
@@ -44,8 +78,8 @@ def is_scalar(value: object) -> bool:
 
 
 def is_checkpoint(value: object) -> bool:
-    """The name of a checkpoint; null stands for the start."""
-    return value is None or (isinstance(value, str) and checkpoint_names.is_name(value))
+    """The name of a checkpoint; null means the start."""
+    return value is None or (isinstance(value, str) and is_name(value))
 
 
 def _is_between(value, low, high):
@@ -68,6 +102,21 @@ def misfits(value: object, form: Any, name: str = "it") -> Iterator[str]:
         for key, entry in value.items():
             of_key = form.get(key, form.get(..., is_anything))
             yield from misfits(entry, of_key, key if name == "it" else f"{name}.{key}")
+
+
+def flat(value: object, name: str = "") -> dict[str, object]:
+    """Nested JSON values as {path: value}, such as `stages.0.steps`; short lists stay whole."""
+    entries: Iterator[tuple[object, object]]
+    if isinstance(value, dict):
+        entries = iter(value.items())
+    elif isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        entries = iter(enumerate(value))
+    else:
+        return {name: value}
+    found: dict[str, object] = {}
+    for key, entry in entries:
+        found |= flat(entry, f"{name}.{key}" if name else str(key))
+    return found
 
 
 _NUMBERS = {...: is_number}

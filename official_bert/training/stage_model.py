@@ -1,4 +1,4 @@
-"""Makes the model and the optimizer of a stage: what trains in it, and at which rates."""
+"""Makes the model and the optimizer of a stage: trained variables and their learning rates."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from lamb_tf import telemetry
-from official_bert import stacking
+from official_bert import optimizers, stacking
 from official_bert.stages import DTYPE_POLICIES
 
 if TYPE_CHECKING:
@@ -21,14 +21,10 @@ _EMBEDDINGS = re.compile("(?:^|/)embeddings/")
 def make_model_and_optimizer(
     run: "Run", stage: "Stage"
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """The model of a stage and the optimizer of what trains in it, with their first values.
-
-    Args:
-        run: A `stages.Run`.
-        stage: One of its stages.
+    """The model of a stage and the optimizer of its trained variables, with their first values.
 
     Returns:
-        The task's model and a `lamb_tf` optimizer, built. Make them in the engine's scope.
+        The task's model and its optimizer, built. Make them in the engine's scope.
 
     Raises:
         ValueError: if the optimizer's `freeze` has an expression that matches no variable, or
@@ -46,8 +42,10 @@ def make_model_and_optimizer(
             f"{','.join(run.optimizer.freeze)!r}, which matches all. Narrow its expressions."
         )
     multipliers = layer_rates(model.trainable_variables, depth, run.optimizer.layer_decay)
-    optimizer = _without_frozen(run.optimizer, model).make(multipliers)
-    telemetry.record(optimizer)
+    settings = _without_frozen(run.optimizer, model)
+    optimizer = settings.make(model.trainable_variables, multipliers)
+    if optimizers.has_trust_ratios(optimizer):
+        telemetry.record(optimizer)
     optimizer.build(model.trainable_variables)
     return model, optimizer
 
@@ -91,7 +89,10 @@ def _without_frozen(settings, model):
 
     def names_trained(pattern):
         hits = [any(re.search(pattern, path) for path in paths) for paths in (trained, frozen)]
-        return hits != [False, True]  # the optimizer refuses, or warns of, what names none at all
+        return hits != [
+            False,
+            True,
+        ]  # the optimizer refuses, or warns of, patterns without any match
 
     adapted = settings.exclude_from_layer_adaptation
     return dataclasses.replace(

@@ -1,8 +1,7 @@
 """The training loop: from stages and records to a checkpoint.
 
-What a step does is a function of (run, step): the batch, the dropout, the learning rate. With the
-weights, the moments and the loop's own state in the checkpoint, a run that was killed resumes as
-if nothing had happened.
+Batch, dropout and learning rate of a step are functions of (run, step). A checkpoint holds weights,
+moments and the loop's own state, so a killed run resumes exactly.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from official_bert import stacking
+from official_bert import optimizers, stacking
 from official_bert.engines import loop_state
 from official_bert.protocols import LoopState
 from official_bert.system.locks import exclusive
@@ -28,6 +27,7 @@ from official_bert.training import (
     model_directory,
     model_state,
     run_checks,
+    run_files,
 )
 from official_bert.training.reports import Profiler, Reports, StepTimer
 from official_bert.training.run_checks import RunRecords
@@ -58,8 +58,8 @@ class Trainer:
     space on the disk. `train` does the work.
 
     Args:
-        run: A `stages.Run`: what to train.
-        options: A `stages.LoopOptions`: what to show and keep.
+        run: The stages, the optimizer and the task.
+        options: Logs, evaluations and checkpoints.
         engine: Where the model lives: a `tf_distribute.TfDistribute` or a `jax_mesh.JaxMesh`.
         model_dir: Where checkpoints and logs are; a run found there is resumed.
         resume_from: Step of the checkpoint to resume instead of the newest. The learning rate and
@@ -86,6 +86,7 @@ class Trainer:
         self._state = loop_state.first_state(run)
         self._ends = list(itertools.accumulate(stage.steps for stage in run.stages))
         self._reports = Reports(run, options, engine, self.model_dir)
+        self.trackers = self._reports.trackers
         self._profiler = Profiler(
             options.profile_steps, self.model_dir / "summaries" / "train", engine
         )
@@ -98,20 +99,23 @@ class Trainer:
         )
         self._good = known_good.KnownGood(run, self._store)
         self._owes_checkpoint = False  # one was due amid updates that were skipped
-        run_checks.require_space(self.model_dir, run, options)
         self._checkpoint = self._find_checkpoint()
         self._make(run.stages[self._stage_of(self._checkpoint)])
+        run_checks.require_space(self.model_dir, run, options, self.optimizer)
         if run.init_checkpoint and not self._checkpoint:
             optimizer = self.optimizer if run.init_moments else None
             self._reports.log(
                 str(model_state.load_weights(self.model, run.init_checkpoint, optimizer))
             )
+            if not optimizer:
+                optimizers.follow_weights(self.optimizer)
 
     def train(self) -> None:
         """Trains to the end of the last stage.
 
         Leaves, next to checkpoints and log, the weights as `pretrained/bert_model.ckpt-1` and
-        the last figures in `summaries/training_summary.txt`, as the official script does.
+        the last figures in `summaries/training_summary.txt`, as the official script does; and those
+        before the first step as `initial/bert_model.ckpt-0`.
 
         Raises:
             training_log.Stopped: after SIGINT or SIGTERM, when the checkpoint is written.
@@ -130,20 +134,30 @@ class Trainer:
             self.run, self.options, self.engine.num_replicas, self.step, self.model
         ):
             self._reports.log(f"warning: {warning}")
+        if not optimizers.has_trust_ratios(self.optimizer):
+            name = type(self.optimizer).__name__
+            self._reports.log(f"the log has no trust ratios, as {name} computes none")
         self._check_that_workers_agree()
         try:
             with StopRequest() as stop, self._profiler:  # before the directory is written to
                 self._write_claim()
+                self._find_best()
+                self.trackers.begin(self._claim.description)
                 if self.engine.is_chief:
                     record_start(self.model_dir, self.step, self.engine.num_replicas)
+                    if not self._checkpoint:
+                        initial = self.model_dir / run_files.INITIAL
+                        checkpoints.write_bundle(initial, self._weights())
                 for index, end in enumerate(self._ends):
-                    if self.step < end:
+                    if self.step < end and not self._stops_early():
                         if self.step and self.step == self._begin(index):
                             self._change_stage(index)
                         self._train_stage(index, stop)
         except Exception as error:
             self._raise_input_error(error)
             raise
+        if self._stops_early():
+            self._reports.log(self._early_stop())
         if self.engine.is_chief:
             self._export()
         self.engine.all_gather([self.step])  # barrier: wait for the chief
@@ -164,6 +178,7 @@ class Trainer:
         end = self._ends[index]
         if self.step == self._begin(index):
             self._good.begin_stage()
+            self._state = self._state.without_best()
         described = flops.describe(self.run.config, stage, self.run.optimizer.freeze)
         if self.run.optimizer.freeze:
             trained = len(self.model.trainable_variables), len(self.model.weights)
@@ -175,7 +190,7 @@ class Trainer:
         if self.engine.shard[1] > 1:
             self._reports.communication(self._loop.reductions(batches, self._state))
         self._pace.skip_next()
-        while self.step < end:
+        while self.step < end and not self._stops_early():
             steps = self._steps_to_boundary(end)
             self._state = dataclasses.replace(self._state, stop_requests=float(stop.requested))
             self._profiler.at(self.step)
@@ -186,18 +201,42 @@ class Trainer:
             self._profiler.at(self.step)
             if self._state.skipped_in_a_row >= options.max_skipped_updates:
                 raise Diverged(self._diagnosis(index))
-            if self._is_due(options.log_steps, end):
-                self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
-                self._state = self._state.new_window()
-                self._pace.restart()
+            is_reported = self._is_due(options.log_steps, end)
+            if is_reported:
+                self._report(index)
             if options.eval_files and self._is_due(options.eval_steps, end):
                 self._evaluate(index)
+                if self._stops_early() and not is_reported:
+                    self._report(index)
             stops = self._must_stop(stop)
             self._owes_checkpoint |= self._is_due(options.save_checkpoints_steps, end)
-            if self._may_save(end) or stops:
+            if self._may_save(end) or stops or self._stops_early():
                 self._save()
-            if stops:
+            if stops and not self._stops_early():
                 stop.raise_stopped(self.step, self.model_dir)
+
+    def _report(self, index):
+        """Writes the line of the log about the updates since the last one."""
+        self._reports.train(self.step, index, self._state, self.optimizer, self._pace)
+        self._state = self._state.new_window()
+        self._pace.restart()
+
+    def _stops_early(self):
+        """Whether the last stage ends early: too many evaluations without a lower loss."""
+        is_within = self._begin(len(self._ends) - 1) < self.step < self._ends[-1]
+        return is_within and 0 < self.options.early_stopping <= self._state.evaluations_since_best
+
+    def _early_stop(self):
+        """Why the run ends before its last step, and which of its weights are the best."""
+        state = self._state
+        reason = (
+            f"stopped early at step {self.step} of {self._ends[-1]}: "
+            f"{state.evaluations_since_best} evaluations in a row without a lower held-out loss"
+        )
+        if state.best_loss is None:
+            return f"{reason}; none was finite"
+        best = self.model_dir / "best" / f"bert_model.ckpt-{state.best_step}"
+        return f"{reason} than {state.best_loss:.4g} of step {state.best_step}; its weights: {best}"
 
     def _may_save(self, end):
         """Whether a checkpoint is due; skipped updates alone do not justify a new one.
@@ -256,14 +295,15 @@ class Trainer:
         stage = self.run.stages[index]
         metrics = self._evaluate_on(lambda *shard: self._records.held_out(stage, *shard))
         self._reports.evaluation(self.step, index, metrics)
-        if self.engine.is_chief:
-            record = {
-                "step": self.step,
-                "max_seq_length": stage.max_seq_length,
-                "records": self._records.held_out_fingerprint(stage),
-                **metrics,
-            }
-            said = checkpoints.save_best(self.model_dir / "best", self._weights, record)
+        record = {
+            "step": self.step,
+            "max_seq_length": stage.max_seq_length,
+            "records": self._records.held_out_fingerprint(stage),
+            **metrics,
+        }
+        self._state = self._state.evaluated(self.step, metrics["loss"], _examples_of(record))
+        if self.engine.is_chief and not self._state.evaluations_since_best:
+            said = checkpoints.save_best(self.model_dir / "best", self._weights(), record)
             if said:
                 self._reports.log(said)
 
@@ -332,6 +372,29 @@ class Trainer:
             model_state.restore(self.model, self.optimizer, self._checkpoint.tensors())
             self._reports.log(f"resuming from {self._checkpoint.prefix}")
 
+    def _find_best(self):
+        """Makes the state agree with the weights in `best/`, of which there are only the best.
+
+        They may be of a later step, which is made again. After a return they may be gone.
+        """
+        self.engine.all_gather([self.step])  # barrier: the chief has set aside what a return undoes
+        if self._checkpoint is None:
+            return
+        state, record = self._state, checkpoints.read_best(self.model_dir / "best")
+        if "best_step" in self._checkpoint.state["loop"]:
+            is_other = state.best_step and record.get("step") != state.best_step
+            if is_other and (record or not self._stops_early()):
+                self._state = state.without_best()
+        elif self._is_of_this_stage(record):  # of an older version, whose checkpoints do not say
+            self._state = state.evaluated(record["step"], record["loss"], _examples_of(record))
+
+    def _is_of_this_stage(self, record):
+        """Whether the content of `best.json` is of an evaluation in the checkpoint's stage."""
+        kinds = {"step": int, "loss": float, "max_seq_length": int, "records": str}
+        if any(type(record.get(name)) is not kind for name, kind in kinds.items()):
+            return False
+        return self._begin(self._stage_of(self._checkpoint)) < record["step"] <= self.step
+
     def _write_claim(self):
         """Records which run owns the directory, and which settings were changed on purpose."""
         change = self._claim.change(
@@ -388,11 +451,17 @@ class Trainer:
             "train_loss": last_train.get("loss"),  # of a finished run whose log is gone: null
             **{name: value for name, value in last_train.items() if name.endswith("_accuracy")},
             "held_out": {name: v for name, v in last_eval.items() if name not in ("kind", "stage")},
+            "stopped_early": self._stops_early(),
         }
         path = self.model_dir / "summaries" / "training_summary.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(summary, indent=1) + "\n")
         self._reports.log(f"trained {self.step} steps; weights: {prefix}; metrics: {path}")
+
+
+def _examples_of(record):
+    """The length and the digest of the examples of an evaluation, from its record."""
+    return f"{record['max_seq_length']}-{record['records'].rpartition('-')[2]}"
 
 
 def make_evaluator(
@@ -403,7 +472,6 @@ def make_evaluator(
     Args:
         task: The task that is trained.
         model: Its model, made in the engine's scope.
-        engine: Where the model lives.
 
     Returns:
         A function of (shard index, number of shards) → held-out batches of that shard, in order. It

@@ -1,4 +1,4 @@
-"""Files that a run leaves to read: JSON lines, TensorBoard's events, launches; its progress line.
+"""Logs of a run: JSON lines, TensorBoard's events, launches, the progress line.
 
 TensorBoard's events are written with its own messages, so no engine is needed.
 """
@@ -33,10 +33,9 @@ _KINDS = ("train", "eval")  # of TensorBoard's curves
 class TrainingLog:
     """A JSON-lines file in which every line carries the step it was written at.
 
-    A number that is not finite is written as `null`: JSON has no other word for it.
+    A number that is not finite is written as `null`, since JSON cannot represent it.
 
     Args:
-        path: The file.
         writes: Whether this process writes it; others of the same run pass `False`.
     """
 
@@ -44,7 +43,7 @@ class TrainingLog:
         self._path, self._writes = as_path(path), writes
 
     def rewind(self, step: int) -> None:
-        """Drops what was written after `step`: a resumed run writes it again."""
+        """Drops the lines after `step`: a resumed run writes them again."""
         if self._writes:
             kept = [line for line in self._lines() if _step_of(line) <= step]
             write_text(self._path, "".join(kept))
@@ -86,7 +85,7 @@ class Summaries:
         self._resumed = 0
 
     def rewind(self, step: int) -> None:
-        """Begins a session after `step`: TensorBoard drops what earlier ones wrote of later steps.
+        """Begins a session after `step`: TensorBoard drops later steps of earlier sessions.
 
         Raises:
             OSError: a file cannot be written.
@@ -146,7 +145,6 @@ def record_start(model_dir: Place, step: int, replicas: int) -> None:
     """Appends one line per launch to `starts.jsonl` (informational only).
 
     Args:
-        model_dir: The model directory.
         step: Updates done before this start.
         replicas: Number of devices that compute an update together.
     """
@@ -163,7 +161,7 @@ def record_start(model_dir: Place, step: int, replicas: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """{library: version} of those that decide what a run computes, with Keras' backend."""
+    """{library: version} of the libraries that a result depends on."""
     import keras
 
     other = "tensorflow" if keras.backend.backend() == "jax" else "jax"

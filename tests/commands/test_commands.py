@@ -1,4 +1,4 @@
-"""What every command of `official_bert` has in common."""
+"""Properties of every command of `official_bert`."""
 
 import functools
 import importlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import in_process
 import pytest
 
-from official_bert.commands import command_help, command_line
+from official_bert.commands import command_line, commands
 from official_bert.commands.arguments import Arguments
 from official_bert.commands.commands import flags_of
 
@@ -65,7 +65,7 @@ def test_help_does_not_wait_for_tensorflow(command):
 @pytest.mark.parametrize("command", ["run_pretraining", "run_classifier"])
 def test_the_short_help_has_what_everyone_needs(command):
     module, settings = settings_of(command)
-    shown = command_help.text(module.__doc__, flags_of(settings), short=True)
+    shown = commands.help_text(module.__doc__, flags_of(settings), short=True)
     flags = re.findall(r"^  --(?:\[no\])?(\w+)", shown, re.M)
     assert len(flags) <= 20
     assert {"train_batch_size", "learning_rate", "init_checkpoint"} <= set(flags)
@@ -75,7 +75,7 @@ def test_the_short_help_has_what_everyone_needs(command):
 
 
 def test_no_flag_has_two_topics():
-    placed = " ".join(command_help.TOPICS.values()).replace("*", "").split()
+    placed = " ".join(commands.TOPICS.values()).replace("*", "").split()
     assert len(placed) == len(set(placed))
 
 
@@ -94,13 +94,9 @@ def test_the_settings_of_a_command_are_documented_by_its_flags(command):
         assert f"    {name}: " in settings.__doc__
 
 
-def test_a_command_without_what_it_requires_names_that_and_ends_with_2():
-    module = "official_bert.learn_vocabulary"
-    done = subprocess.run(
-        [sys.executable, "-m", module], cwd=PACKAGE.parent, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_a_command_names_its_missing_flags_and_ends_with_2(capsys):
+    assert in_process.call(*settings_of("learn_vocabulary"), []) == 2
+    assert capsys.readouterr().err == (
         "learn_vocabulary: error: --input_file is required. --vocab_file is required.\n"
     )
 

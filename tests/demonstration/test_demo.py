@@ -14,6 +14,7 @@ from pydoc_data.topics import topics
 import in_process
 import numpy as np
 import pytest
+import warm_python
 
 from official_bert import demo, recipes
 from official_bert.data import corpus
@@ -88,7 +89,7 @@ def resumed(command):
         process.send_signal(signal.SIGKILL)
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ended = warm_python.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout, Path(command[-1].partition("=")[2])
 
@@ -96,7 +97,7 @@ def resumed(command):
 @contextlib.contextmanager
 def started(command, pattern):
     """The demo as a process, from when a line of its output matches `pattern`."""
-    with subprocess.Popen(
+    with warm_python.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert any(re.search(pattern, line) for line in process.stdout), "no such line"
@@ -282,7 +283,9 @@ def test_settings_bind_a_folder_from_when_something_is_made_with_them(tmp_path):
 )
 def test_a_folder_of_something_else_is_not_taken_for_output(text, tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    reason = rf"output_dir must be a new folder.*; got {tmp_path}, whose {name} is from elsewhere"
+    reason = (
+        rf"output_dir must be a new folder.*; got {tmp_path}, whose {name} was not made by a demo"
+    )
     with pytest.raises(ValueError, match=reason):
         demo.run(tmp_path, [str(text)], "paragraphs")
     assert {path.name for path in tmp_path.iterdir()} <= {name, ".lock"}

@@ -1,5 +1,6 @@
 """The JAX engine beside TensorFlow's: the same run, losses, weights, checkpoints and messages."""
 
+import dataclasses
 import json
 import os
 import re
@@ -7,14 +8,21 @@ import shutil
 import subprocess
 import sys
 
+import in_process
+import jax_commands
 import jax_training
 import numpy as np
+import packed_rows
 import peers
 import pytest
 import tensorflow as tf
 from jax_training import job
 from small_runs import assert_same, final_tensors, forget_after, log_lines
 
+from official_bert import run_pretraining
+from official_bert.commands.pretraining_settings import Pretrain
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data.instances import Settings
 from official_bert.engines import jax_processes
 from official_bert.engines.jax_placement import Feed
 from official_bert.engines.tf_distribute import TfDistribute
@@ -31,7 +39,6 @@ SHORT = {"stages": [{"steps": 10}]}
 def settings():
     """{name: what its jobs set}, those that both engines train first."""
     return {
-        "plain": {"model": NO_DROPOUT},
         "dropout": {"evaluates": True},
         "growing": {"stages": GROWING, "model": {"num_hidden_layers": 2}},
         "diverging": {
@@ -52,7 +59,7 @@ def settings():
 def trained(small_corpus, tmp_path_factory):
     """{(engine, name): (folder, what ended it)} of the jobs, those of JAX from one process."""
     folder = tmp_path_factory.mktemp("engines")
-    found, both = {}, ("plain", "dropout", "growing", "diverging")
+    found, both = {}, ("dropout", "growing", "diverging")
     for name in both:
         each = job(small_corpus, folder / "tensorflow" / name, **settings()[name])
         ended = jax_training.train(each, TfDistribute(tf.distribute.get_strategy()))
@@ -81,7 +88,7 @@ def assert_losses_agree(ours, theirs, tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "dropout", "growing"])
+@pytest.mark.parametrize("name", ["dropout", "growing"])
 def test_losses_and_weights_are_tensorflow_s(trained, name):
     ours, theirs = trained["jax", name][0], trained["tensorflow", name][0]
     assert_losses_agree(losses(ours), losses(theirs), 1e-4)
@@ -176,6 +183,74 @@ def test_batches_come_in_order_and_what_cannot_be_read_is_raised_where_it_is_nee
         feed.take(2)
     assert errors == [raised.value]
     assert [int(batch["step"][0]) for batch in read[:2]] == [1, 2]
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_sequences_one_by_one(engine):
+    if engine == "jax":
+        found = packed_rows.differences_on_jax()
+    else:
+        found = packed_rows.differences(TfDistribute(tf.distribute.get_strategy()))
+    assert found["weights"] == found["correct"] == found["tokens"] == 0
+    assert found["loss"] < 1e-6
+    assert max(found["gradients"]) < 1e-6
+    assert len(found["zeros"]) == 2
+    assert max(found["zeros"]) < 1e-6
+
+
+@pytest.mark.slow
+def test_packed_records_train_alike_on_both_engines_and_resume(small_corpus, tmp_path):
+    for split in ("train", "held_out"):
+        lines = (small_corpus.folder / f"{split}.txt").read_text().splitlines()
+        text = tmp_path / f"{split}.txt"
+        text.write_text("\n\n".join(" ".join(line.split()[:5]) for line in lines if line))
+        create_pretraining_data(
+            str(text),
+            str(tmp_path / f"{split}.tfrecord"),
+            small_corpus.vocab_file,
+            Settings(32, 5, row_filling="packed"),
+            dynamic_masking=True,
+            num_workers=1,
+        )
+    # Large initial values, without dropout, so that attention to other sequences shows.
+    config = dataclasses.replace(small_corpus.config, initializer_range=0.2, **NO_DROPOUT)
+    (tmp_path / "bert_config.json").write_text(config.to_json())
+    flags = {
+        "bert_config_file": tmp_path / "bert_config.json",
+        "input_files": tmp_path / "train.tfrecord",
+        "eval_files": tmp_path / "held_out.tfrecord",
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "use_next_sentence_label": False,
+        "train_batch_size": 16,
+        "num_steps_per_epoch": 2,
+        "num_train_epochs": 1,
+        "warmup_steps": 0,
+        "log_steps": 1,
+        "steps_per_loop": 1,
+        "save_checkpoints_steps": 1,
+    }
+
+    def arguments(name):
+        return [f"--{k}={v}" for k, v in {**flags, "model_dir": tmp_path / name}.items()]
+
+    assert in_process.call(run_pretraining, Pretrain, arguments("whole")) == 0
+    for copy in ("resumed", "resumed on jax"):
+        shutil.copytree(tmp_path / "whole", tmp_path / copy)
+        forget_after(tmp_path / copy, 1)
+    assert in_process.call(run_pretraining, Pretrain, arguments("resumed")) == 0
+    names = "jax", "resumed on jax"
+    calls = [
+        {"command": "run_pretraining", "arguments": [*arguments(name), "--engine=jax"]}
+        for name in names
+    ]
+    assert jax_commands.run(calls, tmp_path, devices=1)[0] == [0, 0]
+    whole = tmp_path / "whole"
+    assert {"train", "eval"} <= {line["kind"] for line in log_lines(whole)}
+    assert_same(final_tensors(tmp_path / "resumed"), final_tensors(whole))
+    for name in names:
+        assert_losses_agree(losses(tmp_path / name), losses(whole), 1e-4)
+        assert_same(final_tensors(tmp_path / name), final_tensors(whole), atol=2e-4)
 
 
 def test_a_machine_without_jax_is_told_what_to_install(monkeypatch):

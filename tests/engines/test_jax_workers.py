@@ -12,6 +12,7 @@ import time
 
 import jax_training
 import pytest
+import warm_python
 import worker_processes
 from small_runs import assert_same, final_tensors, log_lines
 from worker_processes import Worker, finish, wait_for
@@ -22,12 +23,6 @@ from official_bert.training import checkpoints
 pytestmark = pytest.mark.slow
 
 SECONDS_TO_NOTICE = 60
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Where processes leave their programs for those that run the same."""
-    return tmp_path_factory.mktemp("compiled")
 
 
 @pytest.fixture
@@ -72,23 +67,19 @@ def by_flags(count):
     return launcher
 
 
-def start(processes, devices, flags, folder, compiled, launcher=None, ports=None):
+def start(processes, devices, flags, folder, launcher=None, ports=None):
     """Starts processes with so many devices each, or as many as a tuple says."""
     counts = devices if isinstance(devices, tuple) else (devices,) * processes
     ports, workers = ports or worker_processes.free_ports(processes), []
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
-    }
     for index in range(processes):
         command, more, variables = (launcher or by_flags(processes))(index, ports)
         output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
         with output.open("w") as file:
-            process = subprocess.Popen(
+            process = warm_python.Popen(
                 [*command, *flags, *more],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=jax_training.environment(counts[index]) | cache | variables,
+                env=jax_training.environment(counts[index]) | variables,
             )
         workers.append(Worker(process, output))
     return workers
@@ -106,37 +97,37 @@ def alone():
 
 
 @pytest.fixture
-def whole(alone, flags, tmp_path, compiled):
+def whole(alone, flags, tmp_path):
     """The tensors, the log and the folder of a run of one process with two devices."""
     if not alone:
         folder = tmp_path / "alone"
-        train(1, 2, flags(folder), tmp_path, compiled)
+        train(1, 2, flags(folder), tmp_path)
         found = {12: final_tensors(folder), "log": log_lines(folder), "folder": folder}
         alone.update(found)
     return alone
 
 
-def test_weights_do_not_depend_on_the_number_of_devices(whole, flags, tmp_path, compiled):
+def test_weights_do_not_depend_on_the_number_of_devices(whole, flags, tmp_path):
     """Nor on that of processes: see the launchers."""
-    train(1, 8, flags(tmp_path / "model"), tmp_path, compiled)
+    train(1, 8, flags(tmp_path / "model"), tmp_path)
     assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
 
 
-def test_a_run_resumes_exactly(whole, flags, tmp_path, compiled):
+def test_a_run_resumes_exactly(whole, flags, tmp_path):
     shutil.copytree(whole["folder"], tmp_path / "model")
     for path in (tmp_path / "model").glob("ctl_step_*"):
         if not path.name.startswith("ctl_step_4."):  # as a kill after that leaves it
             path.unlink()
-    train(1, 2, flags(tmp_path / "model"), tmp_path, compiled)
+    train(1, 2, flags(tmp_path / "model"), tmp_path)
     assert_same(final_tensors(tmp_path / "model"), whole[12])
     assert log_lines(tmp_path / "model") == whole["log"]
 
 
-def outputs_of_two(script, *words):
-    """The exit code, the output and the errors of two processes that are told of each other."""
+def start_two(script, *words):
+    """Starts two processes that are told of each other."""
     hosts = ",".join(f"127.0.0.1:{port}" for port in worker_processes.free_ports(2))
-    processes = [
-        subprocess.Popen(
+    return [
+        warm_python.Popen(
             [sys.executable, "-c", script, hosts, str(index), *words],
             env=jax_training.environment(),
             stdout=subprocess.PIPE,
@@ -145,6 +136,10 @@ def outputs_of_two(script, *words):
         )
         for index in range(2)
     ]
+
+
+def outputs(processes):
+    """The exit code, the output and the errors of each process."""
     said = [process.communicate(timeout=300) for process in processes]
     return [(process.returncode, *each) for process, each in zip(processes, said, strict=True)]
 
@@ -158,7 +153,7 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
         "with jax_processes.leaving_others_on_errors('the command'):\n"
         "    raise ValueError('a damaged record')\n"
     )
-    for code, _, said in outputs_of_two(script):
+    for code, _, said in outputs(start_two(script)):
         assert (code, said) == (2, "the command: error: a damaged record\n")
 
 
@@ -169,20 +164,18 @@ def in_slurm(index, ports):
 
 
 def in_open_mpi(index, ports):
-    """What Open MPI gives to a process of four; a shell passes its number on, as in docs/jax.md."""
-    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    line = f'exec {sys.executable} -m {worker_processes.COMMAND} --worker_hosts={hosts} "$@" '
-    command = ["sh", "-c", line + "--task_index=$OMPI_COMM_WORLD_RANK", "run_pretraining"]
-    return command, [], {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
+    """Environment of one of four processes of Open MPI; a flag has its rank, as in docs/jax.md."""
+    command, flags, _ = by_flags(4)(index, ports)
+    return command, flags, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
 
 
 @pytest.mark.parametrize(
     ("launcher", "devices"), [(in_slurm, 2), (in_open_mpi, 1)], ids=["slurm", "open_mpi"]
 )
-def test_launchers_of_clusters_start_it(whole, flags, tmp_path, compiled, launcher, devices):
+def test_launchers_of_clusters_start_it(whole, flags, tmp_path, launcher, devices):
     """On two processes of two devices, and on four of one."""
     count = 4 // devices
-    workers = start(count, devices, flags(tmp_path / "model"), tmp_path, compiled, launcher)
+    workers = start(count, devices, flags(tmp_path / "model"), tmp_path, launcher)
     assert finish(workers) == [0] * count, [worker.said()[-3000:] for worker in workers]
     assert f"worker 1 of {count}" in workers[1].said()
     assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
@@ -200,11 +193,11 @@ def by_jax_itself(index, ports):
     return [sys.executable, "-m", worker_processes.COMMAND], flags, variables
 
 
-def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path, compiled):
+def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path):
     """As on a slice, where JAX asks for the others; here it then misses the TPU."""
     port = next(port for port in range(61440, 65536) if is_free(port))
     model = flags(tmp_path / "model")
-    workers = start(2, 2, model, tmp_path, compiled, by_jax_itself, [port])
+    workers = start(2, 2, model, tmp_path, by_jax_itself, [port])
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         assert worker.said().splitlines()[-1] == (
@@ -221,8 +214,8 @@ def is_free(port):
     return False
 
 
-def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(flags, tmp_path, compiled):
-    workers = start(2, (2, 3), flags(tmp_path / "model"), tmp_path, compiled)
+def test_processes_with_unequal_numbers_of_devices_are_refused_in_a_line(flags, tmp_path):
+    workers = start(2, (2, 3), flags(tmp_path / "model"), tmp_path)
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         (line,) = [line for line in worker.said().splitlines() if "error" in line]
@@ -250,7 +243,7 @@ def test_one_host_of_a_slice_does_not_train_as_if_it_were_alone():
         "All 2 hosts of a Cloud TPU slice must train together; got one alone. Start the command on "
         "every host, with --distribution_strategy=tpu.\n"
     )
-    assert [said for _, said, _ in outputs_of_two(script)] == [line, line]
+    assert [said for _, said, _ in outputs(start_two(script))] == [line, line]
 
 
 ENDING = """
@@ -266,19 +259,20 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
-def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lost(name):
-    number = signal.Signals[name]
-    codes, _, said = zip(*outputs_of_two(ENDING, str(int(number))), strict=True)
-    assert codes == (4, 128 + number)
-    assert said[0].splitlines()[-1] == f"run_pretraining: error: {jax_processes.LOST}"
-    assert said[1].splitlines() == [
-        "step 7",
-        "    @ 0x7f31  a frame",
-        "free(): invalid pointer",
-        f"run_pretraining: error: The process was ended by {name}; its last output: step 7 | "
-        "free(): invalid pointer",
-    ]
+def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lost():
+    numbers = signal.SIGABRT, signal.SIGKILL
+    pairs = [start_two(ENDING, str(int(number))) for number in numbers]  # which wait together
+    for number, pair in zip(numbers, pairs, strict=True):
+        codes, _, said = zip(*outputs(pair), strict=True)
+        assert codes == (4, 128 + number)
+        assert said[0].splitlines()[-1] == f"run_pretraining: error: {jax_processes.LOST}"
+        assert said[1].splitlines() == [
+            "step 7",
+            "    @ 0x7f31  a frame",
+            "free(): invalid pointer",
+            f"run_pretraining: error: The process was ended by {number.name}; its last output: "
+            "step 7 | free(): invalid pointer",
+        ]
 
 
 TALKING = """
@@ -303,17 +297,17 @@ def test_a_process_whose_messages_nobody_reads_goes_on():
     )
     os.close(writing)
     try:
-        assert process.communicate(timeout=60)[0] == "done\n"
+        assert process.communicate(timeout=300)[0] == "done\n"
         assert process.returncode == 0
     finally:
         process.kill()
 
 
 def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
-    whole, flags, tmp_path, compiled
+    whole, flags, tmp_path
 ):
     long = flags(tmp_path / "model", num_steps_per_epoch=100_000)
-    workers = start(2, 2, long, tmp_path, compiled)
+    workers = start(2, 2, long, tmp_path)
     wait_for(workers, "ctl_step_4.ckpt-1")
     os.kill(workers[1].process.pid, signal.SIGKILL)
     killed = time.monotonic()
@@ -321,18 +315,18 @@ def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
     assert time.monotonic() - killed < SECONDS_TO_NOTICE
     said = workers[0].said().splitlines()[-1]
     assert said.startswith("run_pretraining: error: Another worker has ended or cannot be reached")
-    finish(workers, timeout=60)
+    finish(workers, timeout=300)
     written = [int(step) for step in re.findall(r"saved \S*ctl_step_(\d+)", workers[0].said())]
     # The same directory on one process, to the next checkpoint, and then on two again.
     end = written[-1] + 8
     resumed = flags(tmp_path / "model", num_steps_per_epoch=100_000)
-    again = start(1, 2, resumed, tmp_path, compiled)
+    again = start(1, 2, resumed, tmp_path)
     wait_for(again, f"ctl_step_{end}.ckpt")
     again[0].process.send_signal(signal.SIGTERM)
     assert finish(again) == [143]
     store = checkpoints.CheckpointStore(tmp_path / "model")
     reference = flags(tmp_path / "reference", num_steps_per_epoch=100_000)
-    never_killed = start(1, 2, reference, tmp_path, compiled)
+    never_killed = start(1, 2, reference, tmp_path)
     wait_for(never_killed, f"ctl_step_{end}.ckpt")
     never_killed[0].process.send_signal(signal.SIGTERM)
     assert finish(never_killed) == [143]

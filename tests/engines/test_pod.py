@@ -16,15 +16,15 @@ from pathlib import Path
 import bucket
 import numpy as np
 import pod
-import pod_client
 import pytest
+import warm_python
 from small_runs import final_tensors, log_lines, train
 
 pytestmark = [pytest.mark.slow, bucket.needs_namespaces]
 
 
 def start(corpus, model_dir, on_pod, damaged=None):
-    """Starts the run of `pod_client` on a pod."""
+    """Starts the run of `pod.train` on a pod."""
     settings = {
         "config": dataclasses.asdict(corpus.config),
         "train": corpus.train,
@@ -33,10 +33,9 @@ def start(corpus, model_dir, on_pod, damaged=None):
         "hosts": on_pod.hosts,
         "damaged": damaged,
     }
-    script = Path(pod.__file__).with_name("pod_client.py")
     paths = os.pathsep.join(filter(None, [*sys.path[:3], os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        on_pod.bucket.inside(sys.executable, script, json.dumps(settings)),
+    return warm_python.Popen(
+        on_pod.bucket.inside(pod.__file__, "client", json.dumps(settings)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -92,7 +91,7 @@ def in_bucket(small_corpus):
 def runs(small_corpus, in_bucket, on_pod, tmp_path_factory):
     """The same run on one device, and on a pod, where it was killed once."""
     folder, model_dir = tmp_path_factory.mktemp("runs"), "gs://b/model"
-    run, options = pod_client.run_and_options(small_corpus)
+    run, options = pod.run_and_options(small_corpus)
     train(run, folder / "alone", options)
     manifest = on_pod.bucket.path(f"{model_dir}/ctl_step_4.ckpt-1.json")
     kill_after(start(in_bucket, model_dir, on_pod), manifest)

@@ -26,21 +26,10 @@ peers.load("jax")
 peers.load("libtpu")
 
 ROOT = Path(__file__).parents[2]
-CONFIG = BertConfig(
-    vocab_size=512,
-    hidden_size=128,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=512,
-    max_position_embeddings=64,
-)
-STAGE = stages.Stage(
-    steps=1_000,
-    batch_size=128,
-    max_seq_length=64,
-    max_predictions_per_seq=10,
-    learning_rate=1e-3,
-)
+SHAPE = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+CONFIG = BertConfig(512, **SHAPE, intermediate_size=512, max_position_embeddings=64)
+LENGTHS = {"max_seq_length": 64, "max_predictions_per_seq": 10}
+STAGE = stages.Stage(steps=1_000, batch_size=128, **LENGTHS, learning_rate=1e-3)
 RUN = stages.Run(
     config=CONFIG, stages=(STAGE,), optimizer=stages.Optimizer(), input_files=("x",), dtype="bf16"
 )
@@ -126,14 +115,9 @@ def test_a_small_bert_compiles_for(name, lowered):
 @pytest.mark.slow
 def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory():
     topology = tpu_compiler.Topology("v5e:2x2")
-    (whole,), (sharded,) = (
-        rehearse.rehearse(
-            RUN,
-            topology,
-            log=lambda _: None,
-            compile_stage=functools.partial(rehearse.compiled_by_jax, shards),
-        )["stages"]
-        for shards in (False, True)
+    whole, sharded = (
+        rehearse.rehearse(RUN, topology, log=lambda _: None, compile_stage=how)["stages"][0]
+        for how in (functools.partial(rehearse.compiled_by_jax, s) for s in (False, True))
     )
     gradients = flops.reduced_bytes(CONFIG, STAGE)
     # All gradients once, the two sums of weights, the task's seven, and the requests to stop.
@@ -151,12 +135,17 @@ def test_the_jax_engine_s_program_compiles_and_sharded_state_takes_less_memory()
 GPU_COMPILER = Path(sys.prefix) / "gpu-compiler"  # where `make install` puts it: see docs/gpu.md
 
 
-@pytest.mark.slow
-def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(
-    tmp_path, config_file
-):
+@pytest.fixture
+def gpu_compiler_path():
     if not GPU_COMPILER.is_dir() and not os.environ.get("LAMB_TF_ALL_PEERS"):
         pytest.skip(f"JAX's CUDA plug-in is not in {GPU_COMPILER}, where make install puts it")
+    return str(GPU_COMPILER)
+
+
+@pytest.mark.slow
+def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(
+    tmp_path, config_file, gpu_compiler_path
+):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tensorflow'] = None")
     command = [
         *(sys.executable, "-m", "official_bert.rehearse", f"--bert_config_file={config_file}"),
@@ -165,7 +154,7 @@ def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(
         *("--shard_optimizer", "--gradient_accumulation_steps=2"),
         f"--report_file={tmp_path}/report.json",
     ]
-    path = os.pathsep.join([str(tmp_path), str(GPU_COMPILER)])
+    path = os.pathsep.join([str(tmp_path), gpu_compiler_path])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -186,30 +175,42 @@ def test_the_jax_engine_s_program_compiles_for_gpus_without_one_or_tensorflow(
     assert stage["estimated_reducing_seconds"] == pytest.approx(reducing)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--topology=h100:1x8"],
-            "--engine must be jax for --topology=h100:1x8; got 'tensorflow'.",
-        ),
-        (["--topology=h100:2x8", "--engine=jax"], "--host_network_gbits is required .*"),
-        (["--topology=h200:8", "--engine=jax"], "topology must be GPU:hostsxGPUs, .*'h200:8'."),
-        (
-            ["--topology=h200:1x8", "--engine=jax", "--train_batch_size=16"],
-            "The compiler for GPUs needs JAX's CUDA plug-in, .*pip install jax-cuda13-plugin.*",
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_what_cannot_be_rehearsed_for_gpus_is_refused_in_a_line(
-    config_file, flags, message, capsys, monkeypatch
-):
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    monkeypatch.setattr(gpu_compiler, "_has_plugin", lambda: False)
-    arguments = [*flags, f"--bert_config_file={config_file}", "--max_seq_length=64"]
-    assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
-    assert re.fullmatch(rf"rehearse: error: {message}\n", capsys.readouterr().err)
+STEP = """
+import jax, keras, lamb_tf
+from lamb_tf.compile_target import compiling_for
+from official_bert.rehearsal import gpu_compiler
+
+device = gpu_compiler.Topology("h100:1x1").devices[0]
+shapes = [(768, 256), (256,), (256, 768), (768,)] * 4
+variables = [keras.Variable("zeros", shape) for shape in shapes]
+optimizer = lamb_tf.LAMB(1e-3, weight_decay=0.01)
+optimizer.build(variables)
+
+def step(values, state, gradients):
+    return optimizer.stateless_apply(state, gradients, values)
+
+def described(variables):
+    place = jax.sharding.SingleDeviceSharding(device)
+    return [jax.ShapeDtypeStruct(v.shape, v.value.dtype, sharding=place) for v in variables]
+
+with compiling_for("GPU"):
+    given = map(described, (variables, optimizer.variables, variables))
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*given).compile()
+print(compiled.as_text().count(" copy("), compiled.memory_analysis().temp_size_in_bytes)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_of_lamb_on_a_gpu_overwrites_weights_and_moments_in_place(gpu_compiler_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), gpu_compiler_path])}
+    environment |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", STEP], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    copies, temporary_bytes = map(int, done.stdout.split())
+    assert copies == 0
+    assert temporary_bytes < 10**5  # the norms; the weights have 3 MB
 
 
 @pytest.mark.parametrize(
@@ -260,65 +261,70 @@ def test_the_next_micro_batch_to_try_is_the_largest_that_ought_to_fit(parts, nee
     assert rehearse._next_parts(run, 0, topology, parts, needed) == expected
 
 
-def test_the_documents_figures_are_those_of_the_reports():
-    text = (ROOT / "docs" / "tpu.md").read_text()
-    reports = sorted((ROOT / "benchmarks" / "results").glob("tpu_rehearsal_*.json"))
-    assert len(reports) == 7
-    for path in reports:
+def stages_of_documented_reports(page, reports):
+    """(path, report, stage, text of the page) of each rehearsal that it links."""
+    text = (ROOT / "docs" / page).read_text()
+    for path in sorted((ROOT / "benchmarks" / "results").glob(reports)):
         assert f"](../benchmarks/results/{path.name})" in text
         report = json.loads(path.read_text())
         for stage in report["stages"]:
             assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
-            assert f"| {60 * stage['estimated_hours']:.1f} min |" in text
-            assert f"| {stage['memory_bytes'] / 2**30:.2f} of " in text
+            yield path, report, stage, text
+
+
+def test_the_figures_of_tpus_are_those_of_the_reports():
+    found = list(stages_of_documented_reports("tpu.md", "tpu_rehearsal_*.json"))
+    assert len({path for path, *_ in found}) == 7
+    for *_, stage, text in found:
+        assert f"| {60 * stage['estimated_hours']:.1f} min |" in text
+        assert f"| {stage['memory_bytes'] / 2**30:.2f} of " in text
 
 
 def test_the_figures_of_gpus_are_those_of_the_report():
-    text = (ROOT / "docs" / "gpu.md").read_text()
-    (path,) = (ROOT / "benchmarks" / "results").glob("gpu_rehearsal_*.json")
-    assert f"](../benchmarks/results/{path.name})" in text
-    report = json.loads(path.read_text())
-    for stage in report["stages"]:
+    found = list(stages_of_documented_reports("gpu.md", "gpu_rehearsal_*.json"))
+    assert found
+    for _, report, stage, text in found:
         memory = f"{stage['memory_bytes'] / 2**30:.2f} of {report['core_memory_bytes'] / 2**30:.1f}"
         reducing, at_peak = (
             f"{1e3 * stage[name]:.1f}"
             for name in ("estimated_reducing_seconds", "computing_seconds_at_peak")
         )
-        assert f"| {stage['steps']:,} of {stage['batch_size']:,} ×" in text
         assert f"| {memory} | {stage['reductions']}, " in text
         assert f"| {reducing} | {at_peak} |" in text
 
 
+FOLDER = "--report_file must be in a folder that can be written to; got "
+
+
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("flags", "message"),
     [
         ("--topology=v3:31x33", "such as .*; got 'v3:31x33'"),
         (
             "--topology=v9:2x2",
-            "topology must be generation:chips, like one of v2:16x16, .*'v9:2x2'",
+            "topology must be generation:chips, like one of v2:.*'v9:2x2'",
         ),
-        (
-            "--train_batch_size=100",
-            r"train_batch_size must be a multiple .*accumulation_steps=1.*100",
-        ),
+        ("--topology=v3:0x0", "topology must be generation:chips, .*'v3:0x0'"),
+        ("--train_batch_size=100", "train_batch_size must be a multiple .*_steps=1.*100"),
         ("--tpu_name=mine", "--tpu_name is called --tpu here"),
         ("--max_seq_length=0", "--max_seq_length must be at least 1; got 0."),
-        ("--topology=v3:0x0", "topology must be generation:chips, .*'v3:0x0'"),
         ("--max_seq_length=1024", "max_seq_length of stage 1 must be at most .*; got 1024"),
-        (
-            "--report_file=no/such/folder.json",
-            "--report_file must be in a folder that can be written to; got no/such",
-        ),
-        (
-            "--report_file=/dev/null/report.json",
-            "--report_file must be in a folder that can be written to; got /dev/null",
-        ),
+        ("--report_file=no/such/folder.json", f"{FOLDER}no/such"),
+        ("--report_file=/dev/null/report.json", f"{FOLDER}/dev/null"),
         ("--report_file=.", "report_file must be the path of a file to write; got '.'"),
+        ("--topology=h100:1x8", "--engine must be jax for --topology=h100:1x8; got 'tensorflow'."),
+        ("--topology=h100:2x8 --engine=jax", "--host_network_gbits is required .*"),
+        ("--topology=h200:8 --engine=jax", "topology must be GPU:hostsxGPUs, .*'h200:8'."),
+        (
+            "--topology=h200:1x8 --engine=jax --train_batch_size=16 --max_seq_length=64",
+            "The compiler for GPUs needs JAX's CUDA plug-in, .*pip install jax-cuda13-plugin.*",
+        ),
     ],
 )
-def test_bad_flags_are_refused_in_a_line(flag, message, config_file, capsys, monkeypatch):
+def test_bad_flags_are_refused_in_a_line(flags, message, config_file, capsys, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", flag]
+    monkeypatch.setattr(gpu_compiler, "_has_plugin", lambda: False)
+    arguments = ["--topology=v3:2x2", f"--bert_config_file={config_file}", *flags.split()]
     assert in_process.call(rehearse, rehearse.Rehearse, arguments) == 2
     assert re.fullmatch(rf"rehearse: error: .*{message}.*\n", capsys.readouterr().err)
 

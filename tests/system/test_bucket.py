@@ -5,11 +5,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bucket
 import numpy as np
 import pytest
+import warm_python
 from small_runs import final_tensors, log_lines
 
 pytestmark = [pytest.mark.slow, bucket.needs_namespaces]
@@ -24,16 +26,16 @@ def store(small_corpus, tmp_path_factory):
         yield made
 
 
-def start(module, flags, folder, store=None):
+def start(module, flags, folder, store=None, popen=warm_python.Popen):
     """Starts a command of official_bert in a folder, in the bucket if there is one."""
-    command = [sys.executable, "-m", f"official_bert.{module}"]
-    command += [f"--{name}={value}" for name, value in flags.items()]
+    words = ["-m", f"official_bert.{module}"]
+    words += [f"--{name}={value}" for name, value in flags.items()]
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
     environment |= store.environment if store else {}
     folder.mkdir()
-    return subprocess.Popen(
-        store.inside(*command) if store else command,
+    return popen(
+        store.inside(*words) if store else [sys.executable, *words],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -74,7 +76,8 @@ def trained(small_corpus, store, tmp_path_factory):
     here = flags_of_run(small_corpus, small_corpus.folder, folder / "model")
     run("run_pretraining", here, folder / "here")
     there = flags_of_run(small_corpus, "gs://b", "gs://b/m/model")
-    run("run_pretraining", there, folder / "there", store)
+    # From the start of Python: how much TensorFlow fetches at once is set before it is imported.
+    run("run_pretraining", there, folder / "there", store, subprocess.Popen)
     assert os.listdir(folder / "there") == []  # no folder named gs:
     store.download("gs://b/m/model", folder / "fetched")
     return folder
@@ -149,6 +152,35 @@ def names(folder):
         for name in found
         if not name.startswith((".lock", "summaries/train", "summaries/eval"))
     }
+
+
+def test_records_built_in_a_bucket_and_killed_there_are_those_of_this_machine(
+    small_corpus, store, tmp_path
+):
+    flags = {
+        "input_file": "gs://b/held_out.txt",
+        "output_file": "gs://b/records/a.tfrecord",
+        "vocab_file": "gs://b/vocab.txt",
+        "max_seq_length": 32,
+        "max_predictions_per_seq": 5,
+        "dupe_factor": 1,
+        "input_format": "paragraphs",
+        "num_workers": 1,
+    }
+    killed = start("create_pretraining_data", flags, tmp_path / "killed", store)
+    part = store.path("gs://b/records/a.building/part-000000.records")
+    while not part.exists() and killed.poll() is None:
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    if killed.returncode:  # it may have been the faster one
+        assert not store.path("gs://b/records/a.manifest.json").exists()
+    run("create_pretraining_data", flags, tmp_path / "again", store)
+    assert os.listdir(tmp_path / "again") == []  # no folder named gs:
+    store.download("gs://b/records", tmp_path / "fetched")
+    expected = Path(small_corpus.held_out.format(max_seq_length=32))
+    assert (tmp_path / "fetched/a.tfrecord").read_bytes() == expected.read_bytes()
+    assert sorted(os.listdir(tmp_path / "fetched")) == ["a.manifest.json", "a.tfrecord"]
 
 
 def test_a_vocabulary_in_a_bucket_makes_the_same_records(small_corpus, store, tmp_path):

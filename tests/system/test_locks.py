@@ -170,7 +170,7 @@ def test_who_is_interrupted_before_the_work_begins_leaves_no_file(begin, store):
     process = begin(store, settle=300.0)
     wait_until(owner(store).exists)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=600) != 0
     assert not owner(store).exists()
 
 

@@ -67,7 +67,7 @@ def test_files_are_written_appended_to_listed_and_removed(folder):
 
 
 def test_a_store_that_is_not_known_is_named():
-    with pytest.raises(OSError, match="s3://b/m cannot be reached: File system scheme 's3' not"):
+    with pytest.raises(ValueError, match="^s3://b/m needs the package tensorflow-io"):
         as_path("s3://b/m").exists()
 
 
@@ -95,7 +95,7 @@ def test_a_folder_with_signs_of_a_pattern_in_its_name_keeps_its_checkpoints(tmp_
 def test_a_run_does_not_write_over_what_it_starts_from():
     outputs = {"model_dir": ["gs://b/m/best", "gs://b/m/pretrained"]}
     local_paths.require_apart(outputs, {"init_checkpoint": ["gs://b/m/ctl_step_8.ckpt-2.index"]})
-    with pytest.raises(ValueError, match="model_dir: 'gs://b/m/pretrained' would be overwritten"):
+    with pytest.raises(ValueError, match="model_dir must not overwrite .* 'gs://b/m/pretrained'"):
         local_paths.require_apart(outputs, {"init_checkpoint": ["gs://b/m/pretrained/a.index"]})
 
 
@@ -107,7 +107,7 @@ def test_an_address_with_more_slashes_is_the_same_folder(slashes):
         init_checkpoint=f"gs://b/m{slashes}/pretrained/{slashes}bert_model.ckpt-1",
         engine="tensorflow",
     )
-    with pytest.raises(ValueError, match="model_dir: 'gs:.*/pretrained' would be overwritten"):
+    with pytest.raises(ValueError, match="model_dir must not overwrite .* 'gs:.*/pretrained'"):
         run_pretraining._check_paths(values)
 
 
@@ -159,9 +159,9 @@ def test_what_a_kill_left_is_removed_with_the_next_checkpoint(folder):
 
 
 def test_best_weights_are_kept_there(folder):
-    for step, loss in ((4, 2.0), (8, 1.0), (12, 3.0)):
-        record = {"loss": loss, "step": step, "max_seq_length": 32, "records": "those"}
-        checkpoints.save_best(folder / "best", lambda: {"a": np.ones(2)}, record)
+    for step in (4, 8):
+        record = {"loss": 1.0, "step": step, "max_seq_length": 32, "records": "those"}
+        checkpoints.save_best(folder / "best", {"a": np.ones(2)}, record)
     assert json.loads((folder / "best/best.json").read_text())["step"] == 8
     assert len(list((folder / "best").glob("*.index"))) == 1
 

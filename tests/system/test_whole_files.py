@@ -1,5 +1,7 @@
 """A file is there whole or not at all."""
 
+import contextlib
+import io
 import os
 import re
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from official_bert.system import whole_files
+from official_bert.system.places import RemotePath
 
 
 def test_a_file_appears_when_its_block_ends(tmp_path):
@@ -32,6 +35,34 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path):
         whole_files.write_whole(path, chunks())
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_at_an_address_only_an_incomplete_file_is_removed(tmp_path, monkeypatch):
+    path = RemotePath(f"file://{tmp_path}/a.txt")
+    whole_files.write_whole(path, [])
+    assert path.read_bytes() == b""
+    whole_files.write_text(path, "before")
+
+    def chunks():
+        yield b"after"
+        raise OSError("No space left on device")
+
+    def open_then_fail(self, mode):
+        @contextlib.contextmanager
+        def file():
+            yield io.BytesIO()
+            raise OSError("cannot be reached")  # when it is uploaded: what was there stays
+
+        return file()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "open", open_then_fail)
+        with pytest.raises(OSError, match="cannot be reached"):
+            whole_files.write_text(path, "after")
+    assert path.read_bytes() == b"before"
+    with pytest.raises(OSError, match="No space left"):
+        whole_files.write_whole(path, chunks())
+    assert not path.exists()
 
 
 def test_a_file_is_renamed_only_once_its_data_are_on_the_disk(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -18,7 +19,8 @@ import small_runs
 import tensorflow as tf
 import warm_python
 
-from official_bert import recipes, run_pretraining
+from official_bert import recipes, run_classifier, run_pretraining
+from official_bert.commands import commands
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
@@ -210,7 +212,7 @@ def test_what_the_loop_would_refuse_is_refused_alike_before_anything_is_measured
 
 def test_workers_whose_clocks_differ_make_the_same_number_of_measured_calls():
     """Two threads as two workers: a call, like a question, needs both of them."""
-    both, said, made = threading.Barrier(2, timeout=20), [[0.0], [0.0]], [0, 0]
+    both, said, made = threading.Barrier(2, timeout=300), [[0.0], [0.0]], [0, 0]
 
     def work(worker):
         both.wait()
@@ -266,7 +268,7 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
     for text, message in {
         "": "MINUTES of recipe budget(MINUTES) must be a number; got ''",
         "soon": "MINUTES of recipe budget(MINUTES) must be a number; got 'soon'",
-        "0": "minutes must be positive and finite; got 0.0",
+        "0": "minutes must be above 0; got 0.",
         "nan": "minutes must be a finite number; got nan",
     }.items():
         recipe = f"--recipe=budget({text})"
@@ -277,6 +279,70 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
 def test_the_budget_of_the_command_line_is_that_of_small_with_other_updates():
     recipe = recipes.find("budget(12.5)")
     assert recipe == dataclasses.replace(recipes.small(), minutes=12.5)
+
+
+class Ticks:
+    """A clock that each look moves on by a tenth of a second: measuring is always the same."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 0.1
+        return self.now
+
+
+def test_minutes_are_a_flag_of_every_run_and_say_what_a_budget_does(arguments, capsys):
+    def run(*flags):
+        return run_pretraining.run_from_flags(commands.parse(Pretrain, [*arguments, *flags]))
+
+    assert run("--recipe=small", "--minutes=20") == run("--recipe=budget(20)")
+    assert run("--minutes=0.5").minutes == 0.5
+    with pytest.raises(ValueError, match=r"--minutes: --recipe=budget\(20\) already sets this"):
+        run("--recipe=budget(20)", "--minutes=20")
+
+
+def test_fine_tuning_measures_once_and_gives_every_seed_the_same_schedule(
+    small_sentences, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(budget, "time", Ticks())
+    (tmp_path / "bert_config.json").write_text(small_sentences.config.to_json())
+    flags = [
+        f"--bert_config_file={tmp_path / 'bert_config.json'}",
+        f"--vocab_file={small_sentences.vocab_file}",
+        f"--train_file={small_sentences.train}",
+        f"--output_dir={tmp_path / 'output'}",
+        "--do_train",
+        "--max_seq_length=32",
+        "--train_batch_size=10",
+        "--distribution_strategy=off",
+        "--minutes=0.1",
+    ]
+
+    def train(*more):
+        return in_process.call(run_classifier, run_classifier.Classify, [*flags, *more])
+
+    assert train("--num_seeds=2") == 0
+    assert capsys.readouterr().out.count("budget of 0.1 minutes: steps ") == 1
+    runs = [
+        json.loads((tmp_path / f"output/seed_{s}/run.json").read_text()) for s in (12345, 12346)
+    ]
+    stage, of_second = (run["stages"][0] for run in runs)
+    assert stage == of_second
+    assert stage["steps"] > 5
+    assert stage["warmup_steps"] == pytest.approx(0.1 * stage["steps"], abs=0.5)
+    assert [run["minutes"] for run in runs] == [0.1, 0.1]
+    assert train("--num_seeds=3") == 0  # one more, of the same number of steps
+    assert "budget of" not in capsys.readouterr().out
+    third = json.loads((tmp_path / "output/seed_12347/run.json").read_text())
+    assert third["stages"] == [stage]
+    small_runs.forget_after(tmp_path / "output/seed_12345", 0)
+    shutil.rmtree(tmp_path / "output/seed_12345/pretrained")
+    (tmp_path / "output/seed_12345/checkpoint").unlink()
+    assert train("--num_seeds=1") == 0  # killed before its first checkpoint, it begins again
+    assert "budget of" not in capsys.readouterr().out
+    assert train("--num_seeds=1", "--minutes=5") == 2
+    assert "minutes was 0.1 and is 5.0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -131,12 +131,13 @@ def test_large_moments_and_counters_are_no_fault(saves):
     assert store.known_good() == "ctl_step_1.ckpt-1"
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "keras.optimizers:Adam"])
 def test_a_run_whose_weights_are_ruined_keeps_a_checkpoint_from_before(
-    small_corpus, tmp_path, capsys
+    optimizer, small_corpus, tmp_path, capsys
 ):
     """Its first update is at rate 0; the next ones leave finite weights of 1e5 and more."""
     ruinous = dataclasses.replace(SHORT, steps=12, learning_rate=1e6, warmup_steps=10)
-    run = make_run(small_corpus, [ruinous], optimizer=Optimizer(type="adamw"))
+    run = make_run(small_corpus, [ruinous], optimizer=Optimizer(type=optimizer))
     options = dataclasses.replace(EVERY_STEP, keep_checkpoint_max=1, max_skipped_updates=3)
     with pytest.raises(
         Diverged, match=r"ckpt-1: resume there \(--resume_from=1\) with a lower learning"

@@ -27,7 +27,7 @@ from official_bert.data.record_files import RecordFiles
 from official_bert.model.config import BertConfig
 from official_bert.system import locks
 from official_bert.training import checkpoints, model_directory, model_state
-from official_bert.training.checkpoint_names import Abandoned
+from official_bert.training.run_files import Abandoned
 from official_bert.training.trainer import Trainer
 
 CONFIG = tiny(vocab_size=300)
@@ -254,39 +254,85 @@ def evaluated_on(*files):
     return dataclasses.replace(QUIET, eval_steps=4, eval_files=files)
 
 
+STILL = dataclasses.replace(SHORT, learning_rate=0.0)  # its loss stays the same
+
+
+def best_of(folder):
+    return json.loads((folder / "best" / "best.json").read_text())
+
+
 def test_the_best_weights_are_not_chosen_by_losses_on_other_held_out_records(
-    small_corpus, folder, tmp_path, capsys
+    small_corpus, tmp_path, capsys
 ):
-    best = folder / "best" / "best.json"
-    run = make_run(small_corpus, [SHORT])
-    forget_after(folder, 4)
+    run, folder = make_run(small_corpus, [STILL]), tmp_path / "model"
     train(run, folder, evaluated_on(small_corpus.held_out))
-    first = json.loads(best.read_text())
-    best.write_text(json.dumps(first | {"loss": 0.5}))  # as of very easy records
+    assert best_of(folder)["step"] == 4  # the same is not better
     shutil.copytree(small_corpus.folder, tmp_path / "moved")
     same = str(tmp_path / "moved" / "held_out_32.tfrecord")
     forget_after(folder, 4)
     train(run, folder, evaluated_on(same))
-    assert json.loads(best.read_text())["loss"] == 0.5
+    assert best_of(folder)["step"] == 4
     capsys.readouterr()
     forget_after(folder, 4)
     train(run, folder, evaluated_on(small_corpus.train))
-    assert "the held-out records have changed" in capsys.readouterr().out
-    assert json.loads(best.read_text())["loss"] > 0.5
-    assert (folder / "best" / "bert_model.ckpt-8.index").exists()
+    assert "the held-out records have changed since step 4" in capsys.readouterr().out
+    assert best_of(folder)["step"] == 8
+    assert [path.stem for path in (folder / "best").glob("*.index")] == ["bert_model.ckpt-8"]
 
 
-def test_a_return_leaves_the_best_weights_behind_that_are_of_what_it_undoes(small_corpus, folder):
-    best, options = folder / "best", evaluated_on(small_corpus.held_out)
-    forget_after(folder, 4)
-    train(make_run(small_corpus, [SHORT]), folder, options)
-    left = json.loads((best / "best.json").read_text()) | {"loss": 0.5}
-    (best / "best.json").write_text(json.dumps(left))
-    begin(make_run(small_corpus, [SLOWER]), folder, options, resume_from=4).train()
-    found = json.loads((best / "best.json").read_text())
-    assert (found["step"], found["loss"] > 0.5) == (8, True)
-    aside = json.loads((best / "best.ctl_step_8.ckpt-2.json").read_text())
-    assert aside == left
+@pytest.fixture(scope="module")
+def evaluated(small_corpus, tmp_path_factory):
+    """A run of 8 steps that was evaluated at 4 and 8, where it is best."""
+    folder = tmp_path_factory.mktemp("evaluated") / "model"
+    train(make_run(small_corpus, [SHORT]), folder, evaluated_on(small_corpus.held_out))
+    assert best_of(folder)["step"] == 8
+    return folder
+
+
+def test_a_return_leaves_the_best_weights_behind_that_are_of_what_it_undoes(
+    small_corpus, evaluated, tmp_path
+):
+    folder = shutil.copytree(evaluated, tmp_path / "model")
+    left, run = best_of(folder), make_run(small_corpus, [STILL])
+    begin(run, folder, evaluated_on(small_corpus.held_out), resume_from=4).train()
+    assert best_of(folder)["step"] == 8  # its loss is that of 4, whose weights are gone
+    assert best_of(folder)["loss"] > left["loss"]
+    assert json.loads((folder / "best" / "best.ctl_step_8.ckpt-2.json").read_text()) == left
+
+
+@pytest.mark.parametrize(
+    ("last_step", "older", "step", "best_step"),
+    [
+        (8, False, 8, 8),
+        (4, False, 8, 0),  # it was killed after step 8, and makes that step again
+        (8, False, None, 0),
+        (8, True, 8, 8),
+        (4, True, 8, 0),
+        (8, True, 0, 0),  # of a stage before
+        (8, True, None, 0),
+    ],
+)
+def test_the_state_of_a_checkpoint_is_made_to_agree_with_the_best_weights(
+    small_corpus, evaluated, tmp_path, last_step, older, step, best_step
+):
+    folder = shutil.copytree(evaluated, tmp_path / "model")
+    forget_after(folder, last_step)
+    record = best_of(folder)
+    text = "damaged" if step is None else json.dumps(record | {"step": step})
+    (folder / "best" / "best.json").write_text(text)
+    run, options = make_run(small_corpus, [SHORT]), evaluated_on(small_corpus.held_out)
+    trainer = begin(run, folder, options)
+    if older:
+        for name in ("best_step", "best_loss", "evaluated_on", "evaluations_since_best"):
+            del trainer._checkpoint.state["loop"][name]
+    trainer._restore()
+    trainer._find_best()
+    state = trainer._state
+    loss = record["loss"] if best_step else None
+    assert (state.best_step, state.best_loss, state.evaluations_since_best) == (best_step, loss, 0)
+    if best_step:
+        examples = f"{record['max_seq_length']}-{record['records'].rpartition('-')[2]}"
+        assert state.evaluated_on == examples
 
 
 def names_of_tensorflow(path, names):

@@ -152,10 +152,33 @@ def test_nvidias_recipe_adapts_every_tensor_decays_few_and_keeps_moments():
     assert [s.max_predictions_per_seq for s in recipe.stages] == [20, 80]
 
 
+MLPERF = {  # batch: steps, warm-up, rate, β₁, β₂, decay of the result logs
+    768: (3_680, 0, 9.6e-4, 0.60466, 0.85437, 0.1),
+    8_192: (600, 0, 3.44e-3, 0.7206, 0.78921, 0.1),
+    13_888: (480, 290, 3.6e-3, 0.75, 0.9, 0.0167),
+}
+
+
+@pytest.mark.parametrize("batch_size", MLPERF)
+def test_the_recipes_of_mlperf_have_the_rates_and_steps_of_its_table(batch_size):
+    steps, warmup_steps, rate, *of_optimizer = MLPERF[batch_size]
+    recipe = recipes.find(f"bert_large_mlperf_{batch_size}")
+    (stage,) = recipe.stages
+    assert (stage.steps, stage.batch_size, stage.warmup_steps) == (steps, batch_size, warmup_steps)
+    assert (stage.learning_rate, stage.end_learning_rate, stage.decay_power) == (rate, 0.0, 1.0)
+    assert (stage.max_seq_length, stage.max_predictions_per_seq) == (512, 76)
+    optimizer = recipe.optimizer
+    assert [optimizer.beta_1, optimizer.beta_2, optimizer.weight_decay] == of_optimizer
+    assert not recipe.use_next_sentence_label
+    assert f"{batch_size:,} " in recipes.bert_large_mlperf.__doc__
+
+
 def test_only_the_adamw_recipes_use_adamw_all_with_the_papers_hyper_parameters():
     for name in recipes.RECIPES:
         optimizer = recipes.find(name).optimizer
         assert optimizer.type == ("adamw" if name.endswith("adamw") else "lamb")
+        if "mlperf" in name:  # whose log has its own
+            continue
         fields = (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon, optimizer.weight_decay)
         # In minutes there is no time for a second moment over thousands of updates.
         assert fields == (0.9, 0.98 if name in ("demo", "small") else 0.999, 1e-6, 0.01)

@@ -19,10 +19,10 @@ from command_processes import without
 
 import official_bert
 from official_bert import run_pretraining
-from official_bert.commands import commands, refused
+from official_bert.commands import commands, machine, refused
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import input_pipeline, record_files, records
+from official_bert.data import input_pipeline, manifest, record_files, records
 from official_bert.data.instances import Settings
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.training import checkpoints, run_files, trainer
@@ -123,6 +123,7 @@ FLAGS_OF_NVIDIA = """
 @pytest.mark.parametrize("names", [OFFICIAL_FLAGS, FLAGS_OF_2018, FLAGS_OF_NVIDIA])
 def test_every_flag_of_the_other_scripts_is_there_or_refused_with_its_reason(names):
     assert set(names.split()) <= {*FLAGS, *REFUSED}
+    assert not {*FLAGS} & {*REFUSED}  # these are not in the manual
 
 
 @pytest.mark.parametrize(
@@ -133,11 +134,6 @@ def test_a_flag_of_another_script_is_refused_however_it_is_written(files, capsys
     name = argument.lstrip("-").split()[0].split("=")[0].removeprefix("no")
     reason = REFUSED[name]
     assert capsys.readouterr().err == f"run_pretraining: error: --{name} {reason}\n"
-
-
-def test_flags_of_other_scripts_are_not_in_the_manual():
-    assert not {*FLAGS} & {*REFUSED}
-    assert {*FLAGS, *REFUSED} >= set(OFFICIAL_FLAGS.split())
 
 
 def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(files, capsys):
@@ -174,8 +170,31 @@ def test_a_run_has_the_vocabulary_of_its_records_and_other_records_are_refused(
     (model / "vocab.txt").write_text(pieces)
     (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
-    assert "input_files must be made with do_lower_case=False" in capsys.readouterr().err
+    assert "input_files must be made with --do_lower_case=False" in capsys.readouterr().err
+    (model / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
+    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    said = capsys.readouterr().err
+    assert "must be made with --do_lower_case --strip_accents=False, as for" in said
     assert not (tmp_path / "another").exists()
+
+
+def test_warnings_of_the_builder_come_again_when_its_records_are_opened(
+    files, small_corpus, tmp_path, capsys
+):
+    text = tmp_path / "text.txt"
+    lines = (small_corpus.folder / "train.txt").read_text().split("\n")
+    text.write_text("\n\n".join(filter(None, lines)))  # a blank line after every sentence
+    shards = str(tmp_path / "records.tfrecord")
+    settings = Settings(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=1)
+    given = {"input_format": "sentences", "num_workers": 1, "allow_unfit_text": True}
+    create_pretraining_data(str(text), shards, small_corpus.vocab_file, settings, **given)
+    (made,) = [made for _, made in record_files.manifests([shards])]
+    warnings = manifest.warnings(made)
+    assert any("sentence" in warning for warning in warnings)
+    once = {"input_files": shards, "num_steps_per_epoch": 1, "warmup_steps": 1}
+    assert call(*as_flags(files | SMALL | once)) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"warning: {shards}: {warning}" for warning in warnings]
 
 
 def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(files, capsys):
@@ -191,7 +210,7 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
     engine = TfDistribute(tf.distribute.get_strategy())  # on a CPU, where the default is off
     for model_dir in (str(tmp_path), f"file://{tmp_path}"):
         args = Pretrain(input_files=("a",), engine="jax", model_dir=model_dir)
-        assert run_pretraining._enable_xla(args, engine)
+        assert machine.enable_xla(args, None, engine, model_dir)
 
 
 @pytest.mark.parametrize(
@@ -201,12 +220,17 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
         ({"num_train_steps": 7}, "--num_train_steps is --num_steps_per_epoch times"),
         ({"bert_config_file": "/nowhere/c.json"}, "--bert_config_file=/nowhere/c.json cannot be"),
         ({"bert_config_file": "/"}, "--bert_config_file=/ cannot be read: Is a directory."),
-        ({"bert_config_file": sys.executable}, f"{sys.executable} is not JSON:"),
+        ({"bert_config_file": sys.executable}, f"{sys.executable} must be JSON; got"),
         ({"bert_config_file": ""}, "--bert_config_file is required"),
         ({"input_files": "/nowhere/*.tfrecord"}, "/nowhere/*.tfrecord"),
         ({"max_seq_length": 48}, "train_48.tfrecord"),
         ({"max_predictions_per_seq": 7}, "max_predictions_per_seq"),
-        ({"optimizer_type": "sgd"}, "optimizer_type must be lamb or adamw or lars"),
+        (
+            {"optimizer_type": "sgd"},
+            "optimizer_type must be lamb, adamw, lars, orscale, muon or MODULE:CLASS",
+        ),
+        ({"optimizer_type": "no_such:Thing"}, "can be imported; got 'no_such:Thing': No module"),
+        ({"optimizer_settings": '{"nestrov": 1}'}, "optimizer_settings must be arguments of lamb_"),
         ({"dtype": "int8"}, "dtype must be fp32 or bf16 or fp16"),
         ({"reduce_dtype": "fp8"}, "reduce_dtype must be fp32 or bf16 or fp16"),
         ({"reduce_dtype": "fp16"}, "reduce_dtype must be fp32 or bf16 with dtype=fp32; got 'fp16'"),
@@ -219,7 +243,7 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
         ({"tpu": "my-tpu"}, "Pass distribution_strategy=tpu"),
         ({"worker_hosts": "a:1,b:1"}, "must be multi_worker_mirrored with worker_hosts"),
         ({"local_workers": 2}, "--distribution_strategy: --local_workers already sets this"),
-        ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'"),
+        ({"engine": "torch"}, "--engine must be tensorflow or jax; got 'torch'. On torch, only"),
         ({"engine": "jax"}, "--distribution_strategy: --engine=jax trains on all devices of"),
         (
             {"engine": "jax", "distribution_strategy": "tpu", "tpu": "x"},
@@ -276,9 +300,12 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
             {"num_train_epochs": 1e300},
             "must be 1 to 2,147,483,647 steps; got 6 times 1e+300.",
         ),
-        ({"input_files": "s3://a/b*"}, "s3://a/b* cannot be reached: File system scheme 's3' not"),
-        ({"eval_files": "s3://a/b"}, "s3://a/b cannot be reached: File system scheme 's3' not"),
-        ({"model_dir": "s3://bucket/model"}, "s3://bucket/model/run.json cannot be reached: File"),
+        ({"input_files": "s3://a/b*"}, "s3://a/b* needs the package tensorflow-io"),
+        ({"eval_files": "s3://a/b"}, "s3://a/b needs the package tensorflow-io"),
+        (
+            {"model_dir": "s3://bucket/model"},
+            "s3://bucket/model/run.json needs the package tensorflow-io",
+        ),
         ({"model_dir": "gs:/bucket/model"}, "gs://bucket/folder; got 'gs:/bucket/model'"),
         ({"model_dir": ""}, "--model_dir is required"),
         ({"resume_from": 3}, "got 3, but no run has begun there. Leave it out."),
@@ -402,11 +429,6 @@ def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
     line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
     assert "next_sentence_loss" not in line
     assert line["loss"] == line["masked_lm_loss"]
-
-
-def test_masks_that_are_in_the_records_are_not_asked_for_otherwise(files, capsys):
-    assert call(*as_flags(files | SMALL | {"masked_lm_prob": 0.3})) == 2
-    assert "must be left out for records with fixed pairs and masks" in capsys.readouterr().err
 
 
 def test_summaries_and_a_profile_are_written(files, tmp_path):
@@ -610,8 +632,9 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     rng = random.Random(seed)
     model_dir, total = tmp_path / "model", sum(STAGES)
     # The folder in whose mid-writing to kill, in some tenths of the run; else after a while.
-    folders = {0: model_dir / "best", 1: model_dir, 6: model_dir}
-    changes = {5: STAGES[0], 7: STAGES[0] + STAGES[1], 10: total}  # of stage, and to the export
+    folders = {0: model_dir / "best", rng.choice([1, 6]): model_dir}
+    changes = {5: STAGES[0], 7: STAGES[0] + STAGES[1]}
+    changes = dict([rng.choice([*changes.items()]), (10, total)])  # of stage, and to the export
     moments = [
         (
             changes.get(tenth, rng.randrange(tenth * total // 10, (tenth + 1) * total // 10)),
@@ -630,7 +653,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         process.kill()
         kills += process.wait() == -signal.SIGKILL
     # A busy machine may miss a moment, and the run comes to its end before.
-    assert kills >= 4, f"only {kills} kills; seed {seed}, moments {moments}"
+    assert kills >= 3, f"only {kills} kills; seed {seed}, moments {moments}"
     for process in (whole, start(settings)):
         output, _ = process.communicate()
         assert process.returncode == 0, output

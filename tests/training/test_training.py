@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 
@@ -13,7 +15,6 @@ from small_runs import (
     LONG,
     QUIET,
     SHORT,
-    assert_resumes_exactly,
     assert_same,
     begin,
     final_tensors,
@@ -30,15 +31,16 @@ from official_bert.data.record_files import RecordFiles
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model import pretrainer
+from official_bert.protocols import LoopState
 from official_bert.stages import LoopOptions, Optimizer
 from official_bert.training import (
     checkpoints,
     model_state,
-    run_checks,
     stage_model,
     trainer,
+    training_log,
 )
-from official_bert.training.trainer import Diverged
+from official_bert.training.trainer import Diverged, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -195,14 +197,14 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
         return None
 
     new = copy_of_whole / "new"
-    needed = 4 * one + weights
+    needed = 4 * one + 2 * weights
     said = refused(0.98 * needed, new)
     assert "4 checkpoints of 0.00" in said
     assert "keep_checkpoint_max=2, plus the one being written and the last known to be good" in said
     assert "Free some space, lower keep_checkpoint_max, or choose a folder on" in said
     assert not refused(1.02 * needed, new)
     held_out = dataclasses.replace(keep_two, eval_files=(small_corpus.held_out,))
-    assert "best and final" in refused(1.02 * needed, new, held_out)
+    assert "best, first and final" in refused(1.02 * needed, new, held_out)
     assert not refused(1.02 * (needed + weights), new, held_out)
     all_kept = dataclasses.replace(keep_two, keep_checkpoint_max=0)
     assert "6 checkpoints" in refused(1.02 * needed, new, all_kept)
@@ -287,44 +289,26 @@ def test_an_init_checkpoint_that_would_spoil_the_run_is_refused(
         np.testing.assert_array_equal(variable.numpy(), weights[variable.path])
 
 
-def test_lars_trains_resumes_exactly_and_saves_its_momentum_under_its_own_name(
-    small_corpus, tmp_path
+def test_lars_learns_and_saves_its_momentum_which_another_run_takes_over(
+    small_corpus, whole, tmp_path
 ):
     stage = dataclasses.replace(SHORT, steps=40, learning_rate=0.02)
     run = make_run(small_corpus, [stage], optimizer=Optimizer(type="lars"))
-    options = dataclasses.replace(QUIET, save_checkpoints_steps=20)
-    assert_resumes_exactly(run, tmp_path, options, 20)
-    losses = [line["masked_lm_loss"] for line in log_lines(tmp_path / "whole")]
+    train(run, tmp_path / "first")
+    losses = [line["masked_lm_loss"] for line in log_lines(tmp_path / "first")]
     assert losses[-1] < losses[0] - 0.1
-    whole = final_tensors(tmp_path / "whole")
-    assert "bert/embeddings/word_embeddings/momentum" in whole
-    assert not [name for name in whole if "adam" in name]
-    data = next((tmp_path / "whole").glob("ctl_step_40*.data-*"))
-    assert run_checks.checkpoint_bytes(run, stage) == pytest.approx(data.stat().st_size, rel=0.01)
-
-
-def test_lars_refuses_the_moments_of_lamb(small_corpus, whole, tmp_path):
-    start = {"init_checkpoint": str(whole), "init_moments": True}
-    run = make_run(small_corpus, [SHORT], optimizer=Optimizer(type="lars"), **start)
+    before = final_tensors(tmp_path / "first")
+    assert "bert/embeddings/word_embeddings/momentum" in before
+    assert not [name for name in before if "adam" in name]
+    start = {"init_checkpoint": str(tmp_path / "first"), "init_moments": True}
+    begun = begin(dataclasses.replace(run, **start), tmp_path / "second")
+    after = model_state.gather(begun.model, begun.optimizer, begun.engine.to_host)
+    assert_same(after, {name: before[name] for name in after})
+    lambs = dataclasses.replace(run, **start | {"init_checkpoint": str(whole)})
     with pytest.raises(
         ValueError, match="--init_moments needs the momentum of LARS .*; got the moments of"
     ):
-        begin(run, tmp_path / "model")
-
-
-def test_lars_takes_over_the_momentum_of_a_checkpoint(small_corpus, tmp_path):
-    stage = dataclasses.replace(SHORT, steps=4)
-    lars = Optimizer(type="lars")
-    train(make_run(small_corpus, [stage], optimizer=lars), tmp_path / "first")
-    start = {"init_checkpoint": str(tmp_path / "first"), "init_moments": True}
-    run = make_run(small_corpus, [stage], optimizer=lars, **start)
-    begun = begin(run, tmp_path / "second")
-    before = final_tensors(tmp_path / "first")
-    for name, value in model_state.gather(
-        begun.model, begun.optimizer, begun.engine.to_host
-    ).items():
-        if model_state.is_slot(name) or name == "optimizer/iterations":
-            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        begin(lambs, tmp_path / "third")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -467,7 +451,7 @@ def test_an_evaluation_reads_every_held_out_batch_once(small_corpus, tmp_path, m
     read = input_pipeline.Batches.__getitem__
 
     def counted(self, step):
-        if not self._shuffle:
+        if not self._plan.shuffle:
             steps.append(step)
         return read(self, step)
 
@@ -538,7 +522,7 @@ def test_what_a_kill_left_half_written_goes_with_the_next_checkpoint(tmp_path):
     for step in (4, 8):
         store.save({"global_step": np.int64(step)}, step, state={})
         record = {"loss": 1.0 / step, "step": step, "max_seq_length": 32, "records": "a"}
-        checkpoints.save_best(tmp_path / "best", lambda: {"x": np.ones(1)}, record)
+        checkpoints.save_best(tmp_path / "best", {"x": np.ones(1)}, record)
     parts = (".data-00000-of-00001", ".index")
     wanted = {f"ctl_step_8.ckpt-2{part}" for part in (*parts, ".json")}
     wanted |= {"best.json", "checkpoint", *(f"bert_model.ckpt-8{part}" for part in parts), *kept}
@@ -561,16 +545,8 @@ def test_a_kill_amid_the_removal_of_old_checkpoints_leaves_nothing_behind(
 def test_a_damaged_record_of_the_best_weights_is_replaced(tmp_path, text):
     (tmp_path / "best.json").write_bytes(text.encode("latin-1"))
     record = {"loss": 3.0, "step": 1, "max_seq_length": 32, "records": "a"}
-    checkpoints.save_best(tmp_path, lambda: {"x": np.ones(1)}, record)
+    checkpoints.save_best(tmp_path, {"x": np.ones(1)}, record)
     assert json.loads((tmp_path / "best.json").read_text()) == record
-
-
-def test_weights_of_a_loss_that_is_no_number_are_not_the_best(tmp_path):
-    for loss in (float("nan"), 3.0, float("inf"), float("nan")):
-        record = {"loss": loss, "step": 1, "max_seq_length": 32, "records": "a"}
-        checkpoints.save_best(tmp_path, lambda loss=loss: {"loss": np.float32(loss)}, record)
-    assert json.loads((tmp_path / "best.json").read_text())["loss"] == 3.0
-    assert checkpoints.read_tensors(tmp_path / "bert_model.ckpt-1") == {"loss": 3.0}
 
 
 def test_one_reduction_of_the_gradients_an_update_however_many_micro_batches(small_corpus):
@@ -634,3 +610,138 @@ def test_the_log_says_how_long_steps_waited_for_their_batches(small_corpus):
     threading.Timer(5.0, batches.may.set).start()  # long: a busy machine may begin to wait late
     state = loop(iterator, 4, 1, state)
     assert 1 < state.input_wait < time.monotonic() - began
+
+
+# Early stopping
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "since"),
+    [
+        ([], None, 0),
+        ([5.0, 4.0, 4.5], 1, 1),
+        ([5.0, 5.0, 5.0], 0, 2),  # the same is not better
+        ([np.nan, np.inf, -np.inf], None, 3),
+        ([np.nan, 7.0, np.nan, 6.0], 3, 0),
+    ],
+)
+def test_a_state_counts_the_evaluations_since_the_one_with_the_lowest_loss(losses, best, since):
+    state = LoopState([1.0], [2.0], loss_scale=8.0)
+    for number, loss in enumerate(losses):
+        state = state.evaluated(10 * (number + 1), loss, "a")
+    assert state.evaluations_since_best == since
+    assert state.best_loss == (None if best is None else losses[best])
+    assert state.best_step == (0 if best is None else 10 * (best + 1))
+    assert (state.sums, state.sums_since_saved, state.loss_scale) == ([1.0], [2.0], 8.0)
+    older = dataclasses.asdict(LoopState([1.0], [2.0], loss_scale=8.0))
+    new = ("best_step", "best_loss", "evaluated_on", "evaluations_since_best")
+    assert LoopState(**{name: older[name] for name in older if name not in new}).best_loss is None
+    of_next_stage = state.without_best().evaluated(98, 200.0, "a")
+    assert (of_next_stage.best_step, of_next_stage.evaluations_since_best) == (98, 0)
+    others = state.evaluated(99, 100.0, "other examples")
+    assert (others.best_step, others.best_loss, others.evaluations_since_best) == (99, 100.0, 0)
+
+
+class StopsAt(TfDistribute):
+    """Gets SIGTERM amid a step."""
+
+    def __init__(self, step):
+        super().__init__(tf.distribute.get_strategy())
+        self._step = step
+
+    def training_loop(self, *arguments):
+        loop = super().training_loop(*arguments)
+
+        def watched(batches, first_step, steps, state):
+            if first_step <= self._step < first_step + steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loop(batches, first_step, steps, state)
+
+        return watched
+
+
+@pytest.fixture(scope="module")
+def stopped_early(small_corpus, tmp_path_factory):
+    """A run that stops early, its options, trainer and folder: the rate rises and rises."""
+    first = dataclasses.replace(SHORT, learning_rate=0.0)
+    stage = dataclasses.replace(SHORT, steps=400, learning_rate=10.0, warmup_steps=400)
+    run = make_run(small_corpus, [first, stage], optimizer=Optimizer(type="adamw"))
+    options = LoopOptions(
+        log_steps=7,
+        save_checkpoints_steps=5,
+        keep_checkpoint_max=0,
+        eval_steps=4,
+        eval_files=(small_corpus.held_out,),
+        early_stopping=2,
+    )
+    folder = tmp_path_factory.mktemp("early") / "model"
+    return run, options, train(run, folder, options), folder
+
+
+@pytest.mark.slow
+def test_a_run_stops_after_evaluations_without_a_lower_loss_and_keeps_what_it_would_have(
+    small_corpus, stopped_early, tmp_path, capsys
+):
+    run, options, trainer, folder = stopped_early
+    lines = log_lines(folder)
+    held_out = {line["step"]: line["loss"] for line in lines if line["kind"] == "eval"}
+    best = min(held_out, key=held_out.get)
+    assert SHORT.steps < best == trainer.step - 2 * options.eval_steps
+    assert [*held_out] == [*range(4, trainer.step + 1, 4)]
+    first = SHORT.steps // 4 + 1
+    assert not any(  # it stops at the first chance, in the last stage
+        min(held_out[4 * n], held_out[4 * n + 4]) >= min(held_out[4 * m] for m in range(first, n))
+        for n in range(first + 1, trainer.step // 4 - 1)
+    )
+    assert [line["step"] for line in lines if line["kind"] == "train"][-1] == trainer.step
+    summary = json.loads((folder / "summaries" / "training_summary.txt").read_text())
+    assert (summary["total_training_steps"], summary["stopped_early"]) == (trainer.step, True)
+    assert (folder / f"best/bert_model.ckpt-{best}.index").exists()
+    short = dataclasses.replace(run.stages[1], steps=trainer.step - SHORT.steps)
+    plain = dataclasses.replace(options, early_stopping=0)
+    train(dataclasses.replace(run, stages=(run.stages[0], short)), tmp_path / "plain", plain)
+    assert_same(final_tensors(tmp_path / "plain"), final_tensors(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stopped by a signal", "finished"])
+def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
+    stopped_early, tmp_path, capsys, kind
+):
+    run, options, trainer, folder = stopped_early
+    again = tmp_path / "again"
+    if kind == "finished":
+        shutil.copytree(folder, again)
+    else:
+        with pytest.raises(training_log.Stopped):
+            Trainer(run, options, StopsAt(trainer.step - 6), again).train()
+        capsys.readouterr()
+    train(run, again, options)
+    assert_same(final_tensors(again), final_tensors(folder))
+    assert log_lines(again) == log_lines(folder)
+    assert (again / "best/best.json").read_text() == (folder / "best/best.json").read_text()
+    best = json.loads((folder / "best/best.json").read_text())
+    assert (
+        f"stopped early at step {trainer.step} of 408: 2 evaluations in a row without a lower "
+        f"held-out loss than {best['loss']:.4g} of step {best['step']}; its weights: {again}/best/"
+        f"bert_model.ckpt-{best['step']}\n"
+    ) in capsys.readouterr().out
+    if kind == "finished":
+        more_patient = train(run, again, dataclasses.replace(options, early_stopping=3))
+        assert more_patient.step == trainer.step + options.eval_steps
+
+
+def test_the_best_weights_are_of_the_last_stage_even_if_the_one_before_was_as_good(
+    small_corpus, tmp_path
+):
+    run = make_run(small_corpus, [SHORT, dataclasses.replace(SHORT, learning_rate=0.0)])
+    options = dataclasses.replace(QUIET, eval_steps=4, eval_files=(small_corpus.held_out,))
+    trainer = train(run, tmp_path, options)
+    assert json.loads((tmp_path / "best/best.json").read_text())["step"] == SHORT.steps + 4
+    assert (trainer._state.best_step, trainer._state.evaluations_since_best) == (SHORT.steps + 4, 1)
+
+
+def test_early_stopping_needs_evaluations(small_corpus):
+    for given in ({}, {"eval_steps": 4}, {"eval_files": (small_corpus.held_out,)}):
+        with pytest.raises(ValueError, match="early_stopping must be 0 without evaluations"):
+            LoopOptions(early_stopping=2, **given)

@@ -1,0 +1,323 @@
+"""Sends the numbers of a run to experiment trackers: Weights & Biases and MLflow.
+
+They get the rows that TensorBoard gets, and the settings of `run.json`. Their own environment
+variables set the destination (`WANDB_PROJECT`, `WANDB_MODE`, `MLFLOW_TRACKING_URI`, …).
+`trackers.json` keeps the id of a run at each tracker, so that a resumed run continues its curves.
+
+No error of a tracker ends a run: rows wait until it can be reached again. A final warning lists
+what was not sent.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from official_bert.system import messages
+from official_bert.system.places import Place
+from official_bert.system.whole_files import write_text
+from official_bert.training import run_files
+
+IDS = "trackers.json"
+MAX_WAITING = 10_000  # rows
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0  # seconds after a failure until the next try
+STOPPED = (130, 143)  # exit codes
+# The libraries would try for minutes, or for ever, while training waits. Environment variables that
+# are set go first.
+_MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_WANDB_PATIENCE = {"init_timeout": 10, "finish_timeout": 120}  # seconds
+_MLFLOW_LIMITS = 100, 250, 500  # parameters of a request, characters of a name and of a value
+
+Row = tuple[str, int, Mapping[str, float]]  # kind, step, values
+
+
+class Tracker(Protocol):
+    """A library that keeps runs."""
+
+    def begin(self, run_id: str | None, name: str, settings: dict) -> str:
+        """Begins a run, or continues the one with this id; returns its id."""
+
+    def write(self, row: Row) -> None:
+        """Adds the values at a step to the curves."""
+
+    def keep(self, files: Sequence[pathlib.Path]) -> None:
+        """Keeps files and folders with the run."""
+
+    def end(self, code: int) -> None:
+        """Ends the run, with the exit code of its command."""
+
+    def refuses(self, error: Exception) -> bool:
+        """Whether an error of `write` means that this row is invalid: then it is left out."""
+
+
+class Trackers:
+    """The trackers of one run.
+
+    Args:
+        names: Of `"wandb"` and `"mlflow"`, those to report to.
+        model_dir: Folder of the run.
+    """
+
+    def __init__(self, names: Iterable[str], model_dir: Place):
+        self._model_dir = model_dir
+        self._settings: dict = {}
+        self._links = [_Link(name, _TRACKERS[name]()) for name in names]
+
+    def __bool__(self):
+        return bool(self._links)
+
+    def begin(self, settings: dict) -> None:
+        """Names the settings of the run: the content of `run.json`."""
+        self._settings = settings
+        for link in self._links:
+            self._try(link)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Adds the values at a step to the curves `kind/NAME`."""
+        for link in self._links:
+            link.add((kind, step, values))
+            self._try(link)
+
+    def end(self, code: int, files: Sequence[pathlib.Path] = ()) -> None:
+        """Sends what waits, then the files, and ends the runs that have begun.
+
+        Warns of what a tracker did not get.
+
+        Args:
+            code: Exit code of the command.
+            files: Files and folders to keep with the run.
+        """
+        for link in self._links:
+            if link.has_begun or link.waiting:
+                link.next_try = 0.0
+                self._try(link)
+                link.end(code, files, self._model_dir)
+
+    def _try(self, link):
+        """Sends all that waits for a tracker, unless it failed a moment ago."""
+        if time.monotonic() < link.next_try:
+            return
+        try:
+            if not link.has_begun:
+                self._begin(link)
+            while link.waiting:
+                link.send_first()
+        except Exception as error:  # of any kind: these are other people's servers
+            link.failed(error)
+        else:
+            link.works()
+
+    def _begin(self, link):
+        path = self._model_dir / IDS
+        ids = run_files.decoded(path.read_text()) if path.exists() else {}
+        known, name = ids.get(link.name), self._model_dir.name
+        if name.startswith("seed_"):
+            name = f"{self._model_dir.parent.name}/{name}"
+        run_id = link.tracker.begin(known, name, self._settings)
+        link.has_begun = True
+        if run_id != known:
+            write_text(path, json.dumps(ids | {link.name: run_id}, indent=1) + "\n")
+
+
+class _Link:
+    """The connection to one tracker."""
+
+    def __init__(self, name: str, tracker: Tracker):
+        self.name, self.tracker = name, tracker
+        self.waiting: collections.deque[Row] = collections.deque(maxlen=MAX_WAITING)
+        self.has_begun = False
+        self.next_try, self.pause = 0.0, FIRST_PAUSE
+        self._has_warned = False  # of the failures since it worked
+        self._reason = ""  # of the last failure
+        self._lost = 0  # rows
+        self._refused: set[tuple[str, ...]] = set()  # names of rows
+
+    def add(self, row: Row) -> None:
+        """Adds a row to those that wait; if they are too many, the oldest is lost."""
+        self._lost += len(self.waiting) == MAX_WAITING
+        self.waiting.append(row)
+
+    def send_first(self) -> None:
+        """Sends the first row that waits, or leaves it out if the tracker refuses it."""
+        kind, step, values = self.waiting[0]
+        try:
+            self.tracker.write(self.waiting[0])
+        except Exception as error:
+            if not self.tracker.refuses(error):
+                raise
+            self._reason = _reason(error)
+            self._lost += 1
+            if (kind, *values) not in self._refused:  # its like are not named again
+                self._refused.add((kind, *values))
+                messages.warn(
+                    f"{self.name} refuses the row {kind!r} of step {step}, so it is left out: "
+                    f"{self._reason}"
+                )
+        self.waiting.popleft()
+
+    def works(self) -> None:
+        """Notes that all could be sent."""
+        self.pause, self._has_warned = FIRST_PAUSE, False
+
+    def failed(self, error: Exception) -> None:
+        """Warns of the first failure since it worked, and sends nothing for a while."""
+        self.next_try = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        self._reason = _reason(error)
+        if not self._has_warned:
+            self._has_warned = True
+            messages.warn(
+                f"{self.name} cannot be reached, so the run goes on without it and its rows wait: "
+                f"{self._reason}"
+            )
+
+    def end(self, code: int, files: Sequence[pathlib.Path], folder: Place) -> None:
+        """Sends the files, ends the run in any case, and warns of what the tracker did not get."""
+        rows = self._lost + len(self.waiting)
+        missing = [f"{rows:,} rows"] if rows else []
+        can_send = self.has_begun and not self.waiting
+        if files and not (can_send and self._succeeds(lambda: self.tracker.keep(files))):
+            missing.append(f"{len(files)} files or folders")
+        if self.has_begun and not self._succeeds(lambda: self.tracker.end(code)):
+            missing.append("the end of the run")
+        if missing:
+            messages.warn(
+                f"{self.name} did not get {', '.join(missing)} ({self._reason}). They are in "
+                f"{folder}, the rows in train_log.jsonl. Run the same command again when "
+                f"{self.name} can be reached: it sends what is new since the last checkpoint, and "
+                "at the end of the run the files."
+            )
+        self.waiting.clear()
+        self.has_begun, self._lost = False, 0
+
+    def _succeeds(self, work):
+        try:
+            work()
+        except Exception as error:  # of any kind, as above
+            self._reason = _reason(error)
+            return False
+        return True
+
+
+def _reason(error):
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class _Wandb:
+    """Weights & Biases; its own process sends the rows."""
+
+    def __init__(self):
+        self._run: Any = None
+        self._new_id = uuid.uuid4().hex[:8]  # the same at each try
+
+    def begin(self, run_id, name, settings):
+        import wandb
+
+        run_id = run_id or self._new_id
+        patience = {
+            setting: seconds
+            for setting, seconds in _WANDB_PATIENCE.items()
+            if f"WANDB_{setting.upper()}" not in os.environ
+        }
+        try:
+            self._run = wandb.init(
+                id=run_id,
+                resume="allow",
+                name=name,
+                reinit="finish_previous",
+                settings=wandb.Settings(**patience),
+            )
+        except Exception:
+            wandb.teardown()  # else its process refuses this id at the next try
+            raise
+        self._run.config.update(settings, allow_val_change=True)
+        # A step of its own: a resumed run may write the rows since its checkpoint again.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+        return run_id
+
+    def write(self, row):
+        kind, step, values = row
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()} | {"step": step})
+
+    def keep(self, files):
+        import wandb
+
+        artifact = wandb.Artifact(f"run-{self._run.id}", type="model")
+        for path in files:
+            if path.is_dir():
+                artifact.add_dir(str(path), name=path.name)
+            else:
+                artifact.add_file(str(path), name=path.name)
+        self._run.log_artifact(artifact)
+
+    def end(self, code):
+        self._run.finish(exit_code=code)
+
+    def refuses(self, error):
+        return isinstance(error, ValueError | TypeError)
+
+
+class _Mlflow:
+    """MLflow: a server, a database or a folder."""
+
+    def begin(self, run_id, name, settings):
+        for variable, value in _MLFLOW_PATIENCE.items():
+            os.environ.setdefault(variable, value)
+        import mlflow
+
+        if run_id:
+            return mlflow.start_run(run_id=run_id, nested=True).info.run_id
+        run = mlflow.start_run(run_name=name, nested=True)
+        most, _, longest = _MLFLOW_LIMITS
+        params = [(_mlflow_name(n), str(v)[:longest]) for n, v in run_files.flat(settings).items()]
+        try:
+            for first in range(0, len(params), most):
+                mlflow.log_params(dict(params[first : first + most]))
+        except Exception:
+            self.end(messages.USAGE)  # else the next try would begin a run inside this one
+            raise
+        return run.info.run_id
+
+    def write(self, row):
+        import mlflow
+
+        kind, step, values = row
+        named = {_mlflow_name(f"{kind}/{name}"): value for name, value in values.items()}
+        mlflow.log_metrics(named, step=step)
+
+    def keep(self, files):
+        import mlflow
+
+        for path in files:
+            if path.is_dir():
+                mlflow.log_artifacts(str(path), artifact_path=path.name)
+            else:
+                mlflow.log_artifact(str(path))
+
+    def end(self, code):
+        import mlflow
+
+        status = "KILLED" if code in STOPPED else "FAILED" if code else "FINISHED"
+        mlflow.end_run(status)
+
+    def refuses(self, error):
+        from mlflow.exceptions import MlflowException
+
+        is_of_mlflow = isinstance(error, MlflowException)
+        return is_of_mlflow and error.error_code == "INVALID_PARAMETER_VALUE"
+
+
+def _mlflow_name(name):
+    """A name as MLflow takes it: other characters become their codes, as in `f1/R_26_D`."""
+    named = re.sub(r"[^/\w.\- :]", lambda other: f"_{ord(other[0]):x}_", name)
+    parts = ["_" if part in ("", ".", "..") else part for part in named.split("/")]
+    return "/".join(parts)[: _MLFLOW_LIMITS[1]]
+
+
+_TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow}

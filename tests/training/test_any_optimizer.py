@@ -1,0 +1,281 @@
+"""Any optimizer trains any task on any engine, from the same state to the same weights."""
+
+import dataclasses
+import itertools
+import re
+
+import keras
+import numpy as np
+import optimizer_runs
+import pytest
+import small_sentences as sentences
+import small_squad as questions
+import tensorflow as tf
+from small_runs import QUIET, SHORT, assert_same, begin, make_run, train, without_dropout
+from two_replicas import two_replicas
+
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.stages import Optimizer
+from official_bert.training import model_state, run_checks
+from official_bert.training.trainer import Diverged
+
+KINDS = ("lamb", "adamw", "lars", "orscale", "muon", "keras.optimizers:Adam")
+TASKS = ("pre-training", "classification", "questions")
+CLIPPED = {"type": "keras.optimizers:Adam", "global_clipnorm": 0.01}
+DIVIDED = [(1, CLIPPED), (2, CLIPPED)]
+
+
+def run_of(request, task, optimizer, **changed):
+    stage = {"steps": 3, "batch_size": 8, "learning_rate": 1e-3, "warmup_steps": 0}
+    if task == "pre-training":
+        corpus = request.getfixturevalue("small_corpus")
+        run = make_run(corpus, [SHORT])
+    elif task == "classification":
+        run = sentences.make_run(request.getfixturevalue("small_sentences"))
+    else:
+        run = questions.make_run(request.getfixturevalue("small_questions"))
+    stages = (dataclasses.replace(run.stages[0], **stage),)
+    optimizer = Optimizer(**optimizer)
+    config = without_dropout(run.config)
+    return dataclasses.replace(run, config=config, stages=stages, optimizer=optimizer, **changed)
+
+
+def overflowing(request):
+    """A run whose scaled gradients are infinite."""
+    changed = {"dtype": "fp16", "loss_scale": "1e30"}
+    return run_of(request, "classification", {"type": "muon"}, **changed)
+
+
+@pytest.fixture(scope="module")
+def table_on_jax(request, tmp_path_factory):
+    """Results of `optimizer_runs.three_updates` on JAX, all from one process."""
+    table = itertools.product(KINDS, TASKS)
+    runs = {(kind, task): (run_of(request, task, {"type": kind}), 1) for kind, task in table}
+    return optimizer_runs.on_jax(runs, tmp_path_factory.mktemp("table_on_jax"))
+
+
+@pytest.fixture(scope="module")
+def on_jax(request, tmp_path_factory):
+    """The same of some other runs."""
+    runs = {n: (run_of(request, "classification", kind), n) for n, kind in DIVIDED}
+    runs |= {"overflow": (overflowing(request), 1)}
+    return optimizer_runs.on_jax(runs, tmp_path_factory.mktemp("on_jax"))
+
+
+def on_tensorflow(run, folder, strategy=None):
+    engine = TfDistribute(strategy or tf.distribute.get_strategy())
+    return optimizer_runs.three_updates(run, engine, folder / "checkpoints")
+
+
+def weights(tensors):
+    """All but biases that a softmax takes out again: their gradients are round-off."""
+    idle = "attention/self/key/bias", "cls/squad/output_bias"
+    return {n: v for n, v in tensors.items() if not model_state.is_slot(n) and not n.endswith(idle)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_has_the_same_bits_and_the_engines_agree(
+    request, table_on_jax, tmp_path, kind, task
+):
+    before, one_go, resumed = on_tensorflow(run_of(request, task, {"type": kind}), tmp_path)
+    assert_same(one_go, resumed)
+    before_on_jax, on_jax, resumed_on_jax = table_on_jax[kind, task]
+    assert_same(on_jax, resumed_on_jax)
+    assert_same(weights(before), weights(before_on_jax))
+    assert on_jax.keys() == one_go.keys()
+    assert_same(weights(one_go), weights(on_jax), rtol=1e-4, atol=1e-5)
+    assert one_go["optimizer/iterations"] == on_jax["optimizer/iterations"] == 3
+    moved = [n for n, v in weights(one_go).items() if not np.array_equal(v, before[n])]
+    assert len(moved) > len(weights(one_go)) / 2
+
+
+def test_two_replicas_clip_the_summed_gradient_as_one_does(request, on_jax, tmp_path):
+    run = run_of(request, "classification", CLIPPED)
+    ends = [
+        on_tensorflow(run, tmp_path / "one")[1],
+        on_tensorflow(run, tmp_path / "two", two_replicas())[1],
+        *(on_jax[devices][1] for devices, _ in DIVIDED),
+    ]
+    free = on_tensorflow(
+        run_of(request, "classification", CLIPPED | {"global_clipnorm": 0.0}), tmp_path / "free"
+    )
+    slot = "optimizer/output_weights/velocity"
+    assert np.abs(ends[0][slot]).max() < 0.01 * np.abs(free[1][slot]).max()
+    for other in ends[1:]:
+        assert_same(weights(ends[0]), weights(other), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(ends[0][slot], other[slot], rtol=1e-3, atol=1e-9)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(request, on_jax, tmp_path):
+    for strategy in None, two_replicas():
+        name = "two" if strategy else "one"
+        before, after, _ = on_tensorflow(overflowing(request), tmp_path / name, strategy)
+        assert after.pop("optimizer/skipped_updates") == 3
+        assert_same(before | after, before)
+    before, after, _ = on_jax["overflow"]
+    assert after.pop("optimizer/skipped_updates") == 3
+    assert_same(before | after, before)
+
+
+def test_the_run_stops_after_skipped_updates_of_any_optimizer(request, tmp_path):
+    options = dataclasses.replace(QUIET, max_skipped_updates=2, steps_per_loop=1)
+    with pytest.raises(Diverged, match="not finite for 2 steps in a row"):
+        train(overflowing(request), tmp_path, options)
+
+
+# State
+
+
+def test_checkpoints_of_lamb_have_the_names_that_tensorflow_1_knows(request, tmp_path):
+    _, tensors, _ = on_tensorflow(run_of(request, "classification", {"type": "lamb"}), tmp_path)
+    ours = {n for n in tensors if n.startswith("optimizer/")}
+    assert ours == {"optimizer/iterations", "optimizer/skipped_updates"}
+    assert {"output_weights/adam_m", "output_weights/adam_v"} <= tensors.keys()
+
+
+def test_slots_are_carried_to_a_larger_model_and_others_start_again(small_corpus, tmp_path, capsys):
+    config = dataclasses.replace(small_corpus.config, num_hidden_layers=2)
+    stages = [dataclasses.replace(SHORT, steps=2, depth=1), dataclasses.replace(SHORT, steps=2)]
+    for kind, scalar_slots in [("keras.optimizers:Nadam", 0), ("orscale", 2 * 6 + 2)]:
+        optimizer = Optimizer(type=kind)
+        train(make_run(small_corpus, stages, config=config, optimizer=optimizer), tmp_path / kind)
+        said = capsys.readouterr().out
+        carried, slots = map(int, re.search(r"moments: carried (\d+) of (\d+)", said).groups())
+        assert slots - carried == scalar_slots
+        again = "start again, as they are not shaped like a variable: optimizer/bert/" in said
+        assert again == (scalar_slots > 0)
+
+
+def test_slots_that_begin_as_the_weights_follow_an_initial_checkpoint(small_corpus, tmp_path):
+    optimizer = Optimizer(type="keras.optimizers:ScheduleFreeAdamW")
+    train(make_run(small_corpus, [SHORT]), tmp_path / "first")
+    start = str(tmp_path / "first")
+    run = make_run(small_corpus, [SHORT], optimizer=optimizer, init_checkpoint=start)
+    begun = begin(run, tmp_path / "second")
+    for variable in begun.model.trainable_variables:
+        slot = begun.optimizer.slots(variable)["momentum"]
+        np.testing.assert_array_equal(slot.numpy(), variable.numpy())
+
+
+def test_moments_come_from_a_run_of_the_same_optimizer_only(small_corpus, tmp_path):
+    muon, stage = Optimizer(type="muon"), dataclasses.replace(SHORT, steps=2)
+    run = make_run(small_corpus, [stage], optimizer=muon)
+    trained = train(run, tmp_path / "muon")
+    (data,) = (tmp_path / "muon").glob("ctl_step_2*.data-*")
+    size = run_checks.checkpoint_bytes(run, stage, trained.optimizer)
+    assert size == pytest.approx(data.stat().st_size, rel=0.01)
+    start = {"init_checkpoint": str(tmp_path / "muon"), "init_moments": True}
+    begun = begin(make_run(small_corpus, [stage], optimizer=muon, **start), tmp_path / "again")
+    states = [model_state.gather(t.model, t.optimizer, t.engine.to_host) for t in (trained, begun)]
+    assert_same(*states)
+    for kind, message in [
+        ("keras.optimizers:Adam", "of the same optimizer, Adam, .* of muon. Leave"),
+        ("lamb", "lacks the moments"),
+    ]:
+        run = make_run(small_corpus, [stage], optimizer=Optimizer(type=kind), **start)
+        with pytest.raises(ValueError, match=message):
+            begin(run, tmp_path / "refused")
+
+
+# Settings
+
+
+ADAM = "keras.optimizers:Adam"
+
+
+class Plain(keras.optimizers.Optimizer):
+    """Takes no weight decay."""
+
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * gradient)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"type": "sgd"}, "optimizer_type must be lamb, .* or MODULE:CLASS, .*; got 'sgd'"),
+        ({"type": "no_such:Thing"}, "can be imported; got 'no_such:Thing': No module named"),
+        ({"type": "keras.optimizers:Thing"}, "Thing is not in keras.optimizers"),
+        ({"type": "keras.layers:Dense"}, "Dense is no Keras optimizer"),
+        ({"settings": "{"}, "optimizer_settings must be JSON; got '{'"),
+        ({"settings": "[1]"}, "optimizer_settings must be a JSON object"),
+        ({"settings": '{"epsilon": NaN}'}, "optimizer_settings must be JSON; .* NaN is no number"),
+        ({"settings": {"epsilon": float("inf")}}, "optimizer_settings must be JSON"),
+        ({"settings": {"exclusions": [[], []]}}, r"lamb_tf:LAMB\(.*\); got 'exclusions'"),
+        ({"settings": {"ema_momentum": 0.9}}, "must not contain ema_momentum: averages"),
+        ({"exclude_from_weight_decay": ("(",)}, "exclude_from_weight_decay must contain regular"),
+        ({"type": ADAM, "settings": {"beta_2": "x"}}, "beta_2 must be a number; got 'x'"),
+        ({"type": ADAM, "settings": {"beta_2": 1.5}}, "beta_2 must be at least 0 and below 1; got"),
+        ({"type": ADAM, "settings": {"amsgrad": 1}}, "amsgrad must be true or false; got 1"),
+        ({"type": "muon", "settings": '{"momentum": 0.9, "momentum": 0.5}'}, "given twice"),
+        ({"type": "muon", "settings": {"exclude_layers": "x"}}, "exclude_layers must be a list"),
+        ({"type": "keras.optimizers:Optimizer"}, "with an update_step; got"),
+        ({"type": ADAM, "settings": {"clipnorm": "1"}}, "clipnorm must be a number; got '1'"),
+        ({"settings": {"nestrov": True}}, r"lamb_tf:LAMB\(.*nesterov=None.*\); got 'nestrov'"),
+        ({"settings": {"nesterov": "up"}}, "`nesterov` must be"),
+        ({"settings": {"learning_rate": 0.1}}, "must not contain learning_rate: the stages set"),
+        ({"type": "muon", "settings": {"use_ema": True}}, "must not contain use_ema"),
+        ({"settings": {"beta_2": 0.9}, "beta_2": 0.98}, "beta_2 must be given once; got 0.98"),
+        (
+            {"type": "muon", "settings": {"adam_beta_2": 0.9}, "beta_2": 0.98},
+            "beta_2 must be given once; got 0.98, and adam_beta_2 in",
+        ),
+        ({"type": "keras.optimizers:SGD", "beta_1": 0.8}, "beta_1 must be left out .*momentum"),
+        ({"type": "muon", "layer_decay": 0.9}, "layer_decay must be left out .* got 0.9"),
+        (
+            {"type": "muon", "exclude_from_layer_adaptation": ()},
+            "exclude_from_layer_adaptation must be left out with optimizer_type=muon",
+        ),
+        ({"type": f"{__name__}:Plain", "weight_decay": 0.1}, "weight_decay must be left out"),
+    ],
+    ids=str,
+)
+def test_what_an_optimizer_cannot_do_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        Optimizer(**given).make()
+
+
+def test_where_keras_lacks_muon_one_line_names_the_version_that_has_it(monkeypatch):
+    monkeypatch.delattr(keras.optimizers, "Muon")  # as in Keras 3.9
+    with pytest.raises(
+        ValueError, match=r"Muon is not in keras.optimizers .* Keras 3\.10 or newer"
+    ):
+        Optimizer(type="muon").make()
+
+
+def test_settings_reach_the_optimizer_and_replace_its_defaults():
+    made = Optimizer(type="muon", settings={"momentum": 0.9}, beta_2=0.98, weight_decay=0.1).make()
+    assert (made.momentum, made.adam_beta_2, made.adam_weight_decay) == (0.9, 0.98, 0.1)
+    assert Optimizer(settings='{"beta_2": 0.98}').make().beta_2 == 0.98
+    assert Optimizer(type="orscale", epsilon=1e-5).make().adam_epsilon == 1e-5
+    assert Optimizer(type="lars", beta_1=0.8, beta_2=0.5).make().momentum == 0.8
+
+
+def test_factors_of_layers_and_of_settings_are_not_given_together():
+    kernel = keras.Variable([1.0], name="kernel")
+    rules = {"learning_rate_multipliers": [["kernel", 0.5]]}
+    with pytest.raises(ValueError, match="layer_decay must be left out with learning_rate_mult"):
+        Optimizer(settings=rules, layer_decay=0.5).make([kernel], [(kernel, 1.0)])
+
+
+def test_an_exclusion_that_matches_nothing_is_warned_of():
+    kernel, bias = (keras.Variable([1.0], name=name) for name in ("kernel", "bias"))
+    made = Optimizer(type=ADAM, exclude_from_weight_decay=("bias", "bais")).make([kernel, bias])
+    with pytest.warns(UserWarning, match="'bais' .* matches no variable"):
+        made.build([kernel, bias])
+
+
+def test_optimizers_of_equal_settings_hash_alike():
+    assert len({Optimizer(settings={"nesterov": "first"}) for _ in range(2)}) == 1
+
+
+def test_a_run_without_settings_is_described_as_before_there_were_any(small_corpus):
+    run = make_run(small_corpus)
+    assert "settings" not in run.describe()["optimizer"]
+    set_ = dataclasses.replace(run, optimizer=Optimizer(settings={"nesterov": "first"}))
+    assert set_.describe()["optimizer"]["settings"] == {"nesterov": "first"}
