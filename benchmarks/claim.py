@@ -1,9 +1,9 @@
-"""Runs a study: its flags, its trials, of which a killed study repeats none, and its page.
+"""Runs a study: its flags, its trials and its page; a killed study repeats no finished trial.
 
 A study is a `Claim`. Its trials run one after another in this process, or `--jobs` at a time in
-processes of their own; each finished one is a line of `--results` with the command, the settings,
-the seed, the commit and the seconds that it took. The same command, given again, goes on with the
-trials that are missing.
+processes of their own. Each finished trial is a line of `--results` with the command, the settings,
+the seed, the commit and the seconds that it took. The same command, given again, continues with the
+missing trials.
 """
 
 import argparse
@@ -13,16 +13,15 @@ import importlib.util
 import json
 import math
 import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
-import shlex
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -31,18 +30,17 @@ import machine
 import stats
 
 NEEDED = (
-    'In a clone, `pip install ".[cpu,bert,plot]"` brings what the studies of BERT need, '
-    '`pip install ".[jax,bert,plot]"` what legw.py needs, and `make install` all, into .venv.'
+    'In a clone, `pip install ".[cpu,bert,plot]"` installs the needs of the studies of BERT, '
+    '`pip install ".[jax,bert,plot]"` those of legw.py, and `make install` all, into .venv.'
 )
 try:
     import trials
 
     from official_bert.system import child_commands
 except ImportError as error:
-    sys.exit(f"This needs {error.name}, which this Python has not. {NEEDED}")
+    sys.exit(f"This needs {error.name}, which is not installed. {NEEDED}")
 
 ROOT = evidence.ROOT
-PAGE_EVERY = 120  # seconds between pages while trials run
 
 
 def never(*_):
@@ -61,34 +59,34 @@ class Claim(NamedTuple):
     """A study.
 
     Args:
-        name: Of its page in docs/evidence.
+        name: Name of its page in docs/evidence.
         results: Name of its records in benchmarks/results.
-        title: Of a new page.
+        title: Title of a new page.
         settings: Dictionary of JSON values.
-        trials: Function of (settings, records so far); the trials in order, dictionaries of JSON
-            values.
-        run: Function of (options of the command, settings, trial, records so far); a dictionary
-            for the record, or None if the trial failed. `said` is printed; `diverged` is counted.
-        tables: Function of (records, settings); {name: rows of cells, the head first}.
-        pictures: {what follows the page's name in the picture's: function of (records, settings)
-            that returns a figure}.
-        packages: What it imports beyond this repository.
-        alike: Tuples of a trial's keys, by which the time left is guessed; see `trials.Study`.
+        trials: Function of (settings, records so far) that returns all trials in order,
+            dictionaries of JSON values.
+        run: Function of (options of the command, settings, trial, records so far) that returns a
+            dictionary for the record, or None if the trial failed. `said` is printed; `diverged`
+            is counted.
+        tables: Function of (records, settings) that returns {name: rows of cells, the head first}.
+        pictures: {suffix of the picture's name: function of (records, settings) that returns a
+            figure}.
+        packages: Imported packages beyond this repository.
         quick: The settings that differ in its quick form.
         flags: {setting that is a flag of its own: (type, help)}.
         alone: Whether trials measure time: one at a time, each a process of its own.
-        needs: Function of two trials; whether the first uses what the second leaves, so that it
-            has to begin after its end.
-        lost: What happened in a run that counts as diverged.
-        model: More settings with their values, which are in no record where they are not given.
-        extent: Names of settings that only say how many trials there are, or that `stands`
+        needs: Function of two trials: whether the first uses a result of the second, so that it
+            begins after its end.
+        lost: The meaning of a diverged run, for the page.
+        model: More settings with their values, which are in a record only where they were given.
+        extent: Names of settings that only determine the number of trials, or that `stands`
             compares; see `trials.Study`.
-        problem: Function of the settings; what is wrong with them as a sentence, or None.
-        ready: Function of the options, called before the trials; raises ValueError where what they
-            need is not there.
-        stands: Function of (settings, record, all records); whether the study would run that trial
+        problem: Function of the settings: the error in them as a sentence, or None.
+        ready: Function of the options, called before the trials; raises ValueError where something
+            that they need is missing.
+        stands: Function of (settings, record, all records): whether the study would run that trial
             in the same way now. In one that has grown, another may be the best.
-        suffix: Of the names of the tables, where several studies share a page.
+        suffix: Suffix of the names of the tables, where several studies share a page.
     """
 
     name: str
@@ -98,9 +96,8 @@ class Claim(NamedTuple):
     trials: Callable
     run: Callable
     tables: Callable
-    pictures: Mapping[str, Callable]
-    packages: Sequence[str]
-    alike: Sequence = ()
+    pictures: Mapping[str, Callable] = {}
+    packages: Sequence[str] = ("tensorflow", "matplotlib")
     quick: dict | None = None
     flags: Mapping[str, tuple] = {}
     alone: bool = False
@@ -112,6 +109,23 @@ class Claim(NamedTuple):
     ready: Callable = nothing
     stands: Callable = always
     suffix: str = ""
+
+
+def of(module: dict, name: str, title: str, **fields: Any) -> Claim:
+    """The study of a module: its functions have the names of the fields of `Claim`.
+
+    Args:
+        module: `globals()` of the module.
+        name, title: As of `Claim`.
+        **fields: Further fields; `results` is "claims_NAME" by default.
+    """
+    names = ("trials", "run", "tables", "needs", "problem", "ready", "stands")
+    found = {each: module[each] for each in names if callable(module.get(each))}
+    found |= {"results": f"claims_{name}", "settings": module["SETTINGS"]}
+    found["quick"] = module.get("QUICK")
+    if "draw" in module:
+        found["pictures"] = {"": module["draw"]}
+    return Claim(name=name, title=title, **found | fields)
 
 
 def comma_separated(text: str) -> list[str]:
@@ -127,36 +141,51 @@ def parser(claim: Claim, description: str) -> argparse.ArgumentParser:
     add("--settings", type=json.loads, default={}, help="JSON object of settings that differ")
     results, page, data = default_paths(claim)
     files = {
-        "results": "JSON lines, a line a trial; what it has is not done again. To repeat the whole "
+        "results": "JSON lines, one per trial; those in it are not run again. To repeat the whole "
         f"study, name a new file ({results.relative_to(ROOT)})",
-        "page": f"the page; its picture is put beside it ({page.relative_to(ROOT)})",
-        "data_dir": f"where the data of the study are made ({data.relative_to(ROOT)})",
+        "page": f"the page; its picture is written next to it ({page.relative_to(ROOT)})",
+        "data_dir": f"folder for the data of the study ({data.relative_to(ROOT)})",
     }
     for name, text in files.items():
         add(f"--{name}", type=pathlib.Path, help=text)
-    add("--page_only", action="store_true", help="write the page from the results that there are")
+    add("--page_only", action="store_true", help="write the page from the existing results")
     for name, (kind, text) in claim.flags.items():
         add(f"--{name}", type=kind, default=claim.settings[name], help=text)
+    found.set_defaults(quick=False, minutes=math.inf, jobs=1)
     if not claim.alone:
         add("--quick", action="store_true", help="a small form that takes minutes")
-        text = "begin no trial after so many minutes; it ends with the trials that are running"
-        add("--minutes", type=float, default=math.inf, help=text)
-        text = "trials at a time, each on its share of the processor's cores (1)"
-        add("--jobs", type=int, default=1, help=text)
-    else:
-        found.set_defaults(quick=False, minutes=math.inf, jobs=1)
+        add("--minutes", type=float, help="begin no trial after this number of minutes")
+        add("--jobs", type=int, help="trials at a time, each on its share of the cores (1)")
     return found
 
 
-def main(claim: Claim, options: argparse.Namespace) -> int:
-    """Runs the trials that are missing, writes the page; returns the exit code.
+def script(claim: Claim, description: str, run_trial: Callable = nothing, **flags: str) -> int:
+    """Runs the script of a study.
 
     Args:
-        claim: The study.
-        options: What `parser` parsed.
+        description: The script's docstring.
+        run_trial: Function that runs one trial where the script is called for it, with `--trial`.
+        **flags: {further option: help}.
+    """
+    options = parser(claim, description)
+    for name, words in flags.items():
+        options.add_argument(f"--{name}", help=words)
+    options.add_argument("--trial", type=json.loads, help=argparse.SUPPRESS)
+    options = options.parse_args()
+    if options.trial:
+        run_trial(**options.trial)
+        return 0
+    return main(claim, options)
+
+
+def main(claim: Claim, options: argparse.Namespace) -> int:
+    """Runs the missing trials and writes the page; returns the exit code.
+
+    Args:
+        options: The result of `parser`.
     """
     if not isinstance(options.settings, dict):
-        print(f"--settings: give a JSON object, not {options.settings!r}.", file=sys.stderr)
+        print(f"--settings must be a JSON object; got {options.settings!r}.", file=sys.stderr)
         return 2
     settings = claim.settings | ((claim.quick or {}) if options.quick else {})
     settings |= {name: getattr(options, name) for name in claim.flags} | options.settings
@@ -164,7 +193,7 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
         return 2
     _settle_paths(claim, options)
-    work = study(claim, settings, options.results)
+    work, failed = study(claim, settings, options.results), []
     try:
         work.done()
         if not options.page_only:
@@ -172,18 +201,17 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    due, failed = _Pace(lambda: _write_page(claim, options, settings, work)), []
     if not options.page_only:
         if claim.alone:
             child_commands.raise_on_signals()
         try:
             with trials.exclusive(options.data_dir, options.results):
-                failed = _run_missing(claim, options, settings, work, due.maybe)
+                failed = _run_missing(claim, options, settings, work)
         except (KeyboardInterrupt, child_commands.Interrupted):
             kept = f"{len(work.done())} of {len(work.trials())} trials are kept"
-            print(f"\nStopped. {kept} in {options.results}; the same command goes on.")
+            print(f"\nStopped. {kept} in {options.results}; the same command resumes.")
             return 128 + signal.SIGINT
-    due.now()
+    _write_page(claim, options, settings, work)
     for trial in failed:
         again = "the same command tries it again"
         print(f"failed: {stats.trial_name(trial)}; {again}", file=sys.stderr)
@@ -195,34 +223,36 @@ def main(claim: Claim, options: argparse.Namespace) -> int:
 def study(claim: Claim, settings: dict, results: pathlib.Path) -> trials.Study:
     """The study's trials with these settings, in a file."""
     lists, stands = (functools.partial(f, settings) for f in (claim.trials, claim.stands))
-    return trials.Study(results, settings, lists, (*claim.alike, ()), claim.extent, stands)
+    return trials.Study(results, settings, lists, claim.extent, stands)
 
 
 def _problem(claim, options, settings):
-    """What is wrong with the options, as a line; or None."""
+    """The error in the options as a line, or None."""
     known = *claim.settings, *claim.model
     if unknown := sorted({*options.settings} - {*known}):
-        return f"--settings: there is no {', '.join(unknown)}; there are {', '.join(known)}."
+        known = ", ".join(known)
+        return f"--settings must be among {known}; got {', '.join(unknown)}. Correct the name."
     if problem := misfit(claim, options.settings) or claim.problem(settings):
         return f"--settings: {problem}"
     if missing := [name for name in claim.packages if importlib.util.find_spec(name) is None]:
-        return f"This needs {', '.join(missing)}, which this Python has not. {NEEDED}"
+        return f"This needs {', '.join(missing)}, which is not installed. {NEEDED}"
     cores = machine.cores()
     if not 1 <= options.jobs <= cores:
-        return f"--jobs={options.jobs}: give 1 to {cores}, the number of cores."
+        return f"--jobs must be 1 to {cores}, the number of cores; got {options.jobs}."
     return None
 
 
 def misfit(claim: Claim, changed: dict) -> str | None:
-    """What is wrong with the kinds of the changed settings, as a sentence; or None.
+    """The first changed setting of another kind than its default, as a sentence; or None.
 
-    A value is of the kind of the default; a number of trials or seeds is at least 1. A dictionary
-    of numbers has the names that the default has; one of lists, some of them.
+    A number of trials or seeds is at least 1. A dictionary of numbers has the names that the
+    default has; a dictionary of lists, some of them.
     """
     defaults = dict(claim.model) | claim.settings
     for name, value in changed.items():
         if not _is_like(value, defaults[name], 1 if name in claim.extent else 0):
-            return f"{name} is {json.dumps(value)}; give one like {json.dumps(defaults[name])}."
+            example = json.dumps(defaults[name])
+            return f"{name} must be like {example}; got {json.dumps(value)}."
     return None
 
 
@@ -236,9 +266,8 @@ def _is_like(value, default, least):
         return isinstance(value, list) and all(_is_like(e, default[0], least) for e in value)
     if default is None or isinstance(default, str):
         return isinstance(value, int if default is None else str)
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    kinds = (int, float) if isinstance(default, float) else (int,)
+    return type(value) in kinds and value >= (0 if isinstance(default, float) else least)
 
 
 def default_paths(claim):
@@ -249,20 +278,13 @@ def default_paths(claim):
 
 
 def _settle_paths(claim, options):
-    """The default paths where none are given; the quick form leaves the pages alone."""
+    """Sets the default paths where none are given; the quick form has paths of its own."""
     results, page, data = default_paths(claim)
     if options.quick:
         results, page = (data.parent / "quick" / path.name for path in (results, page))
     options.results = options.results or results
     options.page = options.page or page
     options.data_dir = options.data_dir or data
-
-
-def command() -> str:
-    """The command of this study."""
-    script = pathlib.Path(sys.argv[0]).resolve()
-    script = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
-    return shlex.join(["python", str(script), *sys.argv[1:]])
 
 
 def commit() -> str:
@@ -277,133 +299,118 @@ def commit() -> str:
 # Trials
 
 
-def _run_missing(claim, options, settings, work, after_each):
-    """Runs each trial as soon as a process is idle and what it needs is there; those that failed.
-
-    With one job the trials run in this process.
-    """
+def _run_missing(claim, options, settings, work):
+    """Runs each trial as soon as a process is idle and its needs are met; those that failed."""
     ends, running, failed = time.monotonic() + 60 * options.minutes, {}, []
-    shared = claim, options, settings
-    idle = [None]
-    if options.jobs > 1:
-        idle = [_start_worker(*shared, work, job) for job in range(options.jobs)]
-
-    def finish(trial, record):
-        if record is None:
-            failed.append(trial)
-            return
-        work.add(record)
-        after_each()
-
-    while True:
-        waiting = [t for t in work.missing() if t not in [*running.values(), *failed]]
-        left = [*running.values(), *waiting]
-        ready = (t for t in waiting if not any(claim.needs(t, o) for o in [*left, *failed]))
-        trial = next(ready, None) if idle and time.monotonic() <= ends else None
-        if trial is not None:
-            work.announce(trial, left, len(running) + len(failed), options.jobs)
-            records = list(work.done().values())
-            if options.jobs == 1:
-                finish(trial, work.record(trial, functools.partial(_run, *shared, records)))
+    with _processes(options.jobs) as pool:
+        while True:
+            waiting = [t for t in work.missing() if t not in [*running.values(), *failed]]
+            left = [*running.values(), *waiting]
+            ready = (t for t in waiting if not any(claim.needs(t, o) for o in [*left, *failed]))
+            may_begin = len(running) < options.jobs and time.monotonic() <= ends
+            trial = next(ready, None) if may_begin else None
+            if trial is not None:
+                work.announce(trial, left, len(running) + len(failed), options.jobs)
+                records = list(work.done().values())
+                found = pool.submit(_record, claim, options, settings, work, trial, records)
+                running[found] = trial
                 continue
-            worker = idle.pop()
-            worker.send((trial, records))
-            running[worker] = trial
-            continue
-        if not running:
-            return failed
-        for worker in multiprocessing.connection.wait(running):
-            trial = running.pop(worker)
-            try:
-                record = worker.recv()
-            except EOFError:
-                raise RuntimeError(
-                    f"The process of the trial '{stats.trial_name(trial)}' ended without a "
-                    "result: by the error above, or killed, as for want of memory. What is done is "
-                    "kept; the same command goes on."
-                ) from None
-            idle.append(worker)
-            finish(trial, record)
+            if not running:
+                return failed
+            done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            for future in done:
+                trial = running.pop(future)
+                try:
+                    record = future.result()
+                except BrokenProcessPool:
+                    names = " or ".join(
+                        f"'{stats.trial_name(t)}'" for t in (trial, *running.values())
+                    )
+                    raise RuntimeError(
+                        f"The process of the trial {names} ended without a result: killed, perhaps "
+                        "for lack of memory. Finished trials are kept; the same command resumes."
+                    ) from None
+                if record is None:
+                    failed.append(trial)
+                    continue
+                work.add(record)
 
 
-def _run(claim, options, settings, records, trial):
-    always = {"command": command(), "commit": commit(), "jobs": options.jobs}
-    cpu = time.process_time()
-    found = claim.run(options, settings, trial, records)
-    if found is None:
-        return None
-    if "said" in found:
-        lost = "diverged; " if found["diverged"] else ""
-        print(f"  {stats.trial_name(trial)}: {lost}{found['said']}", flush=True)
-    return always | found | {"cpu_seconds": time.process_time() - cpu}
+def _record(claim, options, settings, work, trial, records):
+    """The record of a trial, which is run here; None if it failed."""
+
+    def run(trial):
+        always = {"command": machine.command(), "commit": commit(), "jobs": options.jobs}
+        cpu = time.process_time()
+        found = claim.run(options, settings, trial, records)
+        if found is None:
+            return None
+        if "said" in found:
+            lost = "diverged; " if found["diverged"] else ""
+            print(f"  {stats.trial_name(trial)}: {lost}{found['said']}", flush=True)
+        return always | found | {"cpu_seconds": time.process_time() - cpu}
+
+    return work.record(trial, run)
 
 
-def _start_worker(claim, options, settings, work, job):
-    """A process that runs the trials which it is sent; the end of its pipe."""
+class _ThisProcess:
+    """Takes the place of a pool of processes, for one job."""
+
+    def submit(self, function, *arguments):
+        future = futures.Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@contextlib.contextmanager
+def _processes(jobs):
+    """A pool of processes, each with its share of the cores; for one job, this process."""
+    if jobs == 1:
+        yield _ThisProcess()
+        return
     context = multiprocessing.get_context("spawn")  # a fork of this process may not train
-    ours, theirs = context.Pipe()
-    arguments = theirs, job, claim, options, settings, work
-    context.Process(target=_work, args=arguments, daemon=True).start()
-    theirs.close()
-    return ours
+    given = context.Value("i", 0), jobs
+    pool = futures.ProcessPoolExecutor(jobs, context, _begin_process, given)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _work(pipe, job, claim, options, settings, work):
+def _begin_process(count, jobs):
     child_commands.end_with_parent()
+    with count.get_lock():
+        job = count.value
+        count.value += 1
     if hasattr(os, "sched_setaffinity"):  # Linux has it
         cores = sorted(os.sched_getaffinity(0))
-        own = slice(len(cores) * job // options.jobs, len(cores) * (job + 1) // options.jobs)
+        own = slice(len(cores) * job // jobs, len(cores) * (job + 1) // jobs)
         os.sched_setaffinity(0, cores[own])
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while True:
-            trial, records = pipe.recv()
-            run = functools.partial(_run, claim, options, settings, records)
-            pipe.send(work.record(trial, run))
 
 
 # The page
-
-
-class _Pace:
-    """Writes the page now and then: drawing takes as long as a small trial."""
-
-    def __init__(self, write):
-        self._write, self._last = write, time.monotonic()
-
-    def maybe(self):
-        """Writes it if it is time to; the trials go on where that fails, as on a full disk."""
-        if time.monotonic() - self._last <= PAGE_EVERY:
-            return
-        try:
-            self.now()
-        except Exception:
-            traceback.print_exc()
-            print("The page was not written, for the reason above; the trials go on.", flush=True)
-
-    def now(self):
-        self._last = time.monotonic()
-        self._write()
 
 
 def _write_page(claim, options, settings, work):
     if not work.done():
         print(f"No page: {options.results} has no trial with these settings.", file=sys.stderr)
         return
-    small = ": the small form, which has no results" if options.quick else ""
+    small = ": the small form, without results" if options.quick else ""
     found = contents(claim, settings, work)
     evidence.write(options.page, found._replace(title=claim.title + small))
 
 
 def kept(claim: Claim) -> Iterator[tuple[pathlib.Path, evidence.Contents]]:
-    """The page of the study in docs/evidence, and what the kept records give to it."""
+    """The page of the study in docs/evidence, and its contents from its kept records, if any."""
     results, page, _ = default_paths(claim)
-    newest = trials.read(results)[-1]["settings"]
-    settings = claim.settings | {k: v for k, v in newest.items() if k not in claim.extent}
-    yield page, contents(claim, settings, study(claim, settings, results))
+    for record in trials.read(results)[-1:]:  # the newest
+        newest = {k: v for k, v in record["settings"].items() if k not in claim.extent}
+        settings = claim.settings | newest
+        yield page, contents(claim, settings, study(claim, settings, results))
 
 
 def contents(claim: Claim, settings: dict, work: trials.Study) -> evidence.Contents:
-    """What the trials that are done give to the page of a study."""
+    """The tables and pictures of a study from its finished trials."""
     records = list(work.done().values())
     tables = claim.tables(records, settings) | {
         "measured": measured(claim, records, work),

@@ -1,40 +1,35 @@
-r"""How 1, 2 and 4 workers scale over a slow network, and what each ingredient does for that.
+r"""Scaling of 1, 2 and 4 workers over a slow network, and the effect of each ingredient.
 
     python benchmarks/communication.py --output=benchmarks/results/communication.md
 
-Each worker is a process of `MultiWorkerMirroredStrategy` on one core of its own, in a network
-namespace of its own; virtual cables join them to a bridge, and token buckets at both ends of each
-cable shape what it carries (Linux, root, iproute2). Where that is not allowed only the loopback
-device is measured, and the figures for a network are the cost model's alone: the measured time plus
+Each worker is a process of `MultiWorkerMirroredStrategy` on one core, in a network namespace of its
+own; virtual cables join them to a bridge, and token buckets at both ends of each cable shape its
+traffic (Linux, root, iproute2). Where that is not allowed, only the loopback device is measured,
+and the figures for a network are the cost model's: the measured time plus
 2(n−1)/n · bytes / bandwidth.
 
-The ingredients are those of arXiv 2008.00177, "Multi-node BERT-pretraining: Cost-efficient
-Approach", with one of them off at a time.
+The ingredients are from arXiv 2008.00177, "Multi-node BERT-pretraining: Cost-efficient Approach",
+with one of them off at a time.
 """
 
+import argparse
 import contextlib
-import datetime
-import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from unittest import mock
 
+import loops
 import machine
-from absl import app, flags
-
-FLAGS = flags.FLAGS
-flags.DEFINE_string("output", None, "Where the table goes; the plot beside it as .png.")
-flags.DEFINE_integer("rounds", 5, "Rounds over all variants; medians of them are reported.")
-flags.DEFINE_string("worker", None, "Set by this script for its workers: the records.")
+import turns
 
 WORKERS = (1, 2, 4)
-MICRO_BATCH, LENGTH, PREDICTIONS = 8, 64, 10  # sequences a worker, tokens, masked tokens
+MICRO_BATCH, LENGTH, PREDICTIONS = 8, 64, 10  # sequences per worker, tokens, masked tokens
 ACCUMULATION = 4
-SEQUENCES = 4 * ACCUMULATION * MICRO_BATCH  # that a worker goes through in one measurement
+SEQUENCES = 4 * ACCUMULATION * MICRO_BATCH  # per worker in one measurement
 NETWORKS = {"unshaped": None, "10 Gb/s": 10e9, "1 Gb/s": 1e9}
 PORT = 29500
 
@@ -46,15 +41,18 @@ ALL_ON = {
     "input sharding and prefetch": True,
 }
 FLOAT32_WIRE = "without 16-bit gradients on the wire"
-SCALING = (  # a variant, what its gradients travel in, and the variant of one worker beside it
+SCALING = (  # a variant, the type of its gradients on the wire, and the variant of one worker
     ("neither", "float32", "without accumulation"),
     (FLOAT32_WIRE, "float32", "all on"),
     ("all on", "bfloat16", "all on"),
 )
+SCALING_HEAD = ("workers", "network", "gradients in", "micro-batches per update")
+SCALING_HEAD += ("reductions per update", "MB in them", "sequences/s", "model")
+SCALING_HEAD += ("share of n × one worker",)
 
 
 def variants(workers):
-    """Names and settings of what so many workers measure."""
+    """{variant: settings} of a number of workers."""
     every = {"all on": ALL_ON}
     every |= {f"without {name}": ALL_ON | {name: False} for name in ALL_ON}
     every["neither"] = every["without accumulation"] | {"16-bit gradients on the wire": False}
@@ -66,135 +64,92 @@ def variants(workers):
     return {name: every[name] for name in wanted[workers]}
 
 
-# A worker.
+# A worker
 
 
-def work(records):
-    """Makes the variants; then, for every line of stdin, times each of them once."""
+def make_ways(records, index, hosts):
+    """The variants as functions that time one of them each; "about" answers their reductions."""
     from official_bert.system import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
     from official_bert.engines import strategies
-    from official_bert.engines.tf_distribute import TfDistribute
 
-    index, count = int(os.environ["INDEX"]), int(os.environ["COUNT"])
+    count = hosts.count(",") + 1
     if count == 1:
         strategy = strategies.make_strategy("off")
     else:
-        hosts = os.environ["HOSTS"]
         strategy = strategies.make_strategy("multi_worker_mirrored", 0, "", hosts, index)
     cells = {
         name: make_cell(settings, strategy, index, count, records)
         for name, settings in variants(count).items()
     }
-    answer({name: cell.about for name, cell in cells.items()}, index)
-    for _ in sys.stdin:
-        seconds = {}
-        for name, cell in cells.items():
-            TfDistribute(strategy).all_gather([0])
-            started = time.perf_counter()
-            cell()
-            seconds[name] = time.perf_counter() - started
-        answer(seconds, index)
-
-
-def answer(value, index):
-    if index == 0:
-        print("ANSWER " + json.dumps(value), flush=True)
+    about = {name: described for name, (described, _) in cells.items()}
+    return {name: timed for name, (_, timed) in cells.items()} | {"about": lambda: about}
 
 
 def make_cell(settings, strategy, index, count, records):
-    """A function that takes a worker through `SEQUENCES`, with `about` what an update reduces."""
-    import tensorflow as tf
-
+    """The reductions of a variant, and a function that times `SEQUENCES` sequences of it."""
     import lamb_tf
-    from official_bert import stages
-    from official_bert.data import input_pipeline
-    from official_bert.engines import loop_state, tf_update
     from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.model import pretrainer
     from official_bert.model.config import BertConfig
 
-    class PlainLAMB(lamb_tf.LAMB):
-        """The same equations, an operation at a time."""
-
-        has_kernels = False
-
     parts = ACCUMULATION if settings["accumulation"] else 1
-    config = BertConfig.from_json_file(pathlib.Path(records).with_name("bert_config.json"))
-    stage = stages.Stage(
-        steps=10**6,
-        batch_size=MICRO_BATCH * parts * count,
-        max_seq_length=LENGTH,
-        max_predictions_per_seq=PREDICTIONS,
-        learning_rate=1e-4,
-    )
-    run = stages.Run(
-        config=config,
-        stages=(stage,),
-        optimizer=stages.Optimizer(),
-        input_files=(records,),
+    rows, updates = MICRO_BATCH * parts, SEQUENCES // (MICRO_BATCH * parts)
+    run = loops.make_run(
+        BertConfig.from_json_file(pathlib.Path(records).with_name("bert_config.json")),
+        records,
+        rows * count,
+        LENGTH,
+        PREDICTIONS,
         dtype="bf16" if settings["mixed precision"] else "fp32",
         reduce_dtype="bf16" if settings["16-bit gradients on the wire"] else "fp32",
         gradient_accumulation_steps=parts,
     )
+    engine, feed = TfDistribute(strategy), None
+    if not settings["input sharding and prefetch"]:
+        mine = slice(index * rows, (index + 1) * rows)
+        make_input = whole_batches(run, mine)
+        feed = iter(strategy.distribute_datasets_from_function(make_input))
+    with mock.patch.object(lamb_tf.LAMB, "has_kernels", settings["fused update"]):
+        cell = loops.engine_loop(run, engine, updates, feed)
+        cell()
+        reductions = cell.reductions()
 
-    def open_batches(shard_index, num_shards):
-        return input_pipeline.Batches(
-            [records],
-            stage.batch_size,
-            LENGTH,
-            PREDICTIONS,
-            shard_index=shard_index,
-            num_shards=num_shards,
-        )
+    def timed():
+        engine.all_gather([0])  # barrier: all workers begin together
+        return turns.timed(cell, 1)
 
-    def whole_batches(_):
-        """This worker's rows of batches that it makes as a whole, each when it is asked for."""
-        batches = open_batches(0, 1)
-        rows = slice(index * MICRO_BATCH * parts, (index + 1) * MICRO_BATCH * parts)
-
-        def generate():
-            for step in range(stage.steps):
-                yield {name: value[rows] for name, value in batches[step].items()}
-
-        signature = {
-            name: tf.TensorSpec((MICRO_BATCH * parts, *value.shape[1:]), value.dtype)
-            for name, value in batches[0].items()
-        }
-        return tf.data.Dataset.from_generator(generate, output_signature=signature)
-
-    with strategy.scope():
-        model = pretrainer.BertPretrainer(config, dtype=stages.DTYPE_POLICIES[run.dtype])
-        kind = lamb_tf.LAMB if settings["fused update"] else PlainLAMB
-        optimizer = kind(0.0, weight_decay=0.01, global_clipnorm=1.0)
-        optimizer.build(model.trainable_variables)
-    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
-    if settings["input sharding and prefetch"]:
-        iterator = TfDistribute(strategy).feed(open_batches, range(stage.steps))
-    else:
-        iterator = iter(strategy.distribute_datasets_from_function(whole_batches))
-    state = loop_state.first_state(run)
-    updates = SEQUENCES // (MICRO_BATCH * parts)
-
-    def cell():
-        for _ in range(updates):
-            loop(iterator, 1, 1, state)
-
-    loop(iterator, 1, 1, state)
-    reductions = loop.reductions(iterator, state)
-    cell.about = {"updates": updates, "reductions": reductions.count, "bytes": reductions.bytes}
-    return cell
+    about = {"updates": updates, "reductions": reductions.count, "bytes": reductions.bytes}
+    return about, timed
 
 
-# The network.
+def whole_batches(run, mine):
+    """Makes a dataset of this worker's rows of batches that it reads as a whole, on demand."""
+    import tensorflow as tf
+
+    (stage,) = run.stages
+    files = run.input_files, stage.lengths, stage.batch_size, run.config
+    batches = run.task.batches(*files, seed=run.seed, shard=(0, 1))
+
+    def generate():
+        for step in range(stage.steps):
+            yield {name: value[mine] for name, value in batches[step].items()}
+
+    signature = {
+        name: tf.TensorSpec((mine.stop - mine.start, *value.shape[1:]), value.dtype)
+        for name, value in batches[0].items()
+    }
+    return lambda _: tf.data.Dataset.from_generator(generate, output_signature=signature)
+
+
+# The network
 
 
 class Network:
     """A namespace for each worker, with a cable to a bridge.
 
     Raises:
-        OSError: if the system does not allow it.
+        OSError, subprocess.CalledProcessError: if the system does not allow it.
     """
 
     def __init__(self, size):
@@ -215,31 +170,18 @@ class Network:
             raise
 
     def shape(self, bits_per_second):
-        """Limits every cable, in both directions; `None` takes the limit away."""
+        """Limits every cable, in both directions; `None` removes the limit."""
         for i in range(self._size):
-            for where in (f"dev lambv{i}", "dev eth0"):
-                tc = ["tc", *(["-n", f"lamb{i}"] if where == "dev eth0" else [])]
-                _call([*tc, *f"qdisc del {where} root".split()], check=False)
+            for tc, device in (["tc"], f"lambv{i}"), (["tc", "-n", f"lamb{i}"], "eth0"):
+                _call([*tc, *f"qdisc del dev {device} root".split()], check=False)
                 if bits_per_second:
                     limit = f"rate {bits_per_second:.0f}bit burst 512kb latency 100ms"
-                    _call([*tc, *f"qdisc add {where} root tbf {limit}".split()])
+                    _call([*tc, *f"qdisc add dev {device} root tbf {limit}".split()])
 
     def rate(self):
-        """Bits a second that one connection between the first two gets."""
-        script = (
-            "import socket,sys,time\n"
-            "n = 40_000_000\n"
-            "if sys.argv[1] == 'receive':\n"
-            "    s = socket.create_server(('10.77.0.1', 29400)); print('ready', flush=True)\n"
-            "    c, _ = s.accept(); t = time.perf_counter(); got = 0\n"
-            "    while got < n: got += len(c.recv(1 << 20))\n"
-            "    print(8 * got / (time.perf_counter() - t))\n"
-            "else:\n"
-            "    socket.create_connection(('10.77.0.1', 29400)).sendall(bytes(n))\n"
-        )
+        """Bits per second of one connection between the first two."""
         receive, send = (
-            [*self.enter(i), sys.executable, "-c", script, what]
-            for i, what in enumerate(("receive", "send"))
+            [*self.enter(i), sys.executable, "-c", script] for i, script in enumerate(TRANSFER)
         )
         with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
             receiver.stdout.readline()
@@ -247,7 +189,7 @@ class Network:
             return float(receiver.stdout.read())
 
     def enter(self, index):
-        """What a command line begins with to run as worker `index`."""
+        """The beginning of a command line that runs as worker `index`."""
         return ["ip", "netns", "exec", f"lamb{index}"]
 
     def host(self, index):
@@ -256,11 +198,25 @@ class Network:
     def close(self):
         for i in range(self._size):
             _ip(f"netns del lamb{i}", check=False)
+            _ip(f"link del lambv{i}", check=False)
         _ip("link del lambbr", check=False)
 
 
+TRANSFER = (  # the scripts that receive and send 40 MB
+    "import socket, time\n"
+    "s = socket.create_server(('10.77.0.1', 29400)); print('ready', flush=True)\n"
+    "c, _ = s.accept(); t = time.perf_counter(); got = 0\n"
+    "while got < 40_000_000: got += len(c.recv(1 << 20))\n"
+    "print(8 * got / (time.perf_counter() - t))\n",
+    "import socket\nsocket.create_connection(('10.77.0.1', 29400)).sendall(bytes(40_000_000))\n",
+)
+
+
 class Loopback:
-    """What is measured where no network can be made."""
+    """Takes the place of the network where none can be made."""
+
+    def shape(self, _):
+        """Nothing can be limited."""
 
     def enter(self, _):
         return []
@@ -276,7 +232,7 @@ def make_network():
     try:
         return Network(max(WORKERS))
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"no network namespaces ({error}): the loopback device and the cost model it is")
+        print(f"no network namespaces ({error}): measuring the loopback device only")
         return Loopback()
 
 
@@ -288,38 +244,40 @@ def _call(command, check=True):
     subprocess.run(command, check=check, capture_output=True)
 
 
-# The measurement.
+# The measurement
 
 
-def main(_):
-    if FLAGS.worker:
-        return work(FLAGS.worker)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--output", type=pathlib.Path, help="the page; the plot is written next to it as .png")
+    add("--rounds", type=int, default=5, help="rounds over all variants; medians are reported (5)")
+    add("--worker", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        records, index, hosts = given.worker
+        turns.take(lambda: make_ways(records, int(index), hosts))
+        return
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(make_network()) as network:
         records = make_records(pathlib.Path(folder))
         print("records made", flush=True)
-        shaped = isinstance(network, Network)
-        networks = list(NETWORKS) if shaped else ["unshaped"]
+        networks = list(NETWORKS) if isinstance(network, Network) else ["unshaped"]
         rates = {}
-        for name in networks if shaped else ():
+        for name in networks if isinstance(network, Network) else ():
             network.shape(NETWORKS[name])
             rates[name] = network.rate()
-        found = {}
-        for count in WORKERS:
-            found[count] = measure(count, network, records, networks)
-    text = report(found, rates)
+        found = {n: measure(n, network, records, networks, given.rounds) for n in WORKERS}
+    text = report(found, rates, given.rounds)
     print(text)
-    if FLAGS.output:
-        pathlib.Path(FLAGS.output).write_text(text)
-        plot(found, pathlib.Path(FLAGS.output).with_suffix(".png"))
-    return 0
+    if given.output:
+        given.output.write_text(text)
+        plot(found, given.output.with_suffix(".png"))
 
 
 def make_records(folder):
-    import stdlib_records
-
     from official_bert.model.config import BertConfig
 
-    records, size = stdlib_records.make(folder, LENGTH, PREDICTIONS, num_documents=150)
+    records, size = loops.make_records(folder, LENGTH, PREDICTIONS, num_documents=150)
     config = BertConfig(
         vocab_size=size,
         hidden_size=256,
@@ -332,153 +290,99 @@ def make_records(folder):
     return records
 
 
-def measure(count, network, records, networks):
-    """Seconds by network, variant and round; and what an update of each variant reduces."""
-    if isinstance(network, Network):
-        network.shape(None)
+def measure(count, network, records, networks, rounds):
+    """The reductions of each variant; and {network: {variant: median seconds}}."""
+    network.shape(None)
     hosts = ",".join(network.host(i) for i in range(count))
-    workers = [start(index, count, hosts, network, records) for index in range(count)]
-    try:
-        about = listen(workers[0])
-        seconds = {}
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for i in range(count):
+            prefix = *network.enter(i), "taskset", "-c", str(cores[i % len(cores)])
+            workers.append(turns.Worker(__file__, records, str(i), hosts, prefix=prefix))
+        for worker in workers:  # all have to be there before one is ready
+            stack.enter_context(worker)
+
+        def ask(way):
+            for worker in workers:
+                worker.tell(way)
+            chief, *_ = [worker.answer() for worker in workers]
+            return chief
+
+        about, seconds = ask("about"), {}
+        about.pop("idle_load")
         for name in networks if count > 1 else networks[:1]:
-            if isinstance(network, Network):
-                network.shape(NETWORKS[name])
-            rounds = []
-            for _ in range(FLAGS.rounds):
-                for worker in workers:
-                    worker.stdin.write("go\n")
-                    worker.stdin.flush()
-                rounds.append(listen(workers[0]))
-            seconds[name] = {v: statistics.median(r[v] for r in rounds) for v in about}
+            network.shape(NETWORKS[name])
+            every = [{v: ask(v)["seconds"] for v in about} for _ in range(rounds)]
+            seconds[name] = {v: statistics.median(each[v] for each in every) for v in about}
             print(count, name, seconds[name], flush=True)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
     return about, seconds
 
 
-def start(index, count, hosts, network, records):
-    cores = sorted(os.sched_getaffinity(0))
-    core = cores[index % len(cores)]
-    return subprocess.Popen(
-        [
-            *(*network.enter(index), "taskset", "-c", str(core)),
-            *(sys.executable, __file__, f"--worker={records}"),
-        ],
-        env=os.environ
-        | {"INDEX": str(index), "COUNT": str(count), "HOSTS": hosts}
-        | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+# The page
 
 
-def listen(worker):
-    for line in worker.stdout:
-        if line.startswith("ANSWER "):
-            return json.loads(line.removeprefix("ANSWER "))
-    raise RuntimeError("a worker ended; its output is above")
-
-
-# The report.
-
-
-def report(found, rates):
-
+def report(found, rates, rounds):
     parameters = found[2][0][FLOAT32_WIRE]["bytes"] / 4e6
     reached = "; ".join(f"{name}: {rate / 1e9:.2f} Gb/s" for name, rate in rates.items())
-    return f"""# Workers and the network between them, {datetime.date.today():%B %Y}
-
-{machine.describe("tensorflow", "tensorflow-cpu")}.
-Made by `python benchmarks/communication.py`: medians of {FLAGS.rounds} rounds, in which the
-variants follow one another in the same processes.
-
-Each worker has **one core**; with 4 workers none is left for the system, and all share one memory
-bus, so what 4 workers lose on the unshaped network is this machine's doing as well. The model has 2
-layers of 256 units; a worker takes micro-batches of {MICRO_BATCH} × {LENGTH} tokens. One connection
-through a shaped cable got: {reached or "not measured, no namespaces here"}.
-
-## Scaling
-
-Sequences a second of all workers, and of {ACCUMULATION} micro-batches an update against 1, with
-bfloat16 computation, a fused update, sharded and prefetched input. *Model* is the cost model's
-estimate, not a measurement: the unshaped time plus 2(n−1)/n · bytes / bandwidth for each update.
-
-| {" | ".join(SCALING_COLUMNS)} |
-|{"---|" * len(SCALING_COLUMNS)}
-{chr(10).join(scaling_rows(found))}
-
-## What each ingredient does
-
-2 workers; seconds for {2 * SEQUENCES} sequences, and how much longer it takes without one of them.
-The records are in memory and their masks in the records, and the optimizer has {parameters:.1f} M
-parameters only: so the input and the fused update, which `benchmarks/data.py` and
-`benchmarks/optimizer_step.py` measure by themselves, weigh little here.
-
-| | {" | ".join(found[2][1])} |
-|---|{"---|" * len(found[2][1])}
-{chr(10).join(ablation_rows(found))}
-"""
-
-
-SCALING_COLUMNS = (
-    "workers",
-    "network",
-    "gradients in",
-    "micro-batches an update",
-    "reductions an update",
-    "MB in them",
-    "sequences/s",
-    "model",
-    "share of n × one worker",
-)
+    return machine.page(
+        "Workers and the network between them",
+        f"Medians of {rounds} rounds, in which the variants follow one another in the same "
+        "processes. Each worker has **one core**; with 4 workers none is left for the system, and "
+        "all share one memory bus, so a part of the loss of 4 workers on the unshaped network is "
+        "due to this machine. The model has 2 layers of 256 units; a worker takes micro-batches of "
+        f"{MICRO_BATCH} × {LENGTH} tokens. One connection through a shaped cable got: "
+        f"{reached or 'not measured, no namespaces here'}.",
+        "## Scaling",
+        f"Sequences per second of all workers, and of {ACCUMULATION} micro-batches per update "
+        "compared with 1, with bfloat16 computation, a fused update, sharded and prefetched input. "
+        "*Model* is the cost model's estimate, not a measurement: the unshaped time plus "
+        "2(n−1)/n · bytes / bandwidth for each update.",
+        [SCALING_HEAD, *scaling_rows(found)],
+        "## Effect of each ingredient",
+        f"2 workers; seconds for {2 * SEQUENCES} sequences, and the increase without one of them. "
+        "The records are in memory with their masks, and the optimizer has only "
+        f"{parameters:.1f} M parameters: so input and fused update, which `benchmarks/data.py` and "
+        "`benchmarks/optimizer_step.py` measure separately, weigh little here.",
+        [("", *found[2][1]), *ablation_rows(found)],
+    )
 
 
 def scaling_rows(found):
     one = found[1][1]["unshaped"]
-    for alone in ("without accumulation", "all on"):
-        parts = ACCUMULATION if alone == "all on" else 1
-        yield f"| 1 | – | – | {parts} | 0 | 0 | {SEQUENCES / one[alone]:.1f} | – | 100% |"
+    for alone, parts in ("without accumulation", 1), ("all on", ACCUMULATION):
+        yield 1, "–", "–", parts, 0, 0, f"{SEQUENCES / one[alone]:.1f}", "–", "100%"
     for count in WORKERS[1:]:
         about, seconds = found[count]
         for network in NETWORKS:
             for variant, wire, alone in SCALING:
-                told, measured = about[variant], seconds.get(network, {}).get(variant)
-                cells = [
-                    *(str(count), network, wire),
-                    str(SEQUENCES // told["updates"] // MICRO_BATCH),
-                    *(str(told["reductions"]), f"{told['bytes'] / 1e6:.1f}"),
+                known, measured = about[variant], seconds.get(network, {}).get(variant)
+                yield (
+                    *(count, network, wire, SEQUENCES // known["updates"] // MICRO_BATCH),
+                    *(known["reductions"], f"{known['bytes'] / 1e6:.1f}"),
                     f"{count * SEQUENCES / measured:.1f}" if measured else "–",
-                    modelled(count, network, told, seconds, variant),
+                    modelled(count, network, known, seconds, variant),
                     f"{one[alone] / measured:.0%}" if measured else "–",
-                ]
-                yield f"| {' | '.join(cells)} |"
+                )
 
 
-def modelled(count, network, told, seconds, variant):
+def modelled(count, network, known, seconds, variant):
     if not NETWORKS[network]:
         return "–"
-    sent = 8 * 2 * (count - 1) / count * told["bytes"] * told["updates"]
+    sent = 8 * 2 * (count - 1) / count * known["bytes"] * known["updates"]
     return f"{count * SEQUENCES / (seconds['unshaped'][variant] + sent / NETWORKS[network]):.1f}"
 
 
 def ablation_rows(found):
     _, seconds = found[2]
     for variant in ["all on", *(f"without {name}" for name in ALL_ON)]:
-        cells = []
-        for of_network in seconds.values():
-            more = of_network[variant] / of_network["all on"] - 1
-            cells.append(
-                f"{of_network[variant]:.2f}" + (f" ({more:+.0%})" if variant != "all on" else "")
-            )
-        yield f"| {variant} | {' | '.join(cells)} |"
+        times = [(of[variant], of[variant] / of["all on"] - 1) for of in seconds.values()]
+        more = " ({:+.0%})" if variant != "all on" else ""
+        yield variant, *(f"{time:.2f}" + more.format(share) for time, share in times)
 
 
 def plot(found, path):
-    """Sequences a second over the workers, a line for each network and accumulation."""
+    """Sequences per second over the workers, a line for each network and accumulation."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(6.5, 4), layout="constrained")
@@ -487,16 +391,14 @@ def plot(found, path):
         for (variant, _, alone), style in zip(SCALING[:2], ("--", "-")):
             rates = [SEQUENCES / found[1][1]["unshaped"][alone]]
             rates += [n * SEQUENCES / found[n][1][network][variant] for n in WORKERS[1:]]
-            parts = ACCUMULATION if style == "-" else 1
-            label = f"{network}, {parts} micro-batch{'es' if parts > 1 else ''}"
+            parts = f"{ACCUMULATION} micro-batches" if style == "-" else "1 micro-batch"
+            label = f"{network}, {parts}"
             axes.plot(WORKERS, rates, style, color=color, marker="o", label=label)
     axes.set_xticks(WORKERS)
-    axes.set_xlabel("workers, one core each")
-    axes.set_ylabel("sequences/s")
-    axes.set_ylim(bottom=0)
+    axes.set(xlabel="workers, one core each", ylabel="sequences/s", ylim=(0, None))
     axes.legend()
     drawing.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,37 +1,40 @@
-"""Held-out curves of several runs, side by side over wall time and over updates.
+"""Held-out curves of several runs, side by side over wall time and over steps.
 
     python benchmarks/compare_runs.py --runs='two phases=models/plain,MSLT=models/mslt' \
         --output=docs/results/small_wiki --notes='Two cores each, at the same time.'
 
 Reads the `train_log.jsonl` of finished runs and writes OUTPUT.png and OUTPUT.md. Wall time is that
-of training, the tracing of its graphs included, and without evaluation and checkpoints.
+of training, with the tracing of its graphs and without evaluations and checkpoints.
 """
 
-import datetime
+import argparse
 import itertools
 import json
 import pathlib
 
 import machine
-import matplotlib
 import numpy as np
-from absl import app, flags
+import stats
 
-FLAGS = flags.FLAGS
-flags.DEFINE_list("runs", None, "NAME=MODEL_DIR, …: finished runs.", required=True)
-flags.DEFINE_string("output", None, "Path without ending of picture and table.", required=True)
-flags.DEFINE_string("notes", "", "A sentence on how the runs were made.")
+HEAD = ("run", "stages: steps × batch × length", "steps", "minutes", "masked-LM loss", "accuracy")
+HEAD += ("most frequent token", "next sentence")
 
 
-def main(_):
-    runs = {}
-    for run in FLAGS.runs:
-        name, _, model_dir = run.partition("=")
-        runs[name] = read(pathlib.Path(model_dir))
-    output = pathlib.Path(FLAGS.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    draw(runs, output.with_suffix(".png"))
-    output.with_suffix(".md").write_text(table(runs, output.name))
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", required=True, help="NAME=MODEL_DIR,…: finished runs")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="path without ending")
+    parser.add_argument("--notes", default="", help="a sentence on how the runs were made")
+    given = parser.parse_args()
+    pairs = [run.partition("=")[::2] for run in given.runs.split(",")]
+    runs = {name: read(pathlib.Path(model_dir)) for name, model_dir in pairs}
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    draw(runs).savefig(given.output.with_suffix(".png"), dpi=100)
+    picture = f"![held-out loss and accuracy over time and steps]({given.output.name}.png)"
+    notes = [given.notes] if given.notes else []
+    rows = [HEAD, *itertools.starmap(row, runs.items())]
+    text = machine.page("Held-out curves side by side", *notes, rows, picture)
+    machine.write(given.output.with_suffix(".md"), text)
 
 
 def read(model_dir):
@@ -46,71 +49,40 @@ def read(model_dir):
                 "one run increase. Delete the lines of the other run."
             )
     held_out = [line for line in lines if line["kind"] == "eval"]
-    for line in held_out:  # an evaluation may lie between two lines of training
+    for line in held_out:  # an evaluation may be between two lines of training
         line["minutes"] = np.interp(line["step"], steps, seconds) / 60
     return json.loads((model_dir / "run.json").read_text()), train, held_out
 
 
-def draw(runs, path):
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), sharey="row", layout="constrained")
+def draw(runs):
+    figure, axes = stats.figure(2, 2, (10, 7), sharey="row")
     names = {"masked_lm_loss": "held-out masked-LM loss, nats", "masked_lm_accuracy": "accuracy"}
-    units = {"minutes": "minutes of training", "step": "updates"}
-    for (row, name), (column, unit) in itertools.product(enumerate(names), enumerate(units)):
-        axis = axes[row][column]
+    units = {"minutes": "minutes of training", "step": "steps"}
+    for axis, (name, unit) in zip(axes.flat, itertools.product(names, units)):
         for run, (_, _, held_out) in runs.items():
-            axis.plot(
-                [line[unit] for line in held_out],
-                [line[name] for line in held_out],
-                marker="o",
-                markersize=3,
-                label=run,
-            )
-        axis.set_xlabel(units[unit])
-        axis.set_ylabel(names[name] if column == 0 else "")
+            values = ([line[key] for line in held_out] for key in (unit, name))
+            axis.plot(*values, marker="o", markersize=3, label=run)
+        axis.set(xlabel=units[unit], ylabel=names[name])
+        axis.label_outer()
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    figure.set_layout_engine("constrained")
+    return figure
 
 
-def table(runs, name):
-    rows = []
-    for run, (description, train, held_out) in runs.items():
-        last = held_out[-1]
-        stages = ", ".join(
-            f"{stage['steps']} × {stage['batch_size']} × {stage['max_seq_length']}"
-            + (f" (depth {stage['depth']})" if stage["depth"] else "")
-            for stage in description["stages"]
-        )
-        cells = (
-            run,
-            stages,
-            train[-1]["step"],
-            f"{last['minutes']:.1f}",
-            f"{last['masked_lm_loss']:.3f}",
-            f"{100 * last['masked_lm_accuracy']:.1f} %",
-            f"{100 * last['most_frequent_token_accuracy']:.1f} %",
-            f"{100 * last['next_sentence_accuracy']:.1f} %"
-            if "next_sentence_accuracy" in last
-            else "not trained",
-        )
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return f"""# Held-out curves side by side, {datetime.date.today():%B %Y}
-
-{machine.describe("tensorflow", "tensorflow-cpu")}. \
-{FLAGS.notes}
-
-| run | stages: updates × batch × length | updates | minutes | masked-LM loss | accuracy \
-| most frequent token | next sentence |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-![held-out loss and accuracy over time and updates]({name}.png)
-"""
+def row(run, contents):
+    description, train, held_out = contents
+    last = held_out[-1]
+    stages = ", ".join(
+        f"{stage['steps']} × {stage['batch_size']} × {stage['max_seq_length']}"
+        + (f" (depth {stage['depth']})" if stage["depth"] else "")
+        for stage in description["stages"]
+    )
+    names = ("masked_lm_accuracy", "most_frequent_token_accuracy", "next_sentence_accuracy")
+    shares = (f"{100 * last[n]:.1f} %" if n in last else "not trained" for n in names)
+    figures = train[-1]["step"], f"{last['minutes']:.1f}", f"{last['masked_lm_loss']:.3f}"
+    return (run, stages, *figures, *shares)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

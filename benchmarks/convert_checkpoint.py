@@ -1,16 +1,14 @@
-"""How long a BERT takes to convert, and in how much memory: each direction as its own process.
+"""Time and memory of converting a BERT checkpoint: each direction as its own process.
 
     python benchmarks/convert_checkpoint.py [--model=large] [--rounds=3]
 
-The model is random; a round converts it from Hugging Face's form to each other and back. Memory is
-the largest resident set of the process, TensorFlow's own included, beside the bytes of the weights.
-CPU seconds are those of all threads, in the system too: they tell something on a busy machine, too.
+The model is random; a round converts it from Hugging Face's format to each other format and back.
+Memory is the largest resident set of the process, TensorFlow included, compared with the bytes of
+the weights. CPU seconds count all threads and the system, and are meaningful on a busy machine too.
 """
 
-import datetime
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
@@ -20,17 +18,11 @@ import time
 
 import machine
 import numpy as np
-from absl import app, flags
 
 from official_bert.checkpoints import names, safetensors_files
 from official_bert.checkpoints.source import Tensor
 from official_bert.data.tokenization import SPECIAL_TOKENS
 from official_bert.model.config import BertConfig
-
-FLAGS = flags.FLAGS
-flags.DEFINE_enum("model", "large", ["base", "large", "tiny"], "The size of the model.")
-flags.DEFINE_integer("rounds", 3, "Conversions per direction.")
-flags.DEFINE_string("output_dir", "benchmarks/results", "Where the table is written.")
 
 SHAPES = {
     "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -47,35 +39,39 @@ DIRECTIONS = (  # from, to, format
     ("tf1", "savedmodel", "savedmodel"),
     ("hf", "savedmodel_from_hf", "savedmodel"),
 )
+HEAD = ("from", "to", "seconds", "CPU seconds", "peak memory, GB", "of the weights")
 
 
-def main(_):
-    shape = SHAPES[FLAGS.model]
+def main():
+    parser = machine.parser(__doc__, rounds=(3, "conversions per direction"))
+    parser.add_argument("--model", choices=[*SHAPES], default="large", help="size of the model")
+    given = parser.parse_args()
+    shape, rows = SHAPES[given.model], []
     config = BertConfig(**shape, intermediate_size=4 * shape["hidden_size"])
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         size = make_model(folder / "hf", config)
         for source, output, output_format in DIRECTIONS:
             runs = []
-            for number in range(FLAGS.rounds):
-                name = output if number == FLAGS.rounds - 1 else f"{output}_{number}"
-                runs.append(convert(folder / source, folder / name, output_format))
-                if name != output:
-                    shutil.rmtree(folder / name)
+            for _ in range(given.rounds):
+                shutil.rmtree(folder / output, ignore_errors=True)
+                runs.append(convert(folder / source, folder / output, output_format))
             seconds, busy, peak = (statistics.median(values) for values in zip(*runs))
-            row = source.split("_")[0], output.split("_")[0], seconds, busy, peak, peak / size
-            rows.append(row)
-            print("{} -> {}: {:.1f} s, {:.1f} s of CPU, {:.2f} GB".format(*row[:4], peak / 1e9))
-    text = report(config, size, rows)
-    month = f"{datetime.date.today():%Y%m}"
-    name = f"convert_checkpoint_cpu{machine.cores()}_{month}.md"
-    pathlib.Path(FLAGS.output_dir, name).write_text(text)
-    print(text)
+            sides = source.split("_")[0], output.split("_")[0]
+            figures = f"{seconds:.1f}", f"{busy:.1f}", f"{peak / 1e9:.2f}", f"{peak / size:.2f}"
+            rows.append((*sides, *figures))
+            print(*rows[-1], flush=True)
+    about = (
+        f"Weights of {size / 1e9:.2f} GB. Medians of {given.rounds} processes per direction, start "
+        "and TensorFlow's import included. The limits are 15 seconds and 1.3 times the weights."
+    )
+    title = f"Converting a BERT of {config.num_hidden_layers} layers × {config.hidden_size}"
+    path = machine.dated(given.output_dir, "convert_checkpoint")
+    machine.write(path, machine.page(title, about, [HEAD, *rows]))
 
 
 def make_model(folder, config):
-    """A random model in Hugging Face's form; returns the bytes of its weights."""
+    """Writes a random model in Hugging Face's format; returns the bytes of its weights."""
     folder.mkdir()
     generator = np.random.default_rng(0)
 
@@ -110,25 +106,5 @@ def convert(source, output, output_format):
     return seconds, busy, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def report(config, size, rows):
-    lines = [
-        f"# Converting a BERT of {config.num_hidden_layers} layers × {config.hidden_size}",
-        "",
-        f"{platform.machine()}, {machine.cores()} cores, {platform.system()}; Python "
-        f"{platform.python_version()}. Weights of {size / 1e9:.2f} GB.",
-        f"Made by `python benchmarks/convert_checkpoint.py --model={FLAGS.model} "
-        f"--rounds={FLAGS.rounds}`: medians of {FLAGS.rounds} processes per direction, start and "
-        "TensorFlow's import included. The limits are 15 seconds and 1.3 times the weights.",
-        "",
-        "| from | to | seconds | CPU seconds | peak memory, GB | of the weights |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {source} | {output} | {seconds:.1f} | {busy:.1f} | {peak / 1e9:.2f} | {share:.2f} |"
-        for source, output, seconds, busy, peak, share in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,18 +1,22 @@
-"""How fast text becomes records and records become batches, and how much memory that takes.
+"""Speed and memory of text → records → batches.
 
     python benchmarks/data.py --text=enwiki_sample.txt --vocab_file=bert-base-uncased-vocab.txt
 
-Every build is the command itself in a process of its own, from its start to its end, so that
-imports, checks, sharding and the manifest count. Memory is the sum of the resident sizes of all its
-processes, pages that several of them share counted several times. `--cases` runs some of the rows;
-the others keep what was measured before.
+Every build is the command in a process of its own, timed from start to end, with imports, checks,
+sharding and the manifest. Memory is the sum of the resident sizes of all its processes, with shared
+pages counted in each. `--cases` runs some of the rows; the others keep their earlier measurements.
+
+The original script is that of tf-models-official. It reads the same sentences of the text, one per
+line, in one process; the dynamic build, whose masks are drawn anew in every epoch, is compared with
+its dupe 10.
 """
 
-import datetime
+import functools
 import glob
 import os
 import pathlib
-import platform
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,168 +25,202 @@ import time
 from collections.abc import Iterator
 
 import machine
-from absl import app, flags
-
-FLAGS = flags.FLAGS
-flags.DEFINE_string("text", None, "A file of text, not compressed.")
-flags.DEFINE_string("vocab_file", None, "An uncased vocabulary.")
-flags.DEFINE_integer("workers", 4, "Processes that build.")
-flags.DEFINE_integer("times", 10, "How often the text comes in the long builds.")
-flags.DEFINE_list("cases", [], "Only these; default: all. See CASES.")
-flags.DEFINE_string("output_dir", "benchmarks/results", "Where the table is written.")
-flags.mark_flags_as_required(["text", "vocab_file"])
 
 BATCH_SIZE, LENGTH, PREDICTIONS = 256, 128, 20
 SECONDS_OF_BATCHES = 8.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
+DUPE_1, DUPE_10, DYNAMIC = ("--dupe_factor=1",), ("--dupe_factor=10",), ("--dynamic_masking",)
+WHOLE_WORDS = {"do_whole_word_mask": True}
+NGRAMS = WHOLE_WORDS | {"max_ngram_size": 3}
 
-
-def build_static(folder: str) -> dict:
-    return build(folder, "static", ["--dupe_factor=1"])
-
-
-def build_dupe_10(folder: str) -> dict:
-    return build(folder, "dupe_10", ["--dupe_factor=10"])
-
-
-def build_dynamic(folder: str) -> dict:
-    return build(folder, "dynamic", ["--dynamic_masking"])
-
-
-def build_static_long(folder: str) -> dict:
-    return build(folder, "static_long", ["--dupe_factor=1"], FLAGS.times)
-
-
-def build_dynamic_long(folder: str) -> dict:
-    return build(folder, "dynamic_long", ["--dynamic_masking"], FLAGS.times)
-
-
-def batches_static(folder: str) -> dict:
-    return read_batches(folder, "static")
-
-
-def batches_dynamic(folder: str) -> dict:
-    return read_batches(folder, "dynamic")
-
-
-def batches_whole_words(folder: str) -> dict:
-    return read_batches(folder, "dynamic", do_whole_word_mask=True)
-
-
-def batches_ngrams(folder: str) -> dict:
-    return read_batches(folder, "dynamic", do_whole_word_mask=True, max_ngram_size=3)
-
-
-def graph_static(folder: str) -> dict:
-    return read_batches(folder, "static", as_graph=True)
-
-
-def graph_dynamic(folder: str) -> dict:
-    return read_batches(folder, "dynamic", as_graph=True)
-
-
-def graph_ngrams(folder: str) -> dict:
-    masking = {"do_whole_word_mask": True, "max_ngram_size": 3}
-    return read_batches(folder, "dynamic", as_graph=True, **masking)
-
-
-# name: (what it says in the table, the function, the target)
-CASES = {
-    "static": ("text → static records, dupe 1", build_static, "≥ 4 MB/s, ≤ 1.5 GB"),
-    "dupe_10": ("text → static records, dupe 10", build_dupe_10, "≥ 0.75 MB/s, ≤ 1.5 GB"),
-    "dynamic": ("text → records for dynamic masking", build_dynamic, "≥ 10 MB/s, ≤ 1.5 GB"),
-    "static_long": ("static, dupe 1, {times} × the text", build_static_long, "≤ 1.5 GB, the same"),
-    "dynamic_long": ("dynamic, {times} × the text", build_dynamic_long, "≤ 1.5 GB, the same"),
-    "batches_static": ("static records → batches", batches_static, "≥ 50,000 examples/s"),
-    "batches_dynamic": ("dynamic records → batches", batches_dynamic, "≥ 20,000 examples/s"),
-    "batches_whole_words": ("the same, whole words", batches_whole_words, "≥ 20,000 examples/s"),
-    "batches_ngrams": ("the same, n-grams up to 3", batches_ngrams, "≥ 20,000 examples/s"),
-    "graph_static": ("static records → batches, a graph", graph_static, "≥ 100,000 examples/s"),
-    "graph_dynamic": ("dynamic records → batches, a graph", graph_dynamic, "–"),
-    "graph_ngrams": ("the same graph, n-grams up to 3", graph_ngrams, "–"),
+BUILDS = {  # name: label, flags, how often the text comes, target
+    "static": ("text → static records, dupe 1", DUPE_1, 1, "≥ 4 MB/s, ≤ 1.5 GB"),
+    "dupe_10": ("text → static records, dupe 10", DUPE_10, 1, "≥ 0.75 MB/s, ≤ 1.5 GB"),
+    "dynamic": ("text → records for dynamic masking", DYNAMIC, 1, "≥ 10 MB/s, ≤ 1.5 GB"),
+    "static_long": ("static, dupe 1, 10 × the text", DUPE_1, 10, "≤ 1.5 GB, the same"),
+    "dynamic_long": ("dynamic, 10 × the text", DYNAMIC, 10, "≤ 1.5 GB, the same"),
 }
+BATCHES = {  # name: label, records of which build, as a graph, masking, target in examples/s
+    "batches_static": ("static records → batches", "static", False, {}, "≥ 50,000"),
+    "batches_dynamic": ("dynamic records → batches", "dynamic", False, {}, "≥ 20,000"),
+    "batches_whole_words": ("the same, whole words", "dynamic", False, WHOLE_WORDS, "≥ 20,000"),
+    "batches_ngrams": ("the same, n-grams up to 3", "dynamic", False, NGRAMS, "≥ 20,000"),
+    "graph_static": ("static records → batches, a graph", "static", True, {}, "≥ 100,000"),
+    "graph_dynamic": ("dynamic records → batches, a graph", "dynamic", True, {}, "–"),
+    "graph_ngrams": ("the same graph, n-grams up to 3", "dynamic", True, NGRAMS, "–"),
+}
+SCRIPT = "official.nlp.data.create_pretraining_data"
+BESIDE = {  # name: label, flags, those of the original script, the least ratio of their times
+    "beside_static": ("the original script / static, dupe 1", DUPE_1, DUPE_1, 15),
+    "beside_dupe_10": ("the original script / static, dupe 10", DUPE_10, DUPE_10, 15),
+    "beside_dynamic": ("the original script, dupe 10 / dynamic", DYNAMIC, DUPE_10, 75),
+}
+GROWTH = {  # name: label, flags, megabytes of sentences
+    f"{name}_{size}": (f"{name}, {size} MB of sentences", flags, size)
+    for name, flags in (("static", DUPE_1), ("dynamic", DYNAMIC))
+    for size in (10, 20, 40)
+}
+HEAD = ("what", "seconds", "rate", "memory", "must be")
 
 
-def main(_):
-    rows = []
+def main():
+    parser = machine.parser(
+        __doc__, workers=(4, "processes that build"), rounds=(3, "runs of each build")
+    )
+    parser.add_argument("--text", required=True, help="a file of text, not compressed")
+    parser.add_argument("--vocab_file", required=True, help="an uncased vocabulary")
+    parser.add_argument("--beside_mb", type=float, default=10, help="text of the original script")
+    names = [*BUILDS, *BESIDE, *GROWTH, *BATCHES]
+    parser.add_argument("--cases", default=",".join(names), help="only these (%(default)s)")
+    given = parser.parse_args()
+    path = machine.dated(given.output_dir, "data")
+    lines = path.read_text().splitlines() if path.exists() else []
+    cases = BUILDS | BESIDE | GROWTH | BATCHES
+    labels = {label: None for label, *_ in cases.values()}
+    made = dict.fromkeys(labels) | {
+        cells[0]: cells for line in lines if (cells := line[2:-2].split(" | "))[0] in labels
+    }
     with tempfile.TemporaryDirectory() as folder:
-        for name in FLAGS.cases or CASES:
-            what, measure, target = CASES[name]
-            result = measure(folder)
-            rows.append((what.format(times=FLAGS.times), result, target))
-            print(rows[-1], flush=True)
-    month = datetime.date.today().strftime("%Y%m")
-    path = pathlib.Path(FLAGS.output_dir) / f"data_cpu{machine.cores()}_{month}.md"
-    text = report(rows, path.read_text() if path.exists() else "")
-    print(text)
-    path.write_text(text)
+        for name in given.cases.split(","):
+            measures = ((BUILDS, build), (BESIDE, beside), (GROWTH, grow), (BATCHES, read_batches))
+            (measure,) = (measure for names, measure in measures if name in names)
+            row = measure(given, folder, name)
+            made[row[0]] = row
+            print(row, flush=True)
+    about = (
+        f"{os.path.getsize(given.text) / 1e6:.1f} MB of text, {given.workers} workers, sequences "
+        f"of {LENGTH}, 8 shards. Builds are timed from the start of the command to its end, "
+        f"medians of {given.rounds} runs; memory is the highest sum of the resident sizes of all "
+        f"its processes. The original script, of tf-models, reads {given.beside_mb:g} MB of "
+        "sentences in one process, once; its seconds come first. Batches of "
+        f"{BATCH_SIZE} are taken in one process, whose memory is given."
+    )
+    rows = filter(None, made.values())
+    machine.write(path, machine.page("Text to records to batches", about, [HEAD, *rows]))
 
 
-def build(folder: str, name: str, arguments: list[str], times: int = 1) -> dict:
-    """Runs the command; seconds, megabytes of text a second, the highest resident size."""
-    texts = []
-    for n in range(times):
-        texts.append(os.path.join(folder, f"text_{n}.txt"))
-        if not os.path.exists(texts[-1]):
-            os.symlink(os.path.abspath(FLAGS.text), texts[-1])
-    command = [
+def build(given, folder, name):
+    """Runs the command; a row: seconds, megabytes of text per second, the highest resident size."""
+    label, arguments, times, target = BUILDS[name]
+    texts = [os.path.join(folder, f"text_{n}.txt") for n in range(times)]
+    for text in texts:
+        if not os.path.exists(text):
+            os.symlink(os.path.abspath(given.text), text)
+    seconds, memory = timed(given, folder, name, texts, arguments)
+    rate = times * os.path.getsize(given.text) / 1e6 / seconds
+    return label, f"{seconds:.1f}", f"{rate:.2f} MB/s", f"{memory:.2f} GB", target
+
+
+def beside(given, folder, name):
+    """Runs the original script and the command on the same sentences; a row with the ratio."""
+    label, ours, theirs, target = BESIDE[name]
+    text = sentences(given.text, folder, given.beside_mb)
+    slow, _ = original(given.vocab_file, folder, text, theirs)
+    seconds, memory = timed(given, folder, name, [text], ours)
+    rate = f"{slow / seconds:.1f} ×"
+    return label, f"{slow:.1f} / {seconds:.1f}", rate, f"{memory:.2f} GB", f"≥ {target} ×"
+
+
+def grow(given, folder, name):
+    """Runs the command on the first megabytes of the text; a row."""
+    label, arguments, size = GROWTH[name]
+    seconds, memory = timed(given, folder, name, [sentences(given.text, folder, size)], arguments)
+    rate = f"{size / seconds:.2f} MB/s"
+    return label, f"{seconds:.1f}", rate, f"{memory:.2f} GB", "the same memory"
+
+
+@functools.cache
+def sentences(source, folder, megabytes):
+    """A file with the first megabytes of the text in the original script's form."""
+    from official_bert.data import corpus
+
+    path, size = os.path.join(folder, f"sentences_{megabytes}.txt"), 0
+    with open(path, "w", encoding="utf-8") as file:
+        for document in corpus.documents([source]):
+            for sentence in ["", *corpus.sentences(document)]:
+                size += len(f"{sentence}\n".encode())
+                if size > megabytes * 1e6:
+                    return path
+                file.write(f"{sentence}\n")
+    raise ValueError(f"{source} must have {megabytes} MB of sentences. Give a longer text.")
+
+
+@functools.cache  # one run serves two rows
+def original(vocab_file, folder, text, arguments):
+    """Seconds and gigabytes of the original script, which writes one file; of one run."""
+    flags = (f"--input_file={text}", f"--output_file={os.path.join(folder, 'original')}")
+    return run(
+        (sys.executable, "-m", SCRIPT, "--do_lower_case", *shape(vocab_file), *flags, *arguments)
+    )
+
+
+def timed(given, folder, name, texts, arguments):
+    """Seconds (the median of some runs) and gigabytes (the most) of the command."""
+    output = os.path.join(folder, name)
+    command = (
         *(sys.executable, "-m", "official_bert.create_pretraining_data"),
         f"--input_file={','.join(texts)}",
-        f"--output_file={os.path.join(folder, name, 'text.tfrecord')}",
-        f"--vocab_file={FLAGS.vocab_file}",
-        f"--max_seq_length={LENGTH}",
-        f"--max_predictions_per_seq={PREDICTIONS}",
-        f"--num_workers={FLAGS.workers}",
+        f"--output_file={os.path.join(output, 'text.tfrecord')}",
+        *shape(given.vocab_file),
+        f"--num_workers={given.workers}",
         "--num_shards=8",
         *arguments,
+    )
+    measured = []
+    for _ in range(given.rounds):
+        shutil.rmtree(output, ignore_errors=True)
+        measured.append(run(command))
+    seconds, memory = zip(*measured)
+    return statistics.median(seconds), max(memory)
+
+
+def shape(vocab_file):
+    """Flags that both scripts take."""
+    return [
+        f"--vocab_file={vocab_file}",
+        f"--max_seq_length={LENGTH}",
+        f"--max_predictions_per_seq={PREDICTIONS}",
     ]
+
+
+def run(command):
+    """Runs a command; its seconds, and its highest resident size in gigabytes."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     peak = Peak(process.pid)
     summary = process.communicate()[1].strip().splitlines()
-    seconds = time.perf_counter() - start
+    seconds, memory = time.perf_counter() - start, peak.stop() / 1e9
     if process.returncode:
         raise RuntimeError("\n".join(summary))
-    print("\n".join(summary[-3:]), flush=True)
-    megabytes = times * os.path.getsize(FLAGS.text) / 1e6
-    return {
-        "seconds": f"{seconds:.1f}",
-        "rate": f"{megabytes / seconds:.2f} MB/s",
-        "memory": f"{peak.stop() / 1e9:.2f} GB",
-    }
+    print("\n".join(line[:200] for line in summary[-3:]), flush=True)
+    return seconds, memory
 
 
-def read_batches(folder: str, name: str, as_graph: bool = False, **masking) -> dict:
-    """Takes batch after batch in this process, reading, parsing and masking; examples a second."""
+def read_batches(given, folder, name):
+    """Reads, parses and masks batch after batch in this process; a row."""
     from official_bert.data.input_pipeline import Batches
 
-    if not glob.glob(os.path.join(folder, name, "text.tfrecord*")):
-        CASES[name][1](folder)
-    batches = Batches(
-        [os.path.join(folder, name, "text.tfrecord-*")],
-        BATCH_SIZE,
-        LENGTH,
-        PREDICTIONS,
-        vocab_size=30522,
-        **masking,
-    )
+    label, source, as_graph, masking, target = BATCHES[name]
+    files = os.path.join(folder, source, "text.tfrecord-*")
+    if not glob.glob(files):
+        build(given, folder, source)
+    shape = BATCH_SIZE, LENGTH, PREDICTIONS
+    batches = Batches([files], *shape, vocab_size=30522, **masking)
     steps = range(10**9)
     found = iter(batches.dataset(steps, 0, 1) if as_graph else map(batches.__getitem__, steps))
     next(found)
-    step, start = 0, time.perf_counter()
+    start = time.perf_counter()
+    count = 0
     while (seconds := time.perf_counter() - start) < SECONDS_OF_BATCHES:
-        step += 1
+        count += 1
         next(found)
-    own = pathlib.Path("/proc/self/statm").read_text().split()[1]
-    return {
-        "seconds": f"{seconds:.1f}",
-        "rate": f"{step * BATCH_SIZE / seconds:,.0f} examples/s",
-        "memory": f"{int(own) * PAGE / 1e9:.2f} GB",
-    }
+    rate, memory = count * BATCH_SIZE / seconds, _resident(os.getpid()) / 1e9
+    target = target if target == "–" else f"{target} examples/s"
+    return label, f"{seconds:.1f}", f"{rate:,.0f} examples/s", f"{memory:.2f} GB", target
 
 
 class Peak:
-    """Watches the resident size of a process and all that come from it."""
+    """Watches the resident size of a process and all its descendants."""
 
     def __init__(self, pid: int):
         self._pid, self._highest = pid, 0
@@ -219,30 +257,5 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def report(rows: list[tuple], earlier: str) -> str:
-    """The measurements as a table in Markdown; cases that were not run keep their earlier rows."""
-    size = os.path.getsize(FLAGS.text) / 1e6
-    lines = [
-        "# Text to records to batches",
-        "",
-        f"`python benchmarks/data.py`, {datetime.date.today()}; {machine.cores()} cores "
-        f"({machine.processor()}), Python {platform.python_version()}; "
-        f"{size:.1f} MB of Wikipedia (WikiExtractor's form), {FLAGS.workers} workers, sequences of "
-        f"{LENGTH}, 8 shards. Builds are timed from the start of the command to its end; memory is "
-        "the highest sum of the resident sizes of all its processes. Batches of "
-        f"{BATCH_SIZE} are taken in one process; its memory includes TensorFlow.",
-        "",
-        "| what | seconds | rate | memory | must be |",
-        "|---|---|---|---|---|",
-    ]
-    made = {line.split(" | ")[0]: line for line in earlier.splitlines() if line.startswith("| ")}
-    for what, result, target in rows:
-        cells = (what, result["seconds"], result["rate"], result["memory"], target)
-        made[f"| {what}"] = f"| {' | '.join(cells)} |"
-    names = [f"| {what.format(times=FLAGS.times)}" for what, *_ in CASES.values()]
-    lines += [made[name] for name in names if name in made]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    app.run(main)
+    main()

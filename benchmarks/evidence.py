@@ -3,8 +3,8 @@
     python benchmarks/evidence.py           # rewrites the tables and the pictures
     python benchmarks/evidence.py --check   # changes nothing; exit code 1 if one is out of date
 
-The pages are Markdown written by hand. Between `<!-- table: NAME -->` and `<!-- end -->` stands the
-table NAME of the page's study. A picture carries the digest of the records that it shows.
+The pages are Markdown written by hand. The table NAME of a page's study is between
+`<!-- table: NAME -->` and `<!-- end -->`. A picture contains the digest of its records.
 """
 
 import argparse
@@ -20,20 +20,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "benchmarks/claims"), str(ROOT)]
 
 MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
-MODULES = (  # that have kept records
+MODULES = (  # studies with kept records
     *("batch_scaling", "legw", "mixed_batch", "variants", "stacking_study", "learning_curves"),
-    *("fine_tuning_scores", "install_matrix"),
+    *("fine_tuning_scores", "install_matrix", "row_filling", "semantic_search"),
 )
 
 
 class Contents(NamedTuple):
-    """What records give to a page.
+    """The tables and pictures of a page.
 
     Args:
-        title: Of a page that is not there yet.
+        title: Title of a new page.
         tables: {name: rows of cells, the head first}.
-        records: The files of the records.
-        pictures: {what follows the page's name in the picture's: function that draws a figure}.
+        pictures: {suffix of the picture's name: function that draws a figure}.
     """
 
     title: str
@@ -49,7 +48,7 @@ def table(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def text(page: pathlib.Path, contents: Contents) -> str:
-    """The page with its tables; those that it has no marks for are added at its end."""
+    """The page with its tables; tables without marks are added at its end."""
     found = page.read_text(encoding="utf-8") if page.is_file() else f"# {contents.title}\n"
     marked = {
         name: f"<!-- table: {name} -->\n\n{table(rows)}\n\n<!-- end -->"
@@ -62,7 +61,7 @@ def text(page: pathlib.Path, contents: Contents) -> str:
 
 
 def write(page: pathlib.Path, contents: Contents) -> None:
-    """Writes the tables into the page and the pictures beside it."""
+    """Writes the tables into the page and the pictures next to it."""
     from official_bert.system.whole_files import write_text
 
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +76,7 @@ def write(page: pathlib.Path, contents: Contents) -> None:
 
 
 def out_of_date(page: pathlib.Path, contents: Contents) -> list[pathlib.Path]:
-    """The page and those of its pictures that are not those of the records."""
+    """The files among the page and its pictures that differ from the records."""
     stamp = b"Records\0" + digest(contents.records).encode()  # texts of a PNG are not compressed
     pictures = [_picture(page, ending) for ending in contents.pictures]
     pages = [page] * (text(page, contents) != page.read_text(encoding="utf-8"))
@@ -94,9 +93,12 @@ def digest(files: Sequence[pathlib.Path]) -> str:
 
 
 def kept() -> Iterator[tuple[pathlib.Path, Contents]]:
-    """Every page that has marked tables, and what its records give."""
+    """Every page with marked tables, and its contents."""
+    import claim  # it imports this module
+
     for name in MODULES:
-        yield from importlib.import_module(name).kept()
+        module = importlib.import_module(name)
+        yield from claim.kept(module.CLAIM) if hasattr(module, "CLAIM") else module.kept()
 
 
 def main() -> int:
@@ -108,7 +110,7 @@ def main() -> int:
         return 0
     old = [path.relative_to(ROOT) for each in kept() for path in out_of_date(*each)]
     for path in old:
-        print(f"{path} is not that of its records; run python benchmarks/evidence.py.")
+        print(f"{path} is out of date; run python benchmarks/evidence.py.")
     return 1 if old else 0
 
 

@@ -1,15 +1,17 @@
-"""Scores of fine-tuning: with pre-training, without, and by the Trainer of `transformers`.
+"""Scores of fine-tuning: with pre-training, without it, and by the Trainer of `transformers`.
 
     python benchmarks/fine_tuning_scores.py --task=sst2 --data=glue_data/SST-2 \\
         --pretrained=MODEL_DIR --vocab_file=vocab.txt
     python benchmarks/fine_tuning_scores.py --task=squad --data=train.json,dev.json \\
         --pretrained=MODEL_DIR --vocab_file=vocab.txt
+    python benchmarks/fine_tuning_scores.py --task=tags --data=train.jsonl,dev.jsonl \\
+        --pretrained=MODEL_DIR --vocab_file=vocab.txt
 
 A trial is one fine-tuning with one seed, in a process of its own, by one of three ways: our command
 from the pre-trained weights; the same command from fresh weights; and the `Trainer` of
-`transformers` from the same pre-trained weights, with the same settings on the same examples. Each
-finished trial is a line of `--results`; the command, given again, continues with the next one, and
-draws the page anew after each.
+`transformers` from the same pre-trained weights, with the same settings on the same examples. Tags,
+whose files `stdlib_tags.py` makes, have only the first two ways. Each finished trial is a line of
+`--results`; the command, given again, resumes with the next one.
 
 Needs torch, transformers, accelerate and matplotlib.
 """
@@ -21,7 +23,6 @@ import itertools
 import json
 import os
 import pathlib
-import shlex
 import shutil
 import sys
 from statistics import mean
@@ -50,6 +51,14 @@ SETTINGS = {
         "warmup_proportion": 0.1,
         "dropout": 0.1,
     },
+    "tags": {
+        "max_seq_length": 48,
+        "train_batch_size": 32,
+        "learning_rate": 2e-3,
+        "num_train_epochs": 4.0,
+        "warmup_proportion": 0.1,
+        "dropout": 0.1,
+    },
 }
 WAYS = {
     "pretrained": "`lamb_tf`, pre-trained",
@@ -57,10 +66,16 @@ WAYS = {
     "trainer": "`transformers.Trainer`, pre-trained",
 }
 COLORS = {"pretrained": "#4477aa", "fresh": "#999999", "trainer": "#cc3311"}
-TITLES = {"sst2": "SST-2", "squad": "SQuAD, scored on 12 new articles"}
-METRICS = {  # of a task: name, label, what a score of 1 is in per cent
+WAYS_OF = {"sst2": [*WAYS], "squad": [*WAYS], "tags": ["pretrained", "fresh"]}
+TITLES = {
+    "sst2": "SST-2",
+    "squad": "SQuAD, scored on 12 new articles",
+    "tags": "Code names, scored on new modules",
+}
+METRICS = {  # of a task: name, label, factor to per cent
     "sst2": (("eval_accuracy", "accuracy", 100),),
     "squad": (("exact_match", "exact match", 1), ("f1", "F1", 1)),
+    "tags": (("f1", "entity F1", 100), ("strict_f1", "strict F1", 100)),
 }
 
 
@@ -73,19 +88,19 @@ def all_trials(task, settings, records):
 
 
 def exported(model_dir):
-    """The weights that a run of pre-training has exported, as `--init_checkpoint` takes them."""
+    """The exported weights of a run of pre-training, for `--init_checkpoint`."""
     (index,) = (pathlib.Path(model_dir) / "pretrained").glob("*.index")
     return index.with_suffix("")
 
 
 def digest(prefix):
-    """Which weights a study begins with."""
+    """A digest of the weights that a study begins with."""
     (data,) = prefix.parent.glob(f"{prefix.name}.data-*")
     return hashlib.sha256(data.read_bytes()).hexdigest()[:16]
 
 
 def make_start(options, settings):
-    """The pre-trained model's configuration with the dropout of fine-tuning; and both for peers."""
+    """Writes the configuration with the dropout of fine-tuning, and the peer's weights."""
     folder = options.data_dir
     config = json.loads((options.pretrained / model_directory.CONFIG).read_text())
     dropout = {
@@ -110,13 +125,12 @@ def run(options, settings, trial, records):
     shutil.rmtree(output_dir, ignore_errors=True)  # of a trial that was killed
     of_way = trainer_command if trial["way"] == "trainer" else our_command
     command = of_way(options, settings, trial, output_dir)
-    if code := trials.run_child(command):
-        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
-        return None
-    (result,) = json.loads((output_dir / "results.json").read_text())["runs"]
-    shutil.rmtree(output_dir)
-    metrics = {name: result["metrics"][name] for name, *_ in METRICS[trial["task"]]}
-    return {"command": shlex.join(["python", *map(str, command)]), "metrics": metrics}
+
+    def read(folder):
+        (result,) = json.loads((folder / "results.json").read_text())["runs"]
+        return {"metrics": {name: result["metrics"][name] for name, *_ in METRICS[trial["task"]]}}
+
+    return trials.in_child(command, output_dir, trial, read)
 
 
 def our_command(options, settings, trial, output_dir):
@@ -139,7 +153,7 @@ def our_command(options, settings, trial, output_dir):
     given = [
         f"--{name}={value}" for name, value in (values | of_task(options, trial["task"])).items()
     ]
-    script = {"sst2": "run_classifier", "squad": "run_squad"}[trial["task"]]
+    script = {"sst2": "run_classifier", "squad": "run_squad", "tags": "run_tagger"}[trial["task"]]
     return ["-m", f"official_bert.{script}", "--do_train", "--do_eval", *given]
 
 
@@ -147,7 +161,7 @@ def of_task(options, task):
     if task == "sst2":
         return {"task_name": "SST-2", "data_dir": options.data}
     train, dev = options.data.split(",")
-    return {"train_file": train, "predict_file": dev}
+    return {"train_file": train, ("dev_file" if task == "tags" else "predict_file"): dev}
 
 
 def trainer_command(options, settings, trial, output_dir):
@@ -163,7 +177,7 @@ def trainer_command(options, settings, trial, output_dir):
     return [os.path.relpath(__file__), f"--trainer_trial={json.dumps(arguments)}"]
 
 
-# What comes out
+# The results
 
 
 def scores(task, records):
@@ -179,7 +193,7 @@ def scores(task, records):
 
 
 def tables(task, records, settings):
-    """Scores of each way; and what pre-training adds, and ours beside Trainer's."""
+    """Scores of each way, the gain by pre-training, and ours compared with Trainer's."""
     rows = [
         (metric, WAYS[way], stats.spread(v), f"{min(v):.2f} … {max(v):.2f}", len(v))
         for metric, ways in scores(task, records).items()
@@ -198,7 +212,7 @@ def tables(task, records, settings):
 
 
 def draw(task, records, settings):
-    """A dot a seed, a bar the mean; an axis a metric."""
+    """A dot per seed, a bar at the mean, an axis per metric."""
     found = scores(task, records)
     figure, (axes,) = stats.figure(1, len(found), (3.6 * len(found), 3.4))
     for axis, (metric, ways) in zip(axes, found.items()):
@@ -215,20 +229,18 @@ def draw(task, records, settings):
 
 
 CLAIMS = {
-    task: claim.Claim(
-        name="fine_tuning",
+    task: claim.of(
+        globals(),
+        "fine_tuning",
+        "Fine-tuning with and without pre-training",
         results=f"fine_tuning_{task}",
-        title="Fine-tuning with and without pre-training",
-        settings=settings | {"pretrained": "", "seeds": 5, "ways": [*WAYS]},
+        settings=settings | {"pretrained": "", "seeds": 5, "ways": WAYS_OF[task]},
         trials=functools.partial(all_trials, task),
-        run=run,
         tables=functools.partial(tables, task),
         pictures={f"_{task}": functools.partial(draw, task)},
-        packages=("tensorflow", "matplotlib"),
-        alike=(("way",),),
         flags={
             "seeds": (int, "seeds of each way: 1, 2, … (5)"),
-            "ways": (claim.comma_separated, f"of {', '.join(WAYS)} (all)"),
+            "ways": (claim.comma_separated, f"of {', '.join(WAYS_OF[task])} (all)"),
         },
         alone=True,
         extent=("seeds", "ways"),
@@ -245,14 +257,14 @@ def kept():
 
 def main():
     chooser = argparse.ArgumentParser(add_help=False)
-    chooser.add_argument("--task", choices=list(SETTINGS), default="sst2", help="what is learned")
+    chooser.add_argument("--task", choices=list(SETTINGS), default="sst2", help="the task")
     task = chooser.parse_known_args()[0].task
     study = CLAIMS[task]
     parser = claim.parser(study, __doc__)
     add = parser.add_argument
-    add("--task", choices=list(SETTINGS), default="sst2", help="what is learned (sst2)")
-    add("--data", help="the folder of SST-2, or SQUAD_TRAIN.json,SQUAD_DEV.json")
-    add("--pretrained", type=pathlib.Path, help="the folder that run_pretraining has left")
+    add("--task", choices=list(SETTINGS), default="sst2", help="the task (sst2)")
+    add("--data", help="the folder of SST-2, or TRAIN_FILE,DEV_FILE of the other tasks")
+    add("--pretrained", type=pathlib.Path, help="the folder of a finished run_pretraining")
     add("--vocab_file", help="its vocabulary")
     add("--trainer_trial", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """One fine-tuning by the `Trainer` of `transformers`, for `fine_tuning_scores.py`.
 
-The examples and the scoring of the outputs are our own, which tests compare with Hugging Face's and
-the official ones; model, order, dropout, optimizer, schedule and loop are the peer's.
+Examples and scoring are our own, and tested against Hugging Face's and the official ones; model,
+order, dropout, optimizer, schedule and loop are the peer's.
 """
 
 import json
@@ -32,15 +32,13 @@ _INPUTS = {
 
 
 def run(start, config_file, vocab_file, files, output_dir, settings, trial):
-    """Trains and evaluates; writes a `results.json` like that of our commands.
+    """Trains and evaluates; writes a `results.json` in the format of our commands.
 
     Args:
-        start: Folder of the pre-trained weights in Hugging Face's form.
-        config_file: The configuration that our commands are given.
-        vocab_file: The vocabulary.
+        start: Folder of the pre-trained weights in Hugging Face's format.
+        config_file: The configuration for our commands.
         files: The flags of our commands that name the examples.
         output_dir: Where results go.
-        settings: Of the study.
         trial: Its task and seed.
     """
     torch.set_num_threads(machine.cores())
@@ -99,8 +97,8 @@ class Rows(torch.utils.data.Dataset):
         return {name: array[index] for name, array in self._arrays.items()}
 
 
-# Tasks: the model's class, rows to learn and to predict, of how many examples an epoch is, and the
-# score of the predictions
+# Tasks: the model's class, rows to learn and to predict, examples per epoch, and the score of the
+# predictions
 
 
 def _sst2(vocab_file, files, settings, config):

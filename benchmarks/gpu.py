@@ -1,15 +1,15 @@
-"""LAMB's step, pre-training and attention on one NVIDIA GPU, on JAX, beside PyTorch.
+"""LAMB's step, pre-training and attention on one NVIDIA GPU, on JAX, compared with PyTorch.
 
     python benchmarks/gpu.py [--only=pretraining] [--model=BERT-Base] [--length=128]
     python benchmarks/gpu.py --quick     # a small form of all rows, on whatever is there
 
-TensorFlow is not needed. Needed are JAX with CUDA, Keras and what official_bert needs; PyTorch,
+It needs JAX with CUDA, Keras and the requirements of official_bert, but not TensorFlow; PyTorch,
 optax, transformers and a LAMB for PyTorch are peers that are measured where they are installed.
-The number of sequences in a batch is that of its tokens ÷ the length: the defaults are meant for
-80 GiB, twice as many tokens for 141. The sides are processes that stay alive and take turns on the
-device, so that each round measures all ways under the same conditions. The results are written
-after every row. What an earlier command measured on the same machine with the same versions is
-kept, so that the rows can be divided among several commands.
+A batch has its tokens ÷ the length sequences: the defaults are meant for 80 GiB, twice the tokens
+for 141. The sides are processes that stay alive and take turns on the device, so that each round
+measures all ways under the same conditions. The results are written after every row. Measurements
+of earlier commands on the same machine with the same versions are kept, so that the rows can be
+divided among several commands.
 """
 
 import argparse
@@ -73,7 +73,6 @@ def parse():
     add("--length", choices=list(PREDICTIONS), type=int, action="append", help="of sequences")
     add("--base_tokens", type=int, default=32768, help="tokens of a batch of BERT-Base")
     add("--large_tokens", type=int, default=16384, help="the same of BERT-Large")
-    add("--peer", choices=gpu_page.PEERS, help="in pre-training; default: transformers")
     add("--rounds", type=int, default=5, help="turns of each way, in alternation")
     add("--updates", type=int, default=20, help="updates or calls per turn")
     add("--quick", action="store_true", help="tiny sizes, to see that everything runs")
@@ -83,7 +82,7 @@ def parse():
 
 
 def missing():
-    """The line that says what is not installed, or None."""
+    """The missing packages as a line, or None."""
     absent = [name for name in ("jax", "keras", "h5py") if not importlib.util.find_spec(name)]
     if absent:
         return f'{", ".join(absent)}: not installed; `pip install "lamb_tf[bert,jax]"`.'
@@ -96,11 +95,9 @@ def missing():
 
 
 def refused(arguments):
-    """The line that says which flag cannot be followed, or None."""
+    """The error in the flags as a line, or None."""
     if arguments.quick and (arguments.model or arguments.length):
         return "--quick has sizes of its own: leave out --model and --length."
-    if arguments.peer == "transformers" and not importlib.util.find_spec("transformers"):
-        return "--peer=transformers: not installed; `pip install transformers`, or --peer=torch."
     if min(arguments.rounds, arguments.updates) < 1:
         return "--rounds and --updates must be at least 1."
     if min(arguments.base_tokens, arguments.large_tokens) < max(PREDICTIONS):
@@ -109,7 +106,7 @@ def refused(arguments):
 
 
 def probe(side):
-    """What a side sees of the device, from a process that ends again."""
+    """The device as a side sees it, from a process that ends again."""
     with worker(side, "device", {}) as process:
         return process.ask("device")
 
@@ -131,7 +128,7 @@ def work(side, section, cell):
 
 
 def without_torch(on_gpu):
-    """Why PyTorch's ways are left out, or None."""
+    """The reason to leave out PyTorch's ways, or None."""
     if not importlib.util.find_spec("torch"):
         return "PyTorch is not installed"
     if on_gpu and not probe("torch")["gpu"]:
@@ -152,7 +149,7 @@ def measure_all(arguments, on_jax):
 
 
 def first_values(arguments, on_jax):
-    """What the results begin with: those of earlier commands, if they were measured alike."""
+    """The results of earlier commands if they were measured in the same way, or empty ones."""
     on_gpu = on_jax["platform"] == "gpu"
     trial = "A trial of the measurements on a GPU: tiny sizes" + ("" if on_gpu else ", on a CPU")
     devices = f"{', '.join(machine.gpus()) or on_jax['kind']}; " if on_gpu else ""
@@ -168,7 +165,7 @@ def first_values(arguments, on_jax):
         earlier = json.loads(path.read_text())
         if all(earlier[key] == values[key] for key in ("title", "date", "machine")):
             values = earlier
-    values["commands"] = list(dict.fromkeys([*values["commands"], turns.command()]))
+    values["commands"] = list(dict.fromkeys([*values["commands"], machine.command()]))
     return values
 
 
@@ -192,13 +189,11 @@ def cells(section, arguments, folder, on_gpu):
     tiny = arguments.quick
     models = TINY_MODELS if tiny else {m: MODELS[m] for m in arguments.model or MODELS}
     predictions = TINY_PREDICTIONS if tiny else PREDICTIONS
-    has_transformers = importlib.util.find_spec("transformers")
     for model, (layers, hidden, heads) in models.items():
         shapes = optimizer_step.tensor_shapes(layers, hidden)
         cell = {
             **{"layers": layers, "hidden": hidden, "heads": heads, "updates": arguments.updates},
             "device": "cuda" if on_gpu else "cpu",
-            "peer": arguments.peer or ("transformers" if has_transformers else "torch"),
             "parameters": sum(math.prod(shape) for shape in shapes),
             "copied_bytes": 2**24 if tiny else 2**31,
         }
@@ -221,7 +216,7 @@ def batch_tokens(section, model, arguments):
 
 
 def measure(section, name, cell, rounds, no_torch):
-    """A row: what `turns.measure` returns, what was left out, and what the sides know after it."""
+    """A row: the result of `turns.measure`, what was left out, and the sides' later answers."""
     if section == "pretraining" and not pathlib.Path(cell["folder"]).exists():
         with worker("jax", "records", cell):
             pass
@@ -239,7 +234,8 @@ def measure(section, name, cell, rounds, no_torch):
             after |= process.ask("after")
         if "error" in after:
             print(f"{section}, {name}, after the rounds: {after['error']}", file=sys.stderr)
-    return result | {"cell": cell, "left_out": left_out, "after": after}
+    sizes = {name: value for name, value in cell.items() if name != "folder"}  # which is temporary
+    return result | {"cell": sizes, "left_out": left_out, "after": after}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What `gpu.py` measures in its process with JAX: our ways, and those of optax and of JAX itself.
+"""The JAX process of `gpu.py`: our ways, and those of optax and of JAX itself.
 
-Each function takes a cell, a dictionary of sizes, and returns what `turns.offer` makes of its ways.
+Each function takes a cell, a dictionary of sizes, and returns `turns.offer` of its ways.
 """
 
 import functools
@@ -8,6 +8,7 @@ import importlib.util
 import pathlib
 import statistics
 
+import loops
 import numpy as np
 import optimizer_step
 import turns
@@ -27,7 +28,7 @@ from gpu_page import (
 
 
 def device(_):
-    """What JAX runs on."""
+    """The device that JAX uses."""
     import jax
 
     found = jax.local_devices()[0]
@@ -38,13 +39,13 @@ def device(_):
 
 
 def optimizer(cell):
-    """Steps on the tensors of a BERT, and the copy that the bandwidth is taken from."""
+    """Steps on the tensors of a BERT, and the copy that gives the bandwidth."""
     import jax
     import jax.numpy as jnp
 
     shapes = optimizer_step.tensor_shapes(cell["layers"], cell["hidden"])
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
-    # Two sets in turns: of a constant one the compiler would compute the squares once for all steps
+    # Two sets in turns: the compiler would compute the squares of a constant one only once
     gradients = [1e-3 * jax.random.normal(k, (2, *s)) for k, s in zip(keys[::2], shapes)]
     weights = [0.02 * jax.random.normal(k, s) for k, s in zip(keys[1::2], shapes)]
     makers, left_out = {LAMB: _lamb, OPTAX: _optax}, {}
@@ -123,11 +124,9 @@ def _steps(name, update, values, gradients, updates):
 
 def records(cell):
     """Writes the records of one sequence length, from the text that comes with Python."""
-    import stdlib_records
-
     folder = pathlib.Path(cell["folder"])
     folder.mkdir()
-    stdlib_records.make(folder, cell["length"], cell["predictions"], cell["documents"])
+    loops.make_records(folder, cell["length"], cell["predictions"], cell["documents"])
     return {}
 
 
@@ -136,69 +135,28 @@ def pretraining(cell):
     import jax
 
     from official_bert.engines.jax_mesh import JaxMesh
-    from official_bert.stages import Optimizer, Run, Stage
     from official_bert.training.flops import peak_of, step_flops
 
-    stage = Stage(
-        steps=100_000,
-        batch_size=cell["batch_size"],
-        max_seq_length=cell["length"],
-        max_predictions_per_seq=cell["predictions"],
-        learning_rate=1e-3,
-        warmup_steps=100,
-    )
-    files = (f"{cell['folder']}/records",)
-    run = Run(
-        config=_config(cell),
-        stages=(stage,),
-        optimizer=Optimizer(),
-        input_files=files,
-        dtype="bf16",
-    )
+    sizes = cell["batch_size"], cell["length"], cell["predictions"]
+    run = loops.make_run(_config(cell), f"{cell['folder']}/records", *sizes, dtype="bf16")
+    (stage,) = run.stages
+    given = run.input_files, stage.lengths, stage.batch_size, run.config
+    np.savez(f"{cell['folder']}/batch.npz", **run.task.batches(*given, seed=0, shard=(0, 1))[0])
     engine = JaxMesh(devices=jax.local_devices()[:1])
-
-    batch = run.task.batches(
-        files, stage.lengths, stage.batch_size, run.config, seed=run.seed, shard=(0, 1)
-    )[0]
-    np.savez(f"{cell['folder']}/batch.npz", **batch)
-    by_loop, waits = make_loop(run, engine, cell["updates"])
+    by_loop = loops.engine_loop(run, engine, cell["updates"])
 
     def after():
         known = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
         return {
             LOOP: {
                 "peak_bytes": known.get("peak_bytes_in_use"),
-                "input_wait": statistics.median(waits),
+                "input_wait": statistics.median(by_loop.waits),
                 "step_flops": step_flops(run.config, stage),
                 "peak_flops": peak_of(engine, run.dtype),
             }
         }
 
     return turns.offer({LOOP: lambda: turns.timed(by_loop, cell["updates"])}, after=after)
-
-
-def make_loop(run, engine, updates):
-    """A function that does so many updates of a run, and the list of its waits for input."""
-    from official_bert.engines.loop_state import first_state
-    from official_bert.training.stage_model import make_model_and_optimizer
-
-    (stage,) = run.stages
-    loop = engine.training_loop(run, *make_model_and_optimizer(run, stage))
-
-    def batches(*shard):
-        files, size = run.input_files, stage.batch_size
-        return run.task.batches(files, stage.lengths, size, run.config, seed=run.seed, shard=shard)
-
-    feed = engine.feed(batches, range(stage.steps))
-    done, waits = {"steps": 0, "state": first_state(run)}, []
-
-    def by_loop():
-        waited = done["state"].input_wait
-        done["state"] = loop(feed, done["steps"], updates, done["state"])
-        done["steps"] += updates
-        waits.append((done["state"].input_wait - waited) / updates)
-
-    return by_loop, waits
 
 
 def _config(cell):
@@ -275,9 +233,8 @@ def _encoder_attention(cell, lengths, seeds):
     import jax.numpy as jnp
     import keras
 
-    from official_bert.model.dropout import Dropout
     from official_bert.model.encoder import MASK_BIAS, EncoderLayer
-    from official_bert.model.layers import LayerFactory
+    from official_bert.model.layers import Dropout, LayerFactory
 
     layer = EncoderLayer(LayerFactory(_config(cell), keras.DTypePolicy("mixed_bfloat16"), 0), 0)
     mask = jnp.arange(cell["length"])[None] < lengths[:, None]
@@ -308,17 +265,17 @@ def _differences(exact, compute):
 
     try:
         computed = compute()
-    except Exception:  # the table says why, where it was timed
+    except Exception:  # the table has the reason, from its timing
         return None
     pairs = [(x.astype("float32"), y) for x, y in zip(computed, exact, strict=True)]
     return [float(jnp.linalg.norm(x - y) / jnp.linalg.norm(y)) for x, y in pairs]
 
 
-# For all
+# Shared
 
 
 def _repeated(call, count):
-    """A measurement of `count` calls in a row; the last one's result is waited for."""
+    """Measures `count` calls in a row, with the wait for the last result."""
     import jax
 
     def run():
@@ -336,6 +293,6 @@ ENVIRONMENT = {
     "KERAS_BACKEND": "jax",
     # The other process needs memory of the same device.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    # Without a plug-in for a GPU JAX would look for a TPU, and tell how.
+    # Without a plug-in for a GPU, JAX would look for a TPU, and log it.
     **({} if importlib.util.find_spec("jax_plugins") else {"JAX_PLATFORMS": "cpu"}),
 }

@@ -1,4 +1,4 @@
-"""The names of what `gpu.py` measures, and its tables, which docs/gpu.md explains."""
+"""The names of the ways that `gpu.py` measures, and its tables, which docs/gpu.md explains."""
 
 import statistics
 
@@ -14,11 +14,10 @@ FORWARD, BOTH_WAYS = "forward", "forward and backward"
 
 # Read g, x, m, v and write x, m, v, 4 bytes each; for LAMB, read x, m, v a second time.
 BYTES_ONCE, BYTES_AGAIN = 28, 12
-PEERS = ("transformers", "torch")
 
 
 def many_steps(name, updates):
-    """The name of the way that does all updates of a turn in one compiled program."""
+    """The name of the way that runs all updates of a turn in one compiled program."""
     return f"{name}, {updates} steps in one program"
 
 
@@ -30,19 +29,19 @@ def contents(values):
             it by work, what `gpu.measure` returned.
     """
     commands = ", ".join(f"`{command}`" for command in values["commands"])
-    measured = [("measured", ""), ("machine", values["machine"]), ("commands", commands)]
-    tables = {"measured": measured}
+    conditions = [("", ""), ("machine", values["machine"]), ("commands", commands)]
+    tables = {"Conditions": conditions}
     for section, (name, make) in SECTIONS.items():
         if rows := values["rows"].get(section):
             tables[name] = make(rows)
-            measured.append((name, _rounds(rows)))
+            conditions.append((name, _rounds(rows)))
     return evidence.Contents(f"{values['title']}, {values['date']}", tables)
 
 
 def optimizer(rows):
     """Time and bandwidth of a step, by variables and way."""
-    head = ("variables", "step", "ms", "`lamb_tf.LAMB` ÷ it, median and range")
-    found = [(*head, "GB/s", "share of the copy's bandwidth, and its range")]
+    head = ("variables", "step", "ms", "time ÷ that of `lamb_tf.LAMB`, median and range")
+    found = [(*head, "GB/s", "share of the copy's bandwidth, median and range")]
     for work, row in rows.items():
         seconds, cell = row["seconds"], row["cell"]
         copied = 2 * cell["copied_bytes"]
@@ -62,7 +61,7 @@ def optimizer(rows):
 def pretraining(rows):
     """Tokens per second, MFU and memory of pre-training, by work and way."""
     head = ("work", "way", "tokens/s", "MFU", "peak memory, GiB", "waiting for input")
-    found = [(*head, "ours ÷ it, median and range of rounds")]
+    found = [(*head, "our tokens/s ÷ its, median and range")]
     for work, row in rows.items():
         cell = row["cell"]
         tokens, known = cell["batch_size"] * cell["length"], row["after"].get(LOOP, {})
@@ -70,10 +69,9 @@ def pretraining(rows):
             after, median = row["after"].get(way, {}), statistics.median(seconds)
             peak = known.get("peak_flops")
             memory, wait = after.get("peak_bytes"), after.get("input_wait")
-            peer = f", {cell['peer']}" if way == PEER else ""
             found.append(
                 [
-                    f"{work}, batch {cell['batch_size']}{peer}",
+                    f"{work}, batch {cell['batch_size']}",
                     way,
                     f"{tokens / median:,.0f}",
                     f"{100 * known['step_flops'] / median / peak:.1f} %" if peak else "–",
@@ -89,7 +87,7 @@ def pretraining(rows):
 def attention(rows):
     """Time of attention alone, and how far its results are from the exact ones."""
     head = ("sequences × tokens × heads × width", "way", "forward, ms", "both, ms")
-    found = [(*head, "its time ÷ the encoder's, both, and its range", "largest difference")]
+    found = [(*head, "both ÷ that of our encoder, median and range", "largest difference")]
     for work, row in rows.items():
         cell, seconds = row["cell"], row["seconds"]
         shape = [cell["batch_size"], cell["length"], cell["heads"], cell["hidden"] // cell["heads"]]
@@ -108,9 +106,9 @@ def attention(rows):
 
 
 SECTIONS = {
-    "optimizer": ("the optimizer's step", optimizer),
-    "pretraining": ("pre-training", pretraining),
-    "attention": ("attention alone", attention),
+    "optimizer": ("The optimizer's step", optimizer),
+    "pretraining": ("Pre-training", pretraining),
+    "attention": ("Attention alone", attention),
 }
 
 
@@ -135,7 +133,7 @@ def _ms(seconds):
 
 
 def _share(moved, copied, seconds, way):
-    """The bytes per second of a way over those of the copy, and their range."""
+    """The bytes per second of a way over the copy's, and their range."""
     if COPY not in seconds:
         return "–"
     pairs = zip(seconds[way], seconds[COPY], strict=True)
@@ -148,14 +146,13 @@ def _percent(shares, of=statistics.median):
 
 
 def _times(seconds, way, first):
-    """The time of a way over that of the first: how many times as fast the first one is."""
+    """The time of a way over the first way's, by round: median, minimum and maximum."""
     if first not in seconds:
         return "–"
-    ratios = [s / ours for s, ours in zip(seconds[way], seconds[first], strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})"
+    return "{:.2f} ({:.2f}, {:.2f})".format(*turns.ratios(seconds, way, first))
 
 
 def _rounds(rows):
-    counts = sorted({turns.rounds({0: row}) for row in rows.values() if row["seconds"]})
-    load = f"{100 * turns.idle_load(rows):.1f} % of a core"
-    return f"medians of {' or '.join(map(str, counts)) or 'no'} rounds; used out of turn: {load}"
+    counts = sorted({len(s) for row in rows.values() for s in row["seconds"].values()})
+    load = f"load between the turns: {100 * turns.idle_load(rows):.1f} % of a core"
+    return f"medians of {' or '.join(map(str, counts)) or 'no'} rounds; {load}"

@@ -1,9 +1,9 @@
-"""Blanks in held-out sentences that the model of a finished run fills, as a table.
+"""A table of blanks in held-out sentences, filled by the model of a finished run.
 
     python benchmarks/held_out_blanks_of_run.py --model_dir=model --vocab_file=vocab.txt \
         --text=held_out.txt --output=docs/results/small_wiki_blanks.md
 
-The rule that chooses sentences and words is the demo's; it knows nothing of the model.
+The demo's rule chooses sentences and words; it does not depend on the model.
 """
 
 import collections
@@ -23,7 +23,7 @@ flags.DEFINE_string("vocab_file", None, "The model's vocabulary, an uncased one.
 flags.DEFINE_string("text", None, "Held-out text in any form of `corpus`.", required=True)
 flags.DEFINE_string("output", None, "The table to write, in Markdown.", required=True)
 flags.DEFINE_integer("shown", 20, "Number of blanks in the table.")
-flags.DEFINE_integer("counted", 250, "Number of blanks that are counted.")
+flags.DEFINE_integer("counted", 250, "Number of blanks for the count of right guesses.")
 
 
 def main(_):
@@ -35,7 +35,7 @@ def main(_):
             held_out_blanks.choose(str(lines), FLAGS.vocab_file, count)
             for count in (FLAGS.shown, FLAGS.counted)
         )
-    untrained = loading.load_untrained(FLAGS.model_dir, FLAGS.vocab_file)
+    untrained = loading.load(FLAGS.model_dir, FLAGS.vocab_file, step=0)
     trained = loading.load(FLAGS.model_dir, FLAGS.vocab_file)
     before, after = guesses(untrained, shown), guesses(trained, shown)
     hits = held_out_blanks.hits(counted, guesses(trained, counted))

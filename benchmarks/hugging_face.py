@@ -1,21 +1,25 @@
 """Hugging Face's BERT in PyTorch as an independent peer: our configuration, weights and batches.
 
-`tests/training/test_same_training.py` and `learning_curves.py` train it beside ours.
+`tests/training/test_same_training.py` and `learning_curves.py` compare training with it, the
+benchmarks of throughput its speed.
 """
 
+import contextlib
+
+import machine
 import numpy as np
 import torch
 import transformers
 from torch.nn.functional import cross_entropy
 
-# `BertConfig.hidden_act` in their words, to whom "gelu" is the form with erf. (Theirs with tanh in
-# PyTorch's fused kernel: their "gelu_new" is the same formula in eight operations.)
+# `BertConfig.hidden_act` by their names: their "gelu" is the form with erf, and their "gelu_new" is
+# the form with tanh in eight operations, "gelu_pytorch_tanh" in one.
 ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh", "gelu_erf": "gelu"}
-IGNORED = -100  # their label of a position that is not to be predicted
+IGNORED = -100  # their label of a position without a prediction
 
 
 def bert_for_pretraining(config):
-    """Their `BertForPreTraining` of a `BertConfig`, with initial values of its own."""
+    """Their `BertForPreTraining` of a `BertConfig`, with its own initial values."""
     names = (
         "vocab_size",
         "hidden_size",
@@ -34,22 +38,29 @@ def bert_for_pretraining(config):
             hidden_act=ACTIVATIONS[config.hidden_act],
         )
     )
-    # Else [PAD] would get no gradient, which can be the random word at a masked position.
+    # Otherwise [PAD], a possible random word at a masked position, would have no gradient.
     theirs.bert.embeddings.word_embeddings.padding_idx = None
     return theirs
+
+
+PATHS = {  # parts of their names and of ours, replaced in this order
+    ".": "/",
+    "layer/": "layer_",
+    "LayerNorm/weight": "LayerNorm/gamma",
+    "LayerNorm/bias": "LayerNorm/beta",
+    "_embeddings/weight": "_embeddings",
+    "cls/predictions/bias": "cls/predictions/output_bias",
+    "seq_relationship/weight": "seq_relationship/output_weights",
+    "seq_relationship/bias": "seq_relationship/output_bias",
+}
 
 
 def parameters(theirs):
     """Their parameters by our paths, each once; and whether ours is its transpose."""
     by_path = {}
-    for name, parameter in theirs.named_parameters():  # a tied one comes once
-        path = name.replace(".", "/").replace("layer/", "layer_")
-        path = path.replace("LayerNorm/weight", "LayerNorm/gamma")
-        path = path.replace("LayerNorm/bias", "LayerNorm/beta")
-        path = path.replace("_embeddings/weight", "_embeddings")
-        path = path.replace("cls/predictions/bias", "cls/predictions/output_bias")
-        path = path.replace("seq_relationship/weight", "seq_relationship/output_weights")
-        path = path.replace("seq_relationship/bias", "seq_relationship/output_bias")
+    for path, parameter in theirs.named_parameters():  # a tied one comes once
+        for part, ours in PATHS.items():
+            path = path.replace(part, ours)
         is_kernel = path.endswith("/weight")
         by_path[path.replace("/weight", "/kernel")] = parameter, is_kernel
     return by_path
@@ -68,7 +79,7 @@ def set_weights(theirs, values):
 def get_weights(theirs):
     """Copies of their parameters as arrays by our paths."""
     return {
-        path: np.array(parameter.detach().numpy().T if transposed else parameter.detach().numpy())
+        path: np.array((parameter.T if transposed else parameter).detach().numpy())
         for path, (parameter, transposed) in parameters(theirs).items()
     }
 
@@ -76,13 +87,13 @@ def get_weights(theirs):
 def get_gradients(theirs):
     """Copies of their gradients as arrays by our paths."""
     return {
-        path: np.array(parameter.grad.numpy().T if transposed else parameter.grad.numpy())
+        path: np.array((parameter.grad.T if transposed else parameter.grad).numpy())
         for path, (parameter, transposed) in parameters(theirs).items()
     }
 
 
 def inputs(batch):
-    """What `BertForPreTraining` takes of a batch of `input_pipeline.Batches`, labels included."""
+    """The arguments of `BertForPreTraining` from a batch of `input_pipeline.Batches`."""
     batch = {name: torch.from_numpy(rows.astype(np.int64)) for name, rows in batch.items()}
     labels = torch.full_like(batch["input_ids"], IGNORED)
     rows, columns = torch.nonzero(batch["masked_lm_weights"], as_tuple=True)
@@ -101,8 +112,7 @@ def inputs(batch):
 def losses(theirs, batch):
     """The masked-LM and the next-sentence loss of a batch of `input_pipeline.Batches`, in nats.
 
-    As their own `loss`, which is the sum of the two: means over the predicted positions and over
-    the sequences.
+    Means over the predicted positions and over the sequences; their own `loss` is the sum of both.
     """
     given = inputs(batch)
     labels, sentences = given.pop("labels"), given.pop("next_sentence_label")
@@ -155,3 +165,42 @@ def evaluate(theirs, batches):
         hits += float((logits.argmax(-1) == labels).sum())
         count += len(labels)
     return loss / count, hits / count
+
+
+# Their speed
+
+
+def fast_model(name, **config):
+    """A model of `transformers` with its fastest attention, and our GELU in one kernel."""
+    config = transformers.BertConfig(
+        hidden_act="gelu_pytorch_tanh", attn_implementation="sdpa", **config
+    )
+    return getattr(transformers, name)(config).train()
+
+
+def updates(model, inputs, dtype, count, clipnorm=None):
+    """Functions that run `count` updates on one batch by AdamW on the CPU: eager, compiled.
+
+    Args:
+        model: The result of `fast_model`.
+        inputs: Its arguments.
+        dtype: Of the computation, "fp32" or "bf16".
+        count: Number of updates.
+        clipnorm: Maximum global norm of the gradients; None: any.
+    """
+    torch.set_num_threads(machine.cores())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, weight_decay=0.01, fused=True)
+    compiled = torch.compile(model)
+
+    def run(forward):
+        for _ in range(count):
+            mixed = torch.autocast("cpu", torch.bfloat16)
+            with mixed if dtype == "bf16" else contextlib.nullcontext():
+                loss = forward(**inputs).loss
+            loss.backward()
+            if clipnorm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clipnorm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return lambda: run(model), lambda: run(compiled)

@@ -5,19 +5,15 @@
 Both sides train the same model on the same batches of the English text that comes with Python:
 masked words only, AdamW, one schedule, initial values of one standard deviation. A trial is one
 run of one side with one dropout rate and one seed, in a process of its own. Each finished trial is
-a line of `--results`; the command, given again, goes on with the next one, and draws the page anew
-after each.
+a line of `--results`; the command, given again, resumes with the next one.
 
 Needs torch, transformers and matplotlib, and a machine that does nothing else meanwhile.
 """
 
-import argparse
-import functools
 import json
 import math
 import os
 import pathlib
-import shlex
 import shutil
 import sys
 import time
@@ -30,7 +26,7 @@ import numpy as np
 import stats
 import trials
 
-from official_bert.stages import Optimizer, Stage
+from official_bert.stages import Optimizer
 
 SETTINGS = {
     "vocab_size": 2048,
@@ -54,7 +50,7 @@ SETTINGS = {
     "dropout": [0.0, 0.1],
     "sides": ["ours", "peer"],
 }
-LEVEL = 4.5  # nats of held-out loss, the time to which is the figure of merit
+LEVEL = 4.5  # nats of held-out loss; the time to reach it is the figure of merit
 LABELS = {
     "ours": "ours",
     "peer": "Hugging Face in PyTorch",
@@ -83,87 +79,75 @@ def run(options, settings, trial, records):
     model_dir = folder / f"{trial['side']}_{trial['dropout']:g}_{trial['seed']}"
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     model_dir.mkdir()
-    of_side = our_command if trial["side"] == "ours" else peer_command
-    command = of_side(folder, settings, trial, model_dir)
-    if code := trials.run_child(command):
-        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
-        return None
-    curve = trials.read_curve(model_dir / "train_log.jsonl")
-    shutil.rmtree(model_dir)
-    return {"command": shlex.join(["python", *map(str, command)]), "curve": curve}
-
-
-def our_command(folder, settings, trial, model_dir):
-    from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
-
-    # A normal that is cut at two standard deviations has a smaller one left.
-    deviation = settings["initial_stddev"] / STDDEV_RATIO
-    length, dropout = settings["max_seq_length"], trial["dropout"]
-    config = trials.config_of(folder, settings, length, deviation, dropout)
-    (model_dir / "config.json").write_text(config.to_json())
-    values = {
-        "bert_config_file": model_dir / "config.json",
-        "input_files": folder / f"train_{settings['max_seq_length']}.tfrecord",
-        "eval_files": folder / f"held_out_{settings['max_seq_length']}.tfrecord",
-        "model_dir": model_dir,
-        "max_seq_length": settings["max_seq_length"],
-        "max_predictions_per_seq": settings["max_predictions_per_seq"],
-        "masked_lm_prob": settings["masked_lm_prob"],
-        "train_batch_size": settings["batch_size"],
-        "eval_batch_size": settings["eval_batch_size"],
-        "num_steps_per_epoch": settings["updates"],
-        "num_train_epochs": 1,
-        "warmup_steps": settings["warmup_steps"],
-        "learning_rate": settings["learning_rate"],
-        "optimizer_type": "adamw",
-        "beta_2": settings["beta_2"],
-        "seed": trial["seed"],
-        "log_steps": settings["eval_steps"],
-        "eval_steps": settings["eval_steps"],
-        "steps_per_loop": settings["eval_steps"],
-        "save_checkpoints_steps": settings["updates"],
-        "train_summary_interval": -1,
-        "distribution_strategy": "off",
-    }
-    given = [f"--{name}={value}" for name, value in values.items()]
-    return ["-m", "official_bert.run_pretraining", *given, "--nouse_next_sentence_label"]
-
-
-def peer_command(folder, settings, trial, model_dir):
     arguments = {"folder": str(folder), "model_dir": str(model_dir), "settings": settings}
-    return [os.path.relpath(__file__), f"--peer_trial={json.dumps(arguments | {'trial': trial})}"]
+    arguments |= {"trial": trial}
+    command = [os.path.relpath(__file__), f"--trial={json.dumps(arguments)}"]
+    return trials.in_child(command, model_dir, trial, lambda at: {"curve": trials.read_curve(at)})
 
 
-def train_peer(folder, model_dir, settings, trial):
-    """The peer's trial, with a log like ours: time of training, without evaluations."""
-    import hugging_face
-    import torch
-
-    folder = pathlib.Path(folder)
-    torch.manual_seed(trial["seed"])
-    torch.set_num_threads(machine.cores())
-    length, deviation = settings["max_seq_length"], settings["initial_stddev"]
-    config = trials.config_of(folder, settings, length, deviation, trial["dropout"])
-    theirs = hugging_face.bert_for_pretraining(config)
-    called = torch.compile(theirs) if trial["side"] == "peer_compiled" else theirs
-    optimizer = Optimizer(type="adamw", beta_2=settings["beta_2"])
-    adamw, clipnorm = hugging_face.adamw(theirs, optimizer), optimizer.global_clipnorm
-    stage = Stage(
+def train(folder, model_dir, settings, trial):
+    """Runs a trial in this process, which leaves its log."""
+    folder, length = pathlib.Path(folder), settings["max_seq_length"]
+    stage = trials.stage_of(
+        settings,
         steps=settings["updates"],
         batch_size=settings["batch_size"],
-        max_seq_length=settings["max_seq_length"],
-        max_predictions_per_seq=settings["max_predictions_per_seq"],
         learning_rate=settings["learning_rate"],
         warmup_steps=settings["warmup_steps"],
     )
+    optimizer = Optimizer(type="adamw", beta_2=settings["beta_2"])
+    deviation, ours = settings["initial_stddev"], trial["side"] == "ours"
+    if ours:
+        from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
+
+        deviation /= (
+            STDDEV_RATIO  # a normal that is cut at two standard deviations has a smaller one
+        )
+    config = trials.config_of(folder, settings, length, deviation, trial["dropout"])
+    fields = {"optimizer": optimizer, "seed": trial["seed"]}
+    run = trials.make_run(folder, settings, config, (stage,), **fields)
+    held_out, every = trials.file_of(folder, "held_out"), settings["eval_steps"]
+    if ours:
+        trials.trainer(
+            run,
+            model_dir,
+            eval_files=(held_out,),
+            eval_batch_size=settings["eval_batch_size"],
+            **dict.fromkeys(("log_steps", "eval_steps", "steps_per_loop"), every),
+        ).train()
+        return
+    given = {"seed": run.seed, "shard": (0, 1)}
+    train_peer(
+        run,
+        run.task.batches(
+            stage.resolve(run.input_files), stage.lengths, stage.batch_size, config, **given
+        ),
+        run.task.batches(
+            stage.resolve([held_out]),
+            stage.lengths,
+            settings["eval_batch_size"],
+            config,
+            held_out=True,
+            **given,
+        ),
+        model_dir,
+        every,
+        trial["side"] == "peer_compiled",
+    )
+
+
+def train_peer(run, batches, held_out, model_dir, every, compiled):
+    """Trains the peer, with a log like ours: time of training, without evaluations."""
+    import hugging_face
+    import torch
+
+    torch.manual_seed(run.seed)
+    torch.set_num_threads(machine.cores())
+    theirs = hugging_face.bert_for_pretraining(run.config)
+    called = torch.compile(theirs) if compiled else theirs
+    adamw, clipnorm = hugging_face.adamw(theirs, run.optimizer), run.optimizer.global_clipnorm
+    (stage,) = run.stages
     rates = np.array(stage.schedule()(np.arange(stage.steps)))
-    masked = settings["masked_lm_prob"]
-    batches = open_batches(
-        folder, settings, trial["seed"], "train", stage.batch_size, masked_lm_prob=masked
-    )
-    held_out = open_batches(
-        folder, settings, trial["seed"], "held_out", settings["eval_batch_size"], shuffle=False
-    )
     seconds = 0.0
     with ThreadPoolExecutor(1) as loader, open(f"{model_dir}/train_log.jsonl", "w") as log:
 
@@ -172,8 +156,8 @@ def train_peer(folder, model_dir, settings, trial):
             log.flush()
 
         waiting = [loader.submit(batches.__getitem__, step) for step in range(2)]
-        for first in range(0, stage.steps, settings["eval_steps"]):
-            step = min(first + settings["eval_steps"], stage.steps)
+        for first in range(0, stage.steps, every):
+            step = min(first + every, stage.steps)
             started = time.perf_counter()
             theirs.train()
             for number in range(first, step):
@@ -192,25 +176,11 @@ def train_peer(folder, model_dir, settings, trial):
             )
 
 
-def open_batches(folder, settings, seed, split, batch_size, **options):
-    from official_bert.data import input_pipeline
-
-    return input_pipeline.Batches(
-        [str(folder / f"{split}_{settings['max_seq_length']}.tfrecord")],
-        batch_size,
-        settings["max_seq_length"],
-        settings["max_predictions_per_seq"],
-        seed=seed,
-        use_next_sentence=False,
-        **options,
-    )
-
-
-# What comes out
+# The results
 
 
 def groups(records):
-    """{dropout: {side: curves}}, a curve a seed."""
+    """{dropout: {side: curves}}, a curve per seed."""
     found = {}
     for record in sorted(records, key=lambda r: (r["trial"]["dropout"], r["trial"]["side"])):
         sides = found.setdefault(record["trial"]["dropout"], {})
@@ -219,26 +189,46 @@ def groups(records):
 
 
 def tables(records, settings):
-    """What each side reaches, and what the peers need or reach beside ours."""
-    head = ("dropout", "side", "trials", "loss at the end", "accuracy")
-    head += ("plateau left at step", f"s to {LEVEL} nats", "ms per step")
-    compared = ("dropout", "peer", f"s to {LEVEL} nats, theirs ÷ ours", "bands overlap at")
-    compared += ("loss at the end, ours − theirs",)
-    every = [(dropout, side, sides) for dropout, sides in groups(records).items() for side in sides]
-    return {
-        "compared": [compared]
-        + [
-            (f"{dropout:g}", LABELS[side], *comparison(sides["ours"], sides[side]))
-            for dropout, side, sides in every
-            if side != "ours" and "ours" in sides
-        ],
-        "curves": [head]
-        + [(f"{dropout:g}", LABELS[side], *_row(sides[side])) for dropout, side, sides in every],
+    """The losses and times of each side, and the peers' compared with ours."""
+    rows = [
+        (dropout, side, curves, sides.get("ours"))
+        for dropout, sides in groups(records).items()
+        for side, curves in sides.items()
+    ]
+    peers = (
+        (f"{dropout:g}", LABELS[side], *comparison(ours, curves))
+        for dropout, side, curves, ours in rows
+        if side != "ours" and ours
+    )
+    head = ("dropout", "peer", f"s to {LEVEL} nats, theirs ÷ ours", "bands overlap at")
+    head += ("loss at the end, ours − theirs",)
+
+    def ends(curves, of, form, unit=""):
+        return stats.spread([of(curve[-1]) for curve in curves], form, unit)
+
+    def first(curves, level, unit):
+        return stats.median_and_range([stats.first_at(c, level, unit) for c in curves])
+
+    def pace(curve):
+        return 1000 * curve[-1]["seconds"] / curve[-1]["step"]
+
+    columns = {
+        "dropout": lambda dropout, *_: f"{dropout:g}",
+        "side": lambda _, side, *__: LABELS[side],
+        "trials": lambda *row: len(row[2]),
+        "loss at the end": lambda *row: ends(row[2], lambda e: e["masked_lm_loss"], "{:.3f}"),
+        "accuracy": lambda *row: ends(
+            row[2], lambda e: 100 * e["masked_lm_accuracy"], "{:.1f}", " %"
+        ),
+        "plateau left at step": lambda *row: first(row[2], stats.PLATEAU, "step"),
+        f"s to {LEVEL} nats": lambda *row: first(row[2], LEVEL, "seconds"),
+        "ms per step": lambda *row: f"{median(map(pace, row[2])):.1f}",
     }
+    return {"compared": [head, *peers], "curves": stats.columns(columns, rows)}
 
 
 def comparison(ours, theirs):
-    """Times as long (medians), evaluations at which the bands overlap, difference of the losses."""
+    """Ratio of median times, evaluations at which the bands overlap, difference of the losses."""
     times = [[stats.first_at(c, LEVEL, "seconds") for c in side] for side in (ours, theirs)]
     ratio = f"not reached by {sum(time is None for side in times for time in side)}"
     if None not in times[0] + times[1]:
@@ -253,20 +243,8 @@ def comparison(ours, theirs):
     return ratio, f"{meets} of {len(common)}", f"{gap:+.3f}{interval}"
 
 
-def _row(curves):
-    ends = [curve[-1] for curve in curves]
-    return (
-        len(curves),
-        stats.spread([end["masked_lm_loss"] for end in ends], "{:.3f}"),
-        stats.spread([100 * end["masked_lm_accuracy"] for end in ends], "{:.1f}", " %"),
-        stats.median_and_range([stats.first_at(c, stats.PLATEAU, "step") for c in curves]),
-        stats.median_and_range([stats.first_at(c, LEVEL, "seconds") for c in curves]),
-        f"{median(1000 * end['seconds'] / end['step'] for end in ends):.1f}",
-    )
-
-
 def draw(records, settings):
-    """Medians and bands over steps and over seconds, a column a dropout rate."""
+    """Medians and bands over steps and over seconds, a column per dropout rate."""
     found = groups(records)
     figure, axes = stats.figure(2, len(found), (5 * len(found), 7), sharey=True)
     for column, (dropout, sides) in enumerate(found.items()):
@@ -284,17 +262,12 @@ def draw(records, settings):
     return figure
 
 
-CLAIM = claim.Claim(
-    name="learning_curves",
+CLAIM = claim.of(
+    globals(),
+    "learning_curves",
+    "Learning curves compared with Hugging Face",
     results="learning_curves",
-    title="Learning curves compared with Hugging Face",
-    settings=SETTINGS,
     trials=all_trials,
-    run=run,
-    tables=tables,
-    pictures={"": draw},
-    packages=("tensorflow", "matplotlib"),
-    alike=(("side", "dropout"), ("side",)),
     flags={
         "seeds": (int, "seeds: 1, 2, …, of each side and each dropout rate (5)"),
         "dropout": (lambda text: [float(rate) for rate in text.split(",")], "rates (0.0,0.1)"),
@@ -303,18 +276,7 @@ CLAIM = claim.Claim(
     alone=True,
     extent=("seeds", "dropout", "sides"),
 )
-kept = functools.partial(claim.kept, CLAIM)
-
-
-def main():
-    parser = claim.parser(CLAIM, __doc__)
-    parser.add_argument("--peer_trial", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.peer_trial:
-        train_peer(**options.peer_trial)
-        return 0
-    return claim.main(CLAIM, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(claim.script(CLAIM, __doc__, train))

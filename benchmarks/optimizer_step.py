@@ -1,38 +1,43 @@
-"""Times one optimizer step on BERT's tensors, beside Keras' and TensorFlow Addons' LAMB.
+"""Times one optimizer step on BERT's tensors, next to each backend's peers; writes one page.
 
-    python benchmarks/optimizer_step.py --model base --output benchmarks/results
+    python benchmarks/optimizer_step.py --output benchmarks/results
 
 Each optimizer runs in a process of its own, one after the other on an otherwise idle machine, in
-rounds; a ratio of steps is the median of the ratios of each round. The machine's copy bandwidth is
-measured between them. What telemetry costs is measured in one process, in alternating steps.
-Gradients are constants: the step is the update alone.
+rounds; a ratio is the median of the ratios of each round. The share of orthogonalization is that
+of a step which a step without its iterations saves. `--tensors=300` takes that many small tensors
+of four shapes instead of BERT's. Gradients are constants: the step is only the update.
 """
 
 import argparse
 import ctypes
 import json
+import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from importlib import metadata
 from pathlib import Path
 
 import machine
 
-WAYS = {
-    "lamb_tf.LAMB, graph": ("ours", False),
-    "lamb_tf.LAMB, graph, clipped by global norm": ("ours clipped", False),
-    "lamb_tf.LAMB, XLA": ("ours", True),
-    "lamb_tf.LAMB, graph, under autograph": ("ours under autograph", False),
-    "keras.optimizers.Lamb, graph": ("keras", False),
-    "keras.optimizers.Lamb, graph, under autograph": ("keras under autograph", False),
-    "keras.optimizers.Lamb, XLA": ("keras", True),
-    "tfa.optimizers.LAMB, graph": ("tfa", False),
+OURS = ["lamb_tf.LAMB", "lamb_tf.LARS", "lamb_tf.OrScale"]
+KERAS = ["keras.optimizers.Lamb", "keras.optimizers.Adam", "keras.optimizers.Muon"]
+WITHOUT = ["lamb_tf.OrScale without iterations", "keras.optimizers.Muon without iterations"]
+CLIPPED, RECORDED = "lamb_tf.LAMB clipped by global norm", "lamb_tf.LAMB with telemetry"
+WAYS = {  # backend: rows of its table, the first of which the others are compared with
+    "tensorflow": [
+        *(f"{name}, graph" for name in [*OURS, CLIPPED, RECORDED, *KERAS, *WITHOUT]),
+        "tfa.optimizers.LAMB, graph",
+        *(f"{name}, graph under autograph" for name in (OURS[0], KERAS[0])),
+        *(f"{name}, XLA" for name in [*OURS, *KERAS, *WITHOUT]),
+        *(f"{name}, eager" for name in [*OURS, *KERAS]),
+    ],
+    "jax": [f"{name}, jit" for name in [*OURS, *KERAS, *WITHOUT, "optax.lamb"]],
+    "torch": [f"{name}, eager" for name in [*OURS, *KERAS, "torch.optim.Adam"]],
 }
+HEAD = ("CPU ms", "first call, s", "first call, CPU s", "extra memory, MB")
 BYTES_PER_PARAMETER = 40  # two passes: 24 to move m and v, 16 to form u again and move x
 
 
@@ -42,7 +47,7 @@ def bert_shapes(model):
 
 
 def tensor_shapes(layers, hidden):
-    """The shapes of the trainable tensors of a BERT with so many layers of that width."""
+    """The shapes of the trainable tensors of a BERT with this number of layers, of this width."""
     vector, square = (hidden,), (hidden, hidden)
     norm = [vector, vector]
     layer = [square, vector] * 4 + norm + [(hidden, 4 * hidden), (4 * hidden,)]
@@ -52,53 +57,119 @@ def tensor_shapes(layers, hidden):
     return embeddings + layer * layers + heads
 
 
-def make_step(optimizer, shapes, xla):
-    """The compiled step of one optimizer on tensors like those of a trained BERT.
+def small_shapes(count):
+    """This number of small tensors, of four shapes."""
+    return [[(64, 64), (64,), (64, 256), (256,)][i % 4] for i in range(count)]
 
-    "… under autograph" is the plain `tf.function` of most custom loops, which converts its callees.
-    """
-    optimizer, *autograph = optimizer.split(" under ")
-    if optimizer == "tfa":
-        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+
+def arrays(shapes):
+    """Weights and gradients like those of a trained BERT."""
     import numpy as np
-    import tensorflow as tf
 
     random = np.random.default_rng(0)
-    gradients = [
-        tf.constant(random.standard_normal(s, dtype=np.float32) * np.float32(1e-3)) for s in shapes
+    return [
+        [random.standard_normal(s, dtype=np.float32) * np.float32(scale) for s in shapes]
+        for scale in (0.02, 1e-3)
     ]
-    weights = [random.standard_normal(s, dtype=np.float32) * np.float32(0.02) for s in shapes]
-    if optimizer == "tfa":
-        variables = [tf.Variable(weights.pop(0)) for _ in shapes]
-        tfa_lamb = _addons().optimizers.LAMB(1e-3, weight_decay=0.01)
-
-        def apply(grads):
-            tfa_lamb.apply_gradients(zip(grads, variables))
-    else:
-        import keras
-
-        import lamb_tf
-
-        variables = [keras.Variable(weights.pop(0)) for _ in shapes]
-        if optimizer == "keras":
-            other = keras.optimizers.Lamb(1e-3)
-        else:
-            clip = 0.1 if optimizer == "ours clipped" else None
-            other = lamb_tf.LAMB(1e-3, weight_decay=0.01, global_clipnorm=clip)
-            if optimizer == "ours recorded":
-                lamb_tf.telemetry.record(other)
-        other.build(variables)
-
-        def apply(grads):
-            other.apply(grads, variables)
-
-    return tf.function(apply, jit_compile=xla, autograph=bool(autograph)), gradients
 
 
-def _addons():
-    """TensorFlow Addons beside Keras 3, where it looks for a module that Keras 2 had."""
+def make_step(way, shapes):
+    """A function without arguments that makes a step and waits for its end."""
+    name, how = way.split(", ")
+    weights, gradients = arrays(shapes)
+    if name == "optax.lamb":
+        return _step_of_optax(weights, gradients)
+    if name == "torch.optim.Adam":
+        return _step_of_torch(weights, gradients)
+    if name == "tfa.optimizers.LAMB":
+        return _step_of_tfa(weights, gradients)
+    import keras
+
+    variables = [keras.Variable(weights.pop(0), name=f"kernel_{i}") for i in range(len(shapes))]
+    optimizer = _optimizer(name)
+    optimizer.build(variables)
+    if how == "jit":
+        state = [variable.value for variable in optimizer.variables]
+        values = [variable.value for variable in variables]
+
+        def apply(gradients, state, values):
+            return optimizer.stateless_apply(state, gradients, values)[::-1]
+
+        return _step_of_jax(apply, gradients, state, values)
+    tensors = [keras.ops.convert_to_tensor(gradient) for gradient in gradients]
+    if how == "eager":
+        return lambda: optimizer.apply(tensors, variables)
+    import tensorflow as tf
+
+    options = {"jit_compile": how == "XLA", "autograph": how.endswith("autograph")}
+    step = tf.function(lambda grads: optimizer.apply(grads, variables), **options)
+    return lambda: step(tensors)
+
+
+def _optimizer(name):
+    import keras
+
+    import lamb_tf
+
+    path, *setting = name.split(" ", 1)
+    package, *_, class_name = path.split(".")
+    make = getattr(lamb_tf if package == "lamb_tf" else keras.optimizers, class_name)
+    arguments = {"weight_decay": 0.01} if package == "lamb_tf" else {}
+    if setting == ["clipped by global norm"]:
+        arguments["global_clipnorm"] = 0.1
+    if setting == ["without iterations"] and package == "keras":
+        arguments["ns_steps"] = 0
+    optimizer = make(1e-3, **arguments)
+    if setting == ["without iterations"] and package == "lamb_tf":
+        optimizer.iteration = optimizer.iteration._replace(coefficients=())
+    if setting == ["with telemetry"]:
+        lamb_tf.telemetry.record(optimizer)
+    return optimizer
+
+
+def _step_of_jax(apply, gradients, state, values):
+    """Results in the order of the donated arguments, so that each takes the memory of its own."""
+    import jax
+
+    compiled, at = jax.jit(apply, donate_argnums=(1, 2)), {"state": state, "values": values}
+    gradients = jax.tree.map(jax.numpy.asarray, gradients)
+
+    def step():
+        at["state"], at["values"] = compiled(gradients, at["state"], at["values"])
+        jax.block_until_ready(at)
+
+    return step
+
+
+def _step_of_optax(weights, gradients):
+    import jax
+    import optax
+
+    values = jax.tree.map(jax.numpy.asarray, weights)
+    optimizer = optax.lamb(1e-3, weight_decay=0.01)
+
+    def apply(gradients, state, values):
+        updates, state = optimizer.update(gradients, state, values)
+        return state, optax.apply_updates(values, updates)
+
+    return _step_of_jax(apply, gradients, optimizer.init(values), values)
+
+
+def _step_of_torch(weights, gradients):
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.from_numpy(x)) for x in weights]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = torch.from_numpy(gradient)
+    return torch.optim.Adam(parameters, 1e-3, foreach=True).step
+
+
+def _step_of_tfa(weights, gradients):
+    """TensorFlow Addons next to Keras 3, where it looks for a module that Keras 2 had."""
     import types
 
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
     from tf_keras.src.engine import keras_tensor
 
     engine = types.ModuleType("keras.src.engine")
@@ -107,40 +178,35 @@ def _addons():
     sys.modules["keras.src.engine.keras_tensor"] = keras_tensor
     import tensorflow_addons
 
-    return tensorflow_addons
+    variables = [tf.Variable(x) for x in weights]
+    tensors = [tf.constant(gradient) for gradient in gradients]
+    optimizer = tensorflow_addons.optimizers.LAMB(1e-3, weight_decay=0.01)
+
+    @tf.function(autograph=False)
+    def step(gradients):
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    return lambda: step(tensors)
 
 
-def measure(optimizer, model, xla, repeats):
-    """Seconds of the first call and of the next ones, and the peak of memory above the resident."""
-    step, gradients = make_step(optimizer, bert_shapes(model), xla)
-    start = time.perf_counter()
-    step(gradients)
-    first = time.perf_counter() - start
-    step(gradients)
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what earlier calls freed is not resident
+def measure(way, shapes, repeats):
+    """Seconds of the first call, by the clock and of all cores; of the next ones; peak memory."""
+    step = make_step(way, shapes)
+    start, cpu = time.perf_counter(), time.process_time()
+    step()
+    first, first_cpu = time.perf_counter() - start, time.process_time() - cpu
+    step()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # memory that earlier calls freed is not resident
     resident = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    seconds = []
+    seconds, cpu = [], time.process_time()
     for _ in range(repeats):
         start = time.perf_counter()
-        step(gradients)
+        step()
         seconds.append(time.perf_counter() - start)
-    return {"first": first, "seconds": seconds, "extra_bytes": _memory("VmHWM") - resident}
-
-
-def telemetry_ratios(model, repeats):
-    """The time of a step with telemetry over that of one without, for each pair of them."""
-    plain, gradients = make_step("ours", bert_shapes(model), xla=False)
-    recorded, _ = make_step("ours recorded", bert_shapes(model), xla=False)
-
-    def seconds(step):
-        start = time.perf_counter()
-        step(gradients)
-        return time.perf_counter() - start
-
-    for step in (plain, recorded) * 2:
-        step(gradients)
-    return [seconds(recorded) / seconds(plain) for _ in range(repeats)]
+    cpu = (time.process_time() - cpu) / repeats
+    extra = _memory("VmHWM") - resident
+    return {"first": first, "first_cpu": first_cpu, "seconds": seconds, "cpu": cpu, "extra": extra}
 
 
 def _memory(field):
@@ -173,136 +239,112 @@ def copy_bandwidth(threads):
     return best
 
 
-def run_in_process(optimizer, xla, model, repeats):
-    command = [sys.executable, __file__, "--child", optimizer, "--model", model]
-    command += ["--repeats", str(repeats)] + (["--xla"] if xla else [])
+def run_in_process(backend, way, arguments):
+    command = [sys.executable, __file__, "--child", way, "--model", arguments.model]
+    command += ["--repeats", str(arguments.repeats), "--tensors", str(arguments.tensors)]
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
-        "KERAS_BACKEND": "tensorflow",
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_BACKEND": backend,
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
     output = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     return json.loads(output.splitlines()[-1])
 
 
-def report(model, results, telemetry, bandwidth, command):
-    """The table, as Markdown."""
-    rounds = len(next(iter(results.values())))
-    repeats = len(next(iter(results.values()))[0]["seconds"])
-    shapes = bert_shapes(model)
-    sizes = [_size(shape) for shape in shapes]
+def report(title, shapes, results, bandwidth):
+    """The page: a table for each backend, and the shares of orthogonalization."""
+    sizes = [math.prod(shape) for shape in shapes]
     limit = BYTES_PER_PARAMETER * sum(sizes) / bandwidth * 1e3
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("keras", "numpy", "tensorflow_addons")
-    )
-    import_name = next(n for n in ("tensorflow", "tensorflow_cpu") if _installed(n))
-    lines = [
-        f"# One LAMB step on BERT-{model.capitalize()}'s tensors",
-        "",
-        f"`{command}`, {time.strftime('%B %Y')}. {machine.processor()}, {machine.cores()} cores, "
-        f"Python {platform.python_version()}, tensorflow {metadata.version(import_name)}, "
-        f"{versions}.",
-        "",
+    first_rows = next(iter(next(iter(results.values())).values()))
+    parts = [
         f"{len(shapes)} tensors, {sum(sizes):,} parameters, float32; the largest has "
-        f"{4 * max(sizes) / 1e6:.0f} MB. Copy bandwidth of all cores, measured between the runs: "
+        f"{4 * max(sizes) / 1e6:.1f} MB. Copy bandwidth of all cores, measured between the runs: "
         f"{bandwidth / 1e9:.1f} GB/s, read and written; {BYTES_PER_PARAMETER} bytes a parameter "
-        f"at that rate take {limit:.0f} ms. Medians of {rounds} round(s) of {repeats} steps.",
-        "",
-        "| step | ms | fastest | of the limit | first call, s | extra memory, MB "
-        "| in largest tensors |",
-        "|---|---|---|---|---|---|---|",
+        f"at that rate take {limit:.0f} ms. Medians of {len(first_rows)} round(s) of "
+        f"{len(first_rows[0]['seconds'])} steps. CPU time is that of all cores; the first call "
+        "traces and compiles."
     ]
-    for way, rounds in results.items():
-        seconds = [s for r in rounds for s in r["seconds"]]
-        median, fastest = 1e3 * statistics.median(seconds), 1e3 * min(seconds)
-        first = min(r["first"] for r in rounds)
-        extra = max(r["extra_bytes"] for r in rounds)
-        lines.append(
-            f"| `{way.split(',')[0]}`,{','.join(way.split(',')[1:])} | {median:.0f} "
-            f"| {fastest:.0f} | {median / limit:.2f} | {first:.1f} "
-            f"| {extra / 1e6:.0f} | {extra / 4 / max(sizes):.1f} |"
-        )
-    lines += ["", "| ratio | |", "|---|---|"]
-    for name, one, other, key in RATIOS:
-        if one in results and other in results:
-            lines.append(f"| {name} | {_ratio(results[one], results[other], key):.2f} |")
-    name = f"step with telemetry / step without, median of {len(telemetry)} pairs"
-    lines.append(f"| {name} | {statistics.median(telemetry):.3f} |")
-    return "\n".join(lines) + "\n"
+    for backend, rows in results.items():
+        reference = next(iter(rows))
+        table = [("step", "ms", "fastest", f"step / step of `{reference}`", *HEAD)]
+        for way, rounds in rows.items():
+            seconds = [s for r in rounds for s in r["seconds"]]
+            table.append(
+                (
+                    way,
+                    f"{1e3 * statistics.median(seconds):.0f}",
+                    f"{1e3 * min(seconds):.0f}",
+                    f"{_ratio(rounds, rows[reference]):.2f}",
+                    f"{1e3 * statistics.median(r['cpu'] for r in rounds):.0f}",
+                    f"{min(r['first'] for r in rounds):.2f}",
+                    f"{min(r['first_cpu'] for r in rounds):.2f}",
+                    f"{max(r['extra'] for r in rounds) / 1e6:.0f}",
+                )
+            )
+        parts += [f"## {backend}", table]
+    if shares := _shares(results):
+        parts += ["## Share of orthogonalization in a step", [("step", "share"), *shares]]
+    return machine.page(f"One optimizer step on {title}", *parts)
 
 
-RATIOS = [
-    (f"{what} of {peer} / {what} of ours, {how}", f"{peer}, {how}", f"lamb_tf.LAMB, {how}", what)
-    for what in ("step", "first call")
-    for peer, how in [
-        ("keras.optimizers.Lamb", "graph"),
-        ("keras.optimizers.Lamb", "graph, under autograph"),
-        ("tfa.optimizers.LAMB", "graph"),
-        ("keras.optimizers.Lamb", "XLA"),
-    ]
-]
+def _shares(results):
+    found = []
+    for backend, rows in results.items():
+        for way in rows:
+            without = way.replace(",", " without iterations,")
+            if without in rows:
+                share = 1 - _ratio(rows[without], rows[way])
+                found.append((f"{way} on {backend}", f"{100 * share:.0f} %"))
+    return found
 
 
-def _ratio(one, other, what):
-    if what == "first call":
-        return min(r["first"] for r in one) / min(r["first"] for r in other)
+def _ratio(one, other):
     return statistics.median(
         statistics.median(r["seconds"]) / statistics.median(s["seconds"])
         for r, s in zip(one, other)
     )
 
 
-def _size(shape):
-    size = 1
-    for n in shape:
-        size *= n
-    return size
-
-
-def _installed(name):
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=list(WAYS), help="one backend; all without")
     parser.add_argument("--model", choices=["base", "large"], default="base")
+    parser.add_argument("--tensors", type=int, default=0, help="small tensors instead of BERT's")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default=None, help="names from the table, separated by ;")
-    parser.add_argument("--output", type=Path, help="folder for the table; printed without")
+    parser.add_argument("--ways", help="names from the tables, separated by ;")
+    parser.add_argument("--output", type=Path, help="folder for the page; printed without")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--xla", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    count = arguments.tensors
+    shapes = small_shapes(count) if count else bert_shapes(arguments.model)
     if arguments.child:
-        if arguments.child == "telemetry":
-            result = telemetry_ratios(arguments.model, arguments.repeats)
-        else:
-            result = measure(arguments.child, arguments.model, arguments.xla, arguments.repeats)
-        print(json.dumps(result))
+        print(json.dumps(measure(arguments.child, shapes, arguments.repeats)))
         return
-    ways = arguments.ways.split(";") if arguments.ways else list(WAYS)
-    results, bandwidths = {way: [] for way in ways}, []
-    for _ in range(arguments.rounds):
-        for way in ways:
-            bandwidths.append(copy_bandwidth(machine.cores()))
-            results[way].append(run_in_process(*WAYS[way], arguments.model, arguments.repeats))
-            median = 1e3 * statistics.median(results[way][-1]["seconds"])
-            print(f"{way}: {median:.0f} ms, copy {bandwidths[-1] / 1e9:.0f} GB/s", file=sys.stderr)
-    telemetry = run_in_process("telemetry", False, arguments.model, 10 * arguments.repeats)
-    command = " ".join(["python benchmarks/optimizer_step.py", *sys.argv[1:]])
-    table = report(arguments.model, results, telemetry, statistics.median(bandwidths), command)
-    print(table)
+    chosen = arguments.ways.split(";") if arguments.ways else None
+    results, bandwidths = {}, []
+    for backend in [arguments.backend] if arguments.backend else list(WAYS):
+        rows = {way: [] for way in WAYS[backend] if chosen is None or way in chosen}
+        for _ in range(arguments.rounds if rows else 0):
+            for way in rows:
+                bandwidths.append(copy_bandwidth(machine.cores()))
+                rows[way].append(run_in_process(backend, way, arguments))
+                median = 1e3 * statistics.median(rows[way][-1]["seconds"])
+                print(f"{backend}, {way}: {median:.0f} ms", file=sys.stderr)
+        if rows:
+            results[backend] = rows
+    title = f"{count} small tensors" if count else f"BERT-{arguments.model.capitalize()}'s tensors"
+    page = report(title, shapes, results, statistics.median(bandwidths))
     if arguments.output:
-        name = f"optimizer_step_{arguments.model}_cpu{machine.cores()}_{time.strftime('%Y%m')}.md"
-        (arguments.output / name).write_text(table)
+        what = f"{count}_tensors" if count else arguments.model
+        machine.write(machine.dated(arguments.output, f"optimizer_step_{what}"), page)
+    else:
+        print(page)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Runs Keras' own tests of its optimizers on those of lamb_tf.
+"""Runs Keras' own tests of its optimizers on the optimizers of lamb_tf.
 
     python benchmarks/peer_suites.py
 
 The wheel of Keras contains its tests. Each suite is imported with classes of lamb_tf in place of
-Keras' own, and run; only the tests that make an optimizer of lamb_tf count. Where lamb_tf differs
-on purpose, EXPECTED_DIFFERENCES gives the reason. The exit code is 1 if a test fails that is not
-listed there, or a listed one does not fail.
+Keras' own, and run; only the tests that make an optimizer of lamb_tf count. EXPECTED_DIFFERENCES
+has the reasons of the intended differences. The exit code is 1 if another test fails, or a listed
+one does not fail.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ class SGD(lamb_tf.LARS):
         super().__init__(learning_rate, momentum, **kwargs)
 
 
-# The test modules in keras.src; for each, which class in keras.src.optimizers is replaced by which.
-# The last one resets TensorFlow, so it has to stay last.
+# Test modules in keras.src, with {class in keras.src.optimizers: its replacement}. The last one
+# resets TensorFlow, so it has to stay last.
 SUITES = {
     "optimizers.lamb_test": {"lamb.Lamb": lamb_tf.LAMB},
     "optimizers.adam_test": {"adam.Adam": Adam},
@@ -122,7 +122,7 @@ class Result(unittest.TestResult):
 
     @contextlib.contextmanager
     def counting(self):
-        """The context in which it is noticed that an optimizer is made."""
+        """Counts the optimizers that are made."""
 
         def counted(init):
             def counted_init(*args, **kwargs):
@@ -155,7 +155,7 @@ class Result(unittest.TestResult):
 
 def run_suite(module, classes):
     """Runs a test module of Keras with these classes in it; returns the outcomes."""
-    of_name = {name.lower(): ours for name, ours in classes.items()}  # what "adam" stands for
+    of_name = {name.lower(): ours for name, ours in classes.items()}  # for "adam"
     with contextlib.ExitStack() as stack:
         for name, ours in classes.items():
             stack.enter_context(mock.patch(f"keras.src.optimizers.{name}", ours))
@@ -170,7 +170,7 @@ def run_suite(module, classes):
 
 def main():
     """Runs all suites; returns the exit code."""
-    for library in ("tensorflow", "absl"):  # what they warn of, these tests mean to do
+    for library in ("tensorflow", "absl"):  # these tests provoke their warnings
         logging.getLogger(library).setLevel(logging.ERROR)
     if importlib.util.find_spec("keras.src.optimizers.lamb_test") is None:
         print(f"The wheel of Keras {keras.__version__} contains no tests; that of 3.15.1 does.")

@@ -1,23 +1,22 @@
-"""Tokens a second of pre-training, beside Hugging Face's `BertForPreTraining` in PyTorch.
+"""Tokens per second of pre-training, compared with Hugging Face's `BertForPreTraining` in PyTorch.
 
     python benchmarks/pretrain_throughput.py [--rounds=5] [--only="4 layers, fp32"]
     python benchmarks/pretrain_throughput.py --profile
 
 The sides are processes that stay alive and take turns, so each round measures all of them under the
-same conditions: the loop of `run_pretraining` with records from disk, then the same model as a bare
-`tf.function` of forward pass, backward pass and update, then the loop of the JAX engine, then the
-peer, eager and compiled. The peer gets the first of our batches, again and again. `--profile`
-instead says which operations the time of the bare function goes to.
+same conditions: the loop of `run_pretraining` with records from disk; its forward pass, backward
+pass and update on one batch in memory; the loop of the JAX engine; and the peer, eager and
+compiled, on the first of our batches. `--profile` instead shows which operations take the time of
+our update.
 """
 
 import argparse
-import contextlib
-import datetime
 import os
 import pathlib
 import tempfile
 import time
 
+import loops
 import machine
 import numpy as np
 import turns
@@ -30,41 +29,60 @@ CELLS = {  # layers, data type, updates per turn
     "BERT-Base, bf16": (12, "bf16", 1),
 }
 LOOP, BARE, JAX, EAGER, COMPILED = "loop", "bare", "jax", "eager", "compiled"
+LABELS = {
+    LOOP: "ours, `run_pretraining`'s loop, LAMB",
+    BARE: "ours, a bare `tf.function`, LAMB",
+    JAX: "ours, the loop of `--engine=jax`, LAMB",
+    EAGER: "Hugging Face, eager, fused AdamW",
+    COMPILED: "Hugging Face, `torch.compile`, fused AdamW",
+}
+ABOUT = (
+    f"Batch {BATCH_SIZE} × {LENGTH}, {PREDICTIONS} predictions, hidden size 768, vocabulary "
+    "30,522, dropout 0.1 throughout; "
+)
+THE_PEER = (
+    "The peer: `BertForPreTraining` with sdpa attention, the fused tanh GELU, all cores, the same "
+    f"dropout, `torch.autocast` for bfloat16, AdamW with `fused=True`. It projects all {LENGTH} "
+    f"positions of a sequence to the vocabulary, ours the {PREDICTIONS} masked ones: that is the "
+    "model its users have, and a part of the difference. Our update is LAMB, which does more than "
+    "AdamW."
+)
+PROFILE = (
+    "The forward pass, backward pass and update under TensorFlow's profiler; the 20 largest types "
+    "of operation. Operations run in parallel, so their sum exceeds the duration of the update."
+)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way, in alternation")
+    parser = machine.parser(__doc__, rounds=(5, "turns of each way, in alternation"))
     parser.add_argument("--only", choices=list(CELLS), action="append", help="rows to measure")
     parser.add_argument("--profile", action="store_true", help="where our time goes, instead")
-    parser.add_argument("--output_dir", type=pathlib.Path, default="benchmarks/results")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        work(*arguments.worker)
+        side, *given = arguments.worker
+        turns.take(lambda: globals()[f"{side}_ways"](*given))
         return
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    cells = arguments.only or [c for c in CELLS if not arguments.profile or "4 layers" in c]
+    name = "pretrain_profile" if arguments.profile else "pretrain_throughput"
+    report, results = profile_report if arguments.profile else throughput_report, {}
     with tempfile.TemporaryDirectory() as folder:
         with turns.Worker(__file__, "records", "-", folder):
             pass
-        if arguments.profile:
-            profiles = {cell: profile(cell, folder) for cell in cells}
-            turns.write(
-                arguments.output_dir / "pretrain_profile", profiles, profile_report(profiles)
-            )
-        else:
-            results = {}
-            for cell in cells:  # written after each, so that a run cut short keeps what it has
+        for cell in arguments.only or [
+            c for c in CELLS if not arguments.profile or "4 layers" in c
+        ]:
+            if arguments.profile:
+                results[cell] = profile(cell, folder)
+            else:
                 results[cell] = measure(cell, folder, arguments.rounds)
-                name = arguments.output_dir / "pretrain_throughput"
-                turns.write(name, results, throughput_report(results))
+            # After each, so that a run cut short keeps its results.
+            machine.write(arguments.output_dir / f"{name}.md", report(results), results)
 
 
 def measure(cell, folder, rounds):
-    """Seconds per update of each way, by round; what could not be run, by its error."""
+    """Seconds per update of each way, by round; the error of each way that failed."""
     with (
-        turns.Worker(__file__, "ours", cell, folder) as ours,  # it writes the batch for the peer
+        turns.Worker(__file__, "our", cell, folder) as ours,  # it writes the batch for the peer
         turns.Worker(__file__, "jax", cell, folder) as on_jax,
         turns.Worker(__file__, "peer", cell, folder) as peer,
     ):
@@ -73,44 +91,34 @@ def measure(cell, folder, rounds):
 
 
 def profile(cell, folder):
-    """Seconds of CPU time an update by type of operation."""
-    with turns.Worker(__file__, "ours", cell, folder) as ours:
+    """Seconds of CPU time per update by type of operation."""
+    with turns.Worker(__file__, "our", cell, folder) as ours:
         ours.ask(BARE)
         ours.ask(BARE)
         return ours.ask("profile")
 
 
-def work(side, cell, folder):
-    """A worker's life."""
-    ways = {
-        "ours": our_ways,
-        "jax": jax_ways,
-        "peer": peer_ways,
-        "records": make_records,
-    }[side]
-    turns.take(lambda: ways(cell, folder))
+# The sides, each in a process
 
 
-def make_records(_, folder):
-    import stdlib_records
-
-    stdlib_records.make(pathlib.Path(folder))
+def records_ways(_, folder):
+    loops.make_records(pathlib.Path(folder))
     return {}
 
 
-def our_ways(cell, folder):
-    import loop_overhead
-
-    from official_bert.data import input_pipeline
+def run_of(cell, folder):
     from official_bert.model.config import BertConfig
 
     layers, dtype, updates = CELLS[cell]
-    records = f"{folder}/records"
-    model_dir = pathlib.Path(folder) / cell
     config = BertConfig(num_hidden_layers=layers)
-    loop, bare = loop_overhead.make_both(config, BATCH_SIZE, updates, records, model_dir, dtype)
-    batches = input_pipeline.Batches([records], BATCH_SIZE, LENGTH, PREDICTIONS, seed=0)
-    np.savez(f"{folder}/batch.npz", **batches[0])
+    return loops.make_run(config, f"{folder}/records", BATCH_SIZE, dtype=dtype), updates
+
+
+def our_ways(cell, folder):
+    run, updates = run_of(cell, folder)
+    trainer, loop = loops.trainer_loop(run, updates, pathlib.Path(folder) / cell)
+    bare = loops.bare_updates(trainer, updates)
+    np.savez(f"{folder}/batch.npz", **trainer._records.training(run.stages[0])[0])
     return {
         LOOP: lambda: turns.timed(loop, updates),
         BARE: lambda: turns.timed(bare, updates),
@@ -120,63 +128,24 @@ def our_ways(cell, folder):
 
 def jax_ways(cell, folder):
     os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    import gpu_jax
-
     from official_bert.engines.jax_mesh import JaxMesh
-    from official_bert.model.config import BertConfig
-    from official_bert.stages import Optimizer, Run, Stage
 
-    layers, dtype, updates = CELLS[cell]
-    stage = Stage(
-        steps=100_000,
-        batch_size=BATCH_SIZE,
-        max_seq_length=LENGTH,
-        max_predictions_per_seq=PREDICTIONS,
-        learning_rate=1e-3,
-        warmup_steps=100,
-    )
-    run = Run(
-        config=BertConfig(num_hidden_layers=layers),
-        stages=(stage,),
-        optimizer=Optimizer(),
-        input_files=(f"{folder}/records",),
-        dtype=dtype,
-    )
-    by_loop, _ = gpu_jax.make_loop(run, JaxMesh(), updates)
+    run, updates = run_of(cell, folder)
+    by_loop = loops.engine_loop(run, JaxMesh(), updates)
     return {JAX: lambda: turns.timed(by_loop, updates)}
 
 
 def peer_ways(cell, folder):
     import hugging_face
-    import torch
-    import transformers
 
     layers, dtype, updates = CELLS[cell]
-    torch.set_num_threads(machine.cores())
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        num_hidden_layers=layers,
-        hidden_act="gelu_pytorch_tanh",  # our formula, in PyTorch's fused kernel
-        attn_implementation="sdpa",
-    )
-    model = transformers.BertForPreTraining(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    compiled = torch.compile(model)
     with np.load(f"{folder}/batch.npz") as arrays:
         inputs = hugging_face.inputs(arrays)
-
-    def do_updates(forward):
-        for _ in range(updates):
-            mixed = torch.autocast("cpu", torch.bfloat16)
-            with mixed if dtype == "bf16" else contextlib.nullcontext():
-                loss = forward(**inputs).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
+    model = hugging_face.fast_model("BertForPreTraining", num_hidden_layers=layers)
+    eager, compiled = hugging_face.updates(model, inputs, dtype, updates)
     return {
-        EAGER: lambda: turns.timed(lambda: do_updates(model), updates),
-        COMPILED: lambda: turns.timed(lambda: do_updates(compiled), updates),
+        EAGER: lambda: turns.timed(eager, updates),
+        COMPILED: lambda: turns.timed(compiled, updates),
     }
 
 
@@ -194,48 +163,28 @@ def traced(function, updates, folder):
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
     path.unlink()
     totals, counts = {}, {}
-    for plane in space.planes:
-        if plane.name != "/host:CPU":
-            continue
-        for line in plane.lines:
-            for event in line.events:
-                name, colon, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-                kind = kind.partition("#")[0]
-                is_operation = colon and not name.endswith(":") and kind.lstrip("_").isalnum()
-                if is_operation and kind not in _CALLS:  # a C++ method has two colons
-                    totals[kind] = totals.get(kind, 0.0) + event.duration_ps / 1e9 / updates
-                    counts[kind] = counts.get(kind, 0) + 1 / updates
+    (host,) = (plane for plane in space.planes if plane.name == "/host:CPU")
+    for line in host.lines:
+        for event in line.events:
+            name, colon, kind = host.event_metadata[event.metadata_id].name.rpartition(":")
+            kind = kind.partition("#")[0]
+            is_operation = colon and not name.endswith(":") and kind.lstrip("_").isalnum()
+            if is_operation and kind not in _CALLS:  # a C++ method has two colons
+                totals[kind] = totals.get(kind, 0.0) + event.duration_ps / 1e9 / updates
+                counts[kind] = counts.get(kind, 0) + 1 / updates
     return {"ms": 1000 * elapsed / updates, "by_type": totals, "counts": counts}
 
 
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "If", "While"}  # their bodies are counted
 
 
+# The pages
+
+
 def throughput_report(results):
-    labels = {
-        LOOP: "ours, `run_pretraining`'s loop, LAMB",
-        BARE: "ours, a bare `tf.function`, LAMB",
-        JAX: "ours, the loop of `--engine=jax`, LAMB",
-        EAGER: "Hugging Face, eager, fused AdamW",
-        COMPILED: "Hugging Face, `torch.compile`, fused AdamW",
-    }
-    lines = turns.table("tokens/s", "{:,.0f}", results, labels, lambda _: BATCH_SIZE * LENGTH)
-    rounds, load = turns.rounds(results), turns.idle_load(results)
-    return f"""# Throughput of pre-training, {datetime.date.today():%B %Y}
-
-{turns.made_on()}
-
-Batch {BATCH_SIZE} × {LENGTH}, {PREDICTIONS} predictions, hidden size 768, vocabulary 30,522, \
-dropout 0.1 throughout; {rounds} rounds in alternation, all ways in each. The process whose turn \
-it was not used at most {100 * load:.1f} % of one core. Tokens a second are medians.
-
-{chr(10).join(lines)}
-
-The peer: `BertForPreTraining` with sdpa attention, the fused tanh GELU, all cores, the same \
-dropout, `torch.autocast` for bfloat16, AdamW with `fused=True`. It projects all {LENGTH} \
-positions of a sequence to the vocabulary, ours the {PREDICTIONS} masked ones: that is the model \
-its users have, and a part of the difference. Our update is LAMB, which does more than AdamW.
-"""
+    rows = turns.table("tokens/s", "{:,.0f}", results, LABELS, lambda _: BATCH_SIZE * LENGTH)
+    about = ABOUT + turns.conditions(results)
+    return machine.page("Throughput of pre-training", about, rows, THE_PEER)
 
 
 def profile_report(profiles):
@@ -243,24 +192,13 @@ def profile_report(profiles):
     for cell, trace in profiles.items():
         total = sum(trace["by_type"].values())
         largest = sorted(trace["by_type"].items(), key=lambda item: -item[1])[:20]
-        rows = "".join(
-            f"\n| {kind} | {trace['counts'][kind]:.0f} | {ms:.1f} | {100 * ms / total:.1f} % |"
+        rows = [
+            (kind, f"{trace['counts'][kind]:.0f}", f"{ms:.1f}", f"{100 * ms / total:.1f} %")
             for kind, ms in largest
-        )
-        parts.append(
-            f"## {cell}: {trace['ms']:.0f} ms an update, traced\n\n"
-            f"| operation | number | ms, summed | share |\n|---|---|---|---|{rows}\n"
-        )
-    return f"""# Where the time of an update goes, {datetime.date.today():%B %Y}
-
-{turns.made_on()}
-
-The bare `tf.function` of forward pass, backward pass and update under TensorFlow's profiler; the \
-20 largest types of operation. Operations that run beside each other overlap, so their \
-sum exceeds the duration of the update.
-
-{chr(10).join(parts)}
-"""
+        ]
+        parts.append(f"## {cell}: {trace['ms']:.0f} ms per update, traced")
+        parts.append([("operation", "number", "ms, summed", "share"), *rows])
+    return machine.page("Where the time of an update goes", PROFILE, *parts)
 
 
 if __name__ == "__main__":

@@ -3,33 +3,26 @@
     python benchmarks/stacking_study.py
 
 All train one deep, narrow BERT on the English text that comes with Python, for the same seconds of
-training: how many updates these are is measured for each method by a short trial of its own. The
-rate of each method is the better one of `rates` with seed 1; the other seeds train with that. Each
-trial is a process; each finished one is a line of `--results`; the command, given again, goes on
-with the next one, and writes the page anew after each.
+training; a short trial of each method measures the number of steps in them. The rate of each method
+is the better one of `rates` with seed 1, also for the other seeds. Each trial is a process, and
+each finished one a line of `--results`; the command, given again, resumes with the next one.
 
 Needs matplotlib, and a machine that does nothing else meanwhile.
 """
 
-import argparse
 import dataclasses
-import functools
 import json
 import os
 import pathlib
-import shlex
 import shutil
 import sys
 
 import claim
 import stacking_study_tables as results
-import stats
 import trials
 
 from official_bert import stacking
-from official_bert.stages import LoopOptions, Optimizer, Run, Stage
-from official_bert.system import quiet_tensorflow
-from official_bert.tasks.pretraining import Pretraining
+from official_bert.stages import Optimizer
 from official_bert.training import flops
 
 SETTINGS = {
@@ -44,8 +37,8 @@ SETTINGS = {
     "intermediate_size": 512,
     "initial_stddev": 0.053,
     "batch_size": 64,
-    "seconds": 100,  # of training, tracing included, evaluations and start-up not
-    "warmup_share": 0.08,  # of the updates; stages have the same share
+    "seconds": 100,  # of training with tracing, without evaluations and start-up
+    "warmup_share": 0.08,  # of the steps; stages have the same share
     "rates": [3e-3, 6e-3],
     "beta_2": 0.98,
     "mslt_depths": [2, 4, 6],
@@ -55,7 +48,7 @@ SETTINGS = {
     "doubling_shares": [0.3],
     "eval_steps": 150,
     "eval_batch_size": 256,
-    "pace_steps": 60,  # updates of each stage in the trial that measures their seconds; n · 3
+    "pace_steps": 60,  # steps of each stage in the trial that measures their seconds; n · 3
     "seeds": 3,
     "methods": [*results.LABELS],
 }
@@ -64,7 +57,7 @@ SETTINGS = {
 def all_trials(settings, records):
     """For each method the pace, whole runs at each rate, then more seeds at the better rate.
 
-    Until the rates have been tried, the first one stands for the better.
+    Until the rates have been tried, the first one counts as the better.
     """
     rates, methods = settings["rates"], settings["methods"]
     pace = [trial("pace", method, rates[0], 1) for method in methods]
@@ -79,22 +72,21 @@ def trial(kind, method, rate, seed):
 
 
 def needs(trial, other):
-    """Whole runs need the paces; further seeds, the runs that their rates are chosen from."""
+    """Whole runs need the paces; further seeds, the runs that decide their rates."""
     if trial["kind"] == "pace":
         return False
     return other["kind"] == "pace" or (trial["seed"] > 1 and other["seed"] == 1)
 
 
-# What is trained
+# Stages
 
 
 def stages_of(settings, method, rate, updates):
-    """The stages of a run of so many updates by a method."""
-    stage = Stage(
+    """The stages of a run by a method."""
+    stage = trials.stage_of(
+        settings,
         steps=updates,
         batch_size=settings["batch_size"],
-        max_seq_length=settings["max_seq_length"],
-        max_predictions_per_seq=settings["max_predictions_per_seq"],
         learning_rate=rate,
         warmup_steps=round(settings["warmup_share"] * updates),
     )
@@ -110,7 +102,7 @@ def stages_of(settings, method, rate, updates):
 
 
 def stages_of_trial(settings, trial, updates):
-    """Those of a whole run, or a few updates of each to measure their seconds."""
+    """The stages of a whole run, or a few steps of each to measure their seconds."""
     stages = stages_of(settings, trial["method"], trial["rate"], updates)
     if trial["kind"] == "whole":
         return stages
@@ -119,13 +111,7 @@ def stages_of_trial(settings, trial, updates):
 
 
 def updates_within(settings, method, pace):
-    """How many updates of a method fit into the seconds of a trial.
-
-    Args:
-        settings: Those of the study.
-        method: Its name.
-        pace: What `seconds_of_updates` found.
-    """
+    """Number of a method's steps in the seconds of a trial; `pace` is of `seconds_of_updates`."""
     many = 100_000
     stages = stages_of(settings, method, settings["rates"][0], many)
     seconds = sum(s.steps * p["seconds"] for s, p in zip(stages, pace, strict=True)) / many
@@ -133,11 +119,9 @@ def updates_within(settings, method, pace):
 
 
 def seconds_of_updates(log, pace_steps):
-    """For each stage the seconds of an update, and what its first call takes beyond that.
+    """For each stage the seconds of a step, and the further seconds of its first call.
 
-    Args:
-        log: Log with three lines a stage.
-        pace_steps: Updates of each stage. Those up to its first line are not counted.
+    The log has three lines per stage of `pace_steps` steps; steps up to the first are not counted.
     """
     times = [line["timing"]["seconds"] for line in trials.read_log(log, "train")]
     found, before = [], 0.0
@@ -166,20 +150,17 @@ def run(options, settings, trial, records):
     paths = {"folder": str(folder), "model_dir": str(model_dir)}
     arguments = paths | {"settings": settings, "trial": trial, "updates": updates, "every": every}
     command = [os.path.relpath(__file__), f"--trial={json.dumps(arguments)}"]
-    if code := trials.run_child(command):
-        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
-        return None
-    log = model_dir / "train_log.jsonl"
     config = model_config(folder, settings)
-    record = {
-        "command": shlex.join(["python", *command]),
-        "stages": [describe(config, stage) for stage in stages],
-        "curve": trials.read_curve(log),
-    }
-    if trial["kind"] == "pace":
-        record["pace"] = seconds_of_updates(log, settings["pace_steps"])
-    shutil.rmtree(model_dir)
-    return record
+
+    def read(model_dir):
+        found = {"stages": [describe(config, stage) for stage in stages]}
+        found["curve"] = trials.read_curve(model_dir)
+        if trial["kind"] == "pace":
+            pace = seconds_of_updates(model_dir / "train_log.jsonl", settings["pace_steps"])
+            found["pace"] = pace
+        return found
+
+    return trials.in_child(command, model_dir, trial, read)
 
 
 def describe(config, stage):
@@ -201,48 +182,30 @@ def model_config(folder, settings):
 
 
 def train(folder, model_dir, settings, trial, updates, every):
-    """The child: one run, which leaves its log."""
-    folder = pathlib.Path(folder)
-    quiet_tensorflow.import_tensorflow()
-    from official_bert.engines.strategies import make_strategy
-    from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.training.trainer import Trainer
-
-    evaluates = trial["kind"] == "whole"
-    run = Run(
-        config=model_config(folder, settings),
-        stages=stages_of_trial(settings, trial, updates),
-        optimizer=Optimizer(beta_2=settings["beta_2"]),
-        input_files=(str(folder / f"train_{settings['max_seq_length']}.tfrecord"),),
-        seed=trial["seed"],
-        task=Pretraining(use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]),
-    )
-    options = LoopOptions(
+    """Runs one training in this process, which leaves its log."""
+    folder, evaluates = pathlib.Path(folder), trial["kind"] == "whole"
+    given = model_config(folder, settings), stages_of_trial(settings, trial, updates)
+    fields = {"optimizer": Optimizer(beta_2=settings["beta_2"]), "seed": trial["seed"]}
+    run = trials.make_run(folder, settings, *given, **fields)
+    trials.trainer(
+        run,
+        model_dir,
         log_steps=every,
-        save_checkpoints_steps=0,
         eval_steps=every if evaluates else 0,
-        eval_files=(str(folder / f"held_out_{settings['max_seq_length']}.tfrecord"),)
-        if evaluates
-        else (),
+        eval_files=(trials.file_of(folder, "held_out"),) if evaluates else (),
         eval_batch_size=settings["eval_batch_size"],
         steps_per_loop=every,
-        tensorboard=False,
-    )
-    Trainer(run, options, TfDistribute(make_strategy("off")), model_dir).train()
+    ).train()
 
 
-CLAIM = claim.Claim(
-    name="stacking",
+CLAIM = claim.of(
+    globals(),
+    "stacking",
+    "Growing an encoder: time to equal loss",
     results="stacking_study",
-    title="Growing an encoder: time to equal loss",
-    settings=SETTINGS,
     trials=all_trials,
-    run=run,
-    needs=needs,
     tables=results.tables,
     pictures={"": results.draw},
-    packages=("tensorflow", "matplotlib"),
-    alike=(("kind", "method", "rate"), ("kind",)),
     flags={
         "seeds": (int, "seeds: 1, 2, …, of each method (3)"),
         "methods": (claim.comma_separated, f"of {', '.join(results.LABELS)} (all)"),
@@ -250,18 +213,7 @@ CLAIM = claim.Claim(
     alone=True,
     extent=("seeds", "methods"),
 )
-kept = functools.partial(claim.kept, CLAIM)
-
-
-def main():
-    parser = claim.parser(CLAIM, __doc__)
-    parser.add_argument("--trial", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.trial:
-        train(**options.trial)
-        return 0
-    return claim.main(CLAIM, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(claim.script(CLAIM, __doc__, train))

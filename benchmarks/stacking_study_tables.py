@@ -1,4 +1,4 @@
-"""Tables and the picture of `stacking_study.py`, from its records alone."""
+"""Tables and the picture of `stacking_study.py`, from its records."""
 
 import math
 from statistics import mean, median
@@ -12,10 +12,10 @@ LABELS = {
     "doubling": "doubling",
 }
 COLORS = {"scratch": "#4477aa", "mslt": "#cc3311", "mslt_long": "#ee9944", "doubling": "#228833"}
-SHARE_OF_TIME = 0.9  # of a run from scratch, at which its loss is the stricter level
+SHARE_OF_TIME = 0.9  # of a run from scratch, whose loss then is the stricter level
 
 
-# What is compared
+# Comparison
 
 
 def whole_runs(records):
@@ -23,7 +23,7 @@ def whole_runs(records):
 
 
 def chosen_rates(records):
-    """The rate of each method whose run with seed 1 ended lowest."""
+    """The rate of each method with the lowest loss at the end, by seed 1."""
     best = {}
     for record in whole_runs(records):
         trial, loss = record["trial"], record["curve"][-1]["masked_lm_loss"]
@@ -43,13 +43,13 @@ def compared(records):
 
 
 def full_depth(record):
-    """The part of a curve at which the model has all its layers."""
+    """The part of a curve in which the model has all its layers."""
     depths = [stage["depth"] for stage in record["stages"]]
     return [line for line in record["curve"] if depths[line["stage"]] == depths[-1]]
 
 
 def levels(groups):
-    """{name of its table: loss in nats}, by rules that know nothing of which method is ahead.
+    """{name of its table: loss in nats}, by rules that do not depend on which method is ahead.
 
     The highest loss at the end of any run; the median from scratch after 90 % of its time.
     """
@@ -62,7 +62,7 @@ def levels(groups):
 
 
 def loss_at(curve, share):
-    """The loss at a share of the whole time, between two evaluations by a line."""
+    """The loss at a share of the whole time, interpolated linearly."""
     at = share * curve[-1]["seconds"]
     after = next(i for i, line in enumerate(curve) if line["seconds"] >= at)
     if not after:
@@ -83,7 +83,7 @@ def flops_until(stages, step):
 
 
 def tracing_until(stages, pace, step):
-    """Seconds that the first calls of the stages begun by then have taken."""
+    """Seconds of the first calls of the stages that have begun by then."""
     seconds, begin = 0.0, 0
     for stage, each in zip(stages, pace, strict=True):
         seconds += each["first_call"] if step > begin else 0.0
@@ -112,53 +112,73 @@ def tables(records, settings):
     groups = compared(records)
     if not groups:
         return {}
-    head = ("method", "rate", "runs", "steps", "loss at the end", "less than from scratch")
-    found = {
-        "losses": [(*head, "accuracy", "model TFLOP")]
-        + [_end_row(method, runs, groups.get("scratch")) for method, runs in groups.items()]
+    scratch = groups.get("scratch")
+
+    def less(method, runs):
+        if not scratch or method == "scratch":
+            return "–"
+        gap, error = stats.difference(losses_at_end(scratch), losses_at_end(runs))
+        return f"{gap:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")
+
+    def accuracies(runs):
+        return [100 * r["curve"][-1]["masked_lm_accuracy"] for r in runs]
+
+    def work(run):
+        return sum(s["steps"] * s["flops"] for s in run["stages"]) / 1e12
+
+    method = {"method": lambda method, *_: LABELS[method]}
+    losses = method | {
+        "rate": lambda _, runs: f"{runs[0]['trial']['rate']:g}",
+        "runs": lambda _, runs: len(runs),
+        "steps": lambda _, runs: f"{runs[0]['curve'][-1]['step']:,}",
+        "loss at the end": lambda _, runs: stats.spread(losses_at_end(runs), "{:.3f}"),
+        "less than from scratch": less,
+        "accuracy": lambda _, runs: stats.spread(accuracies(runs), "{:.1f}", " %"),
+        "model TFLOP": lambda _, runs: f"{mean(map(work, runs)):.3g}",
     }
-    head = ("method", "reached it", "seconds", "of these, tracing", "steps", "model TFLOP")
+    found = {"losses": stats.columns(losses, groups.items())}
+    head = ("reached it", "seconds", "of these, tracing", "steps", "model TFLOP")
     for name, level in levels(groups).items():
         arrived = {m: arrivals(runs, level, paces(records)[m]) for m, runs in groups.items()}
         rows = [
             level_row(method, len(groups[method]), runs, arrived.get("scratch"))
             for method, runs in arrived.items()
         ]
-        names = (f"to {level:.3f} nats", *head[1:], "from scratch ÷ this", "without tracing")
+        names = (f"to {level:.3f} nats", *head, "from scratch ÷ this", "without tracing")
         found[name] = [names, *rows]
-    head = ("method", "layers", "trained", "steps", "ms per step", "model GFLOP per step")
-    found["stages"] = [(*head, "GFLOP/s", "first call, s")] + [
-        _stage_row(method, stage, **pace)
-        for method, runs in groups.items()
-        for stage, pace in zip(runs[0]["stages"], paces(records)[method], strict=True)
-    ]
-    rates = settings["rates"]
-    rows = [_rate_row(method, records, rates) for method in groups]
-    found["rates"] = [("method", *(f"{rate:g}" for rate in rates)), *rows]
-    return found
-
-
-def _end_row(method, records, scratch):
-    work = [sum(s["steps"] * s["flops"] for s in record["stages"]) / 1e12 for record in records]
-    accuracies = [100 * record["curve"][-1]["masked_lm_accuracy"] for record in records]
-    less = "–"
-    if scratch and method != "scratch":
-        gap, error = stats.difference(losses_at_end(scratch), losses_at_end(records))
-        less = f"{gap:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")
-    return (
-        LABELS[method],
-        f"{records[0]['trial']['rate']:g}",
-        len(records),
-        f"{records[0]['curve'][-1]['step']:,}",
-        stats.spread(losses_at_end(records), "{:.3f}"),
-        less,
-        stats.spread(accuracies, "{:.1f}", " %"),
-        f"{mean(work):.3g}",
+    stages = method | {
+        "layers": lambda _, s, p: s["depth"],
+        "trained": lambda _, s, p: (
+            "all" if s["trained"] == s["depth"] else f"{s['trained']} and heads"
+        ),
+        "steps": lambda _, s, p: f"{s['steps']:,}",
+        "ms per step": lambda _, s, p: f"{1000 * p['seconds']:.1f}",
+        "model GFLOP per step": lambda _, s, p: f"{s['flops'] / 1e9:.2f}",
+        "GFLOP/s": lambda _, s, p: f"{s['flops'] / p['seconds'] / 1e9:.0f}",
+        "first call, s": lambda _, s, p: f"{p['first_call']:.1f}",
+    }
+    found["stages"] = stats.columns(
+        stages,
+        (
+            (method, stage, pace)
+            for method, runs in groups.items()
+            for stage, pace in zip(runs[0]["stages"], paces(records)[method], strict=True)
+        ),
     )
+    ends = {
+        (r["trial"]["method"], r["trial"]["rate"]): r["curve"][-1]["masked_lm_loss"]
+        for r in whole_runs(records)
+        if r["trial"]["seed"] == 1
+    }
+    rates = {
+        f"{rate:g}": lambda m, _, rate=rate: f"{ends[m, rate]:.3f}" if (m, rate) in ends else "–"
+        for rate in settings["rates"]
+    }
+    return found | {"rates": stats.columns(method | rates, groups.items())}
 
 
 def arrivals(records, level, pace):
-    """Seconds, those of tracing, updates and model TFLOP to a level, for each run that is there."""
+    """Seconds, tracing seconds, steps and model TFLOP to a level, for each run that reaches it."""
     found = []
     for record, seconds, step in zip(
         records, times(records, level), times(records, level, "step"), strict=True
@@ -179,28 +199,6 @@ def level_row(method, runs, arrived, scratch):
         cells[6] = f"{other[0] / mine[0]:.2f}"
         cells[7] = f"{(other[0] - other[1]) / (mine[0] - mine[1]):.2f}"
     return cells
-
-
-def _stage_row(method, stage, seconds, first_call):
-    return (
-        LABELS[method],
-        stage["depth"],
-        "all" if stage["trained"] == stage["depth"] else f"{stage['trained']} and heads",
-        f"{stage['steps']:,}",
-        f"{1000 * seconds:.1f}",
-        f"{stage['flops'] / 1e9:.2f}",
-        f"{stage['flops'] / seconds / 1e9:.0f}",
-        f"{first_call:.1f}",
-    )
-
-
-def _rate_row(method, records, rates):
-    ends = {
-        r["trial"]["rate"]: r["curve"][-1]["masked_lm_loss"]
-        for r in whole_runs(records)
-        if r["trial"]["method"] == method and r["trial"]["seed"] == 1
-    }
-    return [LABELS[method], *(f"{ends[r]:.3f}" if r in ends else "–" for r in rates)]
 
 
 def draw(records, settings):

@@ -1,22 +1,41 @@
-"""Statistics over seeds, and the curves and axes of pictures: what the studies' tables are made of.
+"""Statistics over seeds, tables, curves and pictures of the studies.
 
 A run is a record of a trial. A curve is a list of evaluations in order, dictionaries with `step`,
 `seconds` and losses in nats.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 
-PLATEAU = 5.5  # nats: below it a model knows more than the frequencies of words
+PLATEAU = 5.5  # nats: a lower loss needs more than the frequencies of words
 
-# Student's t for 95 %, by the number of values; for more, that of the last is nearly right.
+# Student's t for 95 %, by the number of values; beyond the last, the last is nearly right.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 def trial_name(trial: dict) -> str:
     """A trial in words: its values that are not None."""
     return ", ".join(f"{key} {value}" for key, value in trial.items() if value is not None)
+
+
+def columns(cells: Mapping[str, Callable], rows: Iterable[tuple]) -> list[tuple]:
+    """A table, the head first, from {head of a column: function of a row's values}."""
+    return [(*cells,), *(tuple(cell(*row) for cell in cells.values()) for row in rows)]
+
+
+def loss_columns(name: str) -> dict[str, Callable]:
+    """Columns with the number of runs, their losses and accuracies; a row ends with the runs."""
+    return {
+        "runs": lambda *row: len(row[-1]),
+        name: lambda *row: spread([r["report"] for r in row[-1]], "{:.3f}"),
+        "accuracy": lambda *row: spread([r["report_accuracy"] for r in row[-1]], "{:.1f}", " %"),
+    }
+
+
+def diverged(*row) -> int:
+    """Number of the diverged among the runs at the end of a row."""
+    return sum(r["diverged"] for r in row[-1])
 
 
 def spread(values: Iterable[float | None], form: str = "{:.2f}", unit: str = "") -> str:
@@ -29,7 +48,7 @@ def spread(values: Iterable[float | None], form: str = "{:.2f}", unit: str = "")
 
 
 def median_and_range(values: Sequence[float | None]) -> str:
-    """Median (minimum … maximum) of the values that are not None, and how many are."""
+    """Median (minimum … maximum) of the values, and the number of those that are None."""
     reached = [value for value in values if value is not None]
     if not reached:
         return "not reached"
@@ -39,7 +58,7 @@ def median_and_range(values: Sequence[float | None]) -> str:
 
 
 def paired(runs: Sequence[dict], others: Sequence[dict]) -> list[float]:
-    """Differences of the reported losses, seed by seed; diverged runs have none."""
+    """Differences of the reported losses, seed by seed, without diverged runs."""
     other = {r["trial"]["seed"]: r["report"] for r in others}
     pairs = [(r["report"], other.get(r["trial"]["seed"])) for r in runs]
     return [mine - theirs for mine, theirs in pairs if None not in (mine, theirs)]
@@ -61,7 +80,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def within(values: Sequence[float], margin: float) -> bool | None:
-    """Whether the mean of differences is at most `margin`; None where their interval has both."""
+    """Whether the mean of differences is at most `margin`; None if its interval contains it."""
     low, high = (mean(values) + sign * half_width(values) for sign in (-1, 1))
     return None if low <= margin < high else high <= margin
 
@@ -75,7 +94,7 @@ def difference(values: Sequence[float], others: Sequence[float]) -> tuple[float,
 
 
 def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
-    """The record with the best value of `key`, of equal ones by their names; diverged ones last."""
+    """The record with the best value of `key`; ties by name, diverged ones last."""
 
     def merit(record):
         value = record[key]
@@ -90,7 +109,7 @@ def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
 
 
 def first_at(curve, level, unit, loss="masked_lm_loss"):
-    """Where a curve first comes to a loss, interpolated linearly; None if it does not.
+    """Where a curve first reaches a loss, interpolated linearly, or None.
 
     Args:
         curve: Evaluations, in order.
@@ -110,7 +129,7 @@ def first_at(curve, level, unit, loss="masked_lm_loss"):
 
 
 def bands(curves):
-    """{step: (minimum, median, maximum)} of the loss over seeds, at evaluations that all have."""
+    """{step: (minimum, median, maximum)} of the loss over seeds, at common evaluations."""
     losses = [{line["step"]: line["masked_lm_loss"] for line in curve} for curve in curves]
     common = sorted(set.intersection(*(set(each) for each in losses)))
     found = {step: [each[step] for each in losses] for step in common}
@@ -143,7 +162,7 @@ def draw_means(axis, points: dict[float, Sequence[float]], **style) -> None:
 
     Args:
         axis: Of matplotlib.
-        points: {x: values}; without values, there is no point.
+        points: {x: values}; an empty list draws no point.
         style: Arguments of `errorbar`.
     """
     points = {x: values for x, values in points.items() if values}

@@ -1,67 +1,59 @@
-"""How often word pieces differ from those of Google's tokenizer, on all sentences of a text.
+"""How often word pieces differ from Google's tokenizer, on all sentences of a text.
 
     python benchmarks/tokenizer_agreement.py --text=enwiki_sample.txt \\
         --uncased=bert-base-uncased-vocab.txt --cased=bert-base-cased-vocab.txt
 
-Google's tokenizer is the one written out in tests/support/google_tokenizer.py.
+Google's tokenizer is written out in tests/support/google_reference.py.
 """
 
 import functools
 import multiprocessing
 import os
-import pathlib
 import sys
 
-from absl import app, flags
+import evidence
+import machine
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests/support"))
+sys.path.append(str(evidence.ROOT / "tests/support"))
 
-import google_tokenizer
+import google_reference
 
 from official_bert.data import corpus, tokenization
 
-FLAGS = flags.FLAGS
-flags.DEFINE_string("text", None, "A file of text.")
-flags.DEFINE_string("uncased", None, "An uncased vocabulary.")
-flags.DEFINE_string("cased", None, "A cased vocabulary.")
-flags.DEFINE_string("output_dir", "benchmarks/results", "Where the table is written.")
-flags.mark_flags_as_required(["text", "uncased", "cased"])
-
 PARTS = 16
+HEAD = ("vocabulary", "sentences", "that differ", "agreement", "words that differ")
 
 
-def main(_):
-    lines = [
-        "# Word pieces against Google's tokenizer",
-        "",
-        f"`python benchmarks/tokenizer_agreement.py` on {os.path.basename(FLAGS.text)}.",
-        "",
-        "| vocabulary | sentences | that differ | agreement | words that differ |",
-        "|---|---|---|---|---|",
-    ]
-    for vocab_file, lower in ((FLAGS.uncased, True), (FLAGS.cased, False)):
-        jobs = [(FLAGS.text, vocab_file, lower, part) for part in range(PARTS)]
+def main():
+    parser = machine.parser(__doc__)
+    for name, words in {
+        "text": "a file of text",
+        "uncased": "an uncased vocabulary",
+        "cased": "a cased vocabulary",
+    }.items():
+        parser.add_argument(f"--{name}", required=True, help=words)
+    given, rows = parser.parse_args(), []
+    for vocab_file, lower in ((given.uncased, True), (given.cased, False)):
+        jobs = [(given.text, vocab_file, lower, part) for part in range(PARTS)]
         with multiprocessing.get_context("spawn").Pool() as pool:
             results = pool.starmap(compare, jobs, chunksize=1)
         total = sum(sentences for sentences, _ in results)
-        different = [word for _, words in results for word in words]
+        words = [word for _, found in results for word in found]
         name = os.path.basename(vocab_file).removesuffix("-vocab.txt")
-        agreement = f"{1 - len(different) / total:.4%}"
-        shown = ", ".join(different[:10])
-        lines.append(f"| {name} | {total:,} | {len(different)} | {agreement} | {shown} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    (pathlib.Path(FLAGS.output_dir) / "data_tokenizer_agreement.md").write_text(text)
+        agreement = f"{1 - len(words) / total:.4%}"
+        rows.append((name, f"{total:,}", len(words), agreement, ", ".join(words[:10])))
+    text = machine.page("Word pieces compared with Google's tokenizer", [HEAD, *rows])
+    machine.write(given.output_dir / "data_tokenizer_agreement.md", text)
 
 
 def compare(path: str, vocab_file: str, lower: bool, part: int) -> tuple[int, list[str]]:
-    """Of every 16th document: how many sentences, and the word that differs in each that does."""
+    """Number of sentences in every 16th document, and a word of each sentence that differs."""
     vocabulary = tokenization.read_vocabulary(vocab_file)
     encode = tokenization.SentenceEncoder(tokenization.load(vocab_file, lower))
 
     @functools.cache  # it does not look across a space either
     def google(word: str) -> list[int]:
-        return [vocabulary[p] for p in google_tokenizer.tokenize(word, vocabulary, lower)]
+        return [vocabulary[p] for p in google_reference.tokenize(word, vocabulary, lower)]
 
     total, different = 0, []
     for number, document in enumerate(corpus.documents([path])):
@@ -77,4 +69,4 @@ def compare(path: str, vocab_file: str, lower: bool, part: int) -> tuple[int, li
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

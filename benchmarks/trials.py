@@ -1,6 +1,6 @@
 """The trials of a study in a JSON-lines file; text, model and processes of whole trainings.
 
-A finished trial is a line of the file, so that a killed study goes on with the next one.
+A finished trial is a line of the file, so that a killed study resumes with the next one.
 """
 
 import contextlib
@@ -8,6 +8,8 @@ import datetime
 import json
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +23,11 @@ from official_bert.data import tokenization
 from official_bert.data.instances import Settings
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
-from official_bert.system import child_commands, locks
+from official_bert.stages import LoopOptions, Run, Stage
+from official_bert.system import child_commands, locks, quiet_tensorflow
 from official_bert.system.whole_files import write_text
+from official_bert.tasks.pretraining import Pretraining
 
-UNKNOWN = "time left not known yet"
 PACKAGES = ("tensorflow", "tensorflow-cpu", "torch", "transformers", "numpy", "jax", "keras")
 
 
@@ -34,24 +37,23 @@ class Study:
     Args:
         results: The JSON-lines file, a `pathlib.Path`; other settings' lines in it stay.
         settings: Dictionary of JSON values; trials with others do not count.
-        lists: Function of the records so far; the trials of the study in order, dictionaries of
+        lists: Function of the records so far that returns all trials in order, dictionaries of
             JSON values.
-        alike: Tuples of a trial's keys. How long a trial takes is guessed from those that agree
-            with it in the first tuple, or else in the second, …
-        extent: Names of settings in which records may differ and count: those that say how many
-            trials there are, so that a study that grows keeps what is done, and what `stands`
-            looks at.
-        stands: Function of (record, all records); whether the record counts.
+        extent: Names of settings in which records may differ and count: those that determine the
+            number of trials, so that a study that grows keeps its records, and those that `stands`
+            compares.
+        stands: Function of (record, all records): whether the record counts.
     """
 
-    def __init__(self, results, settings, lists, alike, extent=(), stands=None):
-        self.results, self.settings, self.alike, self.extent = results, settings, alike, extent
+    def __init__(self, results, settings, lists, extent=(), stands=None):
+        self.results, self.settings, self.extent = results, settings, extent
         self._lists, self._stands = lists, stands
 
     def done(self):
-        """The records of the finished trials, by name: the study's own that it would run so now.
+        """The records that count, by the trial's name.
 
-        What was chosen from a trial that does not count does not count either.
+        They are of the study's own trials, with settings that it would choose now. What was chosen
+        from a trial that does not count does not count either.
         """
         ours = self._decisive(self.settings)
         found = {
@@ -78,28 +80,27 @@ class Study:
         return self._lists(list(self.done().values()))
 
     def missing(self):
-        """The trials that have no record."""
+        """The trials without a record."""
         done = self.done()
         return [t for t in self._lists(list(done.values())) if stats.trial_name(t) not in done]
 
     def announce(self, trial, left, begun, jobs):
-        """Prints which trial begins and how long all may take.
+        """Prints which trial begins and, by those that are done, how long all may take.
 
         Args:
-            trial: The trial.
-            left: What has to be run, with it.
-            begun: Number of other trials that were begun and have no record.
+            left: The trials without a record, this one included.
+            begun: Number of other trials that have begun and have no record.
             jobs: Number of trials that run side by side.
         """
-        done = self.done()
-        expected = [self._expected(each, done.values()) for each in left]
-        known = None not in expected
-        left = f"about {sum(expected) / jobs / 60:.0f} min left in all" if known else UNKNOWN
-        number, name = len(done) + begun + 1, stats.trial_name(trial)
-        print(f"trial {number} of {len(self.trials())}: {name}; {left}", flush=True)
+        seconds = [record["wall_seconds"] for record in self.done().values()]
+        remaining = "time left not known yet"
+        if seconds:
+            remaining = f"about {mean(seconds) * len(left) / jobs / 60:.0f} min left in all"
+        number, name = len(seconds) + begun + 1, stats.trial_name(trial)
+        print(f"trial {number} of {len(self.trials())}: {name}; {remaining}", flush=True)
 
     def record(self, trial, run_trial):
-        """Runs a trial; what is to be kept of it, or `None` if it failed."""
+        """Runs a trial and returns its record, or `None` if it failed."""
         started, before = time.perf_counter(), about_machine()
         found = run_trial(trial)
         if found is None:
@@ -114,32 +115,26 @@ class Study:
         return about | found
 
     def add(self, record):
-        """Keeps what `record` returned."""
+        """Appends a record to the file."""
         self.results.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.results, _whole_lines(self.results) + json.dumps(record) + "\n")
-
-    def _expected(self, trial, done):
-        for names in self.alike:
-            like = [r for r in done if all(r["trial"][n] == trial[n] for n in names)]
-            if like:
-                return mean(record["wall_seconds"] for record in like)
-        return None
 
 
 @contextlib.contextmanager
 def exclusive(folder, results):
-    """The folder, made if need be, for this study alone: a second would spoil the first's times.
+    """Locks the folder and the records of a study: a second study would spoil the first's times.
 
     Args:
-        folder: The study's.
-        results: A file that no other study may write to either, whatever its folder is.
+        folder: The study's folder, which is made if need be.
+        results: The file of records, which no study with another folder may write to either.
     """
     wait = "Waiting for another study …"
-    with contextlib.ExitStack() as held:
-        folder.mkdir(parents=True, exist_ok=True)
-        held.enter_context(locks.exclusive(folder, wait))
-        results.parent.mkdir(parents=True, exist_ok=True)
-        held.enter_context(locks.exclusive(results.parent, wait, f".{results.name}.lock"))
+    for each in (folder, results.parent):
+        each.mkdir(parents=True, exist_ok=True)
+    with (
+        locks.exclusive(folder, wait),
+        locks.exclusive(results.parent, wait, f".{results.name}.lock"),
+    ):
         yield
 
 
@@ -150,21 +145,27 @@ def read(results):
         try:
             record = json.loads(line) if line.strip() else None
         except json.JSONDecodeError as error:
-            raise ValueError(f"{results}, line {number}: no JSON ({error}); remove it.") from None
+            raise ValueError(
+                f"{results}, line {number} must be JSON; got {error}. Remove it."
+            ) from None
         if record is None:
             continue
         if not isinstance(record, dict) or not {"trial", "settings"} <= record.keys():
-            raise ValueError(f"{results}, line {number}: no record of a trial; remove it.")
+            raise ValueError(
+                f"{results}, line {number} must be the record of a trial; got another. Remove it."
+            )
         found.append(record)
     return found
 
 
 def _whole_lines(results):
-    """The text up to the last end of a line: a killed study may have left a part of one."""
+    """The text without a last line that a killed study has left incomplete."""
     try:
         text = results.read_text() if results.exists() else ""
     except UnicodeDecodeError as error:
-        raise ValueError(f"{results} is no text ({error}).") from None
+        raise ValueError(
+            f"{results} must be a text file; got other bytes ({error}). Restore or rename it."
+        ) from None
     whole, _, rest = text.rpartition("\n")
     with contextlib.suppress(json.JSONDecodeError):
         json.loads(rest)  # a line without its end, as an editor may leave it
@@ -176,14 +177,12 @@ def _whole_lines(results):
 
 
 def make_data(folder, settings, lengths, held_out):
-    """Vocabulary, and records for dynamic masks of the text that comes with Python.
-
-    Those that are there stay.
+    """Writes vocabulary and records for dynamic masks of the text that comes with Python, once.
 
     Args:
-        folder: Where.
-        settings: With `vocab_size`, and `documents`: how many of the text's; None: all.
-        lengths: {tokens per sequence: predictions}; `train_16.tfrecord` has those of 16.
+        folder: Where they are written.
+        settings: With `vocab_size` and `documents`, the number of documents or None for all.
+        lengths: {tokens per sequence: predictions}; `train_16.tfrecord` has 16 tokens.
         held_out: {index among every 12 documents: the set it belongs to}; the rest trains.
     """
     with locks.exclusive(folder, "Waiting for the data that another trial makes …", ".data.lock"):
@@ -232,8 +231,56 @@ def config_of(folder, settings, positions, initializer_range, dropout=0.0):
 # Trials
 
 
+def stage_of(settings, **fields):
+    """A stage with the lengths of the settings."""
+    names = ("max_seq_length", "max_predictions_per_seq")
+    return Stage(**{name: settings[name] for name in names}, **fields)
+
+
+def make_run(folder, settings, config, stages, task=Pretraining, **fields):
+    """A run on the study's data, without the next sentence."""
+    return Run(
+        config=config,
+        stages=stages,
+        input_files=(file_of(folder, "train"),),
+        task=task(use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]),
+        **fields,
+    )
+
+
+def file_of(folder, split):
+    """The records of a set, with the placeholder of `stages.Run` for the length."""
+    return f"{folder}/{split}_{{max_seq_length}}.tfrecord"
+
+
+def trainer(run, model_dir, **options):
+    """A `Trainer` of a run in this process; `options` are fields of `LoopOptions`."""
+    quiet_tensorflow.import_tensorflow()
+    from official_bert.engines.strategies import make_strategy
+    from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.training.trainer import Trainer
+
+    options = LoopOptions(save_checkpoints_steps=0, tensorboard=False, **options)
+    return Trainer(run, options, TfDistribute(make_strategy("off")), model_dir)
+
+
+def in_child(command, folder, trial, read):
+    """Runs a trial by `python COMMAND…`; its record, or None if it failed.
+
+    Args:
+        folder: Where it leaves its results; removed.
+        read: Function of the folder that returns the results, a dictionary for the record.
+    """
+    if code := run_child(command):
+        print(f"{stats.trial_name(trial)} ended with exit code {code}", file=sys.stderr, flush=True)
+        return None
+    found = {"command": shlex.join(["python", *map(str, command)])} | read(folder)
+    shutil.rmtree(folder)
+    return found
+
+
 def run_child(command):
-    """Runs `python COMMAND…` to its end, or to this process' own; returns the exit code."""
+    """Runs `python COMMAND…`, which ends with this process at the latest; returns the exit code."""
     child = subprocess.Popen(
         [sys.executable, *map(str, command)],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -254,11 +301,9 @@ def read_log(path, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
-def read_curve(path):
-    """Step, seconds of training, stage, loss and accuracy of every held-out evaluation.
-
-    Stages are counted from 0; a log without any has none here.
-    """
+def read_curve(folder):
+    """Step, seconds of training, stage (from 0), loss and accuracy of every held-out evaluation."""
+    path = folder / "train_log.jsonl"
     seconds = {line["step"]: line["timing"]["seconds"] for line in read_log(path, "train")}
     names = ("stage", "masked_lm_loss", "masked_lm_accuracy")
     return [
@@ -269,7 +314,7 @@ def read_curve(path):
 
 
 def about_machine():
-    """What a record says of the machine, before its trial."""
+    """The machine and the versions, for a record."""
     return {
         "cpu": machine.processor(),
         "cores": machine.cores(),

@@ -2,13 +2,12 @@
 
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
-import machine
+import evidence
 
 TENSORFLOW_ON_CPU = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -18,35 +17,38 @@ TENSORFLOW_ON_CPU = {
 
 
 class Worker:
-    """A process of a script that does as it is told on a pipe, and sleeps in between.
+    """A process of a script that answers measurements on a pipe, and sleeps in between.
 
     Args:
         script: The script; `--worker` and `arguments` make it call `take`.
-        arguments: What the process is to measure.
-        environment: Variables that the process gets beside those of this one.
+        arguments: The work of the process.
+        environment: Additional environment variables.
+        prefix: The beginning of its command line, before Python.
     """
 
-    def __init__(self, script, *arguments, environment=TENSORFLOW_ON_CPU):
-        root, more = str(pathlib.Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([root, more]) if more else root
+    def __init__(self, script, *arguments, environment=TENSORFLOW_ON_CPU, prefix=()):
+        paths = [str(evidence.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, script, "--worker", *arguments],
-            env={**os.environ, **environment, "PYTHONPATH": path},
+            [*prefix, sys.executable, script, "--worker", *arguments],
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def __enter__(self):
-        self._answer()  # it is ready
+        self.answer()  # it is ready
         return self
 
     def ask(self, way):
+        self.tell(way)
+        return self.answer()
+
+    def tell(self, way):
         self._process.stdin.write(way + "\n")
         self._process.stdin.flush()
-        return self._answer()
 
-    def _answer(self):
+    def answer(self):
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"A worker ended with status {self._process.wait()}; see above.")
@@ -62,13 +64,13 @@ def measure(what, workers, rounds):
     """Measures all ways in turn, round by round.
 
     Args:
-        what: What is measured, for the lines that say how far it is.
+        what: The work, for the progress lines.
         workers: {way: the `Worker` that is asked for it}.
         rounds: Number of measurements of each way, after two that do not count.
 
     Returns:
-        `seconds`: {way: those that it answered, by round}; `errors`: {way: why it could not be
-        run}; `idle_load`: the largest share of a core that a process used whose turn it was not.
+        `seconds`: {way: its measurements, by round}; `errors`: {way: why it failed}; `idle_load`:
+        the largest share of a core that a process used while it was not its turn.
     """
     seconds, errors, idle = {way: [] for way in workers}, {}, []
 
@@ -97,14 +99,14 @@ def measure(what, workers, rounds):
 
 
 def take(make_ways):
-    """A worker's life: makes its functions, then answers each line with a measurement.
+    """Runs a worker: makes its functions, then answers each line with a measurement.
 
     Args:
-        make_ways: Function without arguments; {what can be asked: function that measures it and
+        make_ways: Function without arguments that returns {way: function that measures it and
             returns a dictionary of JSON values}.
     """
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
+        os.dup2(2, 1)  # the output of libraries goes to stderr
 
         def answer(values):
             answers.write(json.dumps(values) + "\n")
@@ -118,7 +120,7 @@ def take(make_ways):
             idle = (time.process_time() - cpu) / waited if waited > 1 else 0.0  # else too short
             try:
                 answer({**ways[line.strip()](), "idle_load": idle})
-            except Exception as error:  # a compiler may be missing: the table says so
+            except Exception as error:  # a compiler may be missing: the table shows the error
                 first_line = (str(error).splitlines() or [""])[0]
                 answer({"error": f"{type(error).__name__}: {first_line}".removesuffix(": ")})
             time.sleep(0.3)  # thread pools fall asleep
@@ -126,82 +128,66 @@ def take(make_ways):
 
 
 def offer(ways, left_out=None, after=dict):
-    """What a worker that says itself what it measures hands to `take`.
+    """The functions for `take` of a worker that chooses its measurements.
 
     Args:
         ways: {way: function that measures it}; "ways" answers with their names.
-        left_out: {way: why it cannot be measured}, answered with them.
-        after: Function that returns what is known once all is measured, by way, as JSON values.
+        left_out: {way: why it cannot be measured}, in the same answer.
+        after: Function that returns further results of all measurements, by way, as JSON values.
     """
-    says = {"ways": list(ways), "left_out": left_out or {}}
-    return {**ways, "ways": lambda: says, "after": after}
+    names = {"ways": list(ways), "left_out": left_out or {}}
+    return {**ways, "ways": lambda: names, "after": after}
 
 
 def timed(function, updates):
-    """Seconds per update of a function that does so many."""
+    """Seconds per update of a function that runs `updates` updates."""
     started = time.perf_counter()
     function()
     return {"seconds": (time.perf_counter() - started) / updates}
 
 
-# The page
+# The tables
 
 
 def table(unit, form, results, labels, amount):
-    """Lines of a Markdown table of rates, and of how many times as fast the first way is.
+    """Rows of rates and ratios, the head first.
 
     Args:
-        unit: Of the rates, such as `"tokens/s"`.
-        form: How a rate is written.
-        results: {what was measured: what `measure` returned}.
-        labels: {way: its name}, the first way first.
-        amount: Function of what was measured: how much an update works on, in the rates' unit.
+        unit: The unit of the rates, such as `"tokens/s"`.
+        form: Format of a rate.
+        results: {work: the result of `measure`}.
+        labels: {way: its name}, ours first.
+        amount: Function of the work: the number of units per update.
     """
     first = next(iter(labels))
-    lines = [
-        f"| work | way | {unit} | ours / it, median of rounds | fewest, most |",
-        "|---|---|---|---|---|",
-    ]
+    rows = [("work", "way", unit, "ours / it, median of rounds", "fewest, most")]
     for what, result in results.items():
         seconds = result["seconds"]
         for way, label in labels.items():
             if way in result["errors"]:
-                lines.append(f"| {what} | {label} | failed: {result['errors'][way]} | | |")
+                rows.append((what, label, f"failed: {result['errors'][way]}", "", ""))
                 continue
             rate = form.format(amount(what) / statistics.median(seconds[way]))
-            ratios = [s / ours for s, ours in zip(seconds[way], seconds[first], strict=True)]
-            lines.append(
-                f"| {what} | {label} | {rate} | {statistics.median(ratios):.2f} "
-                f"| {min(ratios):.2f}, {max(ratios):.2f} |"
-            )
-    return lines
+            middle, least, most = ratios(seconds, way, first)
+            rows.append((what, label, rate, f"{middle:.2f}", f"{least:.2f}, {most:.2f}"))
+    return rows
 
 
-def rounds(results):
-    """The number of measurements of each way."""
-    return max(len(values) for r in results.values() for values in r["seconds"].values())
+def ratios(seconds, way, first):
+    """Median, minimum and maximum of a way's time over the first way's, by round."""
+    found = [s / ours for s, ours in zip(seconds[way], seconds[first], strict=True)]
+    return statistics.median(found), min(found), max(found)
+
+
+def conditions(results):
+    """How the measurements alternated, in a sentence."""
+    count = max(len(values) for r in results.values() for values in r["seconds"].values())
+    return (
+        f"{count} rounds in alternation, all ways in each; rates are medians. A process used at "
+        f"most {100 * idle_load(results):.1f} % of a core while it was not its turn."
+    )
 
 
 def idle_load(results):
-    """The largest share of a core that a process used whose turn it was not."""
+    """The largest share of a core that a process used while it was not its turn."""
     return max(result["idle_load"] for result in results.values())
-
-
-def command():
-    """The command as it is typed."""
-    script = f"python benchmarks/{pathlib.Path(sys.argv[0]).name}"
-    arguments = " ".join(f'"{a}"' if " " in a else a for a in sys.argv[1:])
-    return f"{script} {arguments}".strip()
-
-
-def made_on():
-    """The command, the machine and the versions as a sentence."""
-    packages = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "torch", "transformers")
-    return f"`{command()}` on {machine.describe(*packages)}."
-
-
-def write(path, values, text):
-    """Writes the values, `path` with the suffix .json, and the page, .md."""
-    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n")
-    path.with_suffix(".md").write_text(text)
-    print(text)

@@ -1,31 +1,33 @@
-"""Up to which batch does each optimizer hold its loss at equal tokens, tuned and untuned?
+"""The batch up to which each optimizer holds its loss at equal tokens, tuned and untuned.
 
     python benchmarks/claims/batch_scaling.py
 
 The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
 the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch,
-and at the largest ones as many more with long warm-ups. And each trains with what its rule makes of
-its best settings at the smallest batch, untuned. The best of all by one held-out set trains with
-more seeds and is reported on another.
+and at the largest ones the same number again with long warm-ups. Untuned, each trains by a rule
+from its best settings at the smallest batch. The best of all by one held-out set trains with more
+seeds and is reported on another.
 
-The trials come in an order in which those that are done say something: for each group of methods
-the search, breadth first over the batches, the rule, the long warm-ups, then more seeds of the
-best and of the rule. What two parts have in common is trained once.
+For each group of methods the search comes first, breadth first over the batches, then the rule, the
+long warm-ups, and more seeds of the best and of the rule, so that an unfinished study has results.
+A run that two parts have in common is trained once.
 
 Needs matplotlib.
 """
 
-import functools
 import math
 import pathlib
 import sys
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
 import batch_scaling_tables as results
+import bert
 import claim
 import stats
-from model_settings import LOST, MODEL
+import trials as trials_of
+
+from official_bert.stages import Optimizer
 
 SETTINGS = {
     "max_seq_length": 16,
@@ -60,7 +62,7 @@ QUICK = {
     "trials": 1,
     "seeds": 1,
 }
-LINEAR = ("nesterov",)  # whose rate is scaled by k; that of the others by √k
+LINEAR = ("nesterov",)  # scaled by k; the rate of the others, by √k
 
 
 def trials(settings, records):
@@ -87,11 +89,10 @@ def point(settings, method, multiple, number, warmup="warmup_share"):
     """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms.
 
     Args:
-        settings: Those of the study.
         method: Of `settings["groups"]`.
         multiple: Of `settings["multiples"]`.
         number: From 1.
-        warmup: The setting that has the range of the warm-up.
+        warmup: Name of the setting with the range of the warm-up.
     """
     ranges = {
         "rate": [math.sqrt(multiple) * rate for rate in settings["rates"][method]],
@@ -106,7 +107,7 @@ def point(settings, method, multiple, number, warmup="warmup_share"):
 
 
 def van_der_corput(number, base):
-    """The digits of a number behind the point, in reverse order; in [0, 1)."""
+    """The digits of a number after the point, in reverse order; in [0, 1)."""
     value, digit = 0.0, 1.0
     while number:
         number, rest = divmod(number, base)
@@ -116,78 +117,57 @@ def van_der_corput(number, base):
 
 
 def by_rule(settings, method, chosen, multiple):
-    """What the rule makes of the best settings at the base: as many updates of warm-up."""
+    """The settings by the rule, from the best at the base: the same number of warm-up steps."""
     factor = multiple if method in LINEAR else math.sqrt(multiple)
     share = min(chosen["warmup_share"] * multiple, results.MOST_WARMUP)
     return chosen | {"rate": factor * chosen["rate"], "warmup_share": share}
 
 
 def optimizer(method, settings, values):
-    """An optimizer at rate 0: the training sets the rate."""
-    import bert
-    import keras
-
-    import lamb_tf
-
-    # Muon of Keras looks for the names of variables, not their paths.
-    excluded = {"nesterov": bert.EXCLUDED, "muon": [*bert.EXCLUDED, "gamma", "beta"]}
-    momentum, decay = 1 - values["one_minus_beta_1"], values["weight_decay"]
-    shared = {"learning_rate": 0.0, "weight_decay": decay}
-    shared |= {"global_clipnorm": settings["global_clipnorm"]}
-    ours = shared | {"exclude_from_weight_decay": bert.EXCLUDED}
-    adam = {"beta_1": momentum, "beta_2": settings["beta_2"]}
-    make = {
-        "lamb": lambda: lamb_tf.LAMB(**ours, **adam),
-        "adamw": lambda: lamb_tf.LAMB(**ours, **adam, exclude_from_layer_adaptation=[""]),
-        "orscale": lambda: lamb_tf.OrScale(**ours, momentum=momentum, beta_2=settings["beta_2"]),
-        "lars": lambda: lamb_tf.LARS(**ours, momentum=momentum, ratio="after_momentum"),
-        "nesterov": lambda: keras.optimizers.SGD(momentum=momentum, nesterov=True, **shared),
-        "muon": lambda: keras.optimizers.Muon(
-            momentum=momentum,
-            adam_beta_2=settings["beta_2"],
-            adam_weight_decay=decay,
-            rms_rate=0.2,
-            **shared,
-        ),
-    }
-    found = make[method]()
-    if method in excluded:
-        found.exclude_from_weight_decay(var_names=excluded[method])
-    return found
+    """The optimizer of a method, with the hyperparameters of a trial."""
+    momentum, second = 1 - values["one_minus_beta_1"], {"beta_2": settings["beta_2"]}
+    matrix = {"settings": {"momentum": momentum}, **second}
+    choice = {  # `epsilon` where the class has another default than a run
+        "lamb": {"beta_1": momentum, **second},
+        "adamw": {"type": "adamw", "beta_1": momentum, **second},
+        "lars": {"type": "lars", "beta_1": momentum, "epsilon": 0.0},
+        "orscale": {"type": "orscale", "epsilon": 1e-8, **matrix},
+        "muon": {"type": "muon", "epsilon": 1e-7, **matrix},
+        "nesterov": {
+            "type": "keras.optimizers:SGD",
+            "settings": {"momentum": momentum, "nesterov": True},
+        },
+    }[method]
+    if method == "muon":
+        choice["settings"] |= {"rms_rate": 0.2}
+    clipnorm = settings["global_clipnorm"]
+    return Optimizer(weight_decay=values["weight_decay"], global_clipnorm=clipnorm, **choice)
 
 
 def run(options, settings, trial, records):
     """Trains once; see `claim.Claim`."""
-    import bert
-
-    from official_bert.stages import Stage
-
     lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
-    model = MODEL | settings
-    bert.make_data(options.data_dir, model, lengths)
+    model, data = bert.MODEL | settings, options.data_dir
+    bert.make_data(data, model, lengths)
     values = values_of(settings, trial, records)
     if twin := twin_of(records, trial, values):
         return twin
     batch = settings["base_batch"] * trial["multiple"]
     steps = settings["sequences"] // batch
-    stage = Stage(
+    stage = trials_of.stage_of(
+        settings,
         steps=steps,
         batch_size=batch,
-        max_seq_length=settings["max_seq_length"],
-        max_predictions_per_seq=settings["max_predictions_per_seq"],
         learning_rate=values["rate"],
         warmup_steps=round(values["warmup_share"] * steps),
     )
     made = optimizer(trial["method"], settings, values)
-    training = bert.Training(
-        options.data_dir, model, settings["max_seq_length"], made, trial["seed"]
-    )
-    curve = training.run(stage, bert.rates_of(stage), settings["evaluations"])
-    return bert.result(training, curve) | {"values": values, "updates": steps}
+    found = bert.train(data, model, stage, made, trial["seed"], settings["evaluations"])
+    return found | {"values": values, "updates": steps}
 
 
 def twin_of(records, trial, values):
-    """What a run of another part with these values and seed found; None where there is none."""
+    """The results of a run of another part with these values and seed, or None."""
     alike = {name: trial[name] for name in ("method", "multiple", "seed")}
     runs = (r for r in records if r["values"] == values and alike.items() <= r["trial"].items())
     run = next(runs, None)
@@ -197,7 +177,7 @@ def twin_of(records, trial, values):
 
 
 def values_of(settings, trial, records):
-    """The hyperparameters of a trial; of the later parts, from the search before."""
+    """The hyperparameters of a trial; those of later parts follow from the search."""
     method, multiple = trial["method"], trial["multiple"]
     if trial["part"] == "search":
         return point(settings, method, multiple, trial["number"])
@@ -210,7 +190,7 @@ def values_of(settings, trial, records):
 
 
 def needs(trial, other):
-    """Whether a run at chosen settings waits for one of those that they are chosen from."""
+    """Whether a run at chosen settings waits for one of the runs that decide them."""
     if trial["method"] != other["method"] or trial["part"] in results.TUNING:
         return False
     if trial["part"] == "best":
@@ -221,20 +201,20 @@ def needs(trial, other):
 
 
 def problem(settings):
-    """What is wrong with the settings, or None."""
+    """The error in the settings, or None."""
     multiples, rates = settings["multiples"], settings["rates"]
     unknown = [m for group in settings["groups"] for m in group if m not in rates]
     if unknown:
-        return f"groups has {', '.join(unknown)}; there are {', '.join(rates)}."
+        return f"groups must be among {', '.join(rates)}; got {', '.join(unknown)}."
     if multiples != sorted({1, *multiples}):
-        return f"multiples is {multiples}; give 1 and larger ones, in order."
+        return f"multiples must be 1 and larger numbers, in order; got {multiples}."
     if 1 in settings["long_warmup_multiples"]:
-        return "long_warmup_multiples has 1; give larger ones, as the rule is made from batch × 1."
+        return "long_warmup_multiples must be above 1, the base of the rule; got 1."
     return None
 
 
 def stands(settings, record, records):
-    """Whether a run has the settings that would be chosen for it now, to rounding."""
+    """Whether a run has the settings that the study would choose for it now, to rounding."""
     trial = record["trial"]
     chosen_at = {"best": trial["multiple"], "rule": 1}.get(trial["part"])
     if chosen_at and not results.searched(records, trial["method"], chosen_at):
@@ -243,28 +223,18 @@ def stands(settings, record, records):
     return all(math.isclose(record["values"][name], now[name], rel_tol=1e-9) for name in now)
 
 
-CLAIM = claim.Claim(
-    name="batch_scaling",
-    results="claims_batch_scaling",
-    title="Six optimizers over the batch",
-    settings=SETTINGS,
-    quick=QUICK,
-    trials=trials,
-    run=run,
-    needs=needs,
+CLAIM = claim.of(
+    globals(),
+    "batch_scaling",
+    "Six optimizers over the batch",
     tables=results.tables,
     pictures={"": results.draw, "_untuned": results.draw_untuned},
-    alike=(("method", "multiple"), ("multiple",)),
-    lost=LOST,
-    packages=("tensorflow", "matplotlib"),
-    model=MODEL,
-    # The rates too: `stands` compares those of each run.
+    lost=bert.LOST,
+    model=bert.MODEL,
+    # Also the rates: `stands` compares them for each run.
     extent=("groups", "multiples", "long_warmup_multiples", "trials", "seeds", "rates"),
-    problem=problem,
-    stands=stands,
 )
-kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.script(CLAIM, __doc__))

@@ -1,4 +1,4 @@
-"""Tables and pictures of `batch_scaling.py`, from its records alone."""
+"""Tables and pictures of `batch_scaling.py`, from its records."""
 
 import functools
 import itertools
@@ -24,8 +24,8 @@ COLORS = {
 }
 MOST_WARMUP = 0.9  # of a run, by the rule
 TUNING = ("search", "long warm-up")  # parts of a study whose trials are points of a sequence
-HELD = 0.1  # nats above the loss at the smallest batch that still count as held
-CEILING = 5.4  # nats: what is above is at the plateau
+HELD = 0.1  # nats above the loss at the smallest batch that count as held
+CEILING = 5.4  # nats: the plateau begins above it
 LINE = 0.22  # nats: the height of a line of text in the plot of untuned losses
 
 
@@ -33,24 +33,24 @@ LINE = 0.22  # nats: the height of a line of text in the plot of untuned losses
 
 
 def methods(records, settings):
-    """Those that have been run."""
+    """The methods that have been run."""
     run = {record["trial"]["method"] for record in records}
     return [method for method in itertools.chain(*settings["groups"]) if method in run]
 
 
 def searched(records, method, multiple):
-    """The runs that the best is chosen from: both parts of the search and what the rule made."""
+    """The runs from which the best is chosen: both parts of the search and the rule."""
     at = {"method": method, "multiple": multiple, "seed": 1}
     return [r for r in records if any(_is(r, part=part, **at) for part in (*TUNING, "rule"))]
 
 
 def best(records, method, multiple):
-    """The one with the lowest loss on the set to choose by."""
+    """The run with the lowest loss on the set to choose by."""
     return stats.chosen(searched(records, method, multiple), "select", lowest=True)
 
 
 def tuned(records, settings, method, multiple):
-    """The best, and its further seeds; nothing where nothing was searched."""
+    """The best and its further seeds; empty before a search."""
     if not searched(records, method, multiple):
         return []
     more = [r for r in records if _is(r, part="best", method=method, multiple=multiple)]
@@ -58,19 +58,19 @@ def tuned(records, settings, method, multiple):
 
 
 def complete(records, settings, method, multiple):
-    """The tuned runs at a batch whose search has ended; else nothing."""
+    """The tuned runs at a batch; empty until its search has ended."""
     done = len(searched(records, method, multiple)) == to_search(settings, multiple)
     return tuned(records, settings, method, multiple) if done else []
 
 
 def to_search(settings, multiple):
-    """The number of runs that the best is chosen from when all are done."""
+    """The number of runs from which the best is chosen when all are done."""
     parts = 1 + (multiple in settings["long_warmup_multiples"])
     return parts * settings["trials"] + (multiple != settings["multiples"][0])
 
 
 def untuned(records, settings, method, multiple):
-    """What the rule made of the base; there, the base itself."""
+    """The runs by the rule; at the base, the tuned ones."""
     if multiple == settings["multiples"][0]:
         return tuned(records, settings, method, multiple)
     return [r for r in records if _is(r, part="rule", method=method, multiple=multiple)]
@@ -125,7 +125,7 @@ def batches(settings):
 
 
 def answer(records, settings):
-    """Up to which batch each holds its loss, and what it loses at the largest."""
+    """The batch up to which each holds its loss, and the change at the largest."""
     sizes, rows = batches(settings), []
     for method in methods(records, settings):
         groups = [
@@ -144,7 +144,7 @@ def answer(records, settings):
 
 
 def held(groups, settings):
-    """Up to which batch, of those that are done, by the seeds that a batch and the base have."""
+    """The largest of the finished batches with a held loss, by the seeds shared with the base."""
     first, certain, possible, tried = groups[min(groups)], None, None, None
     for multiple, found in groups.items():
         if not found:
@@ -166,7 +166,7 @@ def held(groups, settings):
 
 
 def change(groups, settings):
-    """How the loss at the largest batch differs from that at the smallest, if it is known."""
+    """The difference of the losses at the largest and the smallest batch, if known."""
     first, last = (groups[settings["multiples"][place]] for place in (0, -1))
     lost = sum(r["diverged"] for r in last)
     diverged = f"{lost} of {len(last)} diverge" if lost else ""
@@ -193,7 +193,7 @@ def _compared(records, settings):
 
 
 def warmups(records, settings):
-    """What the rule makes of the warm-up of each optimizer, at each batch."""
+    """The warm-up of each optimizer by the rule, at each batch."""
     sizes, rows = batches(settings), []
     for method in methods(records, settings):
         if not complete(records, settings, method, 1):
@@ -254,7 +254,7 @@ def chosen(records, settings):
 
 
 def _marked(name, chosen, tried):
-    """A hyperparameter of the chosen, with an arrow where none that was tried is beyond it."""
+    """A hyperparameter of the chosen run, with an arrow if it is the extreme of those tried."""
     values, value = [r["values"][name] for r in tried], chosen["values"][name]
     arrows = "↑" * (value == max(values)) + "↓" * (value == min(values))
     return f"{value:.2g}" + (f" {arrows}" if len(arrows) == 1 else "")
@@ -306,7 +306,7 @@ def _untuned(records, settings, method, multiple):
 
 
 def _note_those_above(axis, records, settings, of):
-    """The means above the picture as numbers over it, one optimizer above the other."""
+    """Writes the means above the picture as numbers over it."""
     for multiple, batch in batches(settings).items():
         rank = 0
         for method in methods(records, settings):
@@ -322,7 +322,7 @@ def _note_those_above(axis, records, settings, of):
 
 
 def draw_untuned(records, settings):
-    """Mean loss by the rule over the batch, for a phone; a line's name stands at its end."""
+    """Mean loss by the rule over the batch, for a phone; each line has its name at its end."""
     figure, ((axis,),) = stats.figure(1, 1, (7, 4.7))
     sizes, ends = list(batches(settings).values()), []
     for method in methods(records, settings):

@@ -1,37 +1,47 @@
-"""A small BERT on the documentation that comes with Python, trained by any Keras optimizer.
+"""A small BERT on the documentation that comes with Python, trained as `run_pretraining` does.
 
-Documents, model and vocabulary are those of `make demo`, with two held-out sets: one to choose by,
-one to report on. The next sentence is not trained. The loop is short, so that an optimizer that
-`run_pretraining` does not offer can be compared in it; what it trains is the same.
+Text, model and vocabulary of `make demo`, with two held-out sets: one to choose by, one to report
+on. The next sentence is not trained.
 """
 
-import itertools
+import contextlib
+import io
 import math
 import pathlib
+import tempfile
 from typing import Any
 
-import numpy as np
+import trials
 
-from official_bert.system import quiet_tensorflow
+from official_bert.stages import Optimizer, Stage
+from official_bert.tasks.pretraining import Pretraining
 
-quiet_tensorflow.import_tensorflow()
-
-import keras  # noqa: E402  # after the quiet import
-import tensorflow as tf  # noqa: E402
-import trials  # noqa: E402
-from model_settings import DIVERGED, EVAL_BATCH, EVAL_BATCHES  # noqa: E402
-
-from lamb_tf import schedules  # noqa: E402
-from official_bert.stages import Stage  # noqa: E402
-from official_bert.tasks.pretraining import Pretraining  # noqa: E402
-
-EXCLUDED = ["LayerNorm", "bias"]  # from weight decay and, in LAMB and LARS, from adaptation
+MODEL = {  # the settings of `make demo`
+    "vocab_size": 2048,
+    "documents": None,  # of the text; None: all
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "initializer_range": 0.06,
+    "masked_lm_prob": 0.25,  # in training; 15 % in the held-out text
+}
+DIVERGED = 20.0  # nats
+LOST = f"the training loss was not finite or above {DIVERGED:g} nats"
 PARTS = {1: "select", 3: "report"}  # of every 12 documents, the ones that are held out
-CHUNK = 50  # updates per call at most
-MICRO_TOKENS = 1024  # of a part of a batch that is computed at once: what fits into a cache
+EVAL_BATCH, EVAL_BATCHES = 256, 6  # sequences of each held-out set
+CHUNK = 50  # steps per call and per line of the log
+MICRO_TOKENS = 1024  # of the part of a batch that is computed at once: fits into a cache
 
 
-# Data
+class StudyTask(Pretraining):
+    """Masked words only; an evaluation reads the first `EVAL_BATCHES` batches."""
+
+    def batches(self, *arguments, held_out=False, **options):
+        found = super().batches(*arguments, held_out=held_out, **options)
+        if held_out:
+            found.num_batches = min(found.num_batches, EVAL_BATCHES)
+        return found
 
 
 def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> None:
@@ -39,189 +49,89 @@ def make_data(folder: pathlib.Path, settings: dict, lengths: dict[int, int]) -> 
     trials.make_data(folder, settings, lengths, PARTS)
 
 
-def rates_of(stage: Stage) -> np.ndarray:
-    """The learning rate of each update of a stage; float32."""
-    return np.asarray(stage.schedule()(np.arange(stage.steps)), "float32")
-
-
-def joined_rates(peak: float, warmup: int, steps: int) -> np.ndarray:
-    """Linear warm-up, then linear decay to 0 over so many updates; float32."""
-    schedule = schedules.WarmupPolynomialDecay(peak, steps, warmup_steps=warmup)
-    return np.asarray(schedule(np.arange(steps)), "float32")
-
-
-# Training
-
-
-class Training:
-    """One model and its optimizer.
+def train(
+    folder: pathlib.Path,
+    settings: dict,
+    stage: Stage,
+    optimizer: Optimizer,
+    seed: int,
+    evaluations: int,
+    positions: int | None = None,
+    keep: pathlib.Path | None = None,
+    **start: Any,
+) -> dict[str, Any]:
+    """Trains one stage.
 
     Args:
-        folder: With the data.
-        settings: Those of `MODEL`.
-        positions: The longest sequence.
-        optimizer: Any Keras optimizer; its rate is set at each update.
-        seed: Of initial values, order and masks, those of the held-out sets too.
+        folder: The data; the run is made in it and removed.
+        settings: The settings of the study, with those of `MODEL`.
+        seed: Of initial values, order and masks, of the held-out sets too.
+        evaluations: Number of evaluations, evenly spread, the last at the end.
+        positions: The longest sequence of the model; None: of the stage.
+        keep: Where to keep the folder of a run that has not diverged.
+        **start: `init_checkpoint` and `init_moments` of the run.
+
+    Returns:
+        The values of a record: `start` (held-out loss before the first step), `curve` (lines with
+        `step`, `report` and `report_accuracy`, in per cent), `select`, `report` and
+        `report_accuracy` at the end, None if the run diverged, and `diverged`. Losses are in nats.
     """
+    from official_bert.training.trainer import Diverged
+    from official_bert.training.training_log import Stopped
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        settings: dict,
-        positions: int,
-        optimizer: keras.optimizers.Optimizer,
-        seed: int,
+    length = stage.max_seq_length
+    rows = math.gcd(stage.batch_size, max(1, MICRO_TOKENS // length))
+    config = trials.config_of(folder, settings, positions or length, settings["initializer_range"])
+    fields = {"optimizer": optimizer, "seed": seed} | start
+    fields["gradient_accumulation_steps"] = stage.batch_size // rows
+    run = trials.make_run(folder, settings, config, (stage,), StudyTask, **fields)
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        contextlib.redirect_stdout(io.StringIO()),  # the lines of the log
     ):
-        self._folder = folder
-        initializer_range = settings["initializer_range"]
-        self._config = trials.config_of(folder, settings, positions, initializer_range)
-        masked = settings["masked_lm_prob"]
-        self._task = Pretraining(use_next_sentence_label=False, masked_lm_prob=masked)
-        self.model = self._task.make_model(self._config, seed, "float32")
-        for variable in self.model.weights:
-            variable.trainable = self._task.is_trainable(variable.path)
-        self.optimizer = optimizer
-        optimizer.build(self.model.trainable_variables)
-        self._fresh = [np.asarray(v.value) for v in optimizer.variables]
-        self._held_out, self._chunks = {}, {}
-        self.restart(seed)
-
-    def restart(self, seed: int) -> None:
-        """Back to the beginning, with the initial values and batches of a seed.
-
-        What is compiled stays, so that many short runs take little more than their updates.
-        """
-        self._seed, self.diverged = seed, False
-        first = self._task.make_model(self._config, seed, "float32")
-        self.restore([np.asarray(v.value) for v in first.variables] + self._fresh, True)
-
-    def run(
-        self, stage: Stage, rates: np.ndarray, evaluations: int, first_batch: int = 0
-    ) -> list[dict[str, Any]]:
-        """The updates of a stage.
-
-        Args:
-            stage: Its `steps`, `batch_size` and lengths count; its rates do not.
-            rates: Learning rate of each update.
-            evaluations: Number of them, evenly spread, the last at the end.
-            first_batch: Number of the first batch of the stream.
-
-        Returns:
-            Lines with `step`, `train` (mean loss of at most `CHUNK` training batches before it),
-            `select` and `report` (held-out losses in nats), `report_accuracy`, in per cent. It ends
-            early where the loss is not finite.
-        """
-        batches, curve = self._batches(stage, "train"), []
-        shape = stage.batch_size, stage.max_seq_length
-        chunk = self._chunks.setdefault(shape, self._chunk_of(stage))
-        ends = np.linspace(0, stage.steps, min(evaluations, stage.steps) + 1).round().astype(int)
-        for start, end in itertools.pairwise(ends):
-            losses = []
-            for low in range(start, end, CHUNK):
-                steps = range(low, min(low + CHUNK, end))
-                some = [batches[first_batch + step] for step in steps]
-                stacked = {key: np.stack([batch[key] for batch in some]) for key in some[0]}
-                losses.append(float(chunk(stacked, rates[low : steps.stop])))
-                if not losses[-1] < DIVERGED:
-                    self.diverged = True
-                    return curve
-            curve.append({"step": int(end), "train": losses[-1]} | self.evaluate(stage))
-        return curve
-
-    def evaluate(self, stage: Stage) -> dict[str, float]:
-        """Held-out losses and accuracy at the length of a stage."""
-        found = {}
-        for split in ("select", "report"):
-            sums = sum(self._sums(batch) for batch in self._held_out_batches(stage, split))
-            loss, correct, weight = np.asarray(sums, float)
-            found[split] = float(loss / weight)
-            if split == "report":
-                found["report_accuracy"] = 100 * float(correct / weight)
-        return found
-
-    def state(self) -> list[np.ndarray]:
-        """Weights, then the optimizer's variables."""
-        return [np.asarray(v.value) for v in (*self.model.variables, *self.optimizer.variables)]
-
-    def restore(self, state: list[np.ndarray], with_moments: bool) -> None:
-        """Takes over weights and, if wanted, all that the optimizer keeps."""
-        variables = [*self.model.variables, *self.optimizer.variables]
-        some = len(variables) if with_moments else len(self.model.variables)
-        for variable, value in list(zip(variables, state, strict=True))[:some]:
-            variable.assign(value)
-
-    def _batches(self, stage, split):
-        return self._task.batches(
-            (str(self._folder / f"{split}_{stage.max_seq_length}.tfrecord"),),
-            stage.lengths,
-            stage.batch_size if split == "train" else EVAL_BATCH,
-            self._config,
-            seed=self._seed,
-            shard=(0, 1),
-            held_out=split != "train",
+        model_dir, diverged = pathlib.Path(scratch) / "run", False
+        trainer = trials.trainer(
+            run,
+            model_dir,
+            log_steps=CHUNK,
+            steps_per_loop=CHUNK,
+            eval_steps=math.ceil(stage.steps / evaluations),
+            eval_files=(trials.file_of(folder, "report"),),
+            eval_batch_size=EVAL_BATCH,
         )
 
-    def _held_out_batches(self, stage, split):
-        key = stage.max_seq_length, split, self._seed  # whose masks they have
-        if key not in self._held_out:
-            batches = self._batches(stage, split)
-            self._held_out[key] = [
-                batches[step] for step in range(min(EVAL_BATCHES, batches.num_batches))
-            ]
-        return self._held_out[key]
+        def loss(split):
+            files = stage.resolve([trials.file_of(folder, split)])
+            given = files, stage.lengths, EVAL_BATCH, config
+            return trainer._evaluate_on(
+                lambda *shard: run.task.batches(*given, seed=seed, shard=shard, held_out=True)
+            )["masked_lm_loss"]
 
-    def _chunk_of(self, stage):
-        variables = self.model.trainable_variables
-        rows = math.gcd(stage.batch_size, max(1, MICRO_TOKENS // stage.max_seq_length))
-
-        def gradients_of(part, weight):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([variable.value for variable in variables])
-                outputs = self.model(part, training=True, dropout_seed=tf.constant([0, 0]))
-                loss = self._task.batch_sums(outputs, part)["masked_lm_loss"] / weight
-            found = tape.gradient(loss, variables)
-            return loss, [
-                tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
-                for g, v in zip(found, variables, strict=True)
-            ]
-
-        def summed_gradients_of(batch):
-            weight = tf.reduce_sum(batch["masked_lm_weights"])
-            loss, sums = tf.constant(0.0), [tf.zeros(v.shape) for v in variables]
-            for low in tf.range(0, stage.batch_size, rows):
-                part = {
-                    key: tf.ensure_shape(values[low : low + rows], (rows, *values.shape[1:]))
-                    for key, values in batch.items()
-                }
-                more, gradients = gradients_of(part, weight)
-                loss, sums = loss + more, [total + g for total, g in zip(sums, gradients)]
-            return loss, sums
-
-        @tf.function(reduce_retracing=True)
-        def chunk(batches, rates):
-            """Trains on the batches, one after another; returns the mean of their losses."""
-            total, steps = 0.0, tf.shape(rates)[0]
-            for i in tf.range(steps):
-                self.optimizer.learning_rate.assign(rates[i])
-                loss, gradients = summed_gradients_of({k: v[i] for k, v in batches.items()})
-                self.optimizer.apply(gradients, variables)
-                total += loss
-            return total / tf.cast(steps, "float32")
-
-        return chunk
-
-    @tf.function(reduce_retracing=True)
-    def _sums(self, batch):
-        sums = self._task.batch_sums(self.model(batch, training=False), batch)
-        names = ("loss", "correct", "weight")
-        return tf.stack([sums[f"masked_lm_{name}"] for name in names])
-
-
-def result(training: Training, curve: list[dict]) -> dict[str, Any]:
-    """What a record holds of a training: the curve, its end, whether it diverged."""
-    end = curve[-1] if curve and not training.diverged else {}
+        before = loss("report")
+        try:
+            trainer.train()
+        except Diverged:
+            diverged = True
+        except Stopped:
+            raise KeyboardInterrupt from None
+        select = loss("select")
+        log = model_dir / "train_log.jsonl"
+        losses = [line["loss"] for line in trials.read_log(log, "train")]
+        lines = trials.read_log(log, "eval")
+        if keep and not diverged:
+            model_dir.replace(keep)
+    curve = [
+        {
+            "step": line["step"],
+            "report": line["masked_lm_loss"],
+            "report_accuracy": 100 * (line["masked_lm_accuracy"] or 0.0),
+        }
+        for line in lines
+    ]
+    known = [*losses, select, *(line["report"] for line in curve)]
+    diverged |= not all(loss is not None and loss < DIVERGED for loss in known)
+    end = (curve[-1] if curve else {}) | {"select": select}
     names = ("select", "report", "report_accuracy")
-    known = all(math.isfinite(end.get(name, math.nan)) for name in names)
-    values = {name: end[name] if known else None for name in names}
-    said = f"held-out loss {values['report']:.3f}" if known else "no held-out loss"
-    return values | {"curve": curve, "diverged": not known, "said": said}
+    values = {name: None if diverged else end[name] for name in names}
+    said = "no held-out loss" if diverged else f"held-out loss {values['report']:.3f}"
+    return values | {"start": before, "curve": curve, "diverged": diverged, "said": said}

@@ -1,10 +1,11 @@
-"""Does LEGW hold the accuracy of an LSTM on MNIST, batch × 64, without tuning?
+"""Accuracy of an LSTM on MNIST by LEGW, up to batch × 64, without tuning.
 
     python benchmarks/claims/legw.py --mnist_dir=DIR
 
-For each optimizer a rate is chosen at the base batch; every larger batch trains for as many epochs
-with what a rule makes of it. And the published failure: a bidirectional LSTM with LAMB whose rate
-is not scaled at all, and the same with LEGW. Without `--mnist_dir` Keras downloads the data.
+For each optimizer a rate is chosen at the base batch; every larger batch trains for the same number
+of epochs at a rate that a rule derives from it. And the published failure: a bidirectional LSTM
+with LAMB whose rate is not scaled at all, compared with LEGW. Without `--mnist_dir` Keras downloads
+the data.
 
 Needs jax and matplotlib.
 """
@@ -15,7 +16,7 @@ import pathlib
 import sys
 from statistics import mean
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
 import claim
 import mnist
@@ -40,7 +41,7 @@ SETTINGS = {
     "linear_warmup_epochs": 5,
     "seeds": 3,
     "failure": {"base_batch": 64, "multiple": 256, "rate": 1e-3, "base_warmup_epochs": 0.02},
-    "micro_batch": 128,  # images at a time: what they need stays in a cache
+    "micro_batch": 128,  # images at a time: their activations fit into a cache
 }
 QUICK = {
     "size": 14,
@@ -64,11 +65,11 @@ LABELS = {
     "constant": "the base's rate",
 }
 COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
-MARGIN = 0.5  # points of accuracy that LEGW may lose
+MARGIN = 0.5  # points of accuracy that may be lost
 
 
 def trials(settings, records):
-    """Choosing a rate at the base; then the largest batch, the failure, the other batches."""
+    """The choice of a rate at the base; then the largest batch, the failure, the other batches."""
     base, seeds = settings["base_batch"], range(1, settings["seeds"] + 1)
     rates = settings["rates"]
     tuning = [trial("tuning", m, "base", base, 1, rate) for m in rates for rate in rates[m]]
@@ -110,10 +111,10 @@ def schedule(rule, batch, base, base_rate, base_warmup, linear_warmup, examples,
     Args:
         rule: Of `RULES`, or "base".
         batch, base: Batch sizes.
-        base_rate, base_warmup: What the base has; the warm-up in epochs.
+        base_rate, base_warmup: Rate and warm-up of the base; the warm-up in epochs.
         linear_warmup: Epochs of warm-up of "linear".
-        examples: In an epoch.
-        updates: In the run.
+        examples: Examples per epoch.
+        updates: Updates of the run.
     """
     from lamb_tf import schedules
 
@@ -147,19 +148,16 @@ def run(options, settings, trial, records):
         updates,
     )
     shape = settings["size"], settings["hidden"], is_failure
-    model = lstm.trainer(*shape, trial["method"], batch, settings["micro_batch"])
-    found = model.train(data(options.mnist_dir, *_sets(settings)), rates, trial["seed"])
+    model = lstm.Trainer(*shape, trial["method"], batch, settings["micro_batch"])
+    names = ("size", "train_examples", "select_examples", "report_examples")
+    sets = data(options.mnist_dir, *(settings[name] for name in names))
+    found = model.train(sets, rates, trial["seed"])
     end = found["curve"][-1]
     about = {"base_rate": rate, "peak": float(rates.max()), "updates": updates}
     about["warmup_updates"] = int(np.argmax(rates >= rates.max() * (1 - 1e-6)))
     loss = "not finite" if end["loss"] is None else f"{end['loss']:.3f}"
     said = f"{end['report']:.2f} % of the test images right, training loss {loss}"
     return found | about | {"select": end["select"], "report": end["report"], "said": said}
-
-
-def _sets(settings):
-    names = ("size", "train_examples", "select_examples", "report_examples")
-    return tuple(settings[name] for name in names)
 
 
 @functools.cache
@@ -169,7 +167,7 @@ def data(folder, *sets):
 
 
 def chosen_rate(records, method):
-    """The rate whose run at the base did best on the images that are kept for this."""
+    """The rate with the best run at the base, by the images to choose by."""
     return stats.chosen(runs(records, "tuning", method), "select")["base_rate"]
 
 
@@ -180,21 +178,21 @@ def needs(trial, other):
 
 
 def ready(options):
-    """Raises ValueError where there is no MNIST."""
+    """Raises ValueError if MNIST is missing."""
     if options.mnist_dir is None:
         import lstm  # noqa: F401  # it chooses Keras' backend; the download imports Keras
     mnist.load(options.mnist_dir)
 
 
 def problem(settings):
-    """What is wrong with the settings, or None."""
+    """The error in the settings, or None."""
     if not settings["multiples"]:
-        return "multiples is empty; give one at least."
+        return "multiples must contain a number; got []."
     empty = [method for method, rates in settings["rates"].items() if not rates]
-    return f"rates has none for {', '.join(empty)}." if empty else None
+    return f"rates must contain a rate for {', '.join(empty)}; got none." if empty else None
 
 
-# What comes out
+# The results
 
 
 def runs(records, part, method, rule="base", batch=None):
@@ -204,7 +202,7 @@ def runs(records, part, method, rule="base", batch=None):
 
 
 def base_runs(records, method):
-    """The runs at the base batch with the chosen rate, that of the tuning included."""
+    """The runs at the base batch with the chosen rate, the tuning's included."""
     tuned = runs(records, "tuning", method)
     return [stats.chosen(tuned, "select"), *runs(records, "scaling", method)] if tuned else []
 
@@ -226,50 +224,44 @@ def failure_runs(records):
     return {(rule, some[0]["trial"]["batch"]): some for rule, some in found.items() if some}
 
 
+COLUMNS = {  # of a row of runs: optimizer, rule, runs
+    "optimizer": lambda label, *_: label,
+    "rule": lambda _, rule, __: LABELS[rule],
+    "batch": lambda *row: f"{row[-1][0]['trial']['batch']:,}",
+    "steps": lambda *row: f"{row[-1][0]['updates']:,}",
+    "rate": lambda *row: f"{row[-1][0]['peak']:.3g}",
+    "warm-up, steps": lambda *row: row[-1][0]["warmup_updates"],
+    "runs": lambda *row: len(row[-1]),
+    "accuracy": lambda *row: accuracy(row[-1]),
+    "diverged": stats.diverged,
+}
+
+
 def tables(records, settings):
-    """What each rule loses, every group of runs, the published failure, the rates at the base."""
+    """The loss of accuracy by rule, every group of runs, the published failure, the rates."""
     batches = [k * settings["base_batch"] for k in sorted(settings["multiples"])]
-    losses, groups = [("optimizer", "rule", *(f"lost at {batch:,}" for batch in batches))], [HEAD]
+    losses, groups = [("optimizer", "rule", *(f"lost at {batch:,}" for batch in batches))], []
     for method, label in METHODS.items():
         base, scaled = base_runs(records, method), scaled_runs(records, settings, method)
         if not base:
             continue
-        groups += [_row(label, "base", base)]
-        groups += [_row(label, rule, found) for (rule, _), found in scaled.items()]
+        groups += [(label, "base", base)]
+        groups += [(label, rule, found) for (rule, _), found in scaled.items()]
         for rule in dict.fromkeys(rule for rule, _ in scaled):
             cells = (lost(base, scaled.get((rule, batch), [])) for batch in batches)
             losses.append((label, LABELS[rule], *cells))
-    failure = [_row("LAMB", rule, found) for (rule, _), found in failure_runs(records).items()]
+    failure = [("LAMB", rule, found) for (rule, _), found in failure_runs(records).items()]
     rates = [(METHODS[method], *_rates(records, settings, method)) for method in settings["rates"]]
     return {
         "lost": losses,
-        "groups": groups,
-        "failure": [HEAD, *failure],
+        "groups": stats.columns(COLUMNS, groups),
+        "failure": stats.columns(COLUMNS, failure),
         "rates": [("optimizer", *["rate"] * (max(map(len, rates)) - 1)), *rates],
     }
 
 
-HEAD = ("optimizer", "rule", "batch", "steps", "rate", "warm-up, steps")
-HEAD += ("runs", "accuracy", "diverged")
-
-
-def _row(label, rule, found):
-    first = found[0]
-    return (
-        label,
-        LABELS[rule],
-        f"{first['trial']['batch']:,}",
-        f"{first['updates']:,}",
-        f"{first['peak']:.3g}",
-        first["warmup_updates"],
-        len(found),
-        accuracy(found),
-        sum(record["diverged"] for record in found),
-    )
-
-
 def accuracy(found):
-    """Mean ± standard deviation, or all values where a run diverged: they have no middle."""
+    """Mean ± standard deviation, or all values where a run diverged, which have no middle."""
     values = [record["report"] for record in found]
     if any(record["diverged"] for record in found):
         return ", ".join(f"{value:.1f}" for value in values) + " %"
@@ -277,7 +269,7 @@ def accuracy(found):
 
 
 def lost(base, found):
-    """Points of accuracy that runs lose from the base, and whether they are within the margin."""
+    """Points of accuracy below the base, and whether they are within the margin."""
     if diverged := sum(record["diverged"] for record in found):
         return f"{diverged} of {len(found)} diverge"
     gaps = [-gap for gap in stats.paired(found, base)]
@@ -302,7 +294,7 @@ def _rates(records, settings, method):
 
 
 def draw(records, settings):
-    """Errors, on a logarithmic scale: what lies between 98 and 99 % would not be seen else."""
+    """Errors on a logarithmic scale, which shows the differences between 98 and 99 %."""
     figure, (axes,) = stats.figure(1, len(METHODS) + 1, (15, 4.2))
     for axis, (method, label) in zip(axes, METHODS.items()):
         base, scaled = base_runs(records, method), scaled_runs(records, settings, method)
@@ -341,28 +333,16 @@ def _decorate(axis, title, batches):
     axis.minorticks_off()
 
 
-CLAIM = claim.Claim(
-    name="legw",
-    results="claims_legw",
-    title="LEGW: accuracy of an LSTM on MNIST over the batch",
-    settings=SETTINGS,
-    quick=QUICK,
-    trials=trials,
-    run=run,
-    needs=needs,
-    tables=tables,
-    pictures={"": draw},
-    alike=(("part", "batch", "method"), ("part", "batch"), ("part",)),
+CLAIM = claim.of(
+    globals(),
+    "legw",
+    "LEGW: accuracy of an LSTM on MNIST over the batch",
     lost="the training loss was not finite, or at the end hardly below that of guessing",
     packages=("jax", "matplotlib"),
     extent=("multiples", "seeds"),
-    problem=problem,
-    ready=ready,
 )
-kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    parser = claim.parser(CLAIM, __doc__)
-    parser.add_argument("--mnist_dir", help="folder with the idx files of MNIST")
-    sys.exit(claim.main(CLAIM, parser.parse_args()))
+    mnist_dir = "folder with the idx files of MNIST"
+    sys.exit(claim.script(CLAIM, __doc__, mnist_dir=mnist_dir))

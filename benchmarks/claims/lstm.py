@@ -1,7 +1,7 @@
 """An LSTM that reads an image row by row, trained on JAX at any batch size.
 
 A batch is cut into micro-batches of `micro_batch` images whose gradients are averaged: the update
-is that of the whole batch, and what it needs stays in the processor's cache.
+equals the whole batch's, and its data stay in the processor's cache.
 """
 
 import functools
@@ -18,9 +18,8 @@ from jax import numpy as jnp
 
 import lamb_tf
 
-MOMENTUM = 0.9
 OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.0, momentum=MOMENTUM),
+    "momentum": lambda: keras.optimizers.SGD(0.0, momentum=0.9),
     "lamb": lambda: lamb_tf.LAMB(
         0.0, weight_decay=0.0, exclude_from_layer_adaptation=["bias"], epsilon=1e-6
     ),
@@ -29,15 +28,9 @@ OPTIMIZERS = {
 EVALUATIONS = 5  # of a run, the last at its end
 
 
-def make_model(size, hidden, bidirectional):
-    """28 or fewer rows → LSTM → 10 scores; the paper's has 128 units and 28 rows."""
-    layer = keras.layers.LSTM(hidden)
-    layer = keras.layers.Bidirectional(layer) if bidirectional else layer
-    return keras.Sequential([keras.Input((size, size)), layer, keras.layers.Dense(10)])
-
-
+@functools.cache  # compiles once
 class Trainer:
-    """Trains models of one shape with one optimizer at one batch; compiles once.
+    """Trains models of one shape with one optimizer at one batch.
 
     Args:
         size: Rows, and values in each.
@@ -56,8 +49,13 @@ class Trainer:
         self._scores = jax.jit(lambda v, x: self.model.stateless_call(v, self._fixed(), x)[0])
 
     def _make(self, seed):
+        """28 or fewer rows → LSTM → 10 scores; the paper's has 128 units and 28 rows."""
         keras.utils.set_random_seed(seed)
-        model, optimizer = make_model(*self._shape), OPTIMIZERS[self._method]()
+        size, hidden, bidirectional = self._shape
+        layer = keras.layers.LSTM(hidden)
+        layer = keras.layers.Bidirectional(layer) if bidirectional else layer
+        model = keras.Sequential([keras.Input((size, size)), layer, keras.layers.Dense(10)])
+        optimizer = OPTIMIZERS[self._method]()
         optimizer.build(model.trainable_variables)
         return model, optimizer
 
@@ -65,10 +63,10 @@ class Trainer:
         return [variable.value for variable in self.model.non_trainable_variables]
 
     def train(self, data, rates, seed):
-        """One run.
+        """Trains once.
 
         Args:
-            data: What `mnist.splits` returned.
+            data: The result of `mnist.splits`.
             rates: Learning rate of each update; a float32 array.
             seed: Of initial values and order.
 
@@ -84,8 +82,9 @@ class Trainer:
         parts = order.reshape(EVALUATIONS, -1, self.batch)
         for part, some in zip(parts, np.split(rates, EVALUATIONS)):
             weights, state, losses = self._chunk(weights, state, x, y, part, some)
-            step = (len(curve) + 1) * len(some)
-            line = {"step": step, "loss": _finite(jnp.mean(losses))}
+            loss = float(jnp.mean(losses))
+            line = {"step": (len(curve) + 1) * len(some)}
+            line["loss"] = loss if math.isfinite(loss) else None
             line |= {name: self.accuracy(weights, *data[name]) for name in ("select", "report")}
             curve.append(line)
             if line["loss"] is None:
@@ -94,7 +93,7 @@ class Trainer:
         return {"curve": curve, "diverged": last is None or last > 0.95 * math.log(10)}
 
     def accuracy(self, weights, x, y):
-        """Per cent."""
+        """The accuracy in per cent."""
         hits = [
             np.asarray(self._scores(weights, x[i : i + 1000])).argmax(-1) == y[i : i + 1000]
             for i in range(0, len(x), 1000)
@@ -132,19 +131,8 @@ class Trainer:
         return jax.tree.map(lambda total: total / len(parts), sums)
 
 
-@functools.cache
-def trainer(*arguments):
-    """The `Trainer` of these arguments, compiled once."""
-    return Trainer(*arguments)
-
-
 def order_of(examples, count, seed):
-    """`count` numbers of examples: whole epochs, each shuffled, one after another."""
+    """`count` indices of examples: whole epochs, each shuffled, one after another."""
     generator = np.random.default_rng(seed)
     epochs = [generator.permutation(examples) for _ in range(-(-count // examples))]
     return np.concatenate(epochs)[:count].astype("int32")
-
-
-def _finite(value):
-    value = float(value)
-    return value if math.isfinite(value) else None

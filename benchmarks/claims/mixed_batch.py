@@ -1,4 +1,4 @@
-"""What is the second warm-up of a mixed-batch run worth?
+"""The value of the second warm-up of a mixed-batch run.
 
     python benchmarks/claims/mixed_batch.py
 
@@ -10,20 +10,19 @@ too, where a warm-up may be needed.
 Needs matplotlib.
 """
 
-import functools
 import hashlib
 import json
-import os
 import pathlib
 import sys
 from statistics import mean
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
+import bert
 import claim
-import numpy as np
 import stats
-from model_settings import LOST, MODEL
+
+from official_bert.stages import Optimizer, Stage
 
 LABELS = {
     "warm-up": "rises from 0 again (re-warm-up)",
@@ -58,14 +57,14 @@ QUICK = {
 
 
 def trials(settings, records):
-    """For each seed the two first phases and what follows on them; then the higher rates."""
+    """For each seed the two first phases, then the second phases; at last the higher rates."""
     found = []
     for seed in range(1, settings["seeds"] + 1):
-        found += [trial("first", which, None, seed) for which in ("falls to 0", "one schedule")]
+        found += [new_trial("first", which, None, seed) for which in ("falls to 0", "one schedule")]
         for schedule in LABELS:
-            found += [trial("second", schedule, moments, seed) for moments in MOMENTS]
+            found += [new_trial("second", schedule, moments, seed) for moments in MOMENTS]
     return found + [
-        trial("second", schedule, moments, seed, rate)
+        new_trial("second", schedule, moments, seed, rate)
         for rate in settings["higher_rates"]
         for seed in range(1, settings["seeds"] + 1)
         for schedule in ("warm-up", "restart")
@@ -73,116 +72,77 @@ def trials(settings, records):
     ]
 
 
-def trial(phase, schedule, moments, seed, rate=None):
-    """A trial; a rate of None is that of the settings."""
+def new_trial(phase, schedule, moments, seed, rate=None):
+    """A trial; a rate of None is the rate of the settings."""
     values = {"phase": phase, "schedule": schedule, "moments": moments, "seed": seed}
     return values | {"rate": rate}
 
 
-def rates(settings, phase, schedule, second_rate=None):
-    """The learning rate of each update of a phase; float32.
+def stage_of(settings, trial):
+    """The stage of a phase.
 
-    Args:
-        settings: Those of the study.
-        phase: "first" or "second".
-        schedule: Of a trial of that phase.
-        second_rate: The top of a second phase; None: that of the first.
+    One schedule over both phases is linear: the first phase ends at the rate at which the second
+    begins.
     """
-    import bert
-
-    first, second = (settings[name]["updates"] for name in ("first", "second"))
-    peak, warmup = settings["rate"], settings["first_warmup"]
-    whole = bert.joined_rates(peak, warmup, first + second)
-    if phase == "first":
-        return (
-            whole[:first] if schedule == "one schedule" else bert.joined_rates(peak, warmup, first)
-        )
-    top = second_rate or peak
-    return {
-        "warm-up": lambda: bert.joined_rates(top, settings["second_warmup"], second),
-        "restart": lambda: bert.joined_rates(top, 0, second),
-        "continued": lambda: whole[first:],
-    }[schedule]()
-
-
-def run(options, settings, trial, records):
-    """Trains one phase; see `claim.Claim`. The first leaves its state in `data_dir`."""
-    import bert
-
-    phases = settings["first"], settings["second"]
-    lengths = {p["max_seq_length"]: p["predictions"] for p in phases}
-    bert.make_data(options.data_dir, MODEL | settings, lengths)
-    about = settings[trial["phase"]]
-    given = rates(settings, trial["phase"], trial["schedule"], trial["rate"])
-    training = training_of(options.data_dir, json.dumps(settings))
-    is_second = trial["phase"] == "second"
-    if is_second:
-        before = "one schedule" if trial["schedule"] == "continued" else "falls to 0"
-        state = first_state(options.data_dir, settings, before, trial["seed"], training)
-    training.restart(trial["seed"])  # here: with it, the moments are at 0
-    if is_second:
-        training.restore(state, with_moments=trial["moments"] == "kept")
-    start = training.evaluate(stage_of(settings["second"]))["report"] if is_second else None
-    evaluations = settings["evaluations"] if is_second else 3
-    curve = training.run(stage_of(about), given, evaluations)
-    if not is_second and not training.diverged:
-        path = state_file(options.data_dir, settings, trial["schedule"], trial["seed"])
-        save(path, training.state())
-    return bert.result(training, curve) | {"start": start, "peak": float(given.max())}
-
-
-def stage_of(about):
-    from official_bert.stages import Stage
-
+    about, tail = settings[trial["phase"]], continued_rate(settings)
+    top, warmup, end = settings["rate"], settings["first_warmup"], 0.0
+    if trial["phase"] == "first":
+        end = tail if trial["schedule"] == "one schedule" else 0.0
+    elif trial["schedule"] == "continued":
+        top, warmup = tail, 0
+    else:
+        top = trial["rate"] or top
+        warmup = settings["second_warmup"] if trial["schedule"] == "warm-up" else 0
     return Stage(
         steps=about["updates"],
         batch_size=about["batch_size"],
         max_seq_length=about["max_seq_length"],
         max_predictions_per_seq=about["predictions"],
-        learning_rate=0.0,
+        learning_rate=top,
+        warmup_steps=warmup,
+        end_learning_rate=end,
     )
 
 
-def first_state(folder, settings, schedule, seed, training):
-    """The state after a first phase; made anew where its file is gone."""
-    path = state_file(folder, settings, schedule, seed)
-    if not path.exists():
-        stage = stage_of(settings["first"])
-        training.restart(seed)
-        training.run(stage, rates(settings, "first", schedule), 1)
-        save(path, training.state())
-    with np.load(path) as arrays:
-        return [arrays[name] for name in arrays.files]
+def run(options, settings, trial, records):
+    """Trains one phase; see `claim.Claim`. The first leaves its run in `data_dir`."""
+    phases = settings["first"], settings["second"]
+    lengths = {p["max_seq_length"]: p["predictions"] for p in phases}
+    bert.make_data(options.data_dir, bert.MODEL | settings, lengths)
+    if trial["phase"] == "first":
+        return train(options.data_dir, settings, trial)
+    before = "one schedule" if trial["schedule"] == "continued" else "falls to 0"
+    folder = first_run(options.data_dir, settings, before, trial["seed"])
+    if not folder.exists():  # of trials that were done elsewhere
+        train(options.data_dir, settings, new_trial("first", before, None, trial["seed"]))
+    start = {"init_checkpoint": str(folder), "init_moments": trial["moments"] == "kept"}
+    return train(options.data_dir, settings, trial, **start)
 
 
-def state_file(folder, settings, schedule, seed):
-    """Of these settings alone: the quick form and others share the folder."""
+def train(folder, settings, trial, **start):
+    is_first = trial["phase"] == "first"
+    keep = first_run(folder, settings, trial["schedule"], trial["seed"]) if is_first else None
+    names = ("beta_2", "weight_decay", "global_clipnorm")
+    stage = stage_of(settings, trial)
+    found = bert.train(
+        folder,
+        bert.MODEL | settings,
+        stage,
+        Optimizer(**{name: settings[name] for name in names}),
+        trial["seed"],
+        3 if is_first else settings["evaluations"],
+        positions=max(settings[name]["max_seq_length"] for name in ("first", "second")),
+        keep=None if keep and keep.exists() else keep,
+        **start,
+    )
+    return found | {"peak": stage.learning_rate}
+
+
+def first_run(folder, settings, schedule, seed):
+    """The folder of a first phase; other settings, as of the quick form, have their own."""
     decisive = {name: value for name, value in settings.items() if name not in CLAIM.extent}
     form = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
-    return folder / f"first_{form}_{schedule.replace(' ', '_')}_{seed}.npz"
-
-
-def save(path, state):
-    """Whole or not at all."""
-    part = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(part, *state)
-    part.replace(path)
-
-
-@functools.cache
-def training_of(folder: pathlib.Path, settings: str):
-    """A `bert.Training` with LAMB, compiled once for all trials."""
-    import bert
-
-    import lamb_tf
-
-    values = json.loads(settings)
-    names = ("beta_2", "weight_decay", "global_clipnorm")
-    optimizer = lamb_tf.LAMB(
-        0.0, exclude_from_weight_decay=bert.EXCLUDED, **{name: values[name] for name in names}
-    )
-    positions = max(values[name]["max_seq_length"] for name in ("first", "second"))
-    return bert.Training(folder, MODEL | values, positions, optimizer, 0)
+    return folder / f"first_{form}_{schedule.replace(' ', '_')}_{seed}"
 
 
 def needs(trial, other):
@@ -191,7 +151,7 @@ def needs(trial, other):
     return follows and trial["seed"] == other["seed"]
 
 
-# What comes out
+# The results
 
 
 def groups(records):
@@ -213,29 +173,27 @@ def groups(records):
 def tables(records, settings):
     """Losses of the second phases, and their differences from the paper's way at that rate."""
     found = groups(records)
-    head = ("peak rate", "schedule", "moments", "runs", "loss before", "loss at the end, nats")
-    rows = [_row(arm, runs, found, settings) for arm, runs in found.items()]
-    return {"losses": [(*head, "accuracy", "difference", "diverged"), *rows]}
 
+    def difference(schedule, moments, rate, runs):
+        gaps = stats.paired(runs, found.get((*REFERENCE, rate), []))
+        return "–" if (schedule, moments) == REFERENCE else stats.signed(gaps)
 
-def _row(arm, runs, found, settings):
-    schedule, moments, rate = arm
-    gaps = stats.paired(runs, found.get((*REFERENCE, rate), []))
-    return (
-        f"{rate or settings['rate']:g}",
-        LABELS[schedule],
-        moments,
-        len(runs),
-        stats.spread([r["start"] for r in runs], "{:.3f}"),
-        stats.spread([r["report"] for r in runs], "{:.3f}"),
-        stats.spread([r["report_accuracy"] for r in runs], "{:.1f}", " %"),
-        "–" if arm[:2] == REFERENCE else stats.signed(gaps),
-        sum(r["diverged"] for r in runs),
-    )
+    losses = stats.loss_columns("loss at the end, nats")
+    columns = {
+        "peak rate": lambda *arm: f"{arm[2] or settings['rate']:g}",
+        "schedule": lambda *arm: LABELS[arm[0]],
+        "moments": lambda *arm: arm[1],
+        "runs": losses.pop("runs"),
+        "loss before": lambda *arm: stats.spread([r["start"] for r in arm[-1]], "{:.3f}"),
+        **losses,
+        "difference": difference,
+        "diverged": stats.diverged,
+    }
+    return {"losses": stats.columns(columns, ((*arm, runs) for arm, runs in found.items()))}
 
 
 def continued_rate(settings):
-    """With which one schedule over both phases begins the second."""
+    """The rate at which one schedule over both phases begins the second."""
     first, second = (settings[phase]["updates"] for phase in ("first", "second"))
     return settings["rate"] * second / (first + second - settings["first_warmup"])
 
@@ -282,25 +240,15 @@ def _style(schedule, moments):
     return {"color": COLORS[schedule], "ls": STYLES[moments], "label": label}
 
 
-CLAIM = claim.Claim(
-    name="mixed_batch",
-    results="claims_mixed_batch",
-    title="The mixed batch: value of the second warm-up",
-    settings=SETTINGS,
-    quick=QUICK,
-    trials=trials,
-    run=run,
-    needs=needs,
-    tables=tables,
-    pictures={"": draw},
-    alike=(("phase",),),
-    lost=LOST,
-    packages=("tensorflow", "matplotlib"),
-    model=MODEL,
+CLAIM = claim.of(
+    globals(),
+    "mixed_batch",
+    "The mixed batch: value of the second warm-up",
+    lost=bert.LOST,
+    model=bert.MODEL,
     extent=("seeds", "higher_rates"),
 )
-kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.script(CLAIM, __doc__))

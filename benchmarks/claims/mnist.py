@@ -16,7 +16,7 @@ def load(folder: str | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Images (n, 28, 28) and labels (n,) of `train` and `test`, as bytes.
 
     Args:
-        folder: With the four idx files, compressed or not; None: `keras.datasets` downloads them.
+        folder: Has the four idx files, compressed or not; None: `keras.datasets` downloads them.
 
     Raises:
         ValueError: a file is missing, or cannot be downloaded.
@@ -64,10 +64,10 @@ def splits(folder: str | None, size: int, train_examples: int, select: int, test
     """Three sets: `train`, `select` to choose by, `report` to report on.
 
     Args:
-        folder: As of `load`.
-        size: As of `rows_of`.
-        train_examples: Number to train with, the first ones.
-        select: Number of the last training images, which are not trained with.
+        folder: See `load`.
+        size: See `rows_of`.
+        train_examples: Number of the first training images, to train with.
+        select: Number of the last training images, to choose by.
         test: Number of test images.
 
     Raises:

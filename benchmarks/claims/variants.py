@@ -1,24 +1,25 @@
-"""Which differences between the optimizers called LAMB matter?
+"""The differences between the optimizers called LAMB, and which of them matter.
 
     python benchmarks/claims/variants.py
 
-The model of the demo is trained by each, with the same batches, schedule, decay and clipping. Each
-has the best of the same few rates, which it then trains with from more seeds.
+Each trains the model of the demo with the same batches, schedule, decay and clipping: with the same
+few rates first, then at the best of them with more seeds.
 
 Needs matplotlib.
 """
 
-import functools
-import json
 import pathlib
 import sys
 from statistics import mean
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for what all studies share
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
+import bert
 import claim
 import stats
-from model_settings import LOST, MODEL
+import trials as trials_of
+
+from official_bert.stages import Optimizer
 
 LABELS = {
     "paper": "the paper's v5, as its BERT code excludes",
@@ -70,62 +71,37 @@ def trial(part, variant, seed, rate=None):
 
 
 def optimizer(variant, settings):
-    """The optimizer of a variant, at rate 0: the training sets the rate."""
-    import bert
-    import keras
-
-    import lamb_tf
-
-    names = ("beta_2", "epsilon", "weight_decay", "global_clipnorm")
-    shared = {"learning_rate": 0.0} | {name: settings[name] for name in names}
-    if variant == "keras":
-        found = keras.optimizers.Lamb(**shared)
-        found.exclude_from_weight_decay(var_names=bert.EXCLUDED)
-        return found
+    """The optimizer of a variant."""
     changes = {
         "paper": {},
-        "uncorrected": {"bias_correction": False},
-        "nvlamb": {"exclude_from_layer_adaptation": []},
-        "lambc": {"trust_ratio_bounds": (0.0, 1.0)},
-        "all": {"exclude_from_weight_decay": []},
-        "n": {"nesterov": "first"},
-        "nn": {"nesterov": "both"},
+        "uncorrected": {"settings": {"bias_correction": False}},
+        "nvlamb": {"exclude_from_layer_adaptation": ()},
+        "lambc": {"settings": {"trust_ratio_bounds": [0.0, 1.0]}},
+        "keras": {"type": "keras.optimizers:Lamb"},
+        "all": {"exclude_from_weight_decay": ()},
+        "n": {"settings": {"nesterov": "first"}},
+        "nn": {"settings": {"nesterov": "both"}},
     }[variant]
-    return lamb_tf.LAMB(**shared | {"exclude_from_weight_decay": bert.EXCLUDED} | changes)
+    names = ("beta_2", "epsilon", "weight_decay", "global_clipnorm")
+    return Optimizer(**{name: settings[name] for name in names}, **changes)
 
 
 def run(options, settings, trial, records):
     """Trains once; see `claim.Claim`."""
-    import bert
-
-    from official_bert.stages import Stage
-
-    model = MODEL | settings
     lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
-    bert.make_data(options.data_dir, model, lengths)
+    model, data = bert.MODEL | settings, options.data_dir
+    bert.make_data(data, model, lengths)
     rate = trial["rate"] or best(records, trial["variant"])["used_rate"]
-    stage = Stage(
+    stage = trials_of.stage_of(
+        settings,
         steps=settings["updates"],
         batch_size=settings["batch_size"],
-        max_seq_length=settings["max_seq_length"],
-        max_predictions_per_seq=settings["max_predictions_per_seq"],
         learning_rate=rate,
         warmup_steps=settings["warmup_steps"],
     )
-    training = training_of(options.data_dir, json.dumps(settings), trial["variant"])
-    training.restart(trial["seed"])
-    curve = training.run(stage, bert.rates_of(stage), settings["evaluations"])
-    return bert.result(training, curve) | {"used_rate": rate}
-
-
-@functools.cache
-def training_of(folder: pathlib.Path, settings: str, variant: str):
-    """A `bert.Training`, compiled once for all seeds."""
-    import bert
-
-    values = json.loads(settings)
-    made = optimizer(variant, values)
-    return bert.Training(folder, MODEL | values, values["max_seq_length"], made, 0)
+    made = optimizer(trial["variant"], settings)
+    found = bert.train(data, model, stage, made, trial["seed"], settings["evaluations"])
+    return found | {"used_rate": rate}
 
 
 def needs(trial, other):
@@ -144,14 +120,14 @@ def stands(settings, record, records):
 
 
 def problem(settings):
-    """What is wrong with the settings, or None."""
+    """The error in the settings, or None."""
     unknown = [name for name in settings["variants"] if name not in LABELS]
     if unknown:
-        return f"variants has {', '.join(unknown)}; there are {', '.join(LABELS)}."
-    return None if settings["rates"] else "rates is empty; give one at least."
+        return f"variants must be among {', '.join(LABELS)}; got {', '.join(unknown)}."
+    return None if settings["rates"] else "rates must contain a number; got []."
 
 
-# What comes out
+# The results
 
 
 def best(records, variant):
@@ -179,29 +155,24 @@ def paired(runs, found):
 
 
 def tables(records, settings):
-    """The losses at the best rate, and those at every rate with the first seed."""
-    found, rates = groups(records), sorted(settings["rates"])
-    head = ("variant", "rate", "runs", "held-out loss, nats", "accuracy", "difference", "diverged")
-    losses = [(LABELS[variant], *_row(variant, runs, found)) for variant, runs in found.items()]
-    by_rate = [
-        (LABELS[variant], *(_loss(_tuning(records, variant), rate) for rate in rates))
-        for variant in found
-    ]
-    return {
-        "losses": [head, *losses],
-        "rates": [("variant", *(f"rate {rate:g}" for rate in rates)), *by_rate],
+    """The losses at the best rate, and with the first seed at every rate."""
+    found = groups(records)
+    label = {"variant": lambda variant, _: LABELS[variant]}
+    losses = {
+        **label,
+        "rate": lambda _, runs: f"{runs[0]['used_rate']:g}",
+        **stats.loss_columns("held-out loss, nats"),
+        "difference": lambda v, runs: "–" if v == "paper" else stats.signed(paired(runs, found)),
+        "diverged": stats.diverged,
     }
-
-
-def _row(variant, runs, found):
-    return (
-        f"{runs[0]['used_rate']:g}",
-        len(runs),
-        stats.spread([r["report"] for r in runs], "{:.3f}"),
-        stats.spread([r["report_accuracy"] for r in runs], "{:.1f}", " %"),
-        "–" if variant == "paper" else stats.signed(paired(runs, found)),
-        sum(r["diverged"] for r in runs),
-    )
+    rates = label | {
+        f"rate {rate:g}": lambda variant, _, rate=rate: _loss(_tuning(records, variant), rate)
+        for rate in sorted(settings["rates"])
+    }
+    return {
+        name: stats.columns(of, found.items())
+        for name, of in (("losses", losses), ("rates", rates))
+    }
 
 
 def _loss(runs, rate):
@@ -235,27 +206,15 @@ def draw(records, settings):
     return figure
 
 
-CLAIM = claim.Claim(
-    name="variants",
-    results="claims_variants",
-    title="Variants of LAMB compared",
-    settings=SETTINGS,
-    quick=QUICK,
-    trials=trials,
-    run=run,
-    needs=needs,
-    tables=tables,
-    pictures={"": draw},
-    alike=(("variant",),),
-    lost=LOST,
-    packages=("tensorflow", "matplotlib"),
-    model=MODEL,
+CLAIM = claim.of(
+    globals(),
+    "variants",
+    "Variants of LAMB compared",
+    lost=bert.LOST,
+    model=bert.MODEL,
     extent=("variants", "rates", "seeds"),
-    problem=problem,
-    stands=stands,
 )
-kept = functools.partial(claim.kept, CLAIM)
 
 
 if __name__ == "__main__":
-    sys.exit(claim.main(CLAIM, claim.parser(CLAIM, __doc__).parse_args()))
+    sys.exit(claim.script(CLAIM, __doc__))

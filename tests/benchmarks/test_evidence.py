@@ -42,7 +42,7 @@ def test_a_table_or_a_picture_that_is_not_that_of_its_records_is_named(
     )
     before = copy.read_bytes(), picture.read_bytes()
     assert evidence.main() == 1
-    assert capsys.readouterr().out.split("\n")[0].startswith("docs/variants.md is not that of its")
+    assert capsys.readouterr().out.split("\n")[0].startswith("docs/variants.md is out of date")
     assert (copy.read_bytes(), picture.read_bytes()) == before
     monkeypatch.setattr(sys, "argv", ["evidence.py"])
     assert evidence.main() == 0

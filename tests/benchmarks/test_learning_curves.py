@@ -3,6 +3,7 @@
 import json
 
 import claim
+import claim_studies
 import learning_curves
 import peers
 import pytest
@@ -54,16 +55,10 @@ def test_the_page_says_how_much_longer_the_peer_takes_and_where_the_bands_overla
 def test_a_study_goes_on_with_the_side_that_is_missing_and_writes_its_page(tmp_path):
     for peer in ("torch", "transformers", "matplotlib"):
         peers.load(peer)
-    done = {
-        "trial": {"side": "ours", "dropout": 0.1, "seed": 1},
-        "settings": learning_curves.SETTINGS | TINY,
-        "wall_seconds": 60.0,
-        "machine": {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5},
-        "date": "2026-01-01",
-        "curve": curve([6.0, 5.9]),
-    }
-    results = tmp_path / "results.jsonl"
-    results.write_text(json.dumps(done | {"trial": done["trial"] | {"seed": 2}}) + "\n")
+    settings, results = learning_curves.SETTINGS | TINY, tmp_path / "results.jsonl"
+    trial = {"side": "ours", "dropout": 0.1, "seed": 2}
+    done = claim_studies.record(trial, settings=settings, curve=curve([6.0, 5.9]))
+    results.write_text(json.dumps(done) + "\n")
 
     def study(*flags):
         flags = ["--dropout=0.1", f"--settings={json.dumps(TINY)}", *flags]

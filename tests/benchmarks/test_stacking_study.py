@@ -3,6 +3,7 @@
 import json
 
 import claim
+import claim_studies
 import peers
 import pytest
 import stacking_study as study
@@ -24,8 +25,8 @@ TINY = {
 METHODS = ("scratch", "mslt")
 
 
-def record(method, seed, losses, rate=1e-3, seconds=10.0, depths=(2,), settings=None, every=10):
-    """A whole run, evaluated after so many updates and seconds again; the last stage is long."""
+def record(method, seed, losses, rate=1e-3, seconds=10.0, depths=(2,), every=10, **more):
+    """A whole run, evaluated at constant intervals of steps and seconds; the last stage is long."""
     stages = [{"steps": every, "depth": d, "trained": d, "flops": 100 * d} for d in depths]
     stages[-1]["steps"] = 1000
     curve = [
@@ -38,21 +39,14 @@ def record(method, seed, losses, rate=1e-3, seconds=10.0, depths=(2,), settings=
         }
         for i, loss in enumerate(losses)
     ]
-    return {
-        "trial": {"kind": "whole", "method": method, "rate": rate, "seed": seed},
-        "settings": settings,
-        "wall_seconds": 1.0,
-        "machine": {"cpu": "a CPU", "cores": 2, "python": "3", "load_before": 0.5},
-        "date": "2026-01-01",
-        "stages": stages,
-        "curve": curve,
-    }
+    trial = study.trial("whole", method, rate, seed)
+    return claim_studies.record(trial, stages=stages, curve=curve, **more)
 
 
 def pace(method, seconds, settings):
-    """Seconds of the updates of each stage, as measured before."""
-    trial = {"kind": "pace", "method": method, "rate": settings["rates"][0], "seed": 1}
+    """A record of the seconds of a step of each stage."""
     found = [{"seconds": value, "first_call": 0.0} for value in seconds]
+    trial = study.trial("pace", method, settings["rates"][0], 1)
     about = record(method, 1, [6.0], settings=settings)
     return about | {"trial": trial, "curve": [], "pace": found}
 
