@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo docs notebooks test test-quick test-oldest test-installs lint format clean
+.PHONY: help install browser demo docs notebooks test test-quick test-oldest test-beam test-installs lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## Show this list
@@ -21,7 +21,8 @@ demo: .venv/ready_to_run  ## Text to a pre-trained BERT in four to seven minutes
 # With every peer installed, none may be missing: no test is skipped for the want of one.
 test test-quick: export LAMB_TF_ALL_PEERS = 1
 
-# All cores; a file's tests stay together, as they share what they train.
+# All cores. The tests of a file share what they train, so they run together: in one process, forked
+# for them (tests/support/forked_files.py).
 PARALLEL := --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
 test: .venv/ready_for_all  ## Run every test on all cores (PYTEST_FLAGS="-k lamb", or "-n 0" for one process)
@@ -32,6 +33,9 @@ test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
 	.venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
+
+test-beam: .venv/ready_for_all .venv-beam/ready  ## Test building with Apache Beam, in an environment of its own
+	BEAM_PYTHON=.venv-beam/bin/python $(BIN)/python -m pytest -n 0 tests/data/test_build_with_beam.py
 
 browser:  ## Install Chromium for the tests of pages (root on Debian or Ubuntu)
 	@if command -v chromedriver > /dev/null; then echo "a browser is there"; \
@@ -61,7 +65,7 @@ format: .venv/ready_for_all  ## Mend what ruff can mend
 	$(BIN)/ruff format .
 
 clean:  ## Remove everything that these targets made, .venv too (demo_output stays)
-	rm -rf .venv .venv-oldest build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-beam build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is touched last, so an interrupted installation is taken up again.
@@ -84,7 +88,7 @@ GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-c
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
 	@echo "Installing all packages, the peers too, into .venv: about 5 GB, some minutes without a word."
 	$(PIP) install --quiet "pip>=25.1"  # which knows --group; a .venv of your own may have an older one
-	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,docs,test,rehearse]"
+	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,parquet,export,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers
 	$(PIP) install --quiet --no-deps --upgrade --target .venv/gpu-compiler $$($(GPU_COMPILER))
 	touch .venv/ready_to_run .venv/ready_for_docs $@
@@ -98,4 +102,10 @@ OLDEST_TESTS := $(addprefix tests/lamb_tf/test_,$(addsuffix .py,optimizers lamb 
 	.venv-oldest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	PYTHONWARNINGS=ignore .venv-oldest/bin/python -m pip install --quiet --editable ".[cpu]" \
 		$$($(PYTHON) tests/support/oldest_versions.py) "pytest>=8.4" "pytest-xdist>=3.6"
+	touch $@
+
+# Beam needs older versions of protobuf and pyarrow than TensorFlow.
+.venv-beam/ready: pyproject.toml setup.py
+	$(PYTHON) -m venv --clear .venv-beam
+	PYTHONWARNINGS=ignore .venv-beam/bin/python -m pip install --quiet --editable ".[bert,beam,jax]"
 	touch $@

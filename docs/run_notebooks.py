@@ -1,9 +1,9 @@
-"""Runs the notebooks of docs/notebooks and keeps what they print and draw: `make notebooks`.
+"""Runs the notebooks of docs/notebooks and stores their outputs: `make notebooks`.
 
     python docs/run_notebooks.py [NAME.ipynb …]
 
-Each runs in an empty folder, in a kernel of its own. What depends on the moment (execution times,
-counts of earlier runs) is not kept; a notebook that raises an error is left as it was.
+Each runs in an empty folder, in a kernel of its own. Execution times and counts of earlier runs are
+not stored; a notebook that raises an error is left unchanged.
 """
 
 import os
@@ -33,7 +33,7 @@ def run(path: Path) -> nbformat.NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]  # `python` is this one
+    programs = [str(Path(sys.executable).parent), os.environ["PATH"]]  # this `python` first
     environment = os.environ | _ENVIRONMENT
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(programs)}
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def _is_stderr(output):
-    """Libraries warn there of the machine they run on."""
+    """Whether it is an output on stderr, where libraries warn about the machine."""
     return output.output_type == "stream" and output.name == "stderr"
 
 

@@ -1,8 +1,8 @@
 """Hooks of the site's builder: links that work on GitHub work in the site too.
 
-The sources link to files by their place in the repository: to other pages, to modules, to folders,
-to notebooks. The builder knows only what is in docs/. Here every file that a page links to becomes
-a page or a download of the site, and the links are turned to it.
+The sources link to files by their path in the repository: to pages, modules, folders and notebooks.
+The builder reads only docs/. The hooks make every linked file a page or a download of the site, and
+rewrite the links.
 """
 
 import ast
@@ -26,7 +26,7 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and downloads that lie outside of docs/, and the notebooks."""
+    """Adds the notebooks, and the pages and downloads outside of docs/."""
     for path in sorted(linked() | {p.relative_to(ROOT).as_posix() for p in _always()}):
         uri = site_uri(path)
         if files.get_file_from_path(uri) is None:
@@ -35,9 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Turns the links of a page to where the site has what they lead to."""
+    """Rewrites the links of a page to their targets in the site."""
     source = repository_path(page.file.src_uri)
-    if source is None:  # a listing, which has no links
+    if source is None:  # a listing, without links
         return markdown
     folder = posixpath.dirname(page.file.src_uri)
 
@@ -79,7 +79,7 @@ def linked() -> frozenset[str]:
 
 
 def resolved(source: str, target: str) -> str | None:
-    """What a link of a file leads to, as a path in the repository; `None` if it is none of it."""
+    """The target of a file's link as a path in the repository; `None` if it is outside."""
     if "://" in target or target.startswith(("mailto:", "data:")):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
@@ -87,7 +87,7 @@ def resolved(source: str, target: str) -> str | None:
 
 
 def site_uri(path: str) -> str:
-    """Where the site has a path of the repository."""
+    """The place in the site of a path of the repository."""
     if path.startswith("docs/"):
         return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
     if "/" not in path and path.endswith(".md"):
@@ -98,7 +98,7 @@ def site_uri(path: str) -> str:
 
 
 def repository_path(uri: str) -> str | None:
-    """The path in the repository behind a page of the site; `None` for pages of source code."""
+    """The path in the repository of a page of the site; `None` for pages of source code."""
     if uri.startswith("source/"):
         return None
     places = [path for path in linked() if site_uri(path) == uri]
@@ -107,7 +107,7 @@ def repository_path(uri: str) -> str | None:
 
 
 def _always():
-    """The sources of the site that need no link to be in it."""
+    """The sources of the site that are in it without a link."""
     folders = (ROOT / "docs").rglob("*.md"), (ROOT / "docs/notebooks").glob("*.ipynb")
     results = (ROOT / "benchmarks/results").glob("*.md")
     return [path for found in (*folders, ROOT.glob("*.md"), results) for path in sorted(found)]
@@ -147,7 +147,7 @@ def _first_line(file):
 
 
 def notebook(content: dict) -> str:
-    """A notebook as Markdown: its text, its code, and below the code what it printed or drew."""
+    """A notebook as Markdown: its text, its code, and the outputs below the code."""
     return "\n\n".join(_cell(cell) for cell in content["cells"]) + "\n"
 
 

@@ -1,13 +1,15 @@
-"""What must be set before TensorFlow is imported, and the fixtures that many test files share.
+"""Settings before TensorFlow is imported, and the fixtures that many test files share.
 
-The rooms `small_…` are imported by their fixtures: the tests of `lamb_tf` run without what
-`official_bert` needs.
+The modules `small_…` are imported by their fixtures: the tests of `lamb_tf` run without the
+dependencies of `official_bert`.
 """
 
 import atexit
 import collections
+import fcntl
 import importlib.util
 import os
+import pickle
 import shutil
 import signal
 import tempfile
@@ -19,6 +21,11 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Models here are tiny: a second thread of TensorFlow, PyTorch, NumPy or XLA would gain nothing, and
+# takes the core of another test process. The processes that tests start have one each, too.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NPROC", "1")
 # Programs of JAX are compiled once for all processes of this run, which begins here.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     COMPILED = tempfile.mkdtemp(prefix="lamb_tf_compiled_")
@@ -40,7 +47,8 @@ if importlib.util.find_spec("tensorflow"):
     )
 
 
-_BYTES_OF_A_PROCESS = 3 << 30
+# A process of tests is renewed at 2.5 GB (tests/support/forked_files.py); few grow so far.
+_BYTES_OF_A_PROCESS = 2 << 30
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -49,10 +57,24 @@ def pytest_xdist_auto_num_workers(config):
     return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // _BYTES_OF_A_PROCESS))
 
 
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # one of several processes that run tests
+        import forked_files
+
+        config.pluginmanager.register(forked_files.ForkedFiles(config))
+
+
+# Files of more than a minute, the longest first.
+_LONGEST = ["backends", "any_optimizer", "pod", "pages", "workers", "run_pretraining", "notebooks"]
+_LONGEST += ["jax_workers", "jax_engine", "bucket", "gpu_benchmark", "jax_fine_tuning", "training"]
+_LONGEST += ["replicas", "demo", "claims_of_bert", "peer_suites"]
+
+
 def pytest_collection_modifyitems(items):
-    """Files with the most slow tests come first: the last ones must not leave a core idle."""
+    """Long files come first: the last ones must not leave a core idle."""
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])  # stable
+    places = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(places)), -slow[item.path]))
 
 
 @pytest.fixture(autouse=True)
@@ -80,33 +102,48 @@ def float64():
         yield
 
 
+def _made_once(tmp_path_factory, name, *arguments, make="make"):
+    """The result of a module's function `make` in a folder; all processes of a run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder /= f"{name}_{make}"
+    folder.mkdir(exist_ok=True)
+    made = folder / "made.pickle"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            (folder / "files").mkdir()
+            value = getattr(importlib.import_module(name), make)(folder / "files", *arguments)
+            made.write_bytes(pickle.dumps(value))
+        return pickle.loads(made.read_bytes())
+
+
 @pytest.fixture(scope="session")
 def small_text(tmp_path_factory):
     """A `small_text.SmallText`: topics of Python's language reference, and a vocabulary."""
-    import small_text
-
-    return small_text.make(tmp_path_factory.mktemp("small_text"))
+    return _made_once(tmp_path_factory, "small_text")
 
 
 @pytest.fixture(scope="session")
 def small_corpus(tmp_path_factory):
-    """A `small_corpus.SmallCorpus`: records of two lengths, and a BERT to train on them."""
-    import small_corpus
-
-    return small_corpus.make(tmp_path_factory.mktemp("small_corpus"))
+    """A `small_text.SmallCorpus`: records of two lengths, and a BERT to train on them."""
+    return _made_once(tmp_path_factory, "small_text", make="make_corpus")
 
 
 @pytest.fixture(scope="session")
 def small_sentences(small_corpus, tmp_path_factory):
     """A `small_sentences.SmallSentences`: tables of labelled sentences."""
-    import small_sentences
-
-    return small_sentences.make(tmp_path_factory.mktemp("small_sentences"), small_corpus)
+    return _made_once(tmp_path_factory, "small_sentences", small_corpus)
 
 
 @pytest.fixture(scope="session")
 def small_questions(tmp_path_factory):
-    """A `small_questions.SmallQuestions`: texts, and questions that a tiny BERT can learn."""
-    import small_questions
+    """A `small_squad.SmallQuestions`: texts, and questions that a tiny BERT can learn."""
+    return _made_once(tmp_path_factory, "small_squad", make="make_questions")
 
-    return small_questions.make(tmp_path_factory.mktemp("small_questions"))
+
+@pytest.fixture(scope="session")
+def small_tags(tmp_path_factory):
+    """A `small_tags.SmallTags`: tagged words that a tiny BERT can learn."""
+    return _made_once(tmp_path_factory, "small_tags", make="make_tags")

@@ -23,9 +23,10 @@ from bert_checkpoints import (
     weights_of,
     write_objects,
 )
-from small_questions import paragraphs
-from small_squad import qa, write_squad
-from small_text import topics
+from model_kinds import make_kind
+from small_squad import paragraphs, qa, write_squad
+from small_tags import make_tags
+from small_text import make_corpus, topics
 
 from official_bert import convert_checkpoint, run_squad
 from official_bert.data import tokenization
@@ -91,6 +92,14 @@ def write_reviews(*names):
 # What the pages' commands read, and what comes out
 
 
+def write_posts():
+    rows = [(f"the cat{'!' * n}", ["joy", "surprise"][: n % 3]) for n in range(40)]
+    lines = [json.dumps({"text": text, "feelings": names}) for text, names in rows]
+    Path("posts.jsonl").write_text("\n".join(lines) + "\n")
+    table = [f"{text},{'|'.join(names)}" for text, names in rows]
+    Path("posts_dev.csv").write_text("\n".join(("text,feelings", *table)) + "\n")
+
+
 def of_classification():
     make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
     Path("glue_data/MRPC").mkdir(parents=True)
@@ -101,10 +110,14 @@ def of_classification():
     row = "0\t1\t2\tThe cat.\tA cat."
     Path("glue_data/MRPC/test.tsv").write_text(f"index{columns[7:]}\n{row}\n")
     write_reviews("reviews", "reviews_dev", "new_reviews")
+    write_posts()
     names, said = run_page("classification", [("--num_seeds=3", "--num_seeds=2")])
     shown = re.findall(r"^    (eval_\w+ = )[\d.]+$", text("classification"), re.MULTILINE)
     assert shown
     assert all(line in said[0] for line in shown)
+    for metric in re.findall(r"^\| `(eval_\w+)` \|", text("classification"), re.MULTILINE):
+        assert f"\n{metric} = " in Path("feelings/eval_results.txt").read_text()
+    assert [*names["found"].probabilities] == ["joy", "surprise"]
     table = re.findall(r"^\| `([^`…]+\.\w+)` \|", text("classification"), re.MULTILINE)
     assert len(table) == 5
     assert all((Path("mrpc") / name).exists() for name in table)
@@ -145,6 +158,74 @@ def of_squad():
     assert all((Path("squad_2") / name).exists() for name in files)
     written = sorted(path.name for path in Path("output").iterdir())
     assert written == sorted(re.findall(r"\w+\.json", answers))
+
+
+def of_tagging():
+    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
+    files = make_tags(Path())
+    Path("vocab.txt").unlink()  # the page's model has its own
+    Path(files.unlabelled).rename("new_sentences.txt")
+    names, said = run_page("tagging", [("--num_seeds=3", "--num_seeds=2")])
+    trained, tagged, *_, converted, seeds = said
+    for metric in re.findall(r"^    (\S+ = )[\d.]+$", text("tagging"), re.M):
+        assert f"\n{metric}" in trained
+    assert "tagged 26 sentences: names/predictions.txt" in tagged
+    lines = [line.split() for line in Path("names/predictions.txt").read_text().splitlines()]
+    asked = Path("new_sentences.txt").read_text().splitlines()
+    assert [line[0] if line else "" for line in lines] == asked
+    assert {len(line) for line in lines} == {0, 2}
+    assert names["model"].classes.names[0] == "O"
+    assert "(encoder, pooler, tagger)" in converted
+    assert "best f1: " in seeds
+    assert set(json.loads(Path("names_seeds/results.json").read_text())["best"]) == {
+        "seed",
+        "output_dir",
+    }
+    table = re.findall(r"^\| (`[^`…]+\.\w+`(?:, `[^`]+`)?) \|", text("tagging"), re.M)
+    files = [name for row in table for name in re.findall("`(.*?)`", row)]
+    assert len(files) == 5
+    assert all((Path("names") / name).exists() for name in files)
+
+
+def of_vectors():
+    peers.load("sentence_transformers")
+    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
+    Path("sentences.txt").write_text("The cat sat. ||| A mat!\n\nun able\n")
+    names, said = run_page("vectors")
+    assert names["vectors"].shape == (3, CONFIG.hidden_size)
+    assert names["one"].shape == (1, CONFIG.hidden_size)
+    assert "left out  cls/predictions/" in "".join(said)
+    assert "vectors.jsonl: the vectors of 3 lines" in "".join(said)
+    shown = json.loads(
+        re.search(r"^    ({\"linex.*})$", text("vectors"), re.M)[1].replace("…", "0")
+    )
+    assert list(shown) == list(names["first"])
+
+
+def of_runs():
+    """Its runs are of six steps, by number instead of minutes."""
+    Path("records").mkdir()
+    corpus = make_corpus(Path("records"))
+    Path("bert_config.json").write_text(corpus.config.to_json())
+    short = "--max_seq_length=32 --max_predictions_per_seq=5 --num_steps_per_epoch=6"
+    changes = [
+        ("records/train-*", "records/train_32.tfrecord-*"),
+        ("records/held_out-*", "records/held_out_32.tfrecord"),
+        ("--minutes=60", f"{short} --num_train_epochs=1"),
+        ("--eval_steps=500", "--eval_steps=2"),
+        ("_batch_size=256", "_batch_size=8"),
+        ("--warmup_steps=100", "--warmup_steps=1"),
+    ]
+    names, said = run_page("runs", changes)
+    head, *lines = said[1].splitlines()
+    shown = re.search(r"^    (run  .*\n)((?:    rate_.*\n)+)", text("runs"), re.M)
+    assert head.split() == shown[1].split()
+    runs = [line.split()[:2] for line in lines[:-1]]
+    assert runs == [line.split()[:2] for line in shown[2].splitlines()]
+    assert lines[-1] == "sweep.png"
+    assert Path("sweep.png").read_bytes().startswith(b"\x89PNG")
+    before, after = (names[name].model.get_weights() for name in ("before", "after"))
+    assert not np.array_equal(before[0], after[0])
 
 
 def of_using():
@@ -210,6 +291,19 @@ def of_conversion():
         assert list(Path().glob(f"{name}*")), name
 
 
+def of_exporting():
+    for name in "torch", "transformers", "tf2onnx", "onnxruntime", "ai_edge_litert":
+        peers.load(name)
+    make_kind("classes", Path("reviews"))
+    names, (said, *_) = run_page("exporting")
+    assert said.count("written   ") == 4
+    assert re.search(r"^hf upload .*$", text("exporting"), re.M)[0] in said
+    served = {name: tensor.numpy() for name, tensor in names["answers"].items()}
+    np.testing.assert_allclose(names["logits"], served["logits"], atol=1e-4)
+    np.testing.assert_allclose(names["on_device"], served["logits"], atol=1e-4)
+    assert names["label"] == served["label"][0].decode()
+
+
 TINY = """
 import dataclasses
 
@@ -260,7 +354,18 @@ def of_whole_way():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
-    [of_classification, of_squad, of_using, of_continue_pretraining, of_conversion, of_whole_way],
+    [
+        of_classification,
+        of_squad,
+        of_tagging,
+        of_vectors,
+        of_runs,
+        of_using,
+        of_continue_pretraining,
+        of_conversion,
+        of_exporting,
+        of_whole_way,
+    ],
     ids=lambda check: check.__name__.removeprefix("of_"),
 )
 def test_every_block_of_the_page_runs_and_leaves_what_the_page_says(check, tmp_path, monkeypatch):

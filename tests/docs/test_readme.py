@@ -10,7 +10,7 @@ import lamb_tf
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TARGETS = ("browser", "lint", "test", "test-oldest", "docs", "demo")
+TARGETS = ("browser", "lint", "test", "test-oldest", "test-beam", "docs", "demo")
 
 
 def code_blocks(language):

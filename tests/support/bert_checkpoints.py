@@ -1,5 +1,9 @@
-"""Small random BERT checkpoints of several dialects, and what is computed from them; for tests."""
+"""Small random BERT checkpoints of several formats, and their logits; for tests."""
 
+import contextlib
+import zipfile
+
+import h5py
 import numpy as np
 import peers
 import tensorflow as tf
@@ -111,6 +115,25 @@ def write_objects(prefix, arrays, config=CONFIG):
             array = array.T
         variables[f"v{number}"] = tf.Variable(array, name=row.tf_models if row else name)
     tf.train.Checkpoint(**variables).write(str(prefix))
+
+
+@contextlib.contextmanager
+def keras_weights(file):
+    """The HDF5 file inside a `.keras` file, to be changed."""
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    weights = file.with_suffix(".h5")
+    weights.write_bytes(parts["model.weights.h5"])
+    with h5py.File(weights, "a") as hdf5:
+        yield hdf5
+    write_archive(file, parts | {"model.weights.h5": weights.read_bytes()})
+    weights.unlink()
+
+
+def write_archive(file, parts, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
 
 
 def weights_of(path, **options):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fake_bucket
+import namespaces
 import peers
 import pytest
 
@@ -52,10 +53,14 @@ class Bucket(NamedTuple):
             "NO_GCE_CHECK": "true",
         }
 
-    def inside(self, *command: object) -> list[object]:
-        """The command in a namespace where the names lead here; it keeps its process number."""
-        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", script, f"{self.folder}.hosts", *command]
+    def inside(self, *words: object, network: str = "") -> list[object]:
+        """A command of Python, with these words, in a namespace where the names lead here.
+
+        Args:
+            words: `-m MODULE …` or `PATH …`.
+            network: The namespace of its network, if it has one of its own.
+        """
+        return [sys.executable, namespaces.__file__, f"{self.folder}.hosts", network, *words]
 
     def path(self, address: str) -> Path:
         """The file that holds an object."""

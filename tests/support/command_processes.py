@@ -10,7 +10,7 @@ from pathlib import Path
 
 import warm_python
 
-from official_bert.training.checkpoint_names import step_and_count
+from official_bert.training.run_files import step_and_count
 
 
 def without(settings, *names):
@@ -29,11 +29,6 @@ def start(command, settings):
         stderr=subprocess.DEVNULL,
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-
-
-def run_to_the_end(command, settings):
-    with start(command, settings) as process:
-        assert process.wait() == 0
 
 
 def kill_after_first_checkpoint(command, settings, seconds):

@@ -9,8 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from fuzz_checkpoints import ERRORS, bundles, keras_files, safetensors
-from fuzz_damage import as_text, changed, damaged
+from fuzz_checkpoints import ERRORS, as_text, bundles, changed, damaged, keras_files, safetensors
 
 LENGTH, PREDICTIONS, TOKENS = 16, 3, 40
 
@@ -23,12 +22,10 @@ def records(folder: Path):
     from official_bert.data.instances import Instance
     from official_bert.data.records import StaticRecord, frame
 
-    good = [
-        StaticRecord(LENGTH, PREDICTIONS, TOKENS)(
-            Instance([2, *range(5, 5 + n), 3], n, [1, 2], [7, 8], bool(n % 2))
-        )
-        for n in range(3, 9)
+    instances = [
+        Instance([2, *range(5, 5 + n), 3], n, [1, 2], [7, 8], bool(n % 2)) for n in range(3, 9)
     ]
+    good = list(StaticRecord(LENGTH, PREDICTIONS)(instances))
     path = folder / "a.tfrecord"
 
     def case(rng, damage=True):
@@ -87,7 +84,7 @@ def built_records(folder: Path):
         """One record of chosen numbers, with a manifest that fits."""
         ids = [rng.choice([0, 5, 6, 39, 40, 10**6]) for _ in range(rng.randrange(0, 20))]
         lengths = [rng.choice([0, 1, 3, 5, 1000, 2**40]) for _ in range(rng.randrange(0, 4))]
-        content = DynamicRecord(10**6 + 1)(ids, lengths, rng.choice([0, 1, 2**62]))
+        (content,) = DynamicRecord(LENGTH)([(ids, lengths, rng.choice([0, 1, 2**62]))])
         contents = json.loads(json.dumps(plain[0]))
         entry = contents["shards"][0]
         entry |= {"records": 1, "bytes": len(content), "block_offsets": [0]}

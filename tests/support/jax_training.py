@@ -9,8 +9,9 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import sys
+
+import warm_python
 
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
@@ -57,7 +58,7 @@ def train(job, engine):
 
 
 def job(corpus, model_dir, **settings):
-    """A job on a `small_corpus.SmallCorpus`, for `run_jobs` and `make_run`."""
+    """A job on a `small_text.SmallCorpus`, for `run_jobs` and `make_run`."""
     places = {"records": corpus.train, "held_out": corpus.held_out, "model_dir": str(model_dir)}
     return {"config": dataclasses.asdict(corpus.config), **places, **settings}
 
@@ -66,7 +67,7 @@ def run_jobs(jobs, folder, devices=1):
     """Trains jobs in a process of the JAX engine; what ended each, and its other results."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
-    done = subprocess.run(
+    done = warm_python.run(
         [sys.executable, __file__, str(path)],
         env=environment(devices),
         capture_output=True,
@@ -76,9 +77,13 @@ def run_jobs(jobs, folder, devices=1):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+# Programs of tiny models run for milliseconds: to optimize their machine code takes longer.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+
+
 def environment(devices=1):
     """The variables of a process with so many CPU devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{QUICK_TO_COMPILE} --xla_force_host_platform_device_count={devices}"
     root = str(pathlib.Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {

@@ -1,10 +1,16 @@
-"""Hugging Face's models of sentence classification and question answering as peers of ours."""
+"""Hugging Face's models of sentence classification, answers and tags as peers of ours."""
 
 import peers
 
 HEADS = {  # ours → that of Hugging Face, which is a kernel and a bias
     "output": "classifier",
     "cls/squad/output": "qa_outputs",
+    "cls/tags/output": "classifier",
+}
+KINDS = {
+    "classification": "single_label_classification",
+    "regression": "regression",
+    "multi-label classification": "multi_label_classification",
 }
 
 
@@ -12,9 +18,12 @@ def peer_model(peer, run, weights):
     transformers = peers.load("transformers")
     config = peer.bert_for_pretraining(run.config).config
     if "output_weights" in weights:
-        kind = "single_label_classification" if run.task.predicts_classes else "regression"
-        config.num_labels, config.problem_type = weights["output_weights"].shape[0], kind
+        config.num_labels = weights["output_weights"].shape[0]
+        config.problem_type = KINDS[run.task.target.name]
         theirs = transformers.BertForSequenceClassification(config)
+    elif "cls/tags/output_weights" in weights:
+        config.num_labels = weights["cls/tags/output_weights"].shape[0]
+        theirs = transformers.BertForTokenClassification(config)
     else:
         theirs = transformers.BertForQuestionAnswering(config)
     theirs.bert.embeddings.word_embeddings.padding_idx = None
@@ -29,7 +38,8 @@ def by_their_names(values):
         if f"{ours}_weights" in renamed:
             renamed[f"{theirs}/kernel"] = renamed.pop(f"{ours}_weights").T
             renamed[f"{theirs}/bias"] = renamed.pop(f"{ours}_bias")
-    if "qa_outputs/bias" in renamed:  # their model has no pooler
+    if not {"cls/squad/output_bias", "cls/tags/output_bias"}.isdisjoint(values):
+        # their model has no pooler
         return {path: x for path, x in renamed.items() if not path.startswith("bert/pooler")}
     return renamed
 
@@ -38,9 +48,12 @@ def peer_loss(theirs, task, batch):
     import torch
 
     batch = {name: torch.from_numpy(rows) for name, rows in batch.items()}
-    if "labels" in batch:
+    if "tag_ids" in batch:
+        nothing = batch["tag_weights"] == 0
+        truth = {"labels": batch["tag_ids"].long().masked_fill(nothing, -100)}
+    elif "labels" in batch:
         labels = batch["labels"]
-        truth = {"labels": labels.long() if task.predicts_classes else labels}
+        truth = {"labels": labels.long() if task.target.name == "classification" else labels}
     else:
         truth = {n: batch[n].long() for n in ("start_positions", "end_positions")}
     outputs = theirs(
@@ -49,4 +62,7 @@ def peer_loss(theirs, task, batch):
         token_type_ids=batch["segment_ids"],
         **truth,
     )
+    if getattr(task, "class_weights", None):
+        weighted = torch.nn.CrossEntropyLoss(torch.tensor(task.class_weights))
+        return weighted(outputs.logits, truth["labels"])
     return outputs.loss

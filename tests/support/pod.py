@@ -1,18 +1,25 @@
-"""A stand-in for a TPU slice: two hosts that run no Python of ours, and one client.
+"""A stand-in for a TPU slice: two hosts that run nothing of official_bert, and one client.
+
+    python pod.py host HOST:PORT,HOST:PORT INDEX
+    python pod.py client JSON
 
 The hosts are TensorFlow servers in network namespaces of their own, so that they cannot reach the
 client's loopback address, as on a slice. Their CPUs take the place of the chips. Needs root.
 """
 
 import contextlib
+import dataclasses
+import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import warm_python
 from bucket import Bucket
 
 HOSTS = 2
@@ -71,12 +78,12 @@ def _ip(command):
 
 
 def _start(space, bucket, addresses, number, folder):
-    script = Path(__file__).with_name("pod_host.py")
-    command = bucket.inside(sys.executable, script, ",".join(addresses), str(number))
+    words = (__file__, "host", ",".join(addresses), str(number))
+    command = bucket.inside(*words, network=space)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | bucket.environment
     with (folder / f"host{number}.txt").open("w") as said:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", space, *command],
+        return warm_python.Popen(
+            command,
             stdout=subprocess.PIPE,
             stderr=said,
             cwd="/",
@@ -122,3 +129,45 @@ def strategy(addresses: list[str]):
             super().__init__(extended)
 
     return PodStrategy()
+
+
+def serve(addresses: str, index: str) -> None:
+    """A host: a TensorFlow server."""
+    import tensorflow as tf
+
+    cluster = tf.train.ClusterSpec({"worker": addresses.split(",")})
+    number = int(index)
+    server = tf.distribute.Server(cluster, job_name="worker", task_index=number, protocol="grpc")
+    print("ready", flush=True)
+    server.join()
+
+
+def run_and_options(corpus):
+    """The run of a corpus: anything with `config`, `train` and `held_out`."""
+    import small_runs
+
+    config = small_runs.without_dropout(corpus.config)
+    run = small_runs.make_run(corpus, config=config)
+    return run, dataclasses.replace(small_runs.QUIET, eval_files=(corpus.held_out,))
+
+
+def train(settings: str) -> None:
+    """The client: trains a run on its hosts."""
+    import small_runs
+
+    from official_bert.model.config import BertConfig
+
+    given = json.loads(settings)
+    given["config"] = BertConfig(**given["config"])
+    run, options = run_and_options(types.SimpleNamespace(**given))
+    trainer = small_runs.begin(run, given["model_dir"], options, strategy(given["hosts"]))
+    if given["damaged"]:  # after the checks of this process
+        path = Path(given["damaged"])
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    {"host": serve, "client": train}[sys.argv[1]](*sys.argv[2:])

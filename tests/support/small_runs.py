@@ -12,7 +12,7 @@ from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
-from official_bert.training.checkpoint_names import step_and_count
+from official_bert.training.run_files import step_and_count
 from official_bert.training.trainer import Trainer
 
 SHORT = Stage(

@@ -5,20 +5,20 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
-from small_corpus import SmallCorpus
+from small_text import SmallCorpus
 
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
 from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks.classification import Classification
-from official_bert.tasks.labels import Classes, Numbers
+from official_bert.tasks.labels import Classes, LabelSets, Numbers
 from official_bert.tasks.tables import Columns
 
 STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 
 
 class SmallSentences(NamedTuple):
-    """Tables with the columns `sentence` and `label` ("plain" or "begun"), a number and a pair."""
+    """Tables of `sentence` and `label` ("plain" or "begun"); a number, a pair, a set of labels."""
 
     folder: Path
     train: str
@@ -44,8 +44,18 @@ def make(folder: Path, corpus: SmallCorpus) -> SmallSentences:
 
 def write_table(path, rows):
     names = ("plain", "begun")
-    lines = [f"{text}\t{text[::-1]}\t{names[label]}\t{2.5 * label}" for text, label in rows]
-    path.write_text("\n".join(("sentence\tother\tlabel\tscore", *lines)) + "\n")
+    lines = [
+        f"{text}\t{text[::-1]}\t{names[label]}\t{2.5 * label}\t{'|'.join(labels_of(text))}"
+        for text, label in rows
+    ]
+    path.write_text("\n".join(("sentence\tother\tlabel\tscore\tlabels", *lines)) + "\n")
+
+
+def labels_of(text):
+    """Two labels of a begun sentence, one of a plain one; some have none."""
+    if len(text) % 9 == 0:
+        return []
+    return ["begun", "verb"] if text.startswith("return ") else ["noun"]
 
 
 def make_task(small_sentences, **changed):
@@ -60,6 +70,11 @@ def make_task(small_sentences, **changed):
 def number_task(small_sentences):
     columns = Columns("sentence", label="score")
     return make_task(small_sentences, labels=Numbers(0.0, 5.0), columns=columns)
+
+
+def label_task(small_sentences):
+    columns = Columns("sentence", label="labels")
+    return make_task(small_sentences, labels=LabelSets(("begun", "noun", "verb")), columns=columns)
 
 
 def make_run(small_sentences, **changed):

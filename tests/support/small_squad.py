@@ -1,12 +1,19 @@
-"""Small files in the form of SQuAD, and where the real one lies."""
+"""Small files in the form of SQuAD, with questions that a tiny model can learn: who lives where."""
 
+import dataclasses
 import json
+import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from small_runs import without_dropout
 from small_text import SHARED
 
-from official_bert.tasks.squad_data import Answer, Question
+from official_bert.model.config import BertConfig
+from official_bert.stages import Optimizer, Run, Stage
+from official_bert.tasks.squad import QuestionAnswering
+from official_bert.tasks.squad_data import Answer, Question, Windows
 
 DEV = SHARED / "squad/dev-v1.1.json.xz"
 needs_squad = pytest.mark.skipif(not DEV.exists(), reason="needs ../shared/data/squad")
@@ -47,3 +54,105 @@ def question(
     return Question(
         text=text, context=context, answers=tuple(Answer(*answer) for answer in answers), **fields
     )
+
+
+# Texts of two windows
+
+PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta")
+PLACES = ("Rome", "Paris", "Lima", "Oslo", "Cairo", "New Delhi")
+WINDOWS = Windows(max_seq_length=32, doc_stride=10, max_query_length=8)
+WHOLE = dataclasses.replace(WINDOWS, max_seq_length=48)  # one window holds all of a text
+STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
+
+
+class SmallQuestions(NamedTuple):
+    """Files in SQuAD's form; those of version 2 ask of people whom the text does not name, too."""
+
+    folder: Path
+    train: str
+    dev: str
+    train_2: str
+    dev_2: str
+    unlabelled: str
+    config: BertConfig
+    vocab_file: str
+
+
+def make_questions(folder: Path) -> SmallQuestions:
+    """Writes the files."""
+    names = " ".join((*PEOPLE, *PLACES)).lower().split()
+    vocab_file = write_vocabulary(folder, *names, "where", "does", "live", "lives", "in")
+    paths = [
+        write_squad(folder / "train.json", *paragraphs(range(6))),
+        write_squad(folder / "dev.json", *paragraphs(range(6, 9))),
+        write_squad(folder / "train_2.json", *paragraphs(range(6), version_2=True)),
+        write_squad(folder / "dev_2.json", *paragraphs(range(6, 9), version_2=True)),
+        write_squad(folder / "new.json", *paragraphs(range(6, 9), labelled=False)),
+    ]
+    config = BertConfig(
+        vocab_size=len(Path(vocab_file).read_text().splitlines()),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
+    return SmallQuestions(folder, *paths, config, vocab_file)
+
+
+def paragraphs(numbers, version_2=False, labelled=True):
+    """Six sentences each, and four questions on them; in version 2 a fifth without answer."""
+    for number in numbers:
+        rng = random.Random(number)
+        people = rng.sample(PEOPLE, 6)
+        homes = dict(zip(people, rng.sample(PLACES, 6), strict=True))
+        context = " ".join(f"{person} lives in {home}." for person, home in homes.items())
+        questions = []
+        for person in people[:4]:
+            answer = homes[person], context.index(homes[person])
+            more = {"is_impossible": False} if version_2 else {}
+            questions.append(ask(number, person, *([answer] if labelled else []), **more))
+        if version_2:
+            (absent,) = set(PEOPLE) - set(people)
+            questions.append(ask(number, absent, is_impossible=True))
+        yield context, questions
+
+
+def ask(number, person, *answers, **more):
+    return qa(f"{number}-{person}", *answers, question=f"Where does {person} live?", **more)
+
+
+def make_task(small_questions, **changed):
+    task = QuestionAnswering(vocab_file=small_questions.vocab_file, windows=WINDOWS)
+    return dataclasses.replace(task, **changed)
+
+
+def by_heart(small_questions, **changed):
+    """A run that learns its questions by heart; a window holds the whole text.
+
+    With two windows, scores of the one without the answer may be as high: they are compared, but
+    the loss does not compare them.
+    """
+    run = make_run(small_questions, **changed)
+    return dataclasses.replace(
+        run,
+        config=without_dropout(small_questions.config),
+        task=dataclasses.replace(run.task, windows=WHOLE),
+        stages=(
+            dataclasses.replace(
+                STAGE, steps=250, max_seq_length=48, learning_rate=1e-2, warmup_steps=30
+            ),
+        ),
+    )
+
+
+def make_run(small_questions, **changed):
+    settings = {
+        "config": small_questions.config,
+        "stages": (STAGE,),
+        "optimizer": Optimizer(type="adamw", beta_2=0.98),
+        "input_files": (small_questions.train,),
+        "task": make_task(small_questions),
+    }
+    return Run(**settings | changed)

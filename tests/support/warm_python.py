@@ -1,9 +1,9 @@
-"""Starts Python processes that have imported TensorFlow already.
+"""Starts Python processes that have already imported Keras with TensorFlow or JAX.
 
-A server of each test process imports TensorFlow once, and forks: what it starts is a process like
-any other, with a PID, signals, files and an exit code of its own, but about 2 seconds of CPU
-cheaper. What must begin without TensorFlow (another backend of Keras, options of Python) is started
-as usual. `run` and `Popen` are those of `subprocess`.
+A server of each test process imports them once, and forks: the new process has a PID, signals,
+files and an exit code of its own, and saves the seconds of CPU that the imports take. Processes
+that need a fresh start (PyTorch, options of Python) are started as usual. `run` and `Popen` are
+those of `subprocess`.
 """
 
 import atexit
@@ -47,7 +47,8 @@ class Popen(subprocess.Popen):
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more):
         pipes, new_session = more[3:9], more[-2]
         environment = {os.fsdecode(k): os.fsdecode(v) for k, v in (env or os.environ).items()}
-        if executable or preexec_fn or pass_fds or not _can_be_warm(args, environment):
+        backend = _backend(args, environment)
+        if executable or preexec_fn or pass_fds or not backend:
             super()._execute_child(
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more
             )
@@ -65,7 +66,7 @@ class Popen(subprocess.Popen):
             json.dump(request, file)
             file.flush()
             descriptors = [file.fileno(), remote.fileno(), *standard]
-            socket.send_fds(_server(os.getpid()), [b"+"], descriptors)
+            socket.send_fds(server(backend), [b"+"], descriptors)
         self.pid = struct.unpack("i", self._channel.recv(4))[0]
         self._child_created = True
         self._close_pipe_fds(*pipes)
@@ -91,26 +92,27 @@ class Popen(subprocess.Popen):
         return self.pid, struct.unpack("i", status)[0]
 
 
-def _can_be_warm(args, environment):
+def _backend(args, environment):
+    """The backend of Keras that a command imports; None if it cannot be warm."""
     if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
-        return False
-    if "--engine=jax" in args:  # which imports Keras with JAX
-        return False
+        return None
     starts = args[1] in ("-m", "-c") or os.fspath(args[1]).endswith(".py")
     special = ("LD_PRELOAD", "MALLOC_", "PYTHON", "TF_USE_")
     changed = {k for k, v in environment.items() if os.environ.get(k) != v} | {
         k for k in os.environ if k not in environment
     }
     changed = {k for k in changed if k.startswith(special)} - {"PYTHONPATH", "PYTHONUNBUFFERED"}
-    return starts and environment.get("KERAS_BACKEND", "tensorflow") == "tensorflow" and not changed
+    jax = "--engine=jax" in args
+    backend = "jax" if jax else environment.get("KERAS_BACKEND", "tensorflow")
+    return backend if starts and not changed and backend in ("tensorflow", "jax") else None
 
 
 @functools.cache
-def _server(pid):
-    """The socket of this process' server."""
+def server(backend="tensorflow"):
+    """The socket of the server of this process, and of the processes that it forks."""
     ours, theirs = socket.socketpair()
     with theirs:
-        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": backend}
         environment.pop("TF_USE_LEGACY_KERAS", None)
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
@@ -173,6 +175,8 @@ def _begin(request, standard):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if "jax" in sys.modules:
+        _configure_jax()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -193,11 +197,21 @@ def _begin(request, standard):
         runpy.run_path(kind, run_name="__main__")
 
 
+def _configure_jax():
+    """Sets what JAX has read from the environment when it was imported."""
+    import jax
+
+    for name, value in os.environ.items():
+        if name.startswith("JAX_") and name.lower() in jax.config.values:
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+            jax.config.update(name.lower(), value)
+
+
 _OWN_PATH = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 if __name__ == "__main__":
     import keras  # noqa: F401
-    import tensorflow  # noqa: F401
 
     gc.collect()
     gc.freeze()

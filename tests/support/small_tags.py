@@ -1,0 +1,103 @@
+"""Small files of tagged words that a tiny model can learn: people, and where they live."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+from official_bert.model.config import BertConfig
+from official_bert.stages import Optimizer, Run, Stage
+from official_bert.tasks import tag_files
+from official_bert.tasks.labels import Classes
+from official_bert.tasks.tagging import Tagging, find_classes
+
+PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix")
+PLACES = ("Rome", "Paris", "Lima", "New Delhi", "Oslo")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
+
+
+class SmallTags(NamedTuple):
+    """CoNLL files in IOB2, and a file of words only."""
+
+    folder: Path
+    train: str
+    dev: str
+    unlabelled: str
+    config: BertConfig
+    vocab_file: str
+
+
+def sentence(rng):
+    """The words and tags of some people and their places: 6 to 60 words."""
+    words, tags = [], []
+    for _ in range(rng.randint(1, 5)):
+        person = [rng.choice(PEOPLE) for _ in range(rng.randint(1, 2))]
+        place = rng.choice(PLACES).split()
+        for name, type in (person, "PER"), (["lives", "in"], None), (place, "LOC"), (["."], None):
+            words += name
+            tags += [f"{'I' if n else 'B'}-{type}" if type else "O" for n in range(len(name))]
+    return words, tags
+
+
+def write_conll(path, sentences):
+    """Writes sentences with four columns, after the first line of a document."""
+    lines = ["-DOCSTART- -X- -X- O", ""]
+    for words, tags in sentences:
+        lines += [*(f"{word} NN x {tag}" for word, tag in zip(words, tags, strict=True)), ""]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def write_json(path, sentences):
+    rows = [{"id": n, "tokens": words, "tags": tags} for n, (words, tags) in enumerate(sentences)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return str(path)
+
+
+def make_tags(folder: Path) -> SmallTags:
+    """Writes the files."""
+    rng = random.Random(0)
+    train, dev = ([sentence(rng) for _ in range(count)] for count in (60, 26))
+    pieces = " ".join((*PEOPLE, *PLACES)).lower().split()
+    pieces.remove("felix")  # a word of two pieces
+    vocabulary = [*SPECIAL, *pieces, "fel", "##ix", "lives", "in", "."]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    unlabelled = folder / "new.txt"
+    unlabelled.write_text("\n\n".join("\n".join(words) for words, _ in dev) + "\n")
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
+    return SmallTags(
+        folder,
+        write_conll(folder / "train.conll", train),
+        write_conll(folder / "dev.conll", dev),
+        str(unlabelled),
+        config,
+        str(folder / "vocab.txt"),
+    )
+
+
+def make_task(small_tags, **changed):
+    classes: Classes = find_classes(tag_files.read_tagged(small_tags.train)[0])
+    return dataclasses.replace(
+        Tagging(classes=classes, vocab_file=small_tags.vocab_file), **changed
+    )
+
+
+def make_run(small_tags, **changed):
+    settings = {
+        "config": small_tags.config,
+        "stages": (STAGE,),
+        "optimizer": Optimizer(type="adamw", beta_2=0.98),
+        "input_files": (small_tags.train,),
+        "task": make_task(small_tags),
+    }
+    return Run(**settings | changed)
