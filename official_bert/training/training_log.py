@@ -3,6 +3,7 @@
 TensorBoard's events are written with its own messages, so no engine is needed.
 """
 
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -248,7 +249,8 @@ class StopRequest:
         if number == signal.SIGINT and number in self._signals:
             raise KeyboardInterrupt
         self._signals.append(number)
-        print("\nStopping after a checkpoint is written …", flush=True)
+        with contextlib.suppress(RuntimeError):  # the signal came amid a line that is being printed
+            print("\nStopping after a checkpoint is written …", flush=True)
 
     @property
     def requested(self) -> bool:

@@ -1,6 +1,7 @@
 """The loop on real text: it learns, it resumes exactly, and how it is cut up does not matter."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -729,6 +730,22 @@ def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
     if kind == "finished":
         more_patient = train(run, again, dataclasses.replace(options, early_stopping=3))
         assert more_patient.step == trainer.step + options.eval_steps
+
+
+def test_a_signal_amid_a_line_that_is_being_printed_is_a_request_to_stop(monkeypatch):
+    class Signals(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, data):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return len(data)
+
+    buffered = io.BufferedWriter(Signals())
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(buffered, write_through=True))
+    with training_log.StopRequest() as stop:
+        print("stage 1 of 1", flush=True)
+    assert stop.requested
 
 
 def test_the_best_weights_are_of_the_last_stage_even_if_the_one_before_was_as_good(
