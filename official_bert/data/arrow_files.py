@@ -5,7 +5,6 @@ Rows are read in batches of bounded size, in the order of the file. The package 
 """
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -105,20 +104,6 @@ def require_columns(path: str, form: str, names: Sequence[str], *, numbers: bool
 def column_names(path: str, form: str) -> list[str]:
     """The names of a file's columns; a ValueError as of `rows`."""
     return list(_schema(path, form).names)
-
-
-def unpacked_bytes(path: str, name: str) -> float:
-    """The size of a column of a Parquet file before compression, estimated by its first rows.
-
-    Other columns, such as embeddings, may be much larger.
-    """
-    with _reading(path), _parquet(path) as file:
-        groups, count = range(file.metadata.num_row_groups), file.metadata.num_rows
-        all_columns = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-    first = [cell for _, (cell,) in itertools.islice(rows(path, "parquet", [name]), BATCH_ROWS)]
-    parts = (part for cell in first for part in (cell if isinstance(cell, list) else [cell]))
-    size = sum(len(p if isinstance(p, bytes) else p.encode("utf-8")) for p in parts if p)
-    return min(all_columns, count * size / max(len(first), 1))
 
 
 def rows(
@@ -246,7 +231,7 @@ def _arrow_batches(path: str, names: Sequence[str]) -> Iterator[tuple[str, Any, 
         size = file.size()
         with _reading(path):
             reader, count = _arrow(file)
-        number = 0
+        number, before = 0, 0.0
         while count is None or number < count:
             place = f" in record batch {number + 1}" + (f" of {count}" if count else "")
             with _reading(path, place):
@@ -258,7 +243,9 @@ def _arrow_batches(path: str, names: Sequence[str]) -> Iterator[tuple[str, Any, 
             number += 1
             share = number / count if count else file.tell() / size
             for start in range(0, len(batch), BATCH_ROWS):
-                yield place, batch.slice(start, BATCH_ROWS), share
+                part = min(1.0, (start + BATCH_ROWS) / len(batch))
+                yield place, batch.slice(start, BATCH_ROWS), before + part * (share - before)
+            before = share
         if count is None:
             end = file.tell()
             file.seek(size - len(_END_OF_STREAM))

@@ -7,6 +7,7 @@ official format) or a paragraph that is split later. A block is a run of whole d
 
 import collections
 import fnmatch
+import functools
 import glob
 import hashlib
 import itertools
@@ -27,6 +28,7 @@ from official_bert.system.places import as_path, is_remote, remote_matches
 
 FORMS = format_detection.FORMS
 BLOCK_BYTES = 2 << 20
+SAMPLED_BYTES, SAMPLED_FILES = 1 << 19, 8  # of each file, and of many, to estimate their text
 MAX_DOCUMENTS = 10_000  # per block: each becomes at least one record, in every pass
 LONGEST_SPLIT = 4096  # characters per call of sentencex
 _WIDE_SPACES = re.compile(
@@ -114,6 +116,26 @@ class Corpus:
             self.count += not document.continues
             self.text_bytes += text_bytes(document)
             yield document
+
+    @functools.cached_property
+    def estimated_bytes(self) -> float:
+        """Bytes of text in all files, without other columns and decompressed, estimated.
+
+        The beginnings of some files, evenly spaced, give their text per byte of file.
+        """
+        some = self.paths[:: math.ceil(len(self.paths) / SAMPLED_FILES)]
+        text = sum(self._estimated_bytes_of(path) for path in some)
+        return text * self._bytes / max(1, sum(as_path(path).stat().st_size for path in some))
+
+    def _estimated_bytes_of(self, path: str) -> float:
+        one = Corpus([path], self.form, self.text_field, skip_bad_lines=True)
+        share = 0.0
+        for _ in one.documents():
+            # The share grows in steps; just after one, it is that of the documents so far.
+            if one.share_read > share and one.share_read * one._bytes >= SAMPLED_BYTES:
+                return one.text_bytes / one.share_read
+            share = one.share_read
+        return one.text_bytes
 
     def counts(self) -> dict:
         """The counts so far, for a manifest."""

@@ -6,14 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 
-from official_bert.data import (
-    arrow_files,
-    corpus,
-    fit,
-    format_detection,
-    manifest,
-    tokenization,
-)
+from official_bert.data import corpus, fit, manifest, tokenization
 from official_bert.data.build_worker import BuildPlan
 from official_bert.system import local_paths, memory
 from official_bert.system.places import as_path, is_remote
@@ -37,8 +30,6 @@ DROP = "give --drop_duplicate_documents, or check whether the text was joined se
 MEMORY_OF_TEXT, MEMORY_OF_RECORDS = 8.0, 1.4
 SAMPLE_BYTES = 200_000
 MAX_SHARDS = 99_999  # their names have five digits
-# Size of the text divided by its compressed size.
-_UNPACKED = {".gz": 2.5, ".bz2": 3.0, ".xz": 3.5, ".zst": 2.5}
 
 
 def shard_paths(output_file: str | list[str], num_shards: int) -> list[str]:
@@ -133,7 +124,7 @@ def check_sample(source: corpus.Corpus, plan: BuildPlan, num_shards: int) -> Non
     # A record holds at least one sentence, or is full of tokens. The limit is doubled, because the
     # rest of the text may be of another kind.
     passes = 1 if plan.dynamic else plan.settings.dupe_factor
-    times = passes * max(1.0, _text_bytes(source) / sum(len(s.encode()) for s in sample))
+    times = passes * max(1.0, source.estimated_bytes / sum(len(s.encode()) for s in sample))
     most = 2 * times * (len(sample) + len(ids) / (plan.settings.max_seq_length - 3))
     if num_shards > most:
         raise ValueError(
@@ -144,7 +135,7 @@ def check_sample(source: corpus.Corpus, plan: BuildPlan, num_shards: int) -> Non
 
 def check_disk(source: corpus.Corpus, shards: list[str], plan: BuildPlan) -> None:
     """Refuses a disk that has no room for even a low estimate of the records."""
-    text = _text_bytes(source)
+    text = source.estimated_bytes
     # Measured bytes of records per byte of English text: 1.2 to 1.9 (length 512, 128), with GZIP a
     # third; 0.6 stored once.
     each = 0.4 if plan.dynamic else plan.settings.dupe_factor * (0.3 if plan.gzip else 1.0)
@@ -166,7 +157,7 @@ def check_memory(source: corpus.Corpus, plan: BuildPlan) -> None:
     """Refuses a corpus of one random stream that does not fit in memory, as blocks always do."""
     if not plan.one_stream:
         return
-    text, free = _text_bytes(source), memory.available()
+    text, free = source.estimated_bytes, memory.available()
     passes = 1 if plan.dynamic else plan.settings.dupe_factor
     needed = text * (MEMORY_OF_TEXT + passes * MEMORY_OF_RECORDS)
     if free is not None and needed > free:
@@ -175,16 +166,6 @@ def check_memory(source: corpus.Corpus, plan: BuildPlan) -> None:
             f"with {passes} times its records, takes about {needed / 1e9:,.1f} GB; got "
             f"{free / 1e9:,.1f} GB. Without it, the text is processed in blocks of 2 MB."
         )
-
-
-def _text_bytes(source: corpus.Corpus) -> float:
-    """Bytes of text in some files, estimated; other columns count too, but for Parquet."""
-    return sum(
-        arrow_files.unpacked_bytes(path, source.text_field)
-        if path.endswith(".parquet") and format_detection.recognise(path) == "parquet"
-        else as_path(path).stat().st_size * _UNPACKED.get(os.path.splitext(path)[1], 1.0)
-        for path in source.paths
-    )
 
 
 def describe(summary: dict, max_seq_length: int) -> str:

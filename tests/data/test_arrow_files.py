@@ -1,10 +1,11 @@
 """Parquet, Arrow and folders of `datasets`: each row is read as written, and damage is named."""
 
+import csv
+import gzip
 import json
 import random
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import arrow_files, corpus, coverage
+from official_bert.data import arrow_files, corpus
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 from official_bert.tasks import tables
@@ -89,21 +90,43 @@ def test_text_in_structures_and_lists_is_found(tmp_path, name):
     assert lines_of(path, text_field="paragraphs") == expected
 
 
-def test_the_size_of_the_text_is_not_that_of_other_columns(tmp_path):
-    text = pa.array(["été"] * 1000)
-    other = pa.array([random.randbytes(2000) for _ in range(1000)])
-    path = write(tmp_path / "a.parquet", pa.table({"text": text, "other": other}), rows=500)
-    assert arrow_files.unpacked_bytes(path, "text") == 5000
-    lists = pa.table({"text": [["été", None], [], None, ["a", ""]], "other": other[:4]})
-    assert arrow_files.unpacked_bytes(write(path, lists), "text") == 6
-    assert arrow_files.unpacked_bytes(write(path, lists[:0]), "text") == 0
+def write_rows(path, rows):
+    """Writes rows of a text and another column, in the format that the name says."""
+    if path.suffix in (".parquet", ".arrow"):
+        columns = {"text": [text for text, _ in rows], "other": [other for _, other in rows]}
+        return write(path, pa.table(columns), rows=len(rows))
+    with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w", newline="") as file:
+        if path.name.startswith("a.csv"):
+            csv.writer(file).writerows([("text", "other"), *rows])
+        elif path.name.startswith("a.jsonl"):
+            file.writelines(json.dumps({"other": o, "text": t}) + "\n" for t, o in rows)
+        else:
+            file.writelines(text + "\n\n" for text, _ in rows)
+    return str(path)
 
 
-def test_the_room_for_a_stream_that_is_named_parquet_is_checked(tmp_path):
-    path = write(tmp_path / "a.arrow", pa.table({"text": ["One."]}))
-    named = str(Path(path).rename(tmp_path / "a.parquet"))
-    settings = types.SimpleNamespace(dynamic=True)
-    coverage.check_disk(corpus.Corpus([named]), [str(tmp_path / "a.tfrecord")], settings)
+PLAIN = ["a.txt", "a.csv", "a.jsonl", "a.parquet", "a.arrow", "file.arrow"]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "a.txt.gz", "a.csv.gz"])
+def test_the_text_is_estimated_without_other_columns_and_decompressed(tmp_path, name):
+    draw = random.Random(0)
+    rows = [("été " * draw.randrange(1, 40), draw.randbytes(400).hex()) for _ in range(8000)]
+    size = sum(len(text.strip().encode()) for text, _ in rows)
+    source = corpus.Corpus([write_rows(tmp_path / name, rows)])
+    within = 0.05 if name in PLAIN else 0.3
+    assert source.estimated_bytes == pytest.approx(size, rel=within)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_many_files_are_estimated_by_some_of_them(tmp_path, name):
+    rows = [("été", "x" * n) for n in range(10)]
+    paths = [tmp_path / f"{number}" / name for number in range(20)]
+    for path in paths:
+        path.parent.mkdir()
+        write_rows(path, rows)
+    source = corpus.Corpus(list(map(str, paths)))
+    assert source.estimated_bytes == pytest.approx(20 * 10 * 5)
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
