@@ -50,6 +50,12 @@ def settings():
             "run": {"gradient_accumulation_steps": 4},
             "options": {"steps_per_loop": 1},
         },
+        "stopping early": {
+            "stages": [{"steps": 400, "learning_rate": 2.0, "warmup_steps": 400}],
+            "optimizer": {"type": "adamw"},
+            "evaluates": True,
+            "options": {"eval_steps": 4, "early_stopping": 2, "steps_per_loop": 1},
+        },
         "bf16": {**SHORT, "run": {"dtype": "bf16"}},
         "fp16": {**SHORT, "run": {"dtype": "fp16"}, "optimizer": {"type": "lars"}},
     }
@@ -59,7 +65,7 @@ def settings():
 def trained(small_corpus, tmp_path_factory):
     """{(engine, name): (folder, what ended it)} of the jobs, those of JAX from one process."""
     folder = tmp_path_factory.mktemp("engines")
-    found, both = {}, ("dropout", "growing", "diverging")
+    found, both = {}, ("dropout", "growing", "diverging", "stopping early")
     for name in both:
         each = job(small_corpus, folder / "tensorflow" / name, **settings()[name])
         ended = jax_training.train(each, TfDistribute(tf.distribute.get_strategy()))
@@ -67,6 +73,9 @@ def trained(small_corpus, tmp_path_factory):
     jobs = {
         name: job(small_corpus, folder / "jax" / name, **each) for name, each in settings().items()
     }
+    early = folder / "jax" / "stopping early"
+    shutil.copytree(found["tensorflow", "stopping early"][0], early)
+    forget_after(early, 5)
     resumed = folder / "jax" / "resumed"
     shutil.copytree(found["tensorflow", "dropout"][0], resumed)
     forget_after(resumed, 10)
@@ -125,6 +134,18 @@ def test_tensorflow_resumes_jax_s_checkpoint(trained, small_corpus, tmp_path):
     assert_losses_agree(
         losses(tmp_path / "model"), losses(trained["tensorflow", "dropout"][0]), 1e-4
     )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_stops_early_on_jax_where_it_does_on_tensorflow(trained):
+    ours, theirs = (trained[engine, "stopping early"][0] for engine in ("jax", "tensorflow"))
+    assert len((ours / "starts.jsonl").read_text().splitlines()) == 2
+    assert_losses_agree(losses(ours), losses(theirs), 1e-3)
+    for folder in (ours, theirs):
+        best = json.loads((folder / "best/best.json").read_text())["step"]
+        assert best > 5  # where it was resumed
+        summary = json.loads((folder / "summaries/training_summary.txt").read_text())
+        assert (summary["total_training_steps"], summary["stopped_early"]) == (best + 8, True)
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
     python tests/support/jax_training.py JOBS.json
 
-trains every job of a list, one after another; `make_run` makes the same run for the other engine.
+trains every job of a list, one after another; `make_run` makes the same run for the other engine,
+which is used where Keras' backend is TensorFlow.
 """
 
 import dataclasses
 import json
 import os
 import pathlib
+import signal
 import sys
 
 import warm_python
@@ -50,11 +52,29 @@ def train(job, engine):
     """Trains a job to its end; the text of what ended it before, if anything did."""
     from official_bert.training.trainer import Diverged, Trainer
 
+    if "killed_at" in job:
+        engine.training_loop = _killed_at(job["killed_at"], engine.training_loop)
     try:
         Trainer(make_run(job), make_options(job), engine, job["model_dir"]).train()
     except Diverged as error:
         return str(error)
     return None
+
+
+def _killed_at(step, make_loop):
+    """The engine's `training_loop`, whose process is killed before it makes the step."""
+
+    def training_loop(*arguments):
+        loop = make_loop(*arguments)
+
+        def watched(batches, first_step, steps, state):
+            if first_step <= step < first_step + steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return loop(batches, first_step, steps, state)
+
+        return watched
+
+    return training_loop
 
 
 def job(corpus, model_dir, **settings):
@@ -65,16 +85,21 @@ def job(corpus, model_dir, **settings):
 
 def run_jobs(jobs, folder, devices=1):
     """Trains jobs in a process of the JAX engine; what ended each, and its other results."""
+    done = run_process(jobs, folder, devices)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_process(jobs, folder, devices=1, backend="jax"):
+    """The ended process that trains jobs."""
     path = folder / "jobs.json"
     path.write_text(json.dumps(jobs))
-    done = warm_python.run(
+    return warm_python.run(
         [sys.executable, __file__, str(path)],
-        env=environment(devices),
+        env=environment(devices) if backend == "jax" else {**os.environ, "KERAS_BACKEND": backend},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # Programs of tiny models run for milliseconds: to optimize their machine code takes longer.
@@ -113,12 +138,22 @@ def sizes(job):
     return {"arguments": memory.argument_size_in_bytes, "weights": weights}
 
 
-def main(path):
-    from official_bert.engines.jax_mesh import JaxMesh
+def make_engine(**settings):
+    if os.environ["KERAS_BACKEND"] == "jax":
+        from official_bert.engines.jax_mesh import JaxMesh
 
+        return JaxMesh(**settings)
+    import tensorflow as tf
+
+    from official_bert.engines.tf_distribute import TfDistribute
+
+    return TfDistribute(tf.distribute.get_strategy())
+
+
+def main(path):
     results = []
     for each in json.loads(pathlib.Path(path).read_text()):
-        ended = train(each, JaxMesh(**each.get("engine", {})))
+        ended = train(each, make_engine(**each.get("engine", {})))
         result = {"ended": ended, "tensorflow": "tensorflow" in sys.modules}
         results.append(result | (sizes(each) if each.get("measures") else {}))
     print(json.dumps(results))

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 
+import jax_training
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -41,7 +42,7 @@ from official_bert.training import (
     trainer,
     training_log,
 )
-from official_bert.training.trainer import Diverged, Trainer
+from official_bert.training.trainer import Diverged
 
 
 @pytest.fixture(scope="module")
@@ -643,47 +644,30 @@ def test_a_state_counts_the_evaluations_since_the_one_with_the_lowest_loss(losse
     assert (others.best_step, others.best_loss, others.evaluations_since_best) == (99, 100.0, 0)
 
 
-class StopsAt(TfDistribute):
-    """Gets SIGTERM amid a step."""
-
-    def __init__(self, step):
-        super().__init__(tf.distribute.get_strategy())
-        self._step = step
-
-    def training_loop(self, *arguments):
-        loop = super().training_loop(*arguments)
-
-        def watched(batches, first_step, steps, state):
-            if first_step <= self._step < first_step + steps:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loop(batches, first_step, steps, state)
-
-        return watched
-
-
 @pytest.fixture(scope="module")
 def stopped_early(small_corpus, tmp_path_factory):
-    """A run that stops early, its options, trainer and folder: the rate rises and rises."""
-    first = dataclasses.replace(SHORT, learning_rate=0.0)
-    stage = dataclasses.replace(SHORT, steps=400, learning_rate=10.0, warmup_steps=400)
-    run = make_run(small_corpus, [first, stage], optimizer=Optimizer(type="adamw"))
-    options = LoopOptions(
-        log_steps=7,
-        save_checkpoints_steps=5,
-        keep_checkpoint_max=0,
-        eval_steps=4,
-        eval_files=(small_corpus.held_out,),
-        early_stopping=2,
-    )
+    """A job that stops early, its trainer and folder: the rate rises and rises."""
+    first = {"steps": SHORT.steps, "learning_rate": 0.0}
+    rising = {"steps": 400, "learning_rate": 10.0, "warmup_steps": 400}
     folder = tmp_path_factory.mktemp("early") / "model"
-    return run, options, train(run, folder, options), folder
+    job = jax_training.job(
+        small_corpus,
+        folder,
+        stages=[first, rising],
+        optimizer={"type": "adamw"},
+        evaluates=True,
+        options={"log_steps": 7, "eval_steps": 4, "early_stopping": 2, "steps_per_loop": 1},
+    )
+    trainer = train(jax_training.make_run(job), folder, jax_training.make_options(job))
+    return job, trainer, folder
 
 
 @pytest.mark.slow
 def test_a_run_stops_after_evaluations_without_a_lower_loss_and_keeps_what_it_would_have(
-    small_corpus, stopped_early, tmp_path, capsys
+    stopped_early, tmp_path
 ):
-    run, options, trainer, folder = stopped_early
+    _, trainer, folder = stopped_early
+    run, options = trainer.run, trainer.options
     lines = log_lines(folder)
     held_out = {line["step"]: line["loss"] for line in lines if line["kind"] == "eval"}
     best = min(held_out, key=held_out.get)
@@ -705,18 +689,20 @@ def test_a_run_stops_after_evaluations_without_a_lower_loss_and_keeps_what_it_wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stopped by a signal", "finished"])
+@pytest.mark.parametrize("kind", ["killed", "finished"])
 def test_an_interrupted_run_stops_early_at_the_same_step_with_the_same_weights(
     stopped_early, tmp_path, capsys, kind
 ):
-    run, options, trainer, folder = stopped_early
+    job, trainer, folder = stopped_early
+    run, options = trainer.run, trainer.options
     again = tmp_path / "again"
     if kind == "finished":
         shutil.copytree(folder, again)
     else:
-        with pytest.raises(training_log.Stopped):
-            Trainer(run, options, StopsAt(trainer.step - 6), again).train()
-        capsys.readouterr()
+        # After an evaluation without a lower loss, of a step later than the last checkpoint's.
+        killed = job | {"model_dir": str(again), "killed_at": trainer.step - 3}
+        ended = jax_training.run_process([killed], tmp_path, backend="tensorflow")
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
     train(run, again, options)
     assert_same(final_tensors(again), final_tensors(folder))
     assert log_lines(again) == log_lines(folder)
