@@ -26,6 +26,7 @@ from official_bert.system.whole_files import write_text
 RUN = "run.json"
 PLAIN_VOCABULARY = "vocab.txt"
 VOCABULARIES = ("tokenizer.json", PLAIN_VOCABULARY)
+OF_SENTENCES = "sentence_bert_config.json"  # of sentence-transformers
 EXPORTS = ("best", "initial", "pretrained")  # folders of weights in a run's
 # In released folders with both files, "gelu" is another function in each: each format has its own.
 _CONFIGS = {"hugging_face": ("config.json", "bert_config.json")}
@@ -86,11 +87,14 @@ class ModelFolder:
 
     @property
     def trained_length(self) -> int | None:
-        """The length in tokens of the last stage of its run; None if unknown."""
+        """The length in tokens of the last stage of its run, or at which sentence-transformers cuts
+        texts; None if unknown.
+        """
         try:
             return int(self.run["stages"][-1]["max_seq_length"])
         except (KeyError, IndexError, TypeError, ValueError):
-            return None
+            length = json_object(self.folder / OF_SENTENCES).get("max_seq_length")
+            return length if type(length) is int and length > 0 else None
 
     @property
     def trained_windows(self) -> dict[str, int] | None:

@@ -139,7 +139,7 @@ class Source:
         vocab_file: Its `vocab.txt` or `tokenizer.json`; None if none was found or given.
         do_lower_case: Whether the vocabulary is uncased; None without a vocabulary.
         max_length: Maximum length of a sequence in tokens; None without a vocabulary.
-        trained_length: The length of a sequence at the end of its run; None if unknown.
+        trained_length: As of `ModelFolder`.
         trained_windows: The windows of its run on questions; None if unknown.
         head: The kind of head of a fine-tuned model; None without one.
         head_weights: The tensors of that head, {our name: tensor}.
@@ -174,7 +174,8 @@ class Source:
     @property
     def text_length(self) -> int:
         """Maximum length of a text in tokens: that of its training, if known."""
-        return self.trained_length or self.max_length or self.config.max_position_embeddings
+        positions = self.config.max_position_embeddings
+        return min(self.trained_length or self.max_length or positions, positions)
 
     @property
     def windows(self) -> dict[str, int]:

@@ -131,7 +131,7 @@ def _write_sentence_transformers(folder: pathlib.Path, source: Source) -> None:
     pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
     _write_json(folder / "1_Pooling/config.json", pooling)
     cut = {"max_seq_length": length, "do_lower_case": False}  # the tokenizer lower-cases
-    _write_json(folder / "sentence_bert_config.json", cut)
+    _write_json(folder / model_folder.OF_SENTENCES, cut)
 
 
 def _write_tf1(folder: pathlib.Path, source: Source) -> None:

@@ -1,6 +1,7 @@
 """Folders for sentence-transformers: its vectors are those of `embed`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import peers
@@ -67,6 +68,18 @@ def test_sentence_transformers_computes_the_vectors_of_embed(tmp_path, capfd, ma
     again = official_bert.load(out)
     assert type(again).__name__ == "TextEncoder"
     np.testing.assert_allclose(again.embed(TEXTS), ours, atol=1e-6)
+
+
+def test_texts_are_cut_where_a_folder_of_sentence_transformers_says(tmp_path):
+    library = peers.load("sentence_transformers")
+    pretrained(tmp_path / "in")
+    out, _ = convert(tmp_path / "in")
+    settings = Path(out, "sentence_bert_config.json")
+    settings.write_text('{"max_seq_length": 6, "do_lower_case": false}')
+    theirs = library.SentenceTransformer(out, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(official_bert.load(out).embed(TEXTS), theirs, atol=1e-5)
+    again, _ = convert(out)
+    assert json.loads(Path(again, settings.name).read_text())["max_seq_length"] == 6
 
 
 def test_the_card_is_of_vectors_and_not_of_the_head(tmp_path):

