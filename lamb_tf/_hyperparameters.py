@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from lamb_tf import _replicas, _selection
+from lamb_tf import _replicas, _selection, _slices
 from lamb_tf._checks import (
     LARGEST,
     boolean,
@@ -78,6 +78,7 @@ class Configured(keras.optimizers.Optimizer):
         "trust_ratio_bounds": bounds,
         "master_weights": boolean,
         "shard_state": name_or_none,
+        "trust_ratio_axes": _slices.rules,
         "clipnorm": positive_or_none,
         "clipvalue": positive_or_none,
         "global_clipnorm": positive_or_none,

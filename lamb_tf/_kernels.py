@@ -180,10 +180,12 @@ def adam_direction(
     return AdamDirection() if AdamDirection.computes(betas, epsilon) else None
 
 
-def subtract(x: Tensor, step_size: Tensor, u: Tensor) -> None:
-    """x ← x − step_size u; of a stack, with a step size for each row."""
-    step_size = per_row(step_size, u)
+def subtract(x: Tensor, step_size: Tensor, u: Tensor, axes: Sequence[int] = ()) -> None:
+    """x ← x − step_size u; with axes that number rows, a step size for each row."""
+    step_size = per_row(step_size, u, axes)
     if BACKEND == "tensorflow" and x.dtype == u.dtype:
+        if axes:  # the kernel takes only a scalar
+            step_size, u = tf.ones((), u.dtype), step_size * u
         tf.raw_ops.ResourceApplyGradientDescent(var=x.handle, alpha=step_size, delta=u)
         return
     value = read(x)
@@ -283,10 +285,16 @@ class Part(NamedTuple):
     state: Slots
     gradient: Tensor
     scale: Tensor | None
+    axes: tuple[int, ...] = ()  # that number the rows: (0,) of a stack, those of slices
 
     @property
     def num_rows(self) -> int:
-        """The number of rows of a stack; 0 of a plain variable."""
+        """The number of rows, which have a trust ratio each; 0 of a plain variable."""
+        return math.prod(self.variable.shape[axis] for axis in self.axes) if self.axes else 0
+
+    @property
+    def num_stacked(self) -> int:
+        """The number of variables in a stack; 0 of a variable by itself, with slices or without."""
         return len(self.positions) if isinstance(self.variable, Stack) else 0
 
 
@@ -295,12 +303,13 @@ def parts(
     states: Sequence[Slots],
     gradients: Sequence[Tensor],
     scales: Sequence[Tensor | None],
+    slice_axes: Sequence[tuple[int, ...]],
     may_stack: bool = True,
 ) -> list[Part]:
     """The variables, small ones of a shape together where an operation costs time for each.
 
     It does to compile, on JAX for a CPU, and to call, on torch, unless a kernel has many tensors in
-    one call. Variables that are divided over devices or have 16 bits are left apart.
+    one call. Variables that are divided over devices, in slices or of 16 bits are left apart.
     """
     kinds: dict[object, list[int]] = {}
     # What several devices divide must not be gathered.
@@ -308,6 +317,7 @@ def parts(
     for i, (variable, state) in enumerate(zip(variables, states)):
         alike = (
             may_stack
+            and not slice_axes[i]
             and math.prod(variable.shape) <= STACKED_ELEMENTS
             and getattr(variable, "_layout", None) is None
             and not {"master", "seed"} & state.keys()
@@ -319,11 +329,12 @@ def parts(
         first = positions[0]
         if len(positions) == 1:
             row = variables[first], states[first], gradients[first], scales[first]
-            return Part(positions, *row)
+            return Part(positions, *row, slice_axes[first])
         state = {name: Stack([states[i][name] for i in positions]) for name in states[first]}
         scale = None if scales[first] is None else stack([scales[i] for i in positions])
         variable = Stack([variables[i] for i in positions])
-        return Part(positions, variable, state, stack([gradients[i] for i in positions]), scale)
+        gradient = stack([gradients[i] for i in positions])
+        return Part(positions, variable, state, gradient, scale, axes=(0,))
 
     found = []
     for positions in kinds.values():
@@ -340,18 +351,53 @@ def _jax_for_cpu():
     return BACKEND == "jax" and (target() or jax.default_backend()).lower() == "cpu"
 
 
-def over_rows(function: Callable, tensors: dict, scalars: dict, is_elementwise: bool) -> Any:
-    """`function(**tensors, **scalars)`; of a stack, whose scalars are vectors, that of each row."""
-    if not any(len(scalar.shape) for scalar in scalars.values()):
+def over_rows(
+    function: Callable, tensors: dict, scalars: dict, is_elementwise: bool, axes: Sequence[int]
+) -> Any:
+    """`function(**tensors, **scalars)`, or that of each row; a scalar of each row is a vector."""
+    if not axes:
         return function(**tensors, **scalars)
+    x = tensors["x"]
     if is_elementwise:
-        return function(**tensors, **{n: per_row(s, tensors["x"]) for n, s in scalars.items()})
-    return ops.vectorized_map(lambda row: function(**row), tensors | scalars)
+        return function(**tensors, **{n: per_row(s, x, axes) for n, s in scalars.items()})
+    vectors = {name: scalar for name, scalar in scalars.items() if len(scalar.shape)}
+    shared = {name: scalar for name, scalar in scalars.items() if name not in vectors}
+    rows = keras.tree.map_structure(lambda tensor: _to_rows(tensor, axes), tensors)
+    result = _for_each(lambda row: function(**row, **shared), rows | vectors)
+    return keras.tree.map_structure(lambda tensor: _from_rows(tensor, x.shape, axes), result)
 
 
-def per_row(scalar: Tensor, x: Tensor) -> Tensor:
+def _for_each(function, rows):
+    """`function` of each row of nested tensors; the results stacked."""
+    if BACKEND != "tensorflow" or not tf.executing_eagerly():
+        return ops.vectorized_map(function, rows)
+    # There it would be traced in each step.
+    count = len(keras.tree.flatten(rows)[0])
+    results = [function(keras.tree.map_structure(lambda t: t[i], rows)) for i in range(count)]  # noqa: B023
+    return keras.tree.map_structure(lambda *each: tf.stack(each), *results)
+
+
+def _to_rows(x, axes):
+    """x with its rows along the first axis; numbers of the rows, a vector, as they are."""
+    if len(x.shape) == 1 or tuple(axes) == (0,):
+        return x
+    rest = [n for axis, n in enumerate(x.shape) if axis not in axes]
+    return ops.reshape(ops.moveaxis(x, axes, [*range(len(axes))]), (-1, *rest))
+
+
+def _from_rows(rows, shape, axes):
+    """The inverse of `_to_rows`, of a tensor of this shape."""
+    if len(rows.shape) == 1 or tuple(axes) == (0,):
+        return rows
+    first = ops.reshape(rows, (*(shape[axis] for axis in axes), *rows.shape[1:]))
+    return ops.moveaxis(first, [*range(len(axes))], axes)
+
+
+def per_row(scalar: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
     """A scalar; or a vector such that each row of x is multiplied with an element of it."""
-    return ops.reshape(scalar, (-1, *[1] * (len(x.shape) - 1))) if len(scalar.shape) else scalar
+    if not len(scalar.shape):
+        return scalar
+    return ops.reshape(scalar, [n if axis in axes else 1 for axis, n in enumerate(x.shape)])
 
 
 def is_worth_blocks(x: Tensor) -> bool:
@@ -399,24 +445,28 @@ def control_dependencies(tensors: Sequence[Tensor]) -> AbstractContextManager:
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
-def sums_of_squares(tensors: Sequence[Tensor], dtype: str, counts: Sequence[int]) -> Tensor:
-    """Σ x² of each tensor, as a vector of this type; of a stack (count > 0) that of each row."""
+def sums_of_squares(
+    tensors: Sequence[Tensor], dtype: str, axes: Sequence[tuple[int, ...]]
+) -> Tensor:
+    """Σ x² of each tensor, as a vector of this type; of each row where axes number rows."""
     tensors = [cast(x, dtype) for x in tensors]
-    if BACKEND == "torch":
+    if BACKEND == "torch" and all(own in ((), (0,)) for own in axes):
         # In one call for all: a row of a stack is a tensor, too.
-        rows = [x.unbind() if count else (x,) for x, count in zip(tensors, counts)]
+        rows = [x.unbind() if own else (x,) for x, own in zip(tensors, axes)]
         return torch.square(torch.stack(torch._foreach_norm([*itertools.chain(*rows)])))
-    if BACKEND == "tensorflow" and not in_compiled_graph():
+    if BACKEND == "tensorflow" and not in_compiled_graph() and not any(axes):
         # In one pass of each, on all cores.
         return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
-    if not any(counts):
+    if not any(axes):
         return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
-    return ops.concatenate(
-        [
-            ops.reshape(ops.sum(ops.square(x), axis=tuple(range(bool(count), x.ndim))), (-1,))
-            for x, count in zip(tensors, counts)
-        ]
-    )
+    squares = _apart([ops.square(x) for x in tensors])
+    return ops.concatenate([_row_sums(square, own) for square, own in zip(squares, axes)])
+
+
+def _row_sums(x, axes):
+    """Σ x over each row, as a vector."""
+    rest = tuple(axis for axis in range(len(x.shape)) if axis not in axes)
+    return ops.reshape(ops.sum(x, axis=rest), (-1,))
 
 
 def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
@@ -425,7 +475,7 @@ def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
     for device, gradients, _ in parts:
         with on(device):
             own = [first_replica(g) for g in gradients]
-            squares.append(sums_of_squares(own, dtype, [0] * len(own)))
+            squares.append(sums_of_squares(own, dtype, [()] * len(own)))
     return ops.concatenate(squares) if squares else ops.zeros((0,), dtype)
 
 

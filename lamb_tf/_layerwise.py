@@ -4,6 +4,7 @@
 a step changes; `_replicas.py` and `_kernels.py` know what TensorFlow, JAX and torch do differently.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _kernels, _master_weights, _replicas
+from lamb_tf import _kernels, _master_weights, _replicas, _slices
 from lamb_tf._kernels import quotient, square_root, where_finite
 from lamb_tf._selection import is_overwritten
 from lamb_tf._state import OptimizerState
@@ -38,7 +39,6 @@ class LayerwiseOptimizer(OptimizerState):
 
     weight_norm_bounds: Bounds  # of the subclasses that use `bounded_ratio`
     moves_along_u = True  # whether `move` is the plain x − step u
-    is_elementwise = True  # whether u of a part of a tensor follows from that part
     has_kernels = True  # False: an operation at a time, to measure what kernels save
 
     def _build(self, variables):
@@ -104,10 +104,10 @@ class LayerwiseOptimizer(OptimizerState):
                     part_scales, scales = scales[: len(part)], scales[len(part) :]
                     with _replicas.on(device):
                         states = [self._state(variable) for variable in part]
+                        slice_axes = [self._slice_axes[i] for i in self._indices(part)]
+                        move = functools.partial(self._update_tensors, slice_axes=slice_axes)
                         tensors = part, states, part_grads, part_scales, *self._choices(part)
-                        metrics.append(
-                            _replicas.update_on_replicas(self._update_tensors, *tensors, scalars)
-                        )
+                        metrics.append(_replicas.update_on_replicas(move, *tensors, scalars))
                 # 7. What follows: constraints, averages, telemetry, the count of updates.
                 for rows, variable in overwriting:
                     _replicas.update_on_replicas(_overwrite, [variable], [rows], finite)
@@ -115,7 +115,8 @@ class LayerwiseOptimizer(OptimizerState):
                 if self.use_ema:
                     self._update_idle_ema(trained, scalars)
                 if self._telemetry and metrics:
-                    self._telemetry.keep(ops.concatenate(metrics), self._indices(trained), finite)
+                    rows = self._ratio_positions(trained)
+                    self._telemetry.keep(ops.concatenate(metrics), rows, finite)
                 self.iterations.assign_add(1 if finite is None else ops.cast(finite, "int32"))
 
             # The sum of gradients that overwrite has those of each replica, a row each.
@@ -193,27 +194,36 @@ class LayerwiseOptimizer(OptimizerState):
         decayed, adapted = ops.unstack(ops.take(_replicas.read(self._choice), indices, axis=1))
         return ops.where(decayed, decay, 0.0), adapted, factors
 
-    def _update_tensors(self, variables, states, grads, scales, decays, adapted, factors, scalars):
+    def _update_tensors(
+        self, variables, states, grads, scales, decays, adapted, factors, scalars, slice_axes
+    ):
         """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's metrics."""
         grads = _kernels.zeros_if_nonfinite(scalars.finite, grads, variables)
-        parts = _kernels.parts(variables, states, grads, scales, may_stack=not self._kernel)
+        tensors = variables, states, grads, scales, slice_axes
+        parts = _kernels.parts(*tensors, may_stack=not self._kernel)
         order = np.concatenate([part.positions for part in parts])
         is_ordered = (np.diff(order) > 0).all()
         if not is_ordered:
             decays, adapted = ops.take(decays, order), ops.take(adapted, order)
             factors = None if factors is None else ops.take(factors, order)
-        decay_of = _kernels.unstack(decays, [part.num_rows for part in parts])
+        decay_of = _kernels.unstack(decays, [part.num_stacked for part in parts])
+        if any(slice_axes):  # from here on an element for each trust ratio
+            counts = [_slices.count(variables[i].shape, slice_axes[i]) for i in order]
+            of_slice = np.repeat(np.arange(len(order)), counts)
+            decays, adapted = ops.take(decays, of_slice), ops.take(adapted, of_slice)
+            factors = None if factors is None else ops.take(factors, of_slice)
+            order = order[of_slice]
         done, metrics, end = [], [], 0
         for group in _kernels.groups([part.variable.shape for part in parts]):
             own, decay_of_own = parts[group.start : group.stop], decay_of[group.start : group.stop]
-            counts = [part.num_rows for part in own]
+            axes, counts = [part.axes for part in own], [part.num_rows for part in own]
             start, end = end, end + sum(count or 1 for count in counts)
             # Later groups wait: the directions of a few groups are in memory at once, not all.
             with _kernels.control_dependencies(done[-2:-1]):
                 xs = [self._weights(part.variable, part.state) for part in own]
                 us = self._compute_directions(xs, own, decay_of_own, scalars)
-            weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision, counts))
-            update_norms = square_root(_kernels.sums_of_squares(us, self._precision, counts))
+            weight_norms = square_root(_kernels.sums_of_squares(xs, self._precision, axes))
+            update_norms = square_root(_kernels.sums_of_squares(us, self._precision, axes))
             ratios = self.trust_ratio(weight_norms, update_norms, decays[start:end])
             ratios = ops.where(adapted[start:end], ratios, 1.0)
             step_sizes = scalars.learning_rate * ratios
@@ -225,11 +235,13 @@ class LayerwiseOptimizer(OptimizerState):
             step_sizes = where_finite(scalars.finite, _kernels.apart(step_sizes), 0.0)
             steps = _kernels.unstack(step_sizes, counts)
             for part, u, step_size, decay in zip(own, us, steps, decay_of_own):
-                self._apply_step(part.variable, u, part.state, step_size, decay, scalars)
+                self._apply_step(part, u, step_size, decay, scalars)
             metrics.append(ops.stack([weight_norms, update_norms, ratios], axis=1))
             done.append(step_sizes)
         metrics = ops.concatenate(metrics)
-        return metrics if is_ordered else ops.take(metrics, np.argsort(order), axis=0)
+        if is_ordered:
+            return metrics
+        return ops.take(metrics, np.argsort(order, kind="stable"), axis=0)
 
     def _weights(self, variable, state):
         """x: the values of the variable, or of its master copy."""
@@ -241,14 +253,14 @@ class LayerwiseOptimizer(OptimizerState):
         """u of each tensor, by the kernel where there is one; moves their slots."""
         if not self._kernel or _kernels.in_compiled_graph():
             return [
-                self._fused_direction(x, p.gradient, p.state, p.scale, decay, scalars)
+                self._fused_direction(x, p.gradient, p.state, p.scale, decay, scalars, p.axes)
                 for x, p, decay in zip(xs, parts, decays)
             ]
         gs = (self._scaled(p.gradient, p.scale) for p in parts)
         states = [p.state for p in parts]
         return self._kernel.of_all(xs, gs, states, decays, scalars.coefficients.kernel)
 
-    def _direction_traced(self, x, g, state, scale, decay, scalars):
+    def _direction_traced(self, x, g, state, scale, decay, scalars, axes):
         finite = scalars.finite
         given = {"x": _replicas.cast(x, self._precision), "g": g}
         given |= {name: _replicas.read(slot) for name, slot in state.items() if name != "seed"}
@@ -263,7 +275,7 @@ class LayerwiseOptimizer(OptimizerState):
 
         if self.is_elementwise and _kernels.is_worth_blocks(x):
             return _kernels.in_blocks(equations, given, of_tensor)
-        u, slots = _kernels.over_rows(equations, given, of_tensor, self.is_elementwise)
+        u, slots = _kernels.over_rows(equations, given, of_tensor, self.is_elementwise, axes)
         for name, slot in slots.items():
             self.assign(state[name], slot)
         return u
@@ -274,31 +286,32 @@ class LayerwiseOptimizer(OptimizerState):
             g = g * scale
         return self._clip(g, (-self.clipvalue, self.clipvalue)) if self.clipvalue else g
 
-    def _apply_step(self, variable, u, state, step_size, decay, scalars):
+    def _apply_step(self, part, u, step_size, decay, scalars):
         """Moves one tensor along u: its master copy, if it has one, and the variable with it."""
+        variable, state, axes = part.variable, part.state, part.axes
         x, noise = state.get("master", variable), None
         if "seed" in state:
             with _kernels.control_dependencies([step_size]):
                 noise = _kernels.uniform(tuple(variable.shape), state["seed"])
         plain = self.moves_along_u and not self.use_ema and noise is None
         if plain and self.has_kernels and not _kernels.in_compiled_graph():
-            _kernels.subtract(x, step_size, u)
+            _kernels.subtract(x, step_size, u, axes)
         else:
-            self._fused_apply_step(x, state, u, step_size, decay, noise, scalars)
+            self._fused_apply_step(x, state, u, step_size, decay, noise, scalars, axes)
         if x is not variable:
             self.assign(variable, _replicas.read(x))
 
-    def _apply_step_and_ema(self, x, state, u, step_size, decay, noise, scalars):
+    def _apply_step_and_ema(self, x, state, u, step_size, decay, noise, scalars, axes):
         finite, step = scalars.finite, scalars.step
         old_x = ops.cast(_replicas.read(x), self._precision)
-        old = {name: _replicas.read(slot) for name, slot in state.items()}
+        old = {name: _replicas.read(slot) for name, slot in state.items() if name != "seed"}
         tensors = {"x": old_x, "u": u, "slots": old}
 
         def move(x, u, slots, step_size, decay):
             return self.move(x, u, slots, step_size, decay)
 
         scalars_of_x = {"step_size": step_size, "decay": decay}
-        new_x, moved = _kernels.over_rows(move, tensors, scalars_of_x, self.is_elementwise)
+        new_x, moved = _kernels.over_rows(move, tensors, scalars_of_x, self.is_elementwise, axes)
         if self.use_ema:
             new_x, moved["average"] = self._ema_values(new_x, old["average"], step)
         for name, value in moved.items():

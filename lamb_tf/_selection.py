@@ -372,13 +372,15 @@ def table(
     variables: Variables,
     decayed: Sequence[bool],
     adapted: Sequence[bool],
-    factors: Sequence[float] | None = None,
+    factors: Sequence[float] | None,
+    slice_counts: Sequence[int],
 ) -> str:
     """The masks as text, one line per variable; with the factors on the rate if there are any."""
     rows: list[tuple[str, ...]] = [("variable", "shape", "weight decay", "layer adaptation")]
-    for variable, decays, adapts in zip(variables, decayed, adapted):
+    for variable, decays, adapts, count in zip(variables, decayed, adapted, slice_counts):
         shape = "x".join(str(n) for n in variable.shape) or "scalar"
-        rows.append((path_of(variable), shape, "yes" if decays else "-", "yes" if adapts else "-"))
+        ratios = f"{count} slices" if count > 1 else "yes"
+        rows.append((path_of(variable), shape, "yes" if decays else "-", ratios if adapts else "-"))
     if factors is not None:
         column = ["learning rate", *(f"x {factor:.4g}" for factor in factors)]
         rows = [(*row, cell) for row, cell in zip(rows, column)]

@@ -20,8 +20,17 @@ from lamb_tf import (
     _master_weights,
     _replicas,
     _selection,
+    _slices,
 )
-from lamb_tf._types import Bounds, Exclusions, LearningRate, Rules, Variables, WeightDecay
+from lamb_tf._types import (
+    Bounds,
+    Exclusions,
+    LearningRate,
+    Rules,
+    SliceRules,
+    Variables,
+    WeightDecay,
+)
 from lamb_tf.telemetry import Metrics
 
 PRIVATE_HOOKS = {  # private parts of Keras that are used, and why
@@ -50,7 +59,8 @@ class OptimizerState(_hyperparameters.Configured):
     """
 
     slot_names: tuple[str, ...] = ()
-    scalar_slots: tuple[str, ...] = ()  # of these, numbers that belong to a variable
+    scalar_slots: tuple[str, ...] = ()  # of these, numbers of a variable, or of each slice of it
+    is_elementwise = True  # whether u of a part of a tensor follows from that part
     _kernel = None  # `_kernels.AdamDirection`, where that computes `moments` and `direction`
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
 
@@ -63,6 +73,7 @@ class OptimizerState(_hyperparameters.Configured):
         trust_ratio_bounds: Bounds = None,
         master_weights: bool = True,
         shard_state: str | None = None,
+        trust_ratio_axes: SliceRules = None,
         **kwargs: Any,
     ):
         for other_name, own_name in _hyperparameters.OTHER_NAMES.items():
@@ -86,6 +97,7 @@ class OptimizerState(_hyperparameters.Configured):
         self.trust_ratio_bounds = trust_ratio_bounds
         self.master_weights = master_weights
         self.shard_state = shard_state
+        self.trust_ratio_axes = trust_ratio_axes
         self._set_exclusions(*exclusions)
         self._multipliers = _selection.Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
@@ -119,10 +131,12 @@ class OptimizerState(_hyperparameters.Configured):
         dtypes = {keras.backend.standardize_dtype(variable.dtype) for variable in variables}
         self._precision = "float64" if "float64" in dtypes else "float32"
         # Validate before Keras marks the optimizer as built, so that build() can be retried.
+        axes = [self._axes_that_number_slices(variable) for variable in variables]
         masks = self._compute_masks(variables)
         self._factors = self._multipliers.factors(variables, self._is_restored)
         for variable in variables:
             _replicas.layout_of_slot(variable, self.shard_state, self._is_restored)
+        self._slice_axes = tuple(axes)
         options = self.gradient_accumulation_steps, self.use_ema
         self.gradient_accumulation_steps, self.use_ema = None, False
         super().build(variables)  # with these options it would add state in the variable's type
@@ -184,7 +198,27 @@ class OptimizerState(_hyperparameters.Configured):
         if self.weight_decay != 0 and not self._is_restored:
             exclusions = self._exclusions["exclude_from_weight_decay"]
             _selection.warn_of_norms(variables, masks[0], exclusions)
+        matters = masks[1] if self.is_elementwise else [True] * len(variables)
+        rules = self.trust_ratio_axes
+        _slices.require_effect(rules, variables, matters, self._is_restored)
         return masks
+
+    def _axes_that_number_slices(self, variable):
+        """The axes that number the slices of a variable; () where it is not sliced."""
+        axes = _slices.axes_of(variable, self.trust_ratio_axes)
+        return axes if self.adapts(variable) else ()
+
+    def _slice_counts(self):
+        """The number of trust ratios of each variable."""
+        pairs = zip(self._trainable_variables, self._slice_axes)
+        return [_slices.count(variable.shape, axes) for variable, axes in pairs]
+
+    def _ratio_positions(self, variables):
+        """The positions of the trust ratios of these variables among all."""
+        counts = self._slice_counts()
+        starts = np.cumsum([0, *counts])
+        indices = self._indices(variables)
+        return [row for i in indices for row in range(starts[i], starts[i] + counts[i])]
 
     def _add_masks(self, masks):
         """The masks as state, which is saved and restored."""
@@ -235,12 +269,13 @@ class OptimizerState(_hyperparameters.Configured):
 
         can_copy = _replicas.is_eager() or _replicas.THREADS_STATE
         place = _replicas.on(_replicas.device_of(variable))
-        is_scalar = name in self.scalar_slots
+        is_scalar, axes = name in self.scalar_slots, self._axes_that_number_slices(variable)
+        numbers = (_slices.count(variable.shape, axes),) if axes else ()
         layout = _replicas.layout_of_slot(variable, self.shard_state, self._is_restored)
         with place, keras.name_scope(self.name, caller=self):
             slot = keras.Variable(
                 values if copies and can_copy else keras.initializers.Constant(fill),
-                shape=() if is_scalar else tuple(variable.shape),
+                shape=numbers if is_scalar else tuple(variable.shape),
                 dtype=self._precision,
                 trainable=False,
                 aggregation="sum" if on_each_replica else "none",
@@ -318,7 +353,8 @@ class OptimizerState(_hyperparameters.Configured):
             )
         decayed, adapted = _replicas.to_numpy(self._choice)
         variables = self._trainable_variables
-        print_fn(_selection.table(variables, decayed, adapted, self._factors))
+        counts = self._slice_counts()
+        print_fn(_selection.table(variables, decayed, adapted, self._factors, counts))
 
     def finalize_variable_values(self, var_list: Variables) -> None:
         """At the end of training: with `use_ema`, replaces the variables by their averages."""

@@ -36,6 +36,8 @@ Exclusion: TypeAlias = str | keras.Variable | Callable[[keras.Variable], bool]
 Exclusions: TypeAlias = Exclusion | Iterable[Exclusion] | None
 # Variables, and the factor on their learning rate.
 Rules: TypeAlias = Mapping[Exclusion, float] | Sequence[tuple[Exclusion, float]] | None
+# Regular expressions, and the axes that number the slices of the variables that they match.
+SliceRules: TypeAlias = Mapping[str, int | Sequence[int]] | None
 
 
 class Options(TypedDict, total=False):
@@ -45,6 +47,7 @@ class Options(TypedDict, total=False):
     master_weights: bool
     learning_rate_multipliers: Rules
     shard_state: str | None
+    trust_ratio_axes: SliceRules
     name: str | None
     clipnorm: float | None
     clipvalue: float | None

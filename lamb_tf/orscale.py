@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import keras
 from keras import ops
 
-from lamb_tf import _kernels, _selection
+from lamb_tf import _kernels, _selection, _slices
 from lamb_tf._checks import Dependent, boolean, fraction, not_negative
 from lamb_tf._kernels import quotient, square_root
 from lamb_tf._layerwise import LayerwiseOptimizer
@@ -169,11 +169,12 @@ class OrScale(LayerwiseOptimizer):
         return not self.calibrated
 
     def adapts(self, variable: keras.Variable) -> bool:
-        """Whether this is a matrix that is moved along Q."""
+        """Whether this, or a slice of it, is a matrix that is moved along Q."""
         is_named = any(
             re.search(path, _selection.path_of(variable)) for path in self.adam_paths or ()
         )
-        return len(variable.shape) >= 2 and not is_named
+        axes = _slices.axes_of(variable, self.trust_ratio_axes)
+        return len(variable.shape) - len(axes) >= 2 and not is_named
 
     def has_slot(self, variable: keras.Variable, name: str) -> bool:
         """All have a momentum; those of AdamW a second moment, matrices their c."""

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _hyperparameters, _replicas, _selection
+from lamb_tf import _hyperparameters, _replicas, _selection, _slices
 from lamb_tf._kernels import where_finite
 from lamb_tf._types import Tensor
 
@@ -46,14 +46,17 @@ def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
 
     The metrics of the last update that was not skipped: ‖x‖ before it, ‖u‖, and the ratio, which is
     1 for a variable that is not adapted. A variable without gradient has zeros. If several
-    variables have one path, the second is `PATH (2)`, and so on.
+    variables have one path, the second is `PATH (2)`, and so on. A variable with
+    `trust_ratio_axes` has an entry for each slice, `PATH[0]`, `PATH[1]` and so on, or `PATH[0,0]`.
     """
     layers, _ = tensors(optimizer)
     paths, seen = [], collections.Counter()
-    for variable in _layerwise(optimizer).trainable_variables:
+    inner = _layerwise(optimizer)
+    for variable, axes in zip(inner.trainable_variables, inner._slice_axes):
         path = _selection.path_of(variable)
         seen[path] += 1
-        paths.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+        path = path if seen[path] == 1 else f"{path} ({seen[path]})"
+        paths += [path + suffix for suffix in _slices.suffixes(variable.shape, axes)]
     return {
         path: dict(zip(METRICS, row))
         for path, row in zip(paths, _replicas.to_numpy(layers).tolist())
@@ -73,8 +76,8 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
     """The variables that `read` and `gradient_norm` return, for use in a graph.
 
     Returns:
-        A `keras.Variable` of shape (variables, 3): a row for each variable that the optimizer was
-        built with, a column for each of `METRICS`; and a scalar one.
+        A `keras.Variable` of shape (rows, 3): a row for each variable that the optimizer was built
+        with, or for each slice of it, a column for each of `METRICS`; and a scalar one.
 
     Raises:
         ValueError: `record` was not called, or the optimizer is not built yet.
@@ -92,11 +95,11 @@ class Metrics:
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
-        count = len(optimizer.trainable_variables)
+        count = sum(optimizer._slice_counts())
         self.layers = _add_variable(optimizer, (count, len(METRICS)), "layers")
 
     def keep(self, metrics: Tensor, positions: list[int], finite: Tensor | None) -> None:
-        """Writes the rows of the variables at these positions, zeros for the others.
+        """Writes the rows at these positions, zeros elsewhere.
 
         Writes nothing where `finite`, a tensor or None, is false: the update is skipped.
         """

@@ -23,6 +23,7 @@ TABLE = [
     "test_layerwise.py",
     "test_selection.py",
     "test_multipliers.py",
+    "test_slices.py",
     "test_master_weights.py",
     "test_schedules.py",
     "test_telemetry.py",

@@ -48,7 +48,7 @@ def assert_on_replicas(variable, expected):
             )
         ),
         (lamb_tf.LARS, {"global_clipnorm": 0.5, "learning_rate_multipliers": RULES}, 2e-6),
-        (lamb_tf.LARS, {"ratio": "after_momentum"}, 2e-6),
+        (lamb_tf.LARS, {"ratio": "after_momentum", "trust_ratio_axes": {"kernel": 1}}, 2e-6),
         (lamb_tf.OrScale, {}, 1e-4),  # five steps of its iteration magnify round-off
     ],
     ids=str,

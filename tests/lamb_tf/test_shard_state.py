@@ -60,7 +60,8 @@ out = {}
 OPTIMIZERS = {
     "lamb": "lamb_tf.LAMB(0.02, weight_decay=0.01, exclude_from_weight_decay=['bias'], "
     "global_clipnorm=1.0, use_ema=True, **options)",
-    "lars": "lamb_tf.LARS(0.5, weight_decay=0.01, exclude_from_weight_decay=['bias'], **options)",
+    "lars": "lamb_tf.LARS(0.5, weight_decay=0.01, exclude_from_weight_decay=['bias'], "
+    "trust_ratio_axes={'hidden/kernel': 0, 'between/kernel': 1}, **options)",
 }
 WHOLE_OR_DIVIDED = f"""
 makers = {{{", ".join(f"{name!r}: lambda **options: {made}" for name, made in OPTIMIZERS.items())}}}

@@ -194,3 +194,16 @@ def _phi(x, bounds):
 
 def _at(value, step):
     return value(step) if callable(value) else value
+
+
+def per_slice(formula, x, gradients, axes, *args, **kwargs):
+    """`formula` of each slice by itself, put back where it was; `axes` number the slices."""
+    axes = [axis % np.ndim(x) for axis in np.atleast_1d(np.asarray(axes, int))]
+    result = np.zeros(np.shape(x))
+    for position in np.ndindex(*(np.shape(x)[axis] for axis in axes)):
+        at = [slice(None)] * np.ndim(x)
+        for axis, i in zip(axes, position):
+            at[axis] = i
+        at = tuple(at)
+        result[at] = formula(x[at], [g[at] for g in gradients], *args, **kwargs)
+    return result
