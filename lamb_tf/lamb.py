@@ -76,6 +76,13 @@ class LAMB(LayerwiseOptimizer):
             included; with 0 a variable stays as it is, though its moments move and its gradient
             counts in the global norm (freeze it, `trainable = False`, to save both). None: one rate
             for all.
+        trust_ratio_axes: For variables that hold several layers, heads or experts: a mapping of
+            regular expressions to the axis, or axes, that number the slices. The norms are taken
+            over the other axes, and each slice has a ratio of its own, 1 where a norm of it is 0:
+            `{"stack/kernel": 0}` steps (layers, in, out) as so many variables of (in, out), and
+            `{"(query|key|value)/kernel": 1}` the heads of `keras.layers.MultiHeadAttention`.
+            Negative axes count from the last. Bounds apply to each slice; `clipnorm` clips a whole
+            variable. None: a ratio for each variable.
         name: The name of the optimizer. None: that of the class, numbered as Keras numbers names.
         **kwargs: The arguments of every Keras optimizer: `clipnorm`, `clipvalue`,
             `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
@@ -86,9 +93,9 @@ class LAMB(LayerwiseOptimizer):
             them; the update is the same, norms included.
 
     Raises:
-        ValueError: an unknown argument, or a value out of its range; on building, exclusions or
-            multipliers that name no variable (a warning where the optimizer is restored from a
-            config).
+        ValueError: an unknown argument, or a value out of its range; on building, exclusions,
+            multipliers or axes that name no variable (a warning where the optimizer is restored
+            from a config), or axes that a variable lacks.
         TypeError: an exclusion, multiplier or variable of the wrong type.
 
     Example:

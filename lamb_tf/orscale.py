@@ -84,7 +84,9 @@ class OrScale(LayerwiseOptimizer):
     A variable with two axes is a matrix. With three, its axes are divided in two such that the
     matrix is as near to a square as possible, which suits the projections of attention, (d, heads,
     size) and (heads, size, d), and kernels of Conv1D. With more, it is the kernel of a convolution,
-    whose last axis holds the columns. State and arithmetic are as in `lamb_tf.LAMB`.
+    whose last axis holds the columns. With `trust_ratio_axes` each slice is a variable of its own,
+    with Q, s, c and r, or is moved by AdamW if it has less than two axes. State and arithmetic are
+    as in `lamb_tf.LAMB`.
 
     Args:
         learning_rate: η, a float, a `LearningRateSchedule` (of the updates made so far), a callable

@@ -74,6 +74,14 @@ def commands(block):
     return [command.split("\0")[:-1] for command in printed.split("\n\0")[:-1]]
 
 
+def test_attention_by_heads_has_the_summary_that_the_page_shows():
+    section = text("algorithm").split("## A ratio per slice")[1].split("\n## ")[0]
+    _, example, table = re.findall(r"^```(?:python)?\n(.*?)^```", section, re.M | re.S)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(example, "docs/algorithm.md", "exec"), {})
+    assert printed.getvalue() == table
+
+
 def run(words, code=START):
     """What a `lamb-bert` with these words prints, or a process of other code."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}

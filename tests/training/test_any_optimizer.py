@@ -11,9 +11,19 @@ import pytest
 import small_sentences as sentences
 import small_squad as questions
 import tensorflow as tf
-from small_runs import QUIET, SHORT, assert_same, begin, make_run, train, without_dropout
+from small_runs import (
+    QUIET,
+    SHORT,
+    assert_same,
+    begin,
+    log_lines,
+    make_run,
+    train,
+    without_dropout,
+)
 from two_replicas import two_replicas
 
+from official_bert import report
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import Optimizer
 from official_bert.training import model_state, run_checks
@@ -183,6 +193,7 @@ def test_moments_come_from_a_run_of_the_same_optimizer_only(small_corpus, tmp_pa
 
 
 ADAM = "keras.optimizers:Adam"
+AXES = {"trust_ratio_axes": {"query/kernel": 1}}
 
 
 class Plain(keras.optimizers.Optimizer):
@@ -218,6 +229,9 @@ class Plain(keras.optimizers.Optimizer):
         ({"type": ADAM, "settings": {"clipnorm": "1"}}, "clipnorm must be a number; got '1'"),
         ({"settings": {"nestrov": True}}, r"lamb_tf:LAMB\(.*nesterov=None.*\); got 'nestrov'"),
         ({"settings": {"nesterov": "up"}}, "`nesterov` must be"),
+        ({"settings": {"trust_ratio_axes": 1}}, "`trust_ratio_axes` must be a mapping"),
+        ({"type": "muon", "settings": AXES}, "got 'trust_ratio_axes'"),
+        ({"type": ADAM, "settings": AXES}, "got 'trust_ratio_axes'"),
         ({"settings": {"learning_rate": 0.1}}, "must not contain learning_rate: the stages set"),
         ({"type": "muon", "settings": {"use_ema": True}}, "must not contain use_ema"),
         ({"settings": {"beta_2": 0.9}, "beta_2": 0.98}, "beta_2 must be given once; got 0.98"),
@@ -254,6 +268,31 @@ def test_settings_reach_the_optimizer_and_replace_its_defaults():
     assert Optimizer(settings='{"beta_2": 0.98}').make().beta_2 == 0.98
     assert Optimizer(type="orscale", epsilon=1e-5).make().adam_epsilon == 1e-5
     assert Optimizer(type="lars", beta_1=0.8, beta_2=0.5).make().momentum == 0.8
+
+
+@pytest.mark.parametrize("kind", ["lamb", "lars", "orscale"])
+def test_ratios_of_slices_are_settings_of_optimizers_that_have_ratios(kind):
+    for given in (AXES, '{"trust_ratio_axes": {"query/kernel": [1]}}'):
+        made = Optimizer(type=kind, settings=given).make()
+        assert made.trust_ratio_axes == (("query/kernel", (1,)),)
+    kernel = keras.Variable(np.ones((2, 3)), name="kernel")
+    with pytest.raises(
+        ValueError, match="`trust_ratio_axes` must match variables that have a trus"
+    ):
+        Optimizer(type="adamw", settings=AXES, exclude_from_weight_decay=()).make([kernel]).build(
+            [kernel]
+        )
+
+
+def test_ratios_of_slices_are_in_the_log_and_the_report(small_corpus, tmp_path):
+    stage = dataclasses.replace(SHORT, steps=4)
+    train(make_run(small_corpus, [stage], optimizer=Optimizer(settings=AXES)), tmp_path)
+    ratios = log_lines(tmp_path)[-1]["trust_ratios"]
+    path = "bert/encoder/layer_0/attention/self/query/kernel"
+    units = small_corpus.config.hidden_size
+    assert [p for p in ratios if p.startswith(path)] == [f"{path}[{i}]" for i in range(units)]
+    assert len({ratios[f"{path}[{i}]"] for i in range(units)}) == units
+    assert f"query/kernel[{units - 1}]" in report.write_report(tmp_path).read_text()
 
 
 def test_factors_of_layers_and_of_settings_are_not_given_together():
