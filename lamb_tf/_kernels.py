@@ -454,19 +454,28 @@ def sums_of_squares(
         # In one call for all: a row of a stack is a tensor, too.
         rows = [x.unbind() if own else (x,) for x, own in zip(tensors, axes)]
         return torch.square(torch.stack(torch._foreach_norm([*itertools.chain(*rows)])))
-    if BACKEND == "tensorflow" and not in_compiled_graph() and not any(axes):
-        # In one pass of each, on all cores.
-        return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
-    if not any(axes):
-        return ops.stack([ops.sum(square) for square in _apart([ops.square(x) for x in tensors])])
+    if BACKEND == "torch":
+        norms = [torch.linalg.vector_norm(x, dim=_rest(x, own)) for x, own in zip(tensors, axes)]
+        return torch.square(torch.cat([norm.reshape(-1) for norm in norms]))
+    if BACKEND == "tensorflow" and not in_compiled_graph():
+        # In one pass of each, on all cores; of rows there is no such kernel.
+        if not any(axes):
+            return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
+        sums = [
+            tf.reduce_sum(tf.square(x), _rest(x, own)) if own else 2.0 * tf.raw_ops.L2Loss(t=x)
+            for x, own in zip(tensors, axes)
+        ]
+        return tf.concat([tf.reshape(each, (-1,)) for each in sums], axis=0)
     squares = _apart([ops.square(x) for x in tensors])
-    return ops.concatenate([_row_sums(square, own) for square, own in zip(squares, axes)])
+    if not any(axes):
+        return ops.stack([ops.sum(square) for square in squares])
+    sums = [ops.sum(square, axis=_rest(square, own)) for square, own in zip(squares, axes)]
+    return ops.concatenate([ops.reshape(each, (-1,)) for each in sums])
 
 
-def _row_sums(x, axes):
-    """Σ x over each row, as a vector."""
-    rest = tuple(axis for axis in range(len(x.shape)) if axis not in axes)
-    return ops.reshape(ops.sum(x, axis=rest), (-1,))
+def _rest(x, axes):
+    """The axes of x that do not number rows."""
+    return tuple(axis for axis in range(len(x.shape)) if axis not in axes)
 
 
 def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
