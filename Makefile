@@ -95,7 +95,7 @@ GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-c
 
 # No extra but [cpu]: it also shows that the optimizers need nothing of [bert].
 OLDEST_TESTS := $(addprefix tests/lamb_tf/test_,$(addsuffix .py,optimizers lamb lars orscale layerwise selection multipliers loss_scale \
-	float8 master_weights schedules telemetry replicas optional_dependencies))
+	float8 master_weights schedules telemetry gradient_noise replicas optional_dependencies))
 
 .venv-oldest/ready: pyproject.toml setup.py tests/support/oldest_versions.py
 	$(PYTHON) -m venv --clear .venv-oldest

@@ -33,7 +33,8 @@ SECONDS = 3600  # most that one run of tests may take
 TESTS = {
     "short": ("optimizers lamb lars",),
     "backend": (
-        "optimizers lamb lars layerwise selection multipliers master_weights telemetry loss_scale",
+        "optimizers lamb lars layerwise selection multipliers master_weights telemetry "
+        "gradient_noise loss_scale",
         # NumPy 2 deprecates how Keras requests arrays on these backends.
         "ignore:__array__ implementation:DeprecationWarning",
     ),

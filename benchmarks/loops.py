@@ -64,17 +64,18 @@ def make_run(config, file, batch_size, max_seq_length=128, max_predictions_per_s
     return Run(config=config, **values)
 
 
-def engine_loop(run, engine, updates, feed=None):
+def engine_loop(run, engine, updates, feed=None, measures_noise=False):
     """A function that runs `updates` updates by an engine's loop.
 
     Args:
         run: A run of one stage.
         updates: Updates per call.
         feed: The batches; None: from `engine.feed`.
+        measures_noise: Whether it measures the gradient noise scale.
 
     Returns:
         The function, with the attributes `optimizer`; `waits`, the seconds per update for which
-        each call has waited for input; and `reductions`, a function.
+        each call has waited for input; and `reductions` and `state`, functions.
     """
     from official_bert.engines.loop_state import first_state
     from official_bert.training.stage_model import make_model_and_optimizer
@@ -89,7 +90,9 @@ def engine_loop(run, engine, updates, feed=None):
         return run.task.batches(files, stage.lengths, size, run.config, seed=run.seed, shard=shard)
 
     feed = feed or engine.feed(batches, range(stage.steps))
-    done = {"steps": 0, "state": first_state(run)}
+    measured = len(model.trainable_variables) if measures_noise else 0
+    state = first_state(run).measuring_noise(measured, afresh=True)
+    done = {"steps": 0, "state": state}
 
     def by_loop():
         waited = done["state"].input_wait
@@ -99,6 +102,7 @@ def engine_loop(run, engine, updates, feed=None):
 
     by_loop.optimizer, by_loop.waits = optimizer, []
     by_loop.reductions = lambda: loop.reductions(feed, done["state"])
+    by_loop.state = lambda: done["state"]
     return by_loop
 
 

@@ -71,13 +71,16 @@ class LayerwiseOptimizer(OptimizerState):
         with _replicas.no_autograd(), keras.name_scope(self.name, caller=self):
             # 1. Accumulate locally.
             grads = _replicas.widen(grads, variables, self._precision)
+            noise = self._squares_of_shares(grads, variables, skip_gradients_aggregation)
             if self.gradient_accumulation_steps:
                 grads = self._accumulate(grads, variables)
 
             def update(grads):  # once for all replicas; a gradient has a value on each
                 # 2. Sum over replicas.
                 if not skip_gradients_aggregation:
-                    grads = _replicas.sum_over_replicas(grads, variables)
+                    places = [*variables, *([self._telemetry.noise] if noise else [])]
+                    grads = _replicas.sum_over_replicas(grads, places)
+                grads, squares_of_shares = grads[: len(variables)], grads[len(variables) :]
                 grads = [_replicas.densify(g, v) for g, v in zip(grads, variables)]
                 pairs = list(zip(grads, variables))
                 overwriting = [(g, v) for g, v in pairs if is_overwritten(v)]
@@ -85,9 +88,8 @@ class LayerwiseOptimizer(OptimizerState):
                 trained = [variable for _, _, part in parts for variable in part]
                 # 3. Undo the loss scale. 4. Is every gradient finite? 5. Clip. One pass over the
                 # gradients tells both whether all of them are finite and how to clip.
-                gradient_norm, scales = self._unscale_and_clip(
-                    _kernels.sums_of_squares_by_device(parts, self._precision)
-                )
+                squares = _kernels.sums_of_squares_by_device(parts, self._precision)
+                gradient_norm, scales = self._unscale_and_clip(squares)
                 finite = ops.isfinite(gradient_norm)
                 for rows, _ in overwriting:
                     finite &= ops.all(ops.isfinite(_replicas.first_replica(rows)))
@@ -114,6 +116,8 @@ class LayerwiseOptimizer(OptimizerState):
                 self._constrain(trained, finite)
                 if self.use_ema:
                     self._update_idle_ema(trained, scalars)
+                for shares in squares_of_shares:  # one or none
+                    self._keep_noise(shares, squares, self._indices(trained), finite)
                 if self._telemetry and metrics:
                     rows = self._ratio_positions(trained)
                     self._telemetry.keep(ops.concatenate(metrics), rows, finite)
@@ -122,7 +126,32 @@ class LayerwiseOptimizer(OptimizerState):
             # The sum of gradients that overwrite has those of each replica, a row each.
             pairs = zip(grads, variables)
             grads = [_replicas.in_own_row(g) if is_overwritten(v) else g for g, v in pairs]
-            _replicas.merge_replicas(self._when_due(update, variables), grads)
+            _replicas.merge_replicas(self._when_due(update, variables), [*grads, *noise])
+
+    def _squares_of_shares(self, grads, variables, are_summed):
+        """Squared norms of what this replica's micro-batches give the gradient so far, in a list.
+
+        Args:
+            are_summed: Whether the gradients are those of all replicas.
+
+        Returns:
+            One vector, with an element per variable; none where the noise scale is not measured.
+        """
+        if not self._telemetry or self._telemetry.noise is None:
+            return []
+        self._require_micro_batches(1 if are_summed else _replicas.num_replicas(variables))
+        pairs = zip(grads, variables)
+        pairs = [(_replicas.dense(g, v), v) for g, v in pairs if not is_overwritten(v)]
+        parts = _replicas.by_device(pairs)
+        squares = _kernels.sums_of_squares_by_device(parts, self._precision)
+        positions = self._indices([variable for _, _, part in parts for variable in part])
+        return [self._telemetry.add_squares(squares, positions)]
+
+    def _keep_noise(self, shares, squares, positions, finite):
+        factor = self._unscaling() ** 2
+        shares = _replicas.first_replica(shares) * factor
+        count = self._micro_batches
+        self._telemetry.keep_noise(shares, squares * factor, positions, count, finite)
 
     def _accumulate(self, grads, variables):
         """Adds to each replica's own running sums; returns the sums.
@@ -146,6 +175,8 @@ class LayerwiseOptimizer(OptimizerState):
                 self._micro_step.assign(0)
                 for i in self._indices(variables):  # other variables keep accumulating
                     _replicas.set_zero(self._accumulators[i])
+                if self._telemetry and self._telemetry.squares is not None:
+                    _replicas.set_zero(self._telemetry.squares)
 
             _replicas.run_if(
                 ops.equal(self._micro_step, self.gradient_accumulation_steps - 1),
@@ -162,8 +193,7 @@ class LayerwiseOptimizer(OptimizerState):
 
         A factor of None is 1, and saves a pass over the gradient.
         """
-        loss_scale = 1.0 if self.loss_scale_factor is None else self.loss_scale_factor
-        factor = 1.0 / (loss_scale * (self.gradient_accumulation_steps or 1))
+        factor = self._unscaling()
         gradient_norm = square_root(ops.sum(squares)) * factor
         scales = ops.ones_like(squares) * factor
         if self.global_clipnorm:
@@ -175,6 +205,11 @@ class LayerwiseOptimizer(OptimizerState):
         elif isinstance(factor, float) and factor == 1.0:
             return gradient_norm, [None] * squares.shape[0]
         return gradient_norm, ops.unstack(scales)
+
+    def _unscaling(self):
+        """The factor from the sum of the micro-batches' gradients to the true gradient."""
+        loss_scale = 1.0 if self.loss_scale_factor is None else self.loss_scale_factor
+        return 1.0 / (loss_scale * (self.gradient_accumulation_steps or 1))
 
     def _scalars(self, finite):
         step = self._scalar(self.iterations) + 1.0

@@ -154,6 +154,17 @@ def note_trainable(optimizer: keras.optimizers.Optimizer, variables: Variables) 
         vars(optimizer)["_trainable_variables"] = [*variables]
 
 
+def num_replicas(variables: Variables) -> int:
+    """Replicas of the strategy under which the variables were made, each with its own gradient.
+
+    One on JAX and torch, where a step sees the gradient of all devices.
+    """
+    if BACKEND != "tensorflow":
+        return 1
+    with strategy_of(variables):
+        return tf.distribute.get_strategy().num_replicas_in_sync
+
+
 def merge_replicas(function: Callable, *args: Tensor) -> Tensor:
     """Calls `function(*args)` once for all replicas.
 

@@ -21,6 +21,7 @@ from lamb_tf import (
     _replicas,
     _selection,
     _slices,
+    gradient_noise,
 )
 from lamb_tf._types import (
     Bounds,
@@ -103,7 +104,8 @@ class OptimizerState(_hyperparameters.Configured):
         self._multipliers = _selection.Multipliers(learning_rate_multipliers)
         self._is_restored = False  # from a config
         self._telemetry: Metrics | None = None
-        self._records_telemetry = False
+        self._records_telemetry = self._records_noise = False
+        self._micro_batches: int | None = None  # of a step on all replicas, if it measures noise
         self._has_stepped = False
         self._is_settled = False
 
@@ -133,6 +135,8 @@ class OptimizerState(_hyperparameters.Configured):
         self._precision = "float64" if "float64" in dtypes else "float32"
         # Validate before Keras marks the optimizer as built, so that build() can be retried.
         axes = [self._axes_that_number_slices(variable) for variable in variables]
+        if self._records_noise:
+            self._require_micro_batches(_replicas.num_replicas(variables))
         masks = self._compute_masks(variables)
         self._factors = self._multipliers.factors(variables, self._is_restored)
         for variable in variables:
@@ -287,19 +291,38 @@ class OptimizerState(_hyperparameters.Configured):
         self._track_variable(slot)
         return slot
 
-    def record_telemetry(self, retraces: bool = False) -> None:
+    def record_telemetry(self, retraces: bool = False, noise_scale: bool = False) -> None:
         """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
 
         After a step this is of no use, and refused, unless the caller traces the next one again.
         """
-        if self._has_stepped and self._telemetry is None and not retraces:
+        recorded = self._telemetry
+        is_new = recorded is None or (noise_scale and recorded.noise is None)
+        if self._has_stepped and is_new and not retraces:
             raise ValueError(
                 f"Telemetry must be turned on before the first step; got {self.name!r}, which has "
                 "made one. Call `telemetry.record` on a new optimizer."
             )
         self._records_telemetry = True
-        if self.built and self._telemetry is None:
-            self._telemetry = Metrics(self)
+        self._records_noise |= noise_scale
+        if not self.built or not is_new:
+            return
+        if self._records_noise:
+            self._require_micro_batches(_replicas.num_replicas(self._trainable_variables))
+        recorded = recorded or Metrics(self)
+        if self._records_noise:
+            recorded.add_noise(self)
+        self._telemetry = recorded
+
+    def _require_micro_batches(self, replicas):
+        """Sets the number of micro-batches of a step; refuses to measure the noise of a single one.
+
+        Args:
+            replicas: Those whose gradients `apply` sums.
+        """
+        self._micro_batches = replicas * (self.gradient_accumulation_steps or 1)
+        remedy = "Set `gradient_accumulation_steps` of the optimizer to 2 or more."
+        gradient_noise.require_micro_batches(self._micro_batches, remedy)
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         """Telemetry too, which checkpoints leave out, in a SavedModel: its steps write there."""

@@ -1,8 +1,11 @@
 """Weight norm, update norm and trust ratio of every variable of a layerwise optimizer.
 
+Also the gradient noise scale, where asked for (`gradient_noise`).
+
 telemetry.record(optimizer)          # before the first step; without it nothing is computed
 telemetry.read(optimizer)            # after a step, in eager code
 telemetry.tensors(optimizer)         # the same inside a graph
+telemetry.noise_scale(optimizer)     # after record(optimizer, noise_scale=True)
 telemetry.Log("logs")                # a callback: JSON lines, and TensorBoard where installed
 telemetry.plot("logs/telemetry.jsonl")
 """
@@ -11,15 +14,15 @@ import collections
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from lamb_tf import _hyperparameters, _replicas, _selection, _slices
+from lamb_tf import _hyperparameters, _replicas, _selection, _slices, gradient_noise
 from lamb_tf._kernels import where_finite
-from lamb_tf._types import Tensor
+from lamb_tf._types import Exclusions, Tensor
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -28,17 +31,23 @@ _KEYS = {"step", "gradient_norm", "layers"}  # of a line
 METRICS = ("weight_norm", "update_norm", "trust_ratio")
 
 
-def record(optimizer: keras.optimizers.Optimizer) -> None:
+def record(optimizer: keras.optimizers.Optimizer, noise_scale: bool = False) -> None:
     """Makes each update record its metrics, in variables that no file or checkpoint holds.
 
     Args:
         optimizer: A `lamb_tf.LAMB` or `LARS`, or a `LossScaleOptimizer` around one.
+        noise_scale: Whether to measure the gradient noise scale, too, for which each micro-batch's
+            gradient is read once more. It needs micro-batches: replicas, or
+            `gradient_accumulation_steps`. (On JAX, `fit` sums over devices before the optimizer
+            sees a gradient, so only the latter count.)
 
     Raises:
         TypeError: another optimizer.
-        ValueError: the optimizer has made a step, and a traced step would not record.
+        ValueError: the optimizer has made a step, and a traced step would not record; or
+            `noise_scale` where a step has one micro-batch on one replica. If the optimizer is not
+            built yet, it is refused when it is.
     """
-    _layerwise(optimizer).record_telemetry()
+    _layerwise(optimizer).record_telemetry(noise_scale=noise_scale)
 
 
 def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
@@ -50,17 +59,26 @@ def read(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, float]]:
     `trust_ratio_axes` has an entry for each slice, `PATH[0]`, `PATH[1]` and so on, or `PATH[0,0]`.
     """
     layers, _ = tensors(optimizer)
-    paths, seen = [], collections.Counter()
     inner = _layerwise(optimizer)
-    for variable, axes in zip(inner.trainable_variables, inner._slice_axes):
-        path = _selection.path_of(variable)
-        seen[path] += 1
-        path = path if seen[path] == 1 else f"{path} ({seen[path]})"
-        paths += [path + suffix for suffix in _slices.suffixes(variable.shape, axes)]
+    paths = [
+        path + suffix
+        for path, variable, axes in zip(_paths(inner), inner.trainable_variables, inner._slice_axes)
+        for suffix in _slices.suffixes(variable.shape, axes)
+    ]
     return {
         path: dict(zip(METRICS, row))
         for path, row in zip(paths, _replicas.to_numpy(layers).tolist())
     }
+
+
+def _paths(recording):
+    """The paths of the variables, each once."""
+    paths, seen = [], collections.Counter()
+    for variable in recording.trainable_variables:
+        path = _selection.path_of(variable)
+        seen[path] += 1
+        paths.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return paths
 
 
 def gradient_norm(optimizer: keras.optimizers.Optimizer) -> float:
@@ -90,13 +108,98 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
     return recorded.layers, recorded.gradient_norm
 
 
+def noise_scale(
+    optimizer: keras.optimizers.Optimizer,
+    batch_size: int | None = None,
+    variables: Exclusions = None,
+) -> float:
+    """The simple noise scale tr(Σ) / |G|² of arXiv 1812.06162, averaged over about 100 steps.
+
+    Well below it, twice the batch halves the steps; well above, it saves hardly any.
+
+    Args:
+        optimizer: One that has recorded with `noise_scale=True`.
+        batch_size: Examples of an update, over all replicas and micro-batches.
+        variables: Of these alone: regular expressions, variables or predicates, as of the
+            optimizers' exclusions; by default, of all.
+
+    Returns:
+        Examples; without `batch_size`, micro-batches. NaN before there is an estimate; infinite
+        while the noise hides the gradient.
+
+    Raises:
+        ValueError: the noise scale is not recorded, the batch size is not a whole number of at
+            least 1, or `variables` matches none.
+    """
+    recording = _layerwise(optimizer)
+    averages = _noise_averages(recording)
+    if variables is not None:
+        trained = recording.trainable_variables
+        averages = averages[:, _selection.excluded(trained, variables, "variables", False)]
+    return gradient_noise.scale(averages) * _micro_batch_size(recording, batch_size)
+
+
+def _noise_averages(recording):
+    if recording._telemetry is None or recording._telemetry.noise is None:
+        raise ValueError(
+            "There is no noise scale: call `telemetry.record(optimizer, noise_scale=True)` before "
+            "the first step."
+        )
+    return _replicas.to_numpy(recording._telemetry.noise)
+
+
+def _micro_batch_size(recording, batch_size):
+    """The examples of a micro-batch; 1, to count in micro-batches, without a batch size."""
+    if batch_size is None:
+        return 1
+    return _hyperparameters.count(batch_size, "batch_size") / (recording._micro_batches or 1)
+
+
 class Metrics:
     """The variables that hold an optimizer's metrics, hidden from TensorFlow's checkpoints."""
+
+    noise: Any = None  # a variable where the noise scale is measured: its averages
+    squares: Any = None  # the same with accumulation: of each replica, the squares so far
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self.gradient_norm = _add_variable(optimizer, (), "gradient_norm")
         count = sum(optimizer._slice_counts())
         self.layers = _add_variable(optimizer, (count, len(METRICS)), "layers")
+
+    def add_noise(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Adds the variables of the noise scale."""
+        count = len(optimizer.trainable_variables)
+        self.noise = _add_variable(optimizer, (2, count), "noise")
+        if optimizer.gradient_accumulation_steps:
+            self.squares = _add_variable(optimizer, (count,), "squares", on_each_replica=True)
+
+    def add_squares(self, squares: Tensor, positions: list[int]) -> Tensor:
+        """The squared norms of this replica's gradients, added up over its micro-batches so far.
+
+        Args:
+            squares: Of this micro-batch, of the variables at these positions.
+        """
+        squares = self._in_place(squares, positions)
+        return squares if self.squares is None else _replicas.add_locally(self.squares, squares)
+
+    def keep_noise(
+        self,
+        small: Tensor,
+        whole: Tensor,
+        positions: list[int],
+        count: int,
+        finite: Tensor | None,
+    ) -> None:
+        """Moves the averages, as `gradient_noise.next_averages`."""
+        whole, before = self._in_place(whole, positions), _replicas.read(self.noise)
+        small = ops.cast(small, "float32")
+        self.noise.assign(gradient_noise.next_averages(before, small, whole, count, finite))
+
+    def _in_place(self, values, positions):
+        """A vector of all variables, zeros for those that are not at these positions."""
+        rows = ops.expand_dims(ops.convert_to_tensor(positions), 1)
+        zeros = ops.zeros(self.noise.shape[1:], "float32")
+        return ops.scatter_update(zeros, rows, ops.cast(values, "float32"))
 
     def keep(self, metrics: Tensor, positions: list[int], finite: Tensor | None) -> None:
         """Writes the rows at these positions, zeros elsewhere.
@@ -109,10 +212,12 @@ class Metrics:
         self.layers.assign(where_finite(finite, layers, _replicas.read(self.layers)))
 
 
-def _add_variable(optimizer, shape, name):
-    options = {"dtype": "float32", "aggregation": "only_first_replica", "name": name}
+def _add_variable(optimizer, shape, name, on_each_replica=False):
+    aggregation = "sum" if on_each_replica else "only_first_replica"
+    options = {"dtype": "float32", "aggregation": aggregation, "name": name}
     if _replicas.THREADS_STATE:  # through `optimizer.variables`, to which this adds it
         return optimizer.add_variable(shape, **options)
+    options["synchronization"] = "on_read" if on_each_replica else "auto"
     with keras.name_scope(optimizer.name, caller=optimizer):
         return keras.Variable("zeros", shape=shape, trainable=False, **options)
 
@@ -132,33 +237,49 @@ class Log(keras.callbacks.Callback):
     """A callback that logs the metrics while `fit` runs.
 
     Appends lines `{"step", "skipped_updates", "learning_rate", "gradient_norm", "layers": {path:
-    {"weight_norm", …}}}` to `directory/telemetry.jsonl`. If TensorBoard is installed, also writes
-    curves of learning rate, gradient norm and skipped updates, the trust ratio of every adapted
-    variable (`trust_ratio/PATH`), and histograms over the layers.
+    {"weight_norm", …}}}` to `directory/telemetry.jsonl`; where the noise scale is recorded, with
+    `"noise_scale"`, `"noise_scales": {path: …}` and the batch in use, `"batch_size"`, in the same
+    unit. If TensorBoard is installed, also writes curves of these numbers, the trust ratio of every
+    adapted variable (`trust_ratio/PATH`), and histograms over the layers.
 
     Args:
         directory: Where to write; created if missing.
         every: Batches between two lines; with `steps_per_execution`, a line is written at the end
             of the call that reaches this number.
+        noise_scale: Whether to record the noise scale, too: see `record`.
+        batch_size: Examples of an update: `fit`'s batch size times `gradient_accumulation_steps`.
+            Noise scales are then in examples; without it, in micro-batches.
 
     Raises:
-        ValueError: `every` is not a whole number of at least 1.
+        ValueError: `every` or `batch_size` is not a whole number of at least 1; in `fit`, as
+            `record`.
 
     Example:
 
     >>> model.fit(x, y, callbacks=[lamb_tf.telemetry.Log("logs", every=100)])
     """
 
-    def __init__(self, directory: str | os.PathLike, every: int = 100):
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        every: int = 100,
+        noise_scale: bool = False,
+        batch_size: int | None = None,
+    ):
         super().__init__()
         self.directory = os.fspath(directory)
         self.every = _hyperparameters.count(every, "every")
+        self.noise_scale = noise_scale
+        if batch_size is not None:
+            _hyperparameters.count(batch_size, "batch_size")
+        self.batch_size = batch_size
         self._batches = self._before_epoch = self._first_of_call = 0
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         optimizer = _layerwise(self.model.optimizer)
-        if optimizer._telemetry is None:
-            optimizer.record_telemetry(retraces=True)
+        before = optimizer._telemetry
+        if before is None or (self.noise_scale and before.noise is None):
+            optimizer.record_telemetry(retraces=True, noise_scale=self.noise_scale)
             self.model.make_train_function(force=True)  # an earlier `fit`'s does not record
             _replicas.note_new_variables(self.model)
         os.makedirs(self.directory, exist_ok=True)
@@ -190,6 +311,8 @@ class Log(keras.callbacks.Callback):
             "gradient_norm": norm if np.isfinite(norm) else None,  # JSON has no infinity
             "layers": read(optimizer),
         }
+        if optimizer._telemetry.noise is not None:
+            row |= _noise_of(optimizer, self.batch_size)
         with open(self._path, "a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
         if self._events:
@@ -198,6 +321,18 @@ class Log(keras.callbacks.Callback):
     def on_train_end(self, logs: dict | None = None) -> None:
         if self._events:
             self._events.close()
+
+
+def _noise_of(optimizer, batch_size):
+    """The noise scale of all variables and of each, and the batch in use, for a line of the log."""
+    averages, size = _noise_averages(optimizer), _micro_batch_size(optimizer, batch_size)
+    scales = [gradient_noise.scale(of) * size for of in (averages, *averages.T)]
+    scale, *of_each = (x if np.isfinite(x) else None for x in scales)
+    return {
+        "noise_scale": scale,
+        "noise_scales": dict(zip(_paths(optimizer), of_each)),
+        "batch_size": batch_size or optimizer._micro_batches,
+    }
 
 
 def _event_writer(directory):
@@ -225,7 +360,8 @@ def _write_events(events, row):
 
 def _curves(row):
     """Scalars for TensorBoard, by name. A ratio of 0 means no gradient, 1 not adapted."""
-    found = {name: row[name] for name in ("learning_rate", "gradient_norm", "skipped_updates")}
+    names = "learning_rate", "gradient_norm", "skipped_updates", "noise_scale", "batch_size"
+    found = {name: row[name] for name in names if name in row}
     ratios = {path: layer["trust_ratio"] for path, layer in row["layers"].items()}
     found |= {f"trust_ratio/{path}": ratio for path, ratio in ratios.items() if ratio not in (0, 1)}
     return {name: float(value) for name, value in found.items() if value is not None}
@@ -235,6 +371,8 @@ def plot(
     path: str | os.PathLike, metric: str = "trust_ratio", output: str | os.PathLike | None = None
 ) -> "matplotlib.figure.Figure":
     """Draws a heat map of one metric, variables over steps, and the gradient norm above it.
+
+    Where the noise scale was recorded, it is drawn above both, beside the batch in use.
 
     Args:
         path: A `telemetry.jsonl` that `Log` wrote.
@@ -264,8 +402,15 @@ def plot(
     layers = [_layers_as(variables, row["layers"]) for row in rows]
     values = np.array([[layer.get(metric, np.nan) for layer in row] for row in layers]).T
 
-    drawing = Figure(figsize=(9, 2.5 + 0.16 * len(variables)), layout="constrained")
-    norms, maps = drawing.subplots(2, 1, sharex=True, height_ratios=(1.5, 0.16 * len(variables)))
+    has_noise = "noise_scale" in rows[-1]
+    heights = [*[1.5] * (1 + has_noise), 0.16 * len(variables)]
+    drawing = Figure(figsize=(9, 1 + sum(heights)), layout="constrained")
+    *above, norms, maps = drawing.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    for axes in above:
+        for name, style in (("noise_scale", "-"), ("batch_size", "--")):
+            values_of = [row.get(name) or np.nan for row in rows]
+            axes.semilogy(steps, values_of, style, label=name.replace("_", " "))
+        axes.legend()
     norms.semilogy(steps, [row["gradient_norm"] or np.nan for row in rows])
     norms.set_ylabel("gradient norm")
     logarithms = np.log10(np.maximum(values, np.finfo(np.float32).tiny))

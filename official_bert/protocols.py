@@ -239,6 +239,8 @@ class LoopState:
         best_loss: That loss; `None`: none so far.
         evaluated_on: The length and a digest of the examples of the last evaluation.
         evaluations_since_best: Number of evaluations since then.
+        noise: Where the gradient noise scale is measured, `lamb_tf.gradient_noise`'s averages over
+            the steps of this stage, for each variable that trains; empty: it is not.
     """
 
     sums: list[float]
@@ -252,6 +254,7 @@ class LoopState:
     best_loss: float | None = None
     evaluated_on: str = ""
     evaluations_since_best: int = 0
+    noise: list[list[float]] = dataclasses.field(default_factory=lambda: [[], []])
 
     def new_window(self) -> "LoopState":
         """The same, after a line of the log."""
@@ -260,6 +263,16 @@ class LoopState:
     def new_interval(self) -> "LoopState":
         """The same, after a checkpoint."""
         return dataclasses.replace(self, sums_since_saved=[0.0] * len(self.sums))
+
+    def measuring_noise(self, variables: int, afresh: bool) -> "LoopState":
+        """The same, with averages for a number of variables; 0: the noise is not measured.
+
+        Args:
+            afresh: Whether they start at zero even if there are some.
+        """
+        if not afresh and len(self.noise[0]) == variables:
+            return self
+        return dataclasses.replace(self, noise=[[0.0] * variables for _ in range(2)])
 
     def without_best(self) -> "LoopState":
         """The same, without a best evaluation: the next one is, if its loss is finite."""

@@ -280,6 +280,11 @@ class LoopOptions:
         (),
         choices=("wandb", "mlflow"),
     )
+    noise_scale: bool = setting(
+        "Whether to measure the gradient noise scale, which estimates how large a batch is of use "
+        "(arXiv 1812.06162); it needs replicas or --gradient_accumulation_steps.",
+        False,
+    )
     profile_steps: tuple[int, int] | None = setting(
         "Steps of which to write a profile, as FIRST,LAST.", None
     )

@@ -72,6 +72,7 @@ class Pretrain(training_settings.Training, machine.Machine):
         None,
         more="Default: on a TPU the steps of an epoch, at most 1000; elsewhere 1.",
     )
+    noise_scale: bool = like(LoopOptions, "noise_scale")
     profile_steps: str | None = like(LoopOptions, "profile_steps")
     train_summary_interval: int = setting(
         "TensorBoard summaries; 0: with every line of the log; negative: none.", 0

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from lamb_tf import gradient_noise
 from lamb_tf.compile_target import compiling_for
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
@@ -94,6 +95,7 @@ class TrainingLoop:
             np.int32(len(batches)),
             np.float32(state.loss_scale),
             np.int32(state.good_updates),
+            np.array(state.noise, np.float32),
         )
 
 
@@ -113,34 +115,38 @@ def make_updates(
 
     Returns:
         A `jax.jit` function of (trained values, optimizer's values, other values, stacked batches,
-        stop requests by device, first step, number of steps, loss scale, good updates). The first
-        two are donated. It returns their new values, and a dictionary of the rest of the state, in
-        which `sums` and `skipped` have a row per step.
+        stop requests by device, first step, number of steps, loss scale, good updates, noise). The
+        first two are donated. It returns their new values, and a dictionary of the rest of the
+        state, in which `sums` and `skipped` have a row per step.
     """
-    update = _make_update(run, model, optimizer, placement)
     number_of_sums = len(run.task.sums)
+    micro_batches = run.gradient_accumulation_steps * placement.mesh.size
 
-    def updates(trained, state, frozen, batches, asked, first_step, steps, loss_scale, good):
-        capacity = next(iter(batches.values())).shape[0]
+    def updates(trained, state, frozen, batches, asked, first_step, steps, loss_scale, good, noise):
+        capacity, measures_noise = next(iter(batches.values())).shape[0], noise.shape[1] > 0
+        update = _make_update(run, model, optimizer, placement, measures_noise)
 
         def one(index, carry):
-            trained, state, scale, good, sums, skipped = carry
+            trained, state, scale, good, noise, sums, skipped = carry
             batch = {name: values[index] for name, values in batches.items()}
-            trained, state, of_batch, skips = update(
+            trained, state, of_batch, skips, squares = update(
                 trained, state, frozen, batch, first_step + index, scale
             )
+            if measures_noise:
+                noise = gradient_noise.next_averages(noise, *squares, micro_batches, ~skips)
             good = jnp.where(skips, 0, good + 1)
             if loop_state.adapts_loss_scale(run):
                 bounds = (loop_state.MIN_LOSS_SCALE, loop_state.MAX_LOSS_SCALE)
                 scale, good = next_scale(scale, good, skips, bounds=bounds)
             sums, skipped = sums.at[index].set(of_batch), skipped.at[index].set(skips)
-            return trained, state, scale, good, sums, skipped
+            return trained, state, scale, good, noise, sums, skipped
 
         sums = jnp.zeros((capacity, number_of_sums), jnp.float32)
-        carry = trained, state, loss_scale, good, sums, jnp.zeros(capacity, bool)
+        carry = trained, state, loss_scale, good, noise, sums, jnp.zeros(capacity, bool)
         carry = one(0, carry) if capacity == 1 else jax.lax.fori_loop(0, steps, one, carry)
-        trained, state, scale, good, sums, skipped = carry
+        trained, state, scale, good, noise, sums, skipped = carry
         results = {"loss_scale": scale, "good_updates": good, "sums": sums, "skipped": skipped}
+        results["noise"] = noise
         return trained, state, results | {"stop_requests": jnp.sum(asked)}
 
     of_optimizer = placement.of_optimizer(optimizer)
@@ -198,12 +204,16 @@ def lower(
             integer,
             number,
             integer,
+            jax.ShapeDtypeStruct((2, 0), jnp.float32, sharding=whole),
         )
 
 
-def _make_update(run, model, optimizer, placement):
-    """One update of the values of variables; and the batch's sums, and whether it was skipped."""
-    gradients_of = _make_gradients(run, model, placement)
+def _make_update(run, model, optimizer, placement, measures_noise):
+    """One update of the values of variables; and the batch's sums, and whether it was skipped.
+
+    Last, `small` and `whole` of `gradient_noise.next_averages`, where they are measured.
+    """
+    gradients_of = _make_gradients(run, model, placement, measures_noise)
     learning_rate = run.learning_rate()
     rate_at, skipped_at = (
         next(i for i, v in enumerate(optimizer.variables) if v is found)
@@ -216,6 +226,10 @@ def _make_update(run, model, optimizer, placement):
         gradients, sums = gradients_of(trained, frozen, batch, step, loss_scale)
         if loop_state.scales_loss(run):
             gradients = [gradient / loss_scale for gradient in gradients]
+        sums, small = jnp.split(sums, [len(run.task.sums)])
+        squares = ()
+        if measures_noise:
+            squares = small / jnp.square(loss_scale), gradient_noise.squared_norms(gradients)
         before = state[skipped_at]
         state = [*state]
         state[rate_at] = jnp.asarray(learning_rate(step), jnp.float32)
@@ -223,13 +237,16 @@ def _make_update(run, model, optimizer, placement):
         trained, state = optimizer.stateless_apply(state, gradients, place(trained, parts))
         # First the part: else the old weights, which an update may keep, would be gathered as well.
         trained = place(place(trained, parts), [placement.whole] * len(trained))
-        return trained, state, sums, state[skipped_at] > before
+        return trained, state, sums, state[skipped_at] > before, squares
 
     return update
 
 
-def _make_gradients(run, model, placement):
-    """Gradients of the global batch's loss, times its scale, and the task's sums over it."""
+def _make_gradients(run, model, placement, measures_noise):
+    """Gradients of the global batch's loss, times its scale, and the task's sums over it.
+
+    Behind the sums, if the noise is measured, those of the squared norms of the micro-batches'.
+    """
     forward_backward = _make_forward_backward(run, model)
     dtype, count = _DTYPES[run.reduce_dtype], run.gradient_accumulation_steps
     specs = [placement.part(variable.shape) for variable in model.trainable_variables]
@@ -258,7 +275,10 @@ def _make_gradients(run, model, placement):
             }
             numbers = first + count * jnp.arange(of_device // count) + index
             seeds = seeds_of_rows(run.seed, step, numbers)
-            return forward_backward(trained, frozen, rows, weights, seeds, loss_scale)
+            gradients, sums = forward_backward(trained, frozen, rows, weights, seeds, loss_scale)
+            if measures_noise:
+                sums = jnp.concatenate([sums, gradient_noise.squared_norms(gradients)])
+            return gradients, sums
 
         def add(index, totals):
             return jax.tree.map(jnp.add, totals, micro_batch(index))
@@ -368,4 +388,5 @@ def _next_state(state, steps, results, input_wait):
         skipped_in_a_row=in_a_row,
         input_wait=input_wait,
         stop_requests=float(results["stop_requests"]),
+        noise=results["noise"].tolist(),
     )

@@ -7,6 +7,7 @@ replicas nor of micro-batches.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from lamb_tf import gradient_noise
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.model.layers import seeds_of_rows
@@ -47,20 +49,34 @@ def make_training_loop(
     learning_rate = run.learning_rate()
     clock = tf.timestamp if measures_input_wait(strategy) else lambda: tf.zeros((), tf.float64)
     totals = _shared_totals(strategy, len(run.task.sums) + 1)
+    squares = _shared_totals(strategy, 2 * len(model.trainable_variables))
 
-    @tf.autograph.experimental.do_not_convert
-    def on_replica(batch, step, loss_scale, asked_to_stop):
-        _once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
-        _put_total(totals, replica_update(batch, step, loss_scale, asked_to_stop))
+    def on_replica(measures_noise):
+        put_squares = functools.partial(_put_total, squares) if measures_noise else None
+
+        @tf.autograph.experimental.do_not_convert
+        def work(*arguments):
+            _, step, *_ = arguments
+            _once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
+            _put_total(totals, replica_update(*arguments, put_squares))
+
+        return work
 
     @tf.autograph.experimental.do_not_convert
     def update(batch, step, state, asked_to_stop):
         skipped_before = tf.identity(optimizer.skipped_updates.value)
-        strategy.run(on_replica, args=(batch, step, state["loss_scale"], asked_to_stop))
+        measures_noise = state["noise"].shape[1] > 0
+        arguments = batch, step, state["loss_scale"], asked_to_stop
+        strategy.run(on_replica(measures_noise), args=arguments)
         *sums, stop_requests = tf.unstack(tf.identity(totals))
         state |= {"stop_requests": stop_requests}
         sums = tf.cast(tf.stack(sums), tf.float64)
         skipped = tf.identity(optimizer.skipped_updates.value) > skipped_before
+        if measures_noise:
+            count = run.gradient_accumulation_steps * strategy.num_replicas_in_sync
+            small, whole = tf.split(tf.identity(squares), 2)
+            noise = gradient_noise.next_averages(state["noise"], small, whole, count, ~skipped)
+            state |= {"noise": noise}
         return _next_state(state, sums, skipped, loop_state.adapts_loss_scale(run))
 
     @tf.function
@@ -115,6 +131,7 @@ def _tensors(state):
         "skipped_in_a_row": tf.constant(state.skipped_in_a_row),
         "input_wait": tf.constant(state.input_wait, tf.float64),
         "stop_requests": tf.constant(state.stop_requests, tf.float32),
+        "noise": tf.constant(state.noise, tf.float32),
     }
 
 
@@ -129,21 +146,29 @@ def make_replica_update(
         optimizer: The optimizer, built on the model's trainable variables.
 
     Returns:
-        A function `replica_update(batch, step, loss_scale, asked_to_stop)` of this replica's rows
-        of the batch that makes the update and returns the task's sums of these rows, followed
-        by `asked_to_stop`, a number.
+        A function `replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None)` of
+        this replica's rows of the batch that makes the update and returns the task's sums of these
+        rows, followed by `asked_to_stop`, a number. It calls `put_squares` with this replica's
+        share of what `gradient_noise.next_averages` takes: `small`, followed by `whole`.
     """
     forward_backward = _make_forward_backward(run, model)
     if run.enable_xla:
         forward_backward = tf.function(forward_backward, jit_compile=True)
 
     @tf.autograph.experimental.do_not_convert
-    def replica_update(batch, step, loss_scale, asked_to_stop):
+    def replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None):
         weights = _global_weights(run.task, batch)
-        gradients, sums = _accumulate(forward_backward, batch, weights, step, loss_scale, run)
+        work = forward_backward if put_squares is None else _with_squares(forward_backward)
+        gradients, sums = _accumulate(work, batch, weights, step, loss_scale, run)
+        if put_squares:
+            sums, small = tf.split(sums, [len(run.task.sums), len(gradients)])
         gradients = sum_over_replicas(gradients, _DTYPES[run.reduce_dtype])
         if loop_state.scales_loss(run):
             gradients = [gradient / loss_scale for gradient in gradients]
+        if put_squares:
+            replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+            whole = gradient_noise.squared_norms(gradients) / replicas  # all of them have it
+            put_squares(tf.concat([small / tf.square(loss_scale), whole], 0))
         optimizer.apply(gradients, model.trainable_variables, skip_gradients_aggregation=True)
         return tf.concat([sums, [asked_to_stop]], 0)
 
@@ -218,6 +243,16 @@ def _make_forward_backward(run, model):
     return forward_backward
 
 
+def _with_squares(forward_backward):
+    """The same, with the squared norms of its gradients behind the sums."""
+
+    def with_squares(*arguments):
+        gradients, sums = forward_backward(*arguments)
+        return gradients, tf.concat([sums, gradient_noise.squared_norms(gradients)], 0)
+
+    return with_squares
+
+
 def _stacked(task, sums):
     return tf.stack([sums[name] for name in task.sums])
 
@@ -273,6 +308,7 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
         "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),
         "input_wait": state["input_wait"],
         "stop_requests": state["stop_requests"],
+        "noise": state["noise"],
     }
 
 

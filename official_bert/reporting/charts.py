@@ -72,6 +72,14 @@ _SINGLE = (
         is_logarithmic=True,
     ),
     Chart(
+        "noise_scale",
+        "Gradient noise scale (examples)",
+        "Well below it, twice the batch halves the steps; well above, it saves hardly any.",
+        (),
+        "prefix",
+        is_logarithmic=True,
+    ),
+    Chart(
         "tokens_per_second",
         "Throughput (tokens per second)",
         "Without padding. It falls with longer sequences and while waiting for batches.",
@@ -215,7 +223,21 @@ def _single(contents, chart):
         return chart
     name = "value" if len(contents.logs) == 1 else "each seed"
     points = [_points(log.train, chart.metric, chart.is_logarithmic) for log in contents.logs]
-    return chart._replace(curves=[Curve(name, found) for found in points if found])
+    curves = [Curve(name, found) for found in points if found]
+    if chart.metric == "noise_scale" and curves:
+        curves = [
+            *_batches(contents),
+            *(curve._replace(name="noise scale") for curve in curves),
+        ]
+    return chart._replace(curves=curves)
+
+
+def _batches(contents):
+    """The batch size of each stage, as far as the run has come."""
+    sizes = [stage.get("batch_size") for stage in contents.run.get("stages", ())]
+    spans = zip(sizes, backdrop(contents).stages)
+    points = [(step, size) for size, span in spans if size and 0 < size < math.inf for step in span]
+    return [Curve("batch in use", points, "guess")] if points else []
 
 
 def _points(lines, name, positive=False):

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import keras
+import numpy as np
 
-from lamb_tf import telemetry
+from lamb_tf import gradient_noise, telemetry
 from official_bert import optimizers
 from official_bert.system.places import Place
 from official_bert.training import flops
+from official_bert.training.stage_model import part_of
 from official_bert.training.trackers import Trackers
 from official_bert.training.training_log import Summaries, TrainingLog, progress_line
 
@@ -114,6 +116,8 @@ class Reports:
         metrics = run.task.metrics(state.sums)
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm, layers = self._telemetry(optimizer)
+        stage = run.stages[stage_index]
+        noise = self._noise(state, stage.batch_size, optimizer)
         skipped = int(self._engine.to_host([optimizer.skipped_updates])[0])
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.training_log.last("train")
@@ -128,9 +132,13 @@ class Reports:
             loss_scale=state.loss_scale,
             skipped_updates=skipped,
             **({"trust_ratios": ratios} if (ratios := _ratios(layers)) else {}),
+            **noise,
             timing=timing,
         )
         scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        if noise:
+            scalars |= {"noise_scale": noise["noise_scale"], "batch_size": stage.batch_size}
+            scalars |= {f"noise_scale/{name}": x for name, x in noise["noise_scales"].items()}
         self._summarise("train", step, scalars | timing, layers)
         self.log(
             progress_line(
@@ -158,6 +166,20 @@ class Reports:
         if optimizers.has_trust_ratios(optimizer):
             return telemetry.gradient_norm(optimizer), telemetry.read(optimizer)
         return float(self._engine.to_host([optimizer.gradient_norm])[0]), {}
+
+    def _noise(self, state, batch_size, optimizer):
+        """The noise scale in examples, and that of each part of the model, if it is measured."""
+        if not state.noise[0]:
+            return {}
+        micro_batches = self._run.gradient_accumulation_steps * self._engine.num_replicas
+        averages = np.array(state.noise)
+        parts = [part_of(variable.path) for variable in optimizer.trainable_variables]
+        groups = {part: averages[:, [p == part for p in parts]] for part in dict.fromkeys(parts)}
+        scales = {
+            name: gradient_noise.scale(of) * batch_size / micro_batches
+            for name, of in {"": averages, **groups}.items()
+        }
+        return {"noise_scale": scales.pop(""), "noise_scales": scales}
 
     def _timing(self, index, state, pace, updates):
         stage = self._run.stages[index]

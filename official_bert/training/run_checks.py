@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from lamb_tf import gradient_noise
 from official_bert import stacking
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place, RemotePath
@@ -142,6 +143,9 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
                 f"{run.gradient_accumulation_steps} micro-batches (gradient_accumulation_steps); "
                 f"got {stage.batch_size}. Change one of these numbers."
             )
+    if options.noise_scale:
+        remedy = "Set gradient_accumulation_steps to 2 or more, or leave it out."
+        gradient_noise.require_micro_batches(parts, remedy)
     if options.eval_files and options.eval_batch_size % replicas:
         raise ValueError(
             f"eval_batch_size must be a multiple of the {replicas} replicas; got "

@@ -126,6 +126,7 @@ LINE = {
     "kind": is_text,
     "timing": _NUMBERS,
     "trust_ratios": _NUMBERS,
+    "noise_scales": _NUMBERS,
     "instead_of": is_text,
     "resumed_from": is_text,
     "differences": is_anything,

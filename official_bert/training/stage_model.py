@@ -77,6 +77,13 @@ def _steps_below_head(path, depth):
     return depth + 1 if _EMBEDDINGS.search(path) else 0
 
 
+def part_of(path: str) -> str:
+    """The part of the model that a variable belongs to: `embeddings`, `layer_0`, …, or `head`."""
+    if layer := _LAYER.search(path):
+        return f"layer_{layer[1]}"
+    return "embeddings" if _EMBEDDINGS.search(path) else "head"
+
+
 def _trains(run, stage, path):
     is_frozen = any(re.search(pattern, path) for pattern in run.optimizer.freeze)
     return not is_frozen and run.task.is_trainable(path) and stacking.trained(path, stage)

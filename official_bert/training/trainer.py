@@ -179,6 +179,8 @@ class Trainer:
         if self.step == self._begin(index):
             self._good.begin_stage()
             self._state = self._state.without_best()
+        measured = len(self.model.trainable_variables) if options.noise_scale else 0
+        self._state = self._state.measuring_noise(measured, self.step == self._begin(index))
         described = flops.describe(self.run.config, stage, self.run.optimizer.freeze)
         if self.run.optimizer.freeze:
             trained = len(self.model.trainable_variables), len(self.model.weights)

@@ -27,6 +27,7 @@ TABLE = [
     "test_master_weights.py",
     "test_schedules.py",
     "test_telemetry.py",
+    "test_gradient_noise.py",
     "test_loss_scale.py",
     "test_float8.py",
 ]

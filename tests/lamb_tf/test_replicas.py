@@ -625,6 +625,71 @@ def test_telemetry_can_be_read_inside_a(mode):
     assert float(norm) == pytest.approx(lamb_tf.telemetry.gradient_norm(optimizer))
 
 
+# The gradient noise scale.
+
+
+def noise_recording(micro_steps=None):
+    optimizer = lamb_tf.LAMB(0.01, gradient_accumulation_steps=micro_steps)
+    lamb_tf.telemetry.record(optimizer, noise_scale=True)
+    return optimizer
+
+
+def expected_noise_scale(micro_batches, count):
+    """Of gradients whose mean, over `count` micro-batches, a step applies."""
+    rows = np.array([np.concatenate([np.ravel(g) for g in grads]) for grads in micro_batches])
+    averages = reference.noise_averages(rows.reshape(-1, count, rows.shape[1]))
+    return averages[1] / averages[0]
+
+
+@pytest.mark.parametrize("micro_steps", [None, 2])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_the_noise_scale_counts_the_micro_batches_of_all_replicas(micro_steps, reduced):
+    weights, gradients = steps.weights_and_gradients(steps=6)
+    gradients = [[g + np.float32(1) for g in grads] for grads in gradients]  # more than noise
+    both = shares(gradients)
+    if reduced and not micro_steps:
+        with pytest.raises(ValueError, match="noise_scale must be off"):
+            train_on_replicas(noise_recording, weights, both[:1], reduced=True)
+        return
+    _, optimizer = train_on_replicas(
+        lambda: noise_recording(micro_steps), weights, both, reduced=reduced
+    )
+    micro = gradients if reduced else [grads for pair in both for grads in pair]
+    count = (1 if reduced else 2) * (micro_steps or 1)
+    scale = lamb_tf.telemetry.noise_scale(optimizer)
+    assert scale == pytest.approx(expected_noise_scale(micro, count), rel=1e-4)
+    in_examples = lamb_tf.telemetry.noise_scale(optimizer, batch_size=12 * count)
+    assert in_examples == pytest.approx(12 * scale)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_sparse_gradients_with_repeated_rows_count_as_the_dense_ones(replicas):
+    rng = np.random.default_rng(0)
+    values = rng.normal(1, 1, (4, 3, 5)).astype("float32")
+    rows = np.array([[1, 1, 6], [0, 6, 6], [2, 2, 2], [6, 1, 1]], "int32")
+    with two_replicas().scope() if replicas == 2 else contextlib.nullcontext():
+        table = keras.Variable(np.ones((7, 5), "float32"), name="table")
+        optimizer = noise_recording(None if replicas == 2 else 2)
+        optimizer.build([table])
+
+    @tf.function(autograph=False)
+    def step(values, rows):
+        def on_replica():
+            place = tf.distribute.get_replica_context().replica_id_in_sync_group
+            optimizer.apply([tf.IndexedSlices(values[place], rows[place])], [table])
+
+        two_replicas().run(on_replica) if replicas == 2 else on_replica()
+
+    for first in range(0, 4, replicas):
+        part = slice(first, first + replicas)
+        step(tf.constant(values[part]), tf.constant(rows[part]))
+    dense = np.zeros((4, 1, 7, 5))
+    for gradient, value, row in zip(dense, values, rows):
+        np.add.at(gradient[0], row, value)
+    scale = lamb_tf.telemetry.noise_scale(optimizer)
+    assert scale == pytest.approx(expected_noise_scale(dense, 2), rel=1e-4)
+
+
 @pytest.mark.parametrize("recorded", ["when saving", "when restoring"])
 def test_a_checkpoint_is_the_same_whether_telemetry_is_recorded_or_not(tmp_path, recorded):
     weights, gradients = steps.weights_and_gradients(steps=2)

@@ -126,6 +126,21 @@ def test_the_map_has_a_row_for_each_adapted_variable_and_its_extremes_at_the_end
     assert (pixels[..., 3] == 255).all()
 
 
+def test_the_noise_scale_is_drawn_beside_the_batch_in_use(tmp_path):
+    stages = [{"steps": 50, "warmup_steps": 0, "batch_size": size} for size in (8, 32)]
+    folder = write_run(tmp_path / "run", stages=stages)
+
+    def measured(line):
+        known = line["step"] if line["step"] > 10 else None  # null: infinite
+        return line | {"noise_scale": known, "noise_scales": {"head": known}}
+
+    title = "Gradient noise scale (examples)"
+    assert title not in titles(rendered(folder))
+    found = curves(rewritten(folder, measured), title)
+    assert found["noise scale"] == [(step, f"{step}") for step in range(20, 101, 10)]
+    assert found["batch in use"] == [(0, "8"), (50, "8"), (50, "32"), (100, "32")]
+
+
 def test_a_variable_that_comes_later_is_clear_until_then():
     lines = [
         {"step": 1, "trust_ratios": {"a": 0.5}},

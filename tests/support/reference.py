@@ -207,3 +207,21 @@ def per_slice(formula, x, gradients, axes, *args, **kwargs):
         at = tuple(at)
         result[at] = formula(x[at], [g[at] for g in gradients], *args, **kwargs)
     return result
+
+
+def noise_averages(micro_batches, decay=0.99):
+    """The averages of |G|² and tr(Σ), of one micro-batch, over steps; with bias correction.
+
+    Args:
+        micro_batches: For each step, the gradients of its N micro-batches: shape (N, …).
+    """
+    averages = np.zeros(2)
+    for gradients in micro_batches:
+        rows = np.reshape(np.asarray(gradients, np.float64), (len(gradients), -1))
+        count, mean = len(rows), rows.mean(axis=0)
+        small, big = np.mean(np.sum(rows**2, axis=1)), np.sum(mean**2)
+        # Equations A.2 of arXiv 1812.06162, with batches of 1 and N micro-batches.
+        squared_gradient = (count * big - small) / (count - 1)
+        noise = (small - big) / (1 - 1 / count)
+        averages = decay * averages + (1 - decay) * np.array([squared_gradient, noise])
+    return averages / (1 - decay ** len(micro_batches))

@@ -1,0 +1,148 @@
+"""The gradient noise scale of a run beside its definition, and what it costs to measure.
+
+    python benchmarks/noise_scale.py [--rounds=40]
+
+On the demo's model and text, at weights that stay as they are (rate 0), before training and after
+the demo's first 600 updates. By definition: the mean squared norms of gradients over 200 batches of
+16 and over 200 of 128 sequences, from which tr(Σ) and |G|² follow (arXiv 1812.06162, A.2); the
+error is that of the jackknife over tenths of the batches. Measured: by the loop in 200 updates of
+batch 128 in micro-batches of 16, in other batches. Then the time of updates that measure it, in one
+process with ones that do not, by turns; CPU seconds are those of all threads.
+"""
+
+import dataclasses
+import pathlib
+import statistics
+import tempfile
+import time
+
+import loop_overhead
+import loops
+import machine
+import numpy as np
+import tensorflow as tf
+
+from lamb_tf import gradient_noise
+from official_bert import demo
+from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.recipes import demo as recipe
+from official_bert.stages import Optimizer
+
+SMALL, BIG, BATCHES, UPDATES = 16, 128, 200, 600
+STAGE = recipe().stages[0]
+LENGTHS = STAGE.max_seq_length, STAGE.max_predictions_per_seq
+HEAD = ("weights", "by definition, sequences", "measured, sequences", "ratio")
+TIMES = ("model", "measuring, ms per update", "without, ms per update")
+TIMES += ("ratio, median of pairs", "of CPU seconds")
+
+
+def main():
+    arguments = machine.parser(__doc__, rounds=(40, "pairs of measurements per model")).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        records, vocab_size = loops.make_records(pathlib.Path(folder), *LENGTHS)
+        config = demo.model_config(vocab_size)
+        trained = _loop(config, records, BIG, recipe().optimizer, stage=STAGE)
+        weights = trained.optimizer.trainable_variables
+        points = [("initial", [v.numpy() for v in weights])]
+        for _ in range(UPDATES):
+            trained()
+        points.append((f"after {UPDATES} updates", [v.numpy() for v in weights]))
+        rows = [_compared(config, records, *point) for point in points]
+        times = [_timed("the demo's, batch 128 × 16, 8 micro-batches", config, records, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        records, vocab_size = loops.make_records(pathlib.Path(folder))
+        config, size, _ = loop_overhead.MODELS["4 layers × 768, batch 16 × 128"]
+        config = dataclasses.replace(config, vocab_size=vocab_size)
+        name = "4 layers × 768, batch 16 × 128, 2 micro-batches"
+        times.append(_timed(name, config, records, arguments, size, parts=2, updates=1))
+    about = __doc__.split("\n\n")[2].replace("\n", " ")
+    text = machine.page("The gradient noise scale", about, [HEAD, *rows], [TIMES, *times])
+    machine.write(machine.dated(arguments.output_dir, "noise_scale"), text)
+
+
+def _loop(config, records, size, optimizer, updates=1, noise=False, stage=None, seed=1, parts=1):
+    """A loop of the demo's first stage; by default at rate 0, which leaves the weights."""
+    still = dataclasses.replace(STAGE, learning_rate=0.0, end_learning_rate=0.0, steps=100_000)
+    stage = dataclasses.replace(stage or still, batch_size=size)
+    settings = {"optimizer": optimizer, "seed": seed, "gradient_accumulation_steps": parts}
+    run = loops.make_run(config, records, size, stages=(stage,), **settings)
+    run = dataclasses.replace(
+        run, task=dataclasses.replace(run.task, use_next_sentence_label=False)
+    )
+    engine = TfDistribute(tf.distribute.get_strategy())
+    return loops.engine_loop(run, engine, updates, measures_noise=noise)
+
+
+def _compared(config, records, name, weights):
+    sgd = Optimizer(type="keras.optimizers:SGD", weight_decay=0.0)
+    norms = {}
+    for size in (SMALL, BIG):
+        loop = _with(weights, _loop(config, records, size, sgd, seed=size))
+        norms[size] = []
+        for _ in range(BATCHES):
+            loop()
+            norms[size].append(float(loop.optimizer.gradient_norm.numpy()) ** 2)
+    found, error = _by_definition(*map(np.array, norms.values()))
+    loop = _with(weights, _loop(config, records, BIG, sgd, noise=True, parts=BIG // SMALL))
+    for _ in range(BATCHES):
+        loop()
+    measured = SMALL * gradient_noise.scale(loop.state().noise)
+    row = name, f"{found:.1f} ± {error:.1f}", f"{measured:.1f}", f"{measured / found:.2f}"
+    print(*row, flush=True)
+    return row
+
+
+def _with(weights, loop):
+    for variable, value in zip(loop.optimizer.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    return loop
+
+
+def _by_definition(small, big):
+    """tr(Σ) / |G|² in sequences from squared norms, and its standard error."""
+
+    def scale(small, big):
+        squared_gradient = (BIG * big.mean() - SMALL * small.mean()) / (BIG - SMALL)
+        return (small.mean() - big.mean()) / (1 / SMALL - 1 / BIG) / squared_gradient
+
+    def without(values, i):
+        return np.delete(np.array_split(values, 10), i, axis=0).ravel()
+
+    parts = [scale(without(small, i), without(big, i)) for i in range(10)]
+    return scale(small, big), float(np.sqrt(9 / 10 * np.sum((parts - np.mean(parts)) ** 2)))
+
+
+def _timed(name, config, records, arguments, size=BIG, parts=BIG // SMALL, updates=5):
+    if size != BIG:
+        run = loops.make_run(config, records, size, gradient_accumulation_steps=parts)
+        engine = TfDistribute(tf.distribute.get_strategy())
+        both = [
+            loops.engine_loop(run, engine, updates, measures_noise=noise) for noise in (True, False)
+        ]
+    else:
+        made = (config, records, size, Optimizer(), updates)
+        both = [_loop(*made, noise=noise, parts=parts) for noise in (True, False)]
+    for loop in both:
+        loop()  # traces
+    pairs = []
+    for number in range(arguments.rounds):
+        order = (0, 1) if number % 2 else (1, 0)
+        found = {side: _seconds(both[side]) for side in order}
+        pairs.append((found[0], found[1]))
+    clock, cpu = zip(*([measured / plain for measured, plain in zip(*pair)] for pair in pairs))
+    seconds = zip(*[[side[0] for side in pair] for pair in pairs])
+    ms = [f"{1000 * statistics.median(side) / updates:.1f}" for side in seconds]
+    row = name, *ms, *(f"{statistics.median(ratios):.3f}" for ratios in (clock, cpu))
+    print(*row, flush=True)
+    return row
+
+
+def _seconds(loop):
+    """Seconds of a call by the clock, and of all cores."""
+    start, cpu = time.perf_counter(), time.process_time()
+    loop()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+if __name__ == "__main__":
+    main()
