@@ -50,6 +50,8 @@ def claims_of_lamb_on_your_model(text):
 
 def claims_of_trust_ratios(text):
     batches = ("256", "1,024", "4,096", "16,384")
+    scales = after(text, "noise scale after each epoch:")
+    assert all(1024 / 1.5 < scale < 4096 / 2 for scale in scales)
     losses = [after(text, f"batch {b}: ")[1] for b in batches]
     assert losses[1] < losses[0] + 0.012
     assert losses[2] > losses[1] + 0.02
