@@ -24,7 +24,7 @@ Rules: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 def rules(value: Any, argument: str) -> Rules | None:
     """The check of the argument: a mapping, or the pairs that a config has; None for no slices."""
     try:
-        pairs = [(item, axes) for item, axes in dict(value or {}).items()]
+        pairs = [(item, axes) for item, axes in dict({} if value is None else value).items()]
     except (TypeError, ValueError):
         pairs = [(None, None)]
     if not all(isinstance(item, str) for item, _ in pairs):

@@ -238,7 +238,7 @@ def test_the_config_is_json_and_makes_the_same_optimizer():
     ("given", "message"),
     [
         ("kernel", "must be a mapping of regular expressions to axes; got 'kernel'"),
-        (["kernel"], "must be a mapping"),
+        (0, "must be a mapping"),
         ({1: 0}, "must be a mapping"),
         ({"(": 0}, "must hold valid regular expressions; got '\\('"),
         ({"kernel": None}, "must have an axis or several for each expression; got None for 'ker"),
