@@ -48,7 +48,10 @@ def main():
             trained()
         points.append((f"after {UPDATES} updates", [v.numpy() for v in weights]))
         rows = [_compared(config, records, *point) for point in points]
-        times = [_timed("the demo's, batch 128 × 16, 8 micro-batches", config, records, arguments)]
+        name = "the demo's, batch 128 × 16, {} micro-batches"
+        times = [
+            _timed(name.format(parts), config, records, arguments, parts=parts) for parts in (2, 8)
+        ]
     with tempfile.TemporaryDirectory() as folder:
         records, vocab_size = loops.make_records(pathlib.Path(folder))
         config, size, _ = loop_overhead.MODELS["4 layers × 768, batch 16 × 128"]
