@@ -58,7 +58,7 @@ def main():
         config = dataclasses.replace(config, vocab_size=vocab_size)
         name = "4 layers × 768, batch 16 × 128, 2 micro-batches"
         times.append(_timed(name, config, records, arguments, size, parts=2, updates=1))
-    about = __doc__.split("\n\n")[2].replace("\n", " ")
+    about = __doc__.split("\n\n")[2].replace("\n", " ").strip()
     text = machine.page("The gradient noise scale", about, [HEAD, *rows], [TIMES, *times])
     machine.write(machine.dated(arguments.output_dir, "noise_scale"), text)
 
