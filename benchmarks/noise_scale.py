@@ -7,20 +7,28 @@ the demo's first 600 updates. By definition: the mean squared norms of gradients
 16 and over 200 of 128 sequences, from which tr(Σ) and |G|² follow (arXiv 1812.06162, A.2); the
 error is that of the jackknife over tenths of the batches. Measured: by the loop in 200 updates of
 batch 128 in micro-batches of 16, in other batches. Then the time of updates that measure it, in one
-process with ones that do not, by turns; CPU seconds are those of all threads.
+process with ones that do not, by turns; CPU seconds are those of all threads. Last, the run of
+`claims/batch_scaling.py` with LAMB's best settings at batch 64, in micro-batches of 16.
 """
 
 import dataclasses
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).parent / "claims"))
+
+import batch_scaling as study
+import bert
+import claim
 import loop_overhead
 import loops
 import machine
 import numpy as np
 import tensorflow as tf
+import trials
 
 from lamb_tf import gradient_noise
 from official_bert import demo
@@ -34,6 +42,8 @@ LENGTHS = STAGE.max_seq_length, STAGE.max_predictions_per_seq
 HEAD = ("weights", "by definition, sequences", "measured, sequences", "ratio")
 TIMES = ("model", "measuring, ms per update", "without, ms per update")
 TIMES += ("ratio, median of pairs", "of CPU seconds")
+RUN = ("update", "training loss", "noise scale, sequences")
+MULTIPLE, PARTS, SHOWN = 4, 4, 10  # of the study's base batch; micro-batches; lines of the table
 
 
 def main():
@@ -59,7 +69,10 @@ def main():
         name = "4 layers × 768, batch 16 × 128, 2 micro-batches"
         times.append(_timed(name, config, records, arguments, size, parts=2, updates=1))
     about = __doc__.split("\n\n")[2].replace("\n", " ").strip()
-    text = machine.page("The gradient noise scale", about, [HEAD, *rows], [TIMES, *times])
+    with tempfile.TemporaryDirectory() as folder:
+        run = _over_a_run(pathlib.Path(folder))
+    tables = [HEAD, *rows], [TIMES, *times], [RUN, *run]
+    text = machine.page("The gradient noise scale", about, *tables)
     machine.write(machine.dated(arguments.output_dir, "noise_scale"), text)
 
 
@@ -138,6 +151,35 @@ def _timed(name, config, records, arguments, size=BIG, parts=BIG // SMALL, updat
     row = name, *ms, *(f"{statistics.median(ratios):.3f}" for ratios in (clock, cpu))
     print(*row, flush=True)
     return row
+
+
+def _over_a_run(folder):
+    """The noise scale of the study's run at a batch, evenly spread over its updates."""
+    settings, model = study.SETTINGS, bert.MODEL | study.SETTINGS
+    length = settings["max_seq_length"]
+    bert.make_data(folder, model, {length: settings["max_predictions_per_seq"]})
+    chosen = study.trial("best", "lamb", MULTIPLE, None, 1)
+    values = study.values_of(settings, chosen, trials.read(claim.default_paths(study.CLAIM)[0]))
+    batch = MULTIPLE * settings["base_batch"]
+    steps = settings["sequences"] // batch
+    stage = trials.stage_of(
+        settings,
+        steps=steps,
+        batch_size=batch,
+        learning_rate=values["rate"],
+        warmup_steps=round(values["warmup_share"] * steps),
+    )
+    config = trials.config_of(folder, model, length, model["initializer_range"])
+    fields = {"optimizer": study.optimizer("lamb", settings, values), "seed": 1}
+    fields["gradient_accumulation_steps"] = PARTS
+    run = trials.make_run(folder, model, config, (stage,), bert.StudyTask, **fields)
+    every = {"log_steps": bert.CHUNK, "steps_per_loop": bert.CHUNK}
+    trials.trainer(run, folder / "run", noise_scale=True, **every).train()
+    return [
+        (f"{line['step']:,}", f"{line['loss']:.2f}", f"{line['noise_scale']:,.0f}")
+        for line in trials.read_log(folder / "run/train_log.jsonl", "train")
+        if line["step"] % (steps // SHOWN) == 0
+    ]
 
 
 def _seconds(loop):
