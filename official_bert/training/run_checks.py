@@ -144,7 +144,7 @@ def check(run: "Run", options: "LoopOptions", replicas: int) -> None:
                 f"got {stage.batch_size}. Change one of these numbers."
             )
     if options.noise_scale:
-        remedy = "Set gradient_accumulation_steps to 2 or more, or leave it out."
+        remedy = "Set gradient_accumulation_steps to 2 or more, or leave noise_scale out."
         gradient_noise.require_micro_batches(parts, remedy)
     if options.eval_files and options.eval_batch_size % replicas:
         raise ValueError(
