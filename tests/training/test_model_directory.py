@@ -437,6 +437,7 @@ def test_a_save_cut_short_is_passed_over_where_no_mark_of_it_was_left(
 
 
 def test_a_write_that_fails_leaves_nothing_that_cannot_be_judged(tmp_path, monkeypatch):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` leaves it ignored
     store = checkpoints.CheckpointStore(tmp_path)
     store.save(TENSORS, 2, STATE)
     with monkeypatch.context() as patch:
