@@ -373,7 +373,7 @@ def _for_each(function, rows):
         return ops.vectorized_map(function, rows)
     # There it would be traced in each step.
     count = len(keras.tree.flatten(rows)[0])
-    results = [function(keras.tree.map_structure(lambda t: t[i], rows)) for i in range(count)]  # noqa: B023
+    results = [function(keras.tree.map_structure(lambda t, i=i: t[i], rows)) for i in range(count)]
     return keras.tree.map_structure(lambda *each: tf.stack(each), *results)
 
 
