@@ -13,6 +13,7 @@ telemetry.plot("logs/telemetry.jsonl")
 import collections
 import contextlib
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +133,13 @@ def noise_scale(
             least 1, or `variables` matches none.
     """
     recording = _layerwise(optimizer)
+    if recording._records_noise and not recording.built:  # no step yet
+        return math.nan * _micro_batch_size(recording, batch_size)
     averages = _noise_averages(recording)
     if variables is not None:
         trained = recording.trainable_variables
-        averages = averages[:, _selection.excluded(trained, variables, "variables", False)]
+        given = _selection.as_list(variables), trained, "variables", "None to take all"
+        averages = averages[:, np.any(_selection.match_matrix(*given), 0)]
     return gradient_noise.scale(averages) * _micro_batch_size(recording, batch_size)
 
 

@@ -101,6 +101,11 @@ def test_without_a_finished_step_there_is_none():
     optimizer = measured(gradients[:-1], weights)
     assert np.isnan(telemetry.noise_scale(optimizer))
     assert np.isnan(telemetry.noise_scale(optimizer, 64))
+    with pytest.raises(ValueError, match=r"`variables` must match .*, or None to take all:"):
+        telemetry.noise_scale(optimizer, variables="nowhere")
+    unbuilt = lamb_tf.LAMB(0.01, gradient_accumulation_steps=COUNT)
+    telemetry.record(unbuilt, noise_scale=True)
+    assert np.isnan(telemetry.noise_scale(unbuilt, 64))
 
 
 def test_it_is_measured_only_where_asked_for_and_changes_no_weights_nor_files():
