@@ -15,7 +15,7 @@ help:  ## Show this list
 
 install: .venv/ready_for_all  ## Make .venv ready for everything in the repository
 
-demo: .venv/ready_to_run  ## Text to a pre-trained BERT in four to seven minutes, once installed (DEMO_FLAGS="--corpus PATH")
+demo: .venv/ready_to_run  ## Text to a pre-trained BERT in minutes, once installed (DEMO_FLAGS="--corpus PATH")
 	$(BIN)/python -m official_bert.demo $(DEMO_FLAGS)
 
 # With every peer installed, none may be missing: no test is skipped for the want of one.

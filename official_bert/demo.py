@@ -2,8 +2,8 @@
 
     lamb-bert demo --output_dir=demo_output
 
-Text → documents (some held out) → vocabulary → records → pre-training with LAMB in two stages →
-held-out scores next to simple baselines, plots, filled blanks. Each step runs the command that a
+Text → documents (some held out) → vocabulary → records → pre-training in two stages → held-out
+scores next to simple baselines, plots, filled blanks. Each step runs the command that a
 larger run would use. Run the same command again to resume an interrupted demo: finished steps are
 not repeated. Use --corpus for text of your own.
 """
@@ -127,14 +127,14 @@ def run(
         demo_folder.clock(layout, *settings) as seconds,
     ):
         _step(1, "text", write_text, layout, paths, corpus_format)
-        stages = _stages(recipe)
+        found = _checked(recipe)
         _step(2, "vocabulary", _learn_vocabulary, layout)
-        _step(3, "records", _write_records, layout, stages)
-        _step(4, "pre-training with LAMB", _pretrain, layout, recipe)
-        _step(5, "baselines", demo_folder.write_baselines, layout, stages, EVAL_BATCH_SIZE)
+        _step(3, "records", _write_records, layout, found)
+        _step(4, "pre-training", _pretrain, layout, recipe)
+        _step(5, "baselines", demo_folder.write_baselines, layout, found.stages, EVAL_BATCH_SIZE)
         _step(6, "plots", demo_folder.draw, layout)
         _step(7, "blanks in held-out sentences", demo_folder.fill_blanks, layout)
-        results = demo_folder.write_results(layout, stages[-1], EVAL_BATCH_SIZE, seconds())
+        results = demo_folder.write_results(layout, found.stages[-1], EVAL_BATCH_SIZE, seconds())
     print(report(results, layout), flush=True)
     return results
 
@@ -198,9 +198,8 @@ def _learn_vocabulary(layout):
 def model_config(vocab_size: int) -> BertConfig:
     """A BERT that two CPU cores train in minutes.
 
-    LAMB's steps are relative to the weights, so a narrow model without time to grow its weights
-    starts with 0.06 instead of 0.02. There is no dropout: few steps on text that is masked again in
-    every epoch hardly overfit.
+    A narrow model without time to grow its weights starts with 0.06 instead of 0.02. There is no
+    dropout: few steps on text that is masked again in every epoch hardly overfit.
     """
     return BertConfig(
         vocab_size=vocab_size,
@@ -215,28 +214,33 @@ def model_config(vocab_size: int) -> BertConfig:
     )
 
 
-def _stages(recipe):
-    """The recipe's stages, checked against the demo's model."""
+def _checked(recipe):
+    """The recipe, checked against the demo's model."""
     quiet_tensorflow.import_tensorflow()  # before the recipe's imports
-    stages = recipes.find(recipe).stages
+    found = recipes.find(recipe)
     try:
-        stacking.check(model_config(VOCAB_SIZE), stages)
+        stacking.check(model_config(VOCAB_SIZE), found.stages)
     except ValueError as error:
         raise ValueError(
             f"recipe must be one for the demo's small model; got {recipe!r}. {error} Give "
             f"--recipe={RECIPE}, or a FILE.py:FUNCTION of your own."
         ) from None
-    return stages
+    return found
 
 
-def _write_records(layout, stages):
+def _write_records(layout, recipe):
     """Writes records for dynamic masking, of the recipe's lengths.
 
-    Training text gets one masked token per prediction of a stage, held-out text the usual 15 %.
+    Training text gets one masked token per prediction of a stage, and full rows if there are no
+    pairs to train on; held-out text the usual 15 %, and a document per row.
     """
-    for stage in stages:
+    rows = "documents" if recipe.use_next_sentence_label else "full"
+    for stage in recipe.stages:
         most = stage.max_predictions_per_seq / stage.max_seq_length
-        for split, share in ("train", most), ("held_out", MASKED_SHARE):
+        for split, share, filling in (
+            ("train", most, rows),
+            ("held_out", MASKED_SHARE, "documents"),
+        ):
             child_commands.call(
                 "create_pretraining_data",
                 f"--input_file={layout.text(split)}",
@@ -245,6 +249,7 @@ def _write_records(layout, stages):
                 f"--max_seq_length={stage.max_seq_length}",
                 f"--max_predictions_per_seq={stage.max_predictions_per_seq}",
                 f"--masked_lm_prob={share}",
+                f"--row_filling={filling}",
                 "--dynamic_masking",
             )
 

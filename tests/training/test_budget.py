@@ -266,12 +266,14 @@ def call(*arguments):
 
 def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, capsys):
     for text, message in {
-        "": "MINUTES of recipe budget(MINUTES) must be a number; got ''",
-        "soon": "MINUTES of recipe budget(MINUTES) must be a number; got 'soon'",
-        "0": "minutes must be above 0; got 0.",
-        "nan": "minutes must be a finite number; got nan",
+        **{
+            f"budget({text})": f"MINUTES of recipe budget(MINUTES) must be a number above 0; got "
+            f"{text!r}. Give for example budget(24)."
+            for text in ("", "soon", "0", "nan")
+        },
+        "bert_base_budget(-1)": "HOURS of recipe bert_base_budget(HOURS) must be a number above 0",
     }.items():
-        recipe = f"--recipe=budget({text})"
+        recipe = f"--recipe={text}"
         assert call(*arguments, recipe, f"--model_dir={tmp_path / 'model'}") == 2
         assert message in capsys.readouterr().err
 
@@ -279,6 +281,10 @@ def test_a_budget_without_a_number_of_minutes_is_refused(arguments, tmp_path, ca
 def test_the_budget_of_the_command_line_is_that_of_small_with_other_updates():
     recipe = recipes.find("budget(12.5)")
     assert recipe == dataclasses.replace(recipes.small(), minutes=12.5)
+    of_hours = recipes.find("bert_base_budget(24)")
+    assert of_hours.minutes == 24 * 60
+    for stage in of_hours.stages:
+        assert 0.3 <= stage.max_predictions_per_seq / stage.max_seq_length < 0.31
 
 
 class Ticks:
