@@ -18,8 +18,12 @@ ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh", "ge
 IGNORED = -100  # their label of a position without a prediction
 
 
-def bert_for_pretraining(config):
-    """Their `BertForPreTraining` of a `BertConfig`, with its own initial values."""
+def bert_for_pretraining(config, kind="BertForPreTraining"):
+    """Their `BertForPreTraining` of a `BertConfig`, with its own initial values.
+
+    Args:
+        kind: Another class of theirs.
+    """
     names = (
         "vocab_size",
         "hidden_size",
@@ -32,7 +36,7 @@ def bert_for_pretraining(config):
         "type_vocab_size",
         "initializer_range",
     )
-    theirs = transformers.BertForPreTraining(
+    theirs = getattr(transformers, kind)(
         transformers.BertConfig(
             **{name: getattr(config, name) for name in names},
             hidden_act=ACTIVATIONS[config.hidden_act],
@@ -151,8 +155,12 @@ def update(theirs, optimizer, loss, learning_rate, clipnorm):
 
 
 @torch.no_grad()
-def evaluate(theirs, batches):
-    """The masked-LM loss in nats and the accuracy over all batches, in order."""
+def evaluate(theirs, batches, logits="prediction_logits"):
+    """The masked-LM loss in nats and the accuracy over all batches, in order.
+
+    Args:
+        logits: The name of the output.
+    """
     theirs.eval()
     loss = hits = count = 0.0
     for step in range(batches.num_batches):
@@ -160,9 +168,9 @@ def evaluate(theirs, batches):
         labels = given.pop("labels")
         del given["next_sentence_label"]
         predicted = labels != IGNORED
-        logits, labels = theirs(**given).prediction_logits[predicted], labels[predicted]
-        loss += float(cross_entropy(logits, labels, reduction="sum"))
-        hits += float((logits.argmax(-1) == labels).sum())
+        scores, labels = theirs(**given)[logits][predicted], labels[predicted]
+        loss += float(cross_entropy(scores, labels, reduction="sum"))
+        hits += float((scores.argmax(-1) == labels).sum())
         count += len(labels)
     return loss / count, hits / count
 

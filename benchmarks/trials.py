@@ -24,7 +24,7 @@ from official_bert.data.instances import Settings
 from official_bert.demonstration import stdlib_text
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Run, Stage
-from official_bert.system import child_commands, locks, quiet_tensorflow
+from official_bert.system import child_commands, locks, memory, quiet_tensorflow
 from official_bert.system.whole_files import write_text
 from official_bert.tasks.pretraining import Pretraining
 
@@ -254,14 +254,22 @@ def file_of(folder, split):
 
 
 def trainer(run, model_dir, **options):
-    """A `Trainer` of a run in this process; `options` are fields of `LoopOptions`."""
+    """A `Trainer` of a run in this process; `options` are fields of `LoopOptions`.
+
+    A run with `minutes` gets the updates that fit into them.
+    """
+    memory.tune_malloc()  # as the commands do
     quiet_tensorflow.import_tensorflow()
     from official_bert.engines.strategies import make_strategy
     from official_bert.engines.tf_distribute import TfDistribute
+    from official_bert.training import budget
     from official_bert.training.trainer import Trainer
 
     options = LoopOptions(save_checkpoints_steps=0, tensorboard=False, **options)
-    return Trainer(run, options, TfDistribute(make_strategy("off")), model_dir)
+    engine = TfDistribute(make_strategy("off"))
+    if run.minutes:
+        run = budget.fix(run, options, engine, model_dir)
+    return Trainer(run, options, engine, model_dir)
 
 
 def in_child(command, folder, trial, read):
