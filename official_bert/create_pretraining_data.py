@@ -143,7 +143,8 @@ def create_pretraining_data(
         output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
         vocab_file: The WordPiece vocabulary: a `vocab.txt` or `tokenizer.json`.
-        settings: Lengths, masking, duplication. Default: the official ones.
+        settings: Lengths, masking, duplication. Default: the official ones. Its fields can be given
+            as arguments of their own, too, which come before those in `settings`.
         report: A function that takes lines of progress; None for silence.
         others: Further settings of `CreateData`. With `one_random_stream`, one stream of random
             numbers serves the whole corpus, as in the original, instead of one per block of 2 MB;
@@ -157,8 +158,11 @@ def create_pretraining_data(
         >>> settings = Settings(dupe_factor=1)
         >>> create_pretraining_data("a.txt", "records/a.tfrecord", "vocab.txt", settings)
     """
+    names = {field.name for field in dataclasses.fields(Settings)}
+    form = {name: others.pop(name) for name in names & others.keys()}
     others |= {"input_file": input_file, "output_file": output_file, "vocab_file": vocab_file}
-    return _create(CreateData(**others), settings or Settings(), report)
+    settings = dataclasses.replace(settings or Settings(), **form)
+    return _create(CreateData(**others), settings, report)
 
 
 def _create(args, settings, report):
@@ -200,9 +204,10 @@ def _create(args, settings, report):
         "json_field": text_field,
         "drop_duplicate_documents": args.drop_duplicate_documents,
     }
-    finished = _finished(shards, described)
-    if finished and (args.skip_bad_lines or not finished["counts"].get("bad_lines")):
-        record_builder.remove_parts(shards)
+    finishes = args.build_part == build_shares.FINISH
+    finished = _finished(shards, described, finishes)
+    if finished and (finishes or args.skip_bad_lines or not finished["counts"].get("bad_lines")):
+        record_builder.remove_parts(shards, finishes)
         if report:
             said = f"{manifest.path_for(shards)} is up to date: nothing to do."
             report("\nwarning: ".join([said, *manifest.warnings(finished)]))
@@ -217,7 +222,6 @@ def _create(args, settings, report):
     )
     cores = len(os.sched_getaffinity(0))
     count = 1 if plan.one_stream else min(args.num_workers or cores, WORKERS_PER_CORE * cores)
-    finishes = args.build_part == build_shares.FINISH
     blocks = sum(entry["bytes"] for entry in described["inputs"]) // corpus.BLOCK_BYTES
     at_once = 0 if finishes else blocks // (share.count if share else 1)
     with record_builder.Workers(plan, count, at_once) as workers:
@@ -260,7 +264,7 @@ def _create(args, settings, report):
     manifest.write(
         shards, described | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
     )
-    record_builder.remove_parts(shards)
+    record_builder.remove_parts(shards, finishes)
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = coverage.describe(summary, settings.max_seq_length)
@@ -301,10 +305,22 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> 
     }
 
 
-def _finished(shards: list[str], described: dict) -> dict | None:
-    """The manifest of an earlier run with the same result, if its shards are intact."""
+def _finished(shards: list[str], described: dict, finishes: bool) -> dict | None:
+    """The manifest of an earlier run with the same result, if its shards are intact.
+
+    Args:
+        finishes: Whether parts of several machines are put together, whose copies of the text may
+            have other times.
+    """
     made = manifest.read(manifest.path_for(shards))
-    if not made or any(made.get(key) != value for key, value in described.items()):
+    if not made:
+        return None
+    if finishes and not build_shares.folders(shards):
+        if build_shares.comparable({key: made.get(key) for key in described}) != (
+            build_shares.comparable(described)
+        ):
+            return None
+    elif any(made.get(key) != value for key, value in described.items()):
         return None
     if [entry["file"] for entry in made["shards"]] != list(map(os.path.basename, shards)):
         return None

@@ -83,24 +83,31 @@ def _vocabulary(args, run, warn=False):
     if model and model.vocab_file:
         known = [*tokenization.read_vocabulary(str(model.vocab_file))], model.casing()
         origin = str(model.vocab_file)
-    patterns = {p for s in run.stages for p in s.resolve(s.input_files or run.input_files)}
-    manifests = record_files.manifests(sorted(patterns))
+    named = {
+        "input_files": {p for s in run.stages for p in s.resolve(s.input_files or run.input_files)},
+        "eval_files": {p for s in run.stages for p in s.resolve(args.eval_files)},
+    }
+    manifests = record_files.manifests(sorted(named["input_files"]))
     files = {line: path for path, made in manifests for line in manifest.warnings(made)}
     for line, path in files.items() if warn else ():
         messages.warn(f"{path}: {line}")
-    for path, made in manifests:
+    found = [("input_files", *each) for each in manifests]
+    if named["eval_files"]:
+        held_out = record_files.manifests(sorted(named["eval_files"]))
+        found += [("eval_files", *each) for each in held_out]
+    for name, path, made in found:
         tokens, casing = manifest.tokens(made), made["settings"].get("do_lower_case", True)
         if known is None:
             known, origin = tokens and (tokens, casing), path
         elif tokenization.digest_of(known[0]) != made["vocabulary"].get("sha256"):
             raise ValueError(
-                f"input_files must be made with the vocabulary of {origin}; got {path}, which is "
+                f"{name} must be made with the vocabulary of {origin}; got {path}, which is "
                 "made with another. Make the records again; or if the model was given a new "
                 "vocabulary on purpose, put it into the model's folder."
             )
         elif known[1] != casing:
             raise ValueError(
-                f"input_files must be made with {tokenization.as_flags(known[1])}, as for "
+                f"{name} must be made with {tokenization.as_flags(known[1])}, as for "
                 f"{origin}; got {path}, which is made with {tokenization.as_flags(casing)}. Make "
                 "the records again."
             )

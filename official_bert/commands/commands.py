@@ -271,9 +271,10 @@ TOPICS = {
     "Output": "model_dir* output_dir* output_file* output* output_format* report_file plot*",
     "Device to compile for": "topology* price_per_chip_hour host_network_gbits",
     "Records": (
-        "max_seq_length* max_predictions_per_seq masked_lm_prob dynamic_masking* dupe_factor "
-        "do_whole_word_mask max_ngram_size short_seq_prob drop_duplicate_documents "
-        "skip_bad_lines num_shards* build_part gzip_compress use_next_sentence_label"
+        "max_seq_length* max_predictions_per_seq masked_lm_prob dynamic_masking* row_filling* "
+        "dupe_factor do_whole_word_mask max_ngram_size short_seq_prob drop_duplicate_documents "
+        "skip_bad_lines allow_unfit_text num_shards* build_part gzip_compress "
+        "use_next_sentence_label"
     ),
     "Vocabulary": "vocab_size* min_frequency max_text_mb",
     "Schedule": (

@@ -117,10 +117,11 @@ def collect(shards: list[str], described: dict) -> tuple[list[dict], dict]:
         )
     counts = sorted({share.count for share in found.values()})
     if len(counts) > 1:
+        there = {n: sum(share.count == n for share in found.values()) for n in counts}
+        listed = " and ".join(f"{there[n]} of {n} parts" for n in counts[:2])
         raise ValueError(
-            f"build_part must divide a build into one number of parts; got those of {counts[0]} "
-            f"and of {counts[1]} machines. Remove the ones not wanted, such as "
-            f"{building}/*-of-{counts[0]}."
+            f"build_part must divide a build into one number of parts; got {listed}. Remove the "
+            f"folders of those not wanted, {building}/*-of-N."
         )
     shares = [Share(index, counts[0]) for index in range(counts[0])]
     for path in found:
@@ -149,7 +150,7 @@ def collect(shards: list[str], described: dict) -> tuple[list[dict], dict]:
 
 
 def _require_same(share: Share, theirs: dict, ours: dict) -> None:
-    theirs, ours = _comparable(theirs), _comparable(ours)
+    theirs, ours = comparable(theirs), comparable(ours)
     differing = sorted(key for key in ours | theirs if ours.get(key) != theirs.get(key))
     differing = [_FLAGS.get(key, key) for key in differing]
     if differing:
@@ -160,8 +161,8 @@ def _require_same(share: Share, theirs: dict, ours: dict) -> None:
         )
 
 
-def _comparable(described: dict) -> dict[str, Any]:
-    """Settings and vocabulary by name, and the input files without times, which copies change."""
+def comparable(described: dict) -> dict[str, Any]:
+    """A manifest's entries by name, with the input files without times, which copies change."""
     found = json.loads(json.dumps(described))
     files = [[each["file"], each["bytes"]] for each in found.pop("inputs")]
     return {**found.pop("settings"), **found, "input_file": files}

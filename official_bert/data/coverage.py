@@ -315,8 +315,8 @@ def _single_words(counts: dict, plan: BuildPlan) -> str:
     return (
         f"{_single(counts, plan):.0%} of the {counts['token_documents']:,} documents are a single "
         f"sentence, so {labels}{padding}. If a blank line follows every sentence, remove these "
-        "lines; if each line is a document, give --row_filling=full, which trains without the next "
-        "sentence"
+        "lines; if each line is a document, give --row_filling=packed, which trains without the "
+        "next sentence"
     )
 
 

@@ -263,6 +263,15 @@ def _check_sentences(parsed: Sequences, sizes: np.ndarray, name: Name) -> None:
         )
 
 
+def is_packed(record: bytes, where: str) -> bool:
+    """Whether a static record, named `where`, is a row of several sequences.
+
+    Raises:
+        ValueError: it is no `tf.train.Example`.
+    """
+    return _OF_PACKED in _features(record, where)
+
+
 # The wire format
 
 

@@ -90,6 +90,8 @@ class Builder:
         assert self._share
         as_path(self._folder).mkdir(parents=True, exist_ok=True)
         with locks.exclusive(as_path(self._folder)):
+            # `finish` locks the two folders in the other order, so one of them sees the other.
+            locks.require_free(as_path(manifest.building_folder(self._shards)))
             build_shares.forget(self._folder)
             self._forget_other_builds()
             parts = self._make_parts()
@@ -100,6 +102,8 @@ class Builder:
     def finish(self, parts: list[dict]) -> tuple[list[dict], dict]:
         """Builds the shards from the parts of all shares; returns as `run` does."""
         with locks.exclusive(as_path(self._folder)):
+            for share in build_shares.folders(self._shards):
+                locks.require_free(share)
             self._forget_other_builds()
             begun = any(self._finished_shards())
             with ThreadPoolExecutor(self._workers.count) as threads:
@@ -276,12 +280,20 @@ class Progress:
         )
 
 
-def remove_parts(shards: list[str]) -> None:
-    """Removes the parts of a finished build, unless another process is building there."""
+def remove_parts(shards: list[str], finishes: bool) -> None:
+    """Removes the parts of a finished build, unless another process is building there.
+
+    Args:
+        finishes: Whether the build was made of the shares of several machines. Otherwise such
+            shares are those of another build, and stay.
+    """
     folder = as_path(manifest.building_folder(shards))
     if folder.is_dir():
         with contextlib.suppress(locks.Busy), locks.exclusive(folder):
-            for share in build_shares.folders(shards):
+            shares = build_shares.folders(shards)
+            if shares and not finishes:
+                return
+            for share in shares:
                 locks.require_free(share)
             folder.rmtree() if isinstance(folder, RemotePath) else shutil.rmtree(folder)
 

@@ -64,11 +64,8 @@ def exclusive(
         return
     with open(pathlib.Path(folder) / name, "a") as lock:  # which may be a file with contents
         os.set_inheritable(lock.fileno(), with_children)
-        try:
+        with _unless_without_locks():
             _lock(lock.fileno(), folder, wait)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
         yield lambda: None
 
 
@@ -83,18 +80,29 @@ def require_free(folder: Place) -> None:
         if theirs and not _is_gone(theirs):
             raise _owned(folder / ".owner.json", theirs)
         return
-    with exclusive(folder):
-        pass
+    # A shared lock: many processes can look at the same moment. On NFS it needs a file to read.
+    with open(pathlib.Path(folder) / ".lock", "a+") as lock, _unless_without_locks():
+        _lock(lock.fileno(), folder, None, fcntl.LOCK_SH)
 
 
-def _lock(descriptor, folder, wait):
+@contextlib.contextmanager
+def _unless_without_locks():
+    """On a local file system without locks, locking has no effect."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+
+
+def _lock(descriptor, folder, wait, kind=fcntl.LOCK_EX):
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         return
     if wait is None:
         raise _busy(folder)
     print(wait, flush=True)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fcntl.flock(descriptor, kind)
 
 
 def _busy(folder, who="", if_gone=""):

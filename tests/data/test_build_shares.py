@@ -1,8 +1,10 @@
 """A build on several machines: the bytes of one machine, and shares that do not fit are refused."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -164,7 +166,9 @@ def test_finishing_names_the_parts_that_are_missing(text, tmp_path, monkeypatch)
 
 def test_parts_of_another_number_of_machines_are_refused(text, shares):
     build(text, shares, "0/3")
-    with pytest.raises(ValueError, match="one number of parts; got those of 2 and of 3 machines"):
+    with pytest.raises(
+        ValueError, match=r"one number of parts; got 2 of 2 parts and 1 of 3 parts\."
+    ):
         build(text, shares, "finish")
 
 
@@ -217,6 +221,55 @@ def test_no_part_is_finished_or_removed_while_its_process_works(text, shares):
             with pytest.raises(ValueError, match="Another process works in .*1-of-2"):
                 build(text, shares, part)
         build(text, shares, "0/2")
+
+
+def test_no_part_begins_while_another_process_finishes(text, shares, expected):
+    before = contents(shares / "a.building/1-of-2")
+    other = dataclasses.replace(SETTINGS, dupe_factor=1)
+    message = "Another process works in .*a.building"
+    with locks.exclusive(shares / "a.building"), pytest.raises(ValueError, match=message):
+        build(text, shares, "1/2", other)
+    assert contents(shares / "a.building/1-of-2") == before
+    build(text, shares, "finish")
+    assert contents(shares) == expected
+
+
+def test_a_part_that_begins_when_the_others_are_collected_is_waited_for(text, shares, monkeypatch):
+    collect = build_shares.collect
+    with contextlib.ExitStack() as stack:
+
+        def and_one_begins(*arguments):
+            found = collect(*arguments)
+            stack.enter_context(locks.exclusive(shares / "a.building/1-of-2"))
+            return found
+
+        monkeypatch.setattr(build_shares, "collect", and_one_begins)
+        with pytest.raises(ValueError, match="Another process works in .*1-of-2"):
+            build(text, shares, "finish")
+    assert not (shares / "a.manifest.json").exists()
+
+
+def test_a_finished_build_leaves_the_parts_of_another_one(text, tmp_path):
+    build(text, tmp_path)
+    build(text, tmp_path, "0/2", row_filling="packed")
+    of_packed = contents(tmp_path / "a.building/0-of-2")
+    build(text, tmp_path)  # up to date
+    build(text, tmp_path, "1/2")
+    assert contents(tmp_path / "a.building/0-of-2") == of_packed
+
+
+def test_finishing_again_has_nothing_to_do_even_if_the_times_of_the_text_are_others(
+    text, shares, expected
+):
+    made = build(text, shares, "finish")
+    status = os.stat(text.path)
+    os.utime(text.path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    try:
+        again = build(text, shares, "finish")
+    finally:
+        os.utime(text.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert {**again, "seconds": 0} == {**made, "seconds": 0}
+    assert contents(shares) == expected
 
 
 @pytest.mark.parametrize("part", ["2/2", "-1/2", "1", "1/0", "finished", "0/2/3", "a/b", "٣/٤"])

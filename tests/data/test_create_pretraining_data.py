@@ -45,6 +45,19 @@ def flags(small_text, tmp_path, **values):
     return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
+def test_the_fields_of_the_settings_are_arguments_of_the_function_too(small_text, tmp_path):
+    form = {"max_seq_length": 32, "max_predictions_per_seq": 5, "row_filling": "packed"}
+    for name, given in {
+        "a": {"settings": Settings(**form, dupe_factor=1)},
+        "b": form | {"dupe_factor": 1},
+        "c": {"settings": Settings(**form), "dupe_factor": 1},
+    }.items():
+        path = str(tmp_path / f"{name}.tfrecord")
+        command.create_pretraining_data(small_text.path, path, small_text.vocab_file, **given)
+    first, *others = (path.read_bytes() for path in sorted(tmp_path.glob("*.tfrecord")))
+    assert others == [first, first]
+
+
 @pytest.mark.parametrize("script", [False, True])
 def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, script):
     vocab_file = tmp_path / "vocab.txt"
@@ -171,7 +184,7 @@ def test_bytes_that_are_no_text_in_the_middle_lose_nothing(small_text, tmp_path,
         create(small_text, tmp_path, good + b"\n\ncaf\xe9\n")
     parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/a.building").glob("part*.json")}
     assert len(parts) > 5
-    monkeypatch.setattr("official_bert.data.record_builder.remove_parts", lambda shards: None)
+    monkeypatch.setattr("official_bert.data.record_builder.remove_parts", lambda *_: None)
     create(small_text, tmp_path, good + b"\n\ncaf\n")
     again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out/a.building").glob("part*.json")}
     assert sum(again.get(name) == time for name, time in parts.items()) >= len(parts) - 1

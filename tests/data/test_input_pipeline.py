@@ -341,6 +341,16 @@ def test_rows_filled_in_two_ways_are_not_read_together(made):
         Batches(both, 64, LENGTH, PREDICTIONS, use_next_sentence=False)
 
 
+@pytest.mark.parametrize("names", [("static", "static_packed"), ("static_packed", "static")])
+def test_packed_rows_among_others_are_refused_without_manifests_too(made, tmp_path, names):
+    paths = [tmp_path / f"{number}.tfrecord" for number in range(2)]
+    for path, name in zip(paths, names, strict=True):
+        path.write_bytes(next(made.glob(f"{name}.tfrecord-*")).read_bytes())
+    message = r"input_files must have one kind of rows; got rows of .*0.tfrecord and .*1.tfrecord\."
+    with pytest.raises(ValueError, match=message):
+        Batches(list(map(str, paths)), 4, LENGTH, PREDICTIONS, use_next_sentence=False)
+
+
 def test_packed_rows_are_known_without_their_manifest(made, tmp_path):
     for kind in ("static", "static_packed"):
         for path in made.glob(f"{kind}.tfrecord-*"):

@@ -1,6 +1,7 @@
 """One process works in a folder, of this machine or of an object store, for as long as it lives."""
 
 import errno
+import fcntl
 import json
 import signal
 import subprocess
@@ -86,6 +87,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(held, tmp_path):
     process.kill()
     process.wait()
     assert_free(tmp_path)
+
+
+def test_those_who_look_whether_it_is_free_do_not_refuse_each_other(tmp_path):
+    with open(tmp_path / ".lock", "a+") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        locks.require_free(tmp_path)
+        with pytest.raises(locks.Busy), locks.exclusive(tmp_path):
+            pass
 
 
 def test_children_hold_the_folder_too_if_they_are_to(held, tmp_path, capsys):

@@ -178,6 +178,23 @@ def test_a_run_has_the_vocabulary_of_its_records_and_other_records_are_refused(
     assert not (tmp_path / "another").exists()
 
 
+def test_held_out_records_have_the_vocabulary_of_the_others(files, small_corpus, tmp_path, capsys):
+    words = pathlib.Path(small_corpus.vocab_file).read_text().splitlines()
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join([*words[:-2], *words[:-3:-1]]) + "\n")
+    held_out = str(tmp_path / "held_out.tfrecord")
+    create_pretraining_data(
+        str(small_corpus.folder / "train.txt"),
+        held_out,
+        str(vocab),
+        max_seq_length=32,
+        max_predictions_per_seq=5,
+        dupe_factor=1,
+    )
+    assert call(*as_flags(files | SMALL | {"eval_files": held_out})) == 2
+    assert "eval_files must be made with the vocabulary of" in capsys.readouterr().err
+
+
 def test_warnings_of_the_builder_come_again_when_its_records_are_opened(
     files, small_corpus, tmp_path, capsys
 ):
