@@ -22,7 +22,7 @@ sys.path += [str(ROOT / "benchmarks/claims"), str(ROOT)]
 MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (  # studies with kept records
     *("batch_scaling", "legw", "mixed_batch", "variants", "stacking_study", "learning_curves"),
-    *("fine_tuning_scores", "install_matrix", "row_filling", "semantic_search"),
+    *("fine_tuning_scores", "install_matrix", "row_filling", "same_hour", "semantic_search"),
 )
 
 

@@ -290,7 +290,7 @@ def demo() -> Recipe:
     With the short sequences of the first stage, the model leaves the plateau where it knows only
     word frequencies (`docs/recipes.md`). The second stage teaches the rest, with a warm-up of its
     own. The optimizer is Muon, two fifths of the tokens are masked, and rows are full
-    (`docs/evidence/same_hour.md` has what each of these gains). There is no next-sentence task: on
+    (`docs/evidence/same_hour.md` has what each of these does). There is no next-sentence task: on
     this text its head stayed within a point of the majority label, and the same updates teach more
     about words without it.
 
@@ -384,9 +384,9 @@ def budget(minutes: float) -> Recipe:
 def bert_base_budget(hours: float) -> Recipe:
     """BERT-Base in `hours` of wall-clock time on this machine: `--recipe='bert_base_budget(24)'`.
 
-    The ingredients that won here at small size, at the batch of the published cheap encoders:
-    Muon, 30 % of the tokens masked, no next sentence, 4,096 sequences of 128 tokens for nine tenths
-    of the updates, then 1,024 of 512. Give it records with full rows, a configuration without
+    The demo's ingredients at the batch of the published cheap encoders: Muon, 30 % of the tokens
+    masked, no next sentence, 4,096 sequences of 128 tokens for nine tenths of the updates, then
+    1,024 of 512. Give it records with full rows, a configuration without
     dropout, and `--dtype=bf16`. The number of updates is measured as by `budget`.
 
     Hardware:  a server with GPUs, or a slice of TPUs; other devices with micro-batches.
