@@ -386,8 +386,8 @@ def bert_base_budget(hours: float) -> Recipe:
 
     The demo's ingredients at the batch of the published cheap encoders: Muon, 30 % of the tokens
     masked, no next sentence, 4,096 sequences of 128 tokens for nine tenths of the updates, then
-    1,024 of 512. Give it records with full rows, a configuration without
-    dropout, and `--dtype=bf16`. The number of updates is measured as by `budget`.
+    1,024 of 512. Give it records with full rows, a configuration without dropout, and
+    `--dtype=bf16`. The number of updates is measured as in `budget`.
 
     Hardware:  a server with GPUs, or a slice of TPUs; other devices with micro-batches.
     Time:      `hours`, without start-up.
@@ -395,9 +395,9 @@ def bert_base_budget(hours: float) -> Recipe:
                8 A100, 83.3 after 3.8 h) has the batch, the masks, bf16 and no next sentence, with
                AdamW and another architecture; the academic budget (BERT-Base's level after 24 h on
                8 GPUs of 12 GB) the batch, the length and no next sentence, with AdamW.
-    Measured here: the ingredients on two layers of width 128 (`docs/evidence/same_hour.md`). No run
-               at this size: the rate, 1e-3, is a guess between those of AdamW that are usual at
-               this batch; try half and twice of it.
+    Measured here: the ingredients on two layers of width 128, with one seed
+               (`docs/evidence/same_hour.md`). No run at this size: the rate, 1e-3, is a guess; try
+               half and twice that value.
     """
     first = _stage_128(
         steps=9_000,
