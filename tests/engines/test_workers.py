@@ -206,8 +206,8 @@ def test_each_worker_reads_only_its_share_of_the_records(
     )
     assert worker_processes.finish(workers) == [0, 0], workers[0].said()
     first, second = (records_read(tmp_path / str(worker.process.pid)) for worker in workers)
-    common = first & second  # the first record shows the shapes
-    assert len(common) <= 1
+    common = first & second  # the first record of a file shows its shapes and kind of rows
+    assert len(common) <= 9 * len(shards)
     for read in (first, second):  # its half of two windows, to which some of those may belong
         assert 2048 - len(common) <= len(read - common) <= 2048
 
