@@ -69,10 +69,10 @@ def main():
 
 def ways(way, name, records, vocab_size):
     """The ways of a worker."""
-    from official_bert.engines import tf_update
+    import tensorflow as tf
 
-    if way == WHOLE:
-        tf_update.MAX_PARTS = 1
+    if way != WHOLE:  # then rows are divided, see `tf_update.parts_at_once`
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     config, batch_size, updates = MODELS[name]
     run = loops.make_run(
         dataclasses.replace(config, vocab_size=int(vocab_size)), records, batch_size

@@ -95,9 +95,15 @@ def _vocabulary(args, run, warn=False):
     if named["eval_files"]:
         held_out = record_files.manifests(sorted(named["eval_files"]))
         found += [("eval_files", *each) for each in held_out]
-    for name, path, made in found:
-        tokens, casing = manifest.tokens(made), made["settings"].get("do_lower_case", True)
+    compared: dict[tuple, tuple] = {
+        (name, id(made)): (name, path, made) for name, path, made in found
+    }
+    for name, path, made in compared.values():  # once for all shards of a build
+        casing = made["settings"].get("do_lower_case", True)
         if known is None:
+            if name == "eval_files":
+                break  # they never name the vocabulary of the model
+            tokens = manifest.tokens(made)
             known, origin = tokens and (tokens, casing), path
         elif tokenization.digest_of(known[0]) != made["vocabulary"].get("sha256"):
             raise ValueError(

@@ -156,7 +156,22 @@ def _with_parts_of_folder(args):
         named[name] = str(path)
     given = args.do_lower_case, args.strip_accents
     casing = model.casing(*given) if model else tokenization.casing(named["vocab_file"], *given)
-    return args.replaced(**named, do_lower_case=casing)
+    args = args.replaced(**named, do_lower_case=casing)
+    return args if args.do_train else _with_length_of_model(args, model)
+
+
+def _with_length_of_model(args, model):
+    """The settings with the length that the model was trained with, unless another one is given."""
+    trained = model.trained_length if model else None
+    if not trained or trained == args.max_seq_length:
+        return args
+    if "max_seq_length" not in args.given:
+        return args.replaced(max_seq_length=trained)
+    messages.warn(
+        f"--max_seq_length={args.max_seq_length} is not the length that the model was trained "
+        f"with, {trained}. Leave it out to use that one."
+    )
+    return args
 
 
 def _run(args, make_job):

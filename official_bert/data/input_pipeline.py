@@ -374,20 +374,23 @@ def _static_parser(
             f"{files.paths[0]}. Leave it out, or make the records with --dynamic_masking."
         )
     parser = StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths, vocab_size)
-    if not files.manifest:  # which would tell
-        _check_one_kind_of_row(files, "sequence_ids" in parser.features)
+    _check_one_kind_of_row(files, "sequence_ids" in parser.features)
     return parser
 
 
 def _check_one_kind_of_row(files: RecordFiles, packed: bool) -> None:
-    """Refuses files of which some have packed rows and others have not, by their first records."""
+    """Refuses files of which some have packed rows and others have not.
+
+    A manifest tells; without one, the first record does.
+    """
     numbers, blocks = np.unique(files.blocks[:, 0], return_index=True)
     for path, block in zip((files.paths[n] for n in numbers), blocks, strict=True):
-        if is_packed(files.read(int(block), 0, 1)[0], path) != packed:
+        if path in files.unlisted and is_packed(files.read(int(block), 0, 1)[0], path) != packed:
             kinds = ("several sequences", "one sequence")[:: 1 if packed else -1]
             raise ValueError(
                 f"input_files must have one kind of rows; got rows of {kinds[0]} in "
-                f"{files.paths[0]} and of {kinds[1]} in {path}. Read the files of one build only."
+                f"{files.paths[numbers[0]]} and of {kinds[1]} in {path}. Read the files of one "
+                "build only."
             )
 
 

@@ -67,6 +67,7 @@ class RecordFiles:
     Attributes:
         paths: The files.
         manifest: The first file's that has one; None if another tool made them all.
+        unlisted: The files that no manifest lists.
         blocks: (blocks, 5), with the rows (file, first record, records, offset, bytes).
         num_records: Number of records.
 
@@ -84,6 +85,7 @@ class RecordFiles:
         manifests, found = _Manifests(), []
         made = [manifests.of(path) for path in self.paths]
         self.manifest = next(filter(None, made), None)
+        self.unlisted = {path for path, m in zip(self.paths, made, strict=True) if not m}
         manifest.require_whole(patterns, self.paths, manifests.all, manifests.unfinished)
         _check_same_make(self.paths, made)
         for number, path in enumerate(self.paths):

@@ -1,13 +1,12 @@
 """The `tf.distribute` strategy that the flags select, and the meaning of its errors."""
 
-import contextlib
 import os
 import re
 import signal
 
 import tensorflow as tf
 
-from official_bert.engines import cluster, tf_update
+from official_bert.engines import cluster
 from official_bert.system import messages
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
@@ -109,8 +108,6 @@ def make_strategy(
             lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         )
     _check_that_no_workers_are_meant(name)
-    if not tf.config.list_physical_devices("GPU"):
-        _give_operations_one_thread()
     if name == "off":
         return tf.distribute.get_strategy()
     devices = _local_devices(num_gpus)
@@ -124,18 +121,6 @@ def make_strategy(
         )
         reduction = None
     return tf.distribute.MirroredStrategy(devices, reduction and reduction())
-
-
-def _give_operations_one_thread():
-    """On a CPU with few cores, which compute parts of the rows side by side instead.
-
-    A user's own number stays; so does that of a process that has begun to compute.
-    """
-    threads = tf.config.threading
-    chosen = threads.get_intra_op_parallelism_threads() or "TF_NUM_INTRAOP_THREADS" in os.environ
-    if tf_update.few_cores() > 1 and not chosen:
-        with contextlib.suppress(RuntimeError):
-            threads.set_intra_op_parallelism_threads(1)
 
 
 def _require_first_gpu(num_gpus):

@@ -141,9 +141,11 @@ def _tensors(state):
 def parts_at_once(strategy: tf.distribute.Strategy) -> int:
     """Parts of the rows to compute side by side: one for each core of a CPU with few cores.
 
-    A small model's operations are too short to be divided among cores, so the rows are. It is 1
-    unless operations have one thread each, which `strategies.make_strategy` arranges; and with
-    several replicas, and on other devices.
+    A small model's operations are too short to be divided among cores, so the rows can be. It is 1
+    unless the process gave operations one thread each, by
+    `tf.config.threading.set_intra_op_parallelism_threads(1)`; and with several replicas, and on
+    other devices. Nothing here does that: some runs with it ended in a segmentation fault within
+    TensorFlow.
     """
     if tf.config.threading.get_intra_op_parallelism_threads() != 1:
         return 1

@@ -288,13 +288,19 @@ def _balanced(classes, examples):
     return tuple((counts.sum() / (len(counts) * counts)).tolist())
 
 
+def _unique(pairs):
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a class is named twice")
+    return found
+
+
 def _weight_table(given: str) -> dict:
     try:
         text = given
         if not given.lstrip().startswith("{"):
             with open(given, encoding="utf-8-sig") as file:
                 text = file.read()
-        table = json.loads(text)
+        table = json.loads(text, object_pairs_hook=_unique)
         if not isinstance(table, dict):
             raise TypeError("it is no object")
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -103,4 +103,3 @@ def test_both_sides_are_scored_on_the_same_rows(arm, tmp_path, monkeypatch):
 def three_updates(run, *_):
     stages = [dataclasses.replace(stage, steps=3, warmup_steps=1) for stage in run.stages]
     return dataclasses.replace(run, stages=tuple(stages), minutes=None)
-

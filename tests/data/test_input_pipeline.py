@@ -341,6 +341,14 @@ def test_rows_filled_in_two_ways_are_not_read_together(made):
         Batches(both, 64, LENGTH, PREDICTIONS, use_next_sentence=False)
 
 
+def test_packed_rows_without_a_manifest_are_refused_next_to_rows_with_one(made, tmp_path):
+    packed = tmp_path / "packed.tfrecord"
+    packed.write_bytes(next(made.glob("static_packed.tfrecord-*")).read_bytes())
+    both = [f"{made}/static.tfrecord-*", str(packed)]
+    with pytest.raises(ValueError, match=r"one kind of rows; .*static.*packed.tfrecord\."):
+        Batches(both, 64, LENGTH, PREDICTIONS)
+
+
 @pytest.mark.parametrize("names", [("static", "static_packed"), ("static_packed", "static")])
 def test_packed_rows_among_others_are_refused_without_manifests_too(made, tmp_path, names):
     paths = [tmp_path / f"{number}.tfrecord" for number in range(2)]

@@ -31,7 +31,7 @@ from small_text import SHARED
 
 import official_bert
 from official_bert import convert_checkpoint, run_classifier
-from official_bert.commands import commands, refused
+from official_bert.commands import commands, fine_tuning, refused
 from official_bert.run_classifier import Classify
 from official_bert.tasks import glue, metrics
 
@@ -258,6 +258,22 @@ def test_it_trains_evaluates_and_predicts(whole, small_sentences):
     held_out = [line for line in log_lines(folder) if line["kind"] == "eval"][-1]
     assert results["eval_loss"] == pytest.approx(held_out["loss"], abs=1e-5)
     assert results["eval_accuracy"] == held_out["accuracy"]
+
+
+def test_a_model_reads_texts_of_the_length_of_its_training(trained, capsys):
+    named = without(trained, "do_train", "max_seq_length")
+    for given, length, warning in (
+        ({}, trained["max_seq_length"], ""),
+        (
+            {"max_seq_length": 9},
+            9,
+            "--max_seq_length=9 is not the length that the model was trained",
+        ),
+    ):
+        args = Classify(**named | given)
+        assert fine_tuning.resolve_paths(args, ()).max_seq_length == length
+        assert warning in capsys.readouterr().err
+    assert trained["max_seq_length"] not in (9, 128)
 
 
 def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(trained, capsys):

@@ -191,8 +191,15 @@ def test_held_out_records_have_the_vocabulary_of_the_others(files, small_corpus,
         max_predictions_per_seq=5,
         dupe_factor=1,
     )
-    assert call(*as_flags(files | SMALL | {"eval_files": held_out})) == 2
+    given = files | SMALL | {"eval_files": held_out}
+    assert call(*as_flags(given)) == 2
     assert "eval_files must be made with the vocabulary of" in capsys.readouterr().err
+    (tmp_path / "others.tfrecord").write_bytes(  # as of another tool: of an unknown vocabulary
+        next(small_corpus.folder.glob("train_32.tfrecord-*")).read_bytes()
+    )
+    given |= {"input_files": f"{tmp_path}/others.tfrecord", "model_dir": f"{tmp_path}/unknown"}
+    assert call(*as_flags(given)) == 0
+    assert not (tmp_path / "unknown/vocab.txt").exists()
 
 
 def test_warnings_of_the_builder_come_again_when_its_records_are_opened(
