@@ -7,6 +7,7 @@ above them. The picture needs matplotlib (`pip install "lamb_tf[plot]"`).
 """
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import math
@@ -52,7 +53,7 @@ class _Setting(NamedTuple):
     text: str
 
 
-_NONE = _Setting("–", "–")
+_NONE = _Setting("null", "–")
 
 
 def main(args: Compare) -> None:
@@ -116,7 +117,7 @@ def table(runs: Mapping[str, Contents]) -> str:
     heads = [f"{name} done" if name in differing else name for name in columns]  # of `steps`
     rows = [["run", *differing, *heads]]
     for name, of_run, result in zip(runs, settings, results):
-        told = [of_run.get(setting, _NONE).text for setting in differing]
+        told = [_told(setting, of_run, settings) for setting in differing]
         rows.append([name, *told, *(result.get(column, "–") for column in columns)])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
@@ -134,14 +135,23 @@ def _settings(run):
     stages = [{n: v for n, v in s.items() if n not in left_out} for s in run.get("stages", ())]
     named["stages"] = stages[0] if len(stages) == 1 else stages
     found = {
-        re.sub(r"^(stages|optimizer)\.(?!\d)", "", name): _Setting(text, text)
-        for name, text in ((name, _text(value)) for name, value in run_files.flat(named).items())
+        re.sub(r"^(stages|optimizer)\.(?!\d)", "", name): _Setting(json.dumps(value), _text(value))
+        for name, value in run_files.flat(named).items()
     }
     files = {"input_files": run.get("records"), "init_checkpoint": [run.get("init_weights")]}
     for name, digests in files.items():
         if content := ", ".join(str(one).rpartition("-")[2][:6] for one in digests or () if one):
             found[name] = _Setting(content, f"{_text(run.get(name))} ({content})")
     return found
+
+
+def _told(name, of_run, settings):
+    """A setting as text; with a digest if another one has the same text."""
+    own = of_run.get(name, _NONE)
+    alike = {o.content for s in settings if (o := s.get(name, _NONE)).text == own.text}
+    if len(alike) == 1:
+        return own.text
+    return f"{own.text} ({hashlib.sha256(own.content.encode()).hexdigest()[:6]})"
 
 
 def _text(value):

@@ -259,7 +259,7 @@ def _create(args, settings, report):
             return counts | {"seconds": time.monotonic() - started}
         made, counts = builder.finish(parts) if finishes else builder.run()
     counts |= read()["counts"]
-    warned = coverage.warnings(counts, plan)
+    warned = read()["warnings"] + coverage.dropped(counts, plan) + coverage.warnings(counts, plan)
     tokens = "\n".join(vocabulary)  # written into the folder of a run
     manifest.write(
         shards, described | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
@@ -268,8 +268,7 @@ def _create(args, settings, report):
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = coverage.describe(summary, settings.max_seq_length)
-        left_out = read()["warnings"] + coverage.dropped(counts, plan)
-        report("\nwarning: ".join([said, *left_out, *warned]))
+        report("\nwarning: ".join([said, *warned]))
     return summary
 
 
@@ -315,7 +314,7 @@ def _finished(shards: list[str], described: dict, finishes: bool) -> dict | None
     made = manifest.read(manifest.path_for(shards))
     if not made:
         return None
-    if finishes and not build_shares.folders(shards):
+    if finishes and not build_shares.are_complete(shards):  # nor any more, when they are removed
         if build_shares.comparable({key: made.get(key) for key in described}) != (
             build_shares.comparable(described)
         ):

@@ -73,6 +73,16 @@ def folders(shards: list[str]) -> dict[Place, Share]:
     return {path: Share(int(match[1]), int(match[2])) for path, match in named if match}
 
 
+def are_complete(shards: list[str]) -> bool:
+    """Whether all shares of a build are there and complete."""
+    found = folders(shards)
+    return (
+        bool(found)
+        and len(found) == max(share.count for share in found.values())
+        and all(manifest.read_note(f"{path}/{_NOTE}") for path in found)
+    )
+
+
 def require_none(shards: list[str]) -> None:
     """Refuses a build on one machine where shares of one were begun.
 

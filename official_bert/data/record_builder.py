@@ -88,6 +88,8 @@ class Builder:
             of_text: Returns the counts of the whole text, and warnings, once it has been read.
         """
         assert self._share
+        if (building := as_path(manifest.building_folder(self._shards))).is_dir():
+            locks.require_free(building)  # and leave no folder in it
         as_path(self._folder).mkdir(parents=True, exist_ok=True)
         with locks.exclusive(as_path(self._folder)):
             # `finish` locks the two folders in the other order, so one of them sees the other.

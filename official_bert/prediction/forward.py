@@ -200,7 +200,7 @@ def sentences(given: Iterable[str | Sequence[str]]) -> list[tuple[str, str | Non
     found: list[tuple[str, str | None]] = []
     for number, one in enumerate(_listed(given, "texts")):
         name = f"text {number}"
-        first, second = (one, None) if isinstance(one, str) else _pair(one, name)
+        first, second = (one, None) if isinstance(one, str) else _pair(one, name, "a text or ")
         _require_text(first, name)
         if not isinstance(one, str):
             _require_text(second, f"the second sentence of {name}")
@@ -257,9 +257,11 @@ def _listed(given, what):
         raise ValueError(f"{what} must be a list; got {type(given).__name__}.") from None
 
 
-def _pair(given, what):
+def _pair(given, what, else_text=""):
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"{what} must be a pair of texts, (first, second); got {given!r:.99}.")
+        raise ValueError(
+            f"{what} must be {else_text}a pair of texts, (first, second); got {given!r:.99}."
+        )
     return given
 
 

@@ -173,7 +173,12 @@ def _conll_lines(path: str) -> Iterator[tuple[int, str, list[str] | None]]:
 
 
 def _is_comment(cells, width, within):
-    return not within and cells[0].startswith("#") and len(cells) != width
+    """Whether a line before a sentence is no word: other columns, or words such as `# id 7`."""
+    if within or not cells[0].startswith("#"):
+        return False
+    return len(cells) != width or (
+        width > 1 and cells[0] == "#" and ("=" in cells or cells[-1].isdecimal())
+    )
 
 
 def _columns(path):

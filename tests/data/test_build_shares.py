@@ -229,6 +229,9 @@ def test_no_part_begins_while_another_process_finishes(text, shares, expected):
     message = "Another process works in .*a.building"
     with locks.exclusive(shares / "a.building"), pytest.raises(ValueError, match=message):
         build(text, shares, "1/2", other)
+    with locks.exclusive(shares / "a.building"), pytest.raises(ValueError, match=message):
+        build(text, shares, "1/3")
+    assert not (shares / "a.building/1-of-3").exists()
     assert contents(shares / "a.building/1-of-2") == before
     build(text, shares, "finish")
     assert contents(shares) == expected
@@ -261,7 +264,11 @@ def test_a_finished_build_leaves_the_parts_of_another_one(text, tmp_path):
 def test_finishing_again_has_nothing_to_do_even_if_the_times_of_the_text_are_others(
     text, shares, expected
 ):
+    part = contents(shares / "a.building/1-of-2")
     made = build(text, shares, "finish")
+    (shares / "a.building/1-of-2").mkdir(parents=True)  # as if killed while it removed the parts
+    for name, content in part.items():
+        (shares / "a.building/1-of-2" / name).write_bytes(content)
     status = os.stat(text.path)
     os.utime(text.path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
     try:

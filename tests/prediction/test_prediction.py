@@ -186,10 +186,10 @@ def test_numbers_keep_to_the_bounds_of_their_scale(make_classifier):
     [
         (True, [("a", "b"), "the cat"], "text 1 must be a pair of sentences.*; got one sentence"),
         (False, [("a", "b")], "text 0 must be a single sentence, .*; got a pair"),
-        (None, [("a", "b", "c")], "text 0 must be a pair of texts"),
+        (None, [("a", "b", "c")], "text 0 must be a text or a pair of texts"),
         (None, [("a", None)], "the second sentence of text 0 must be text .*; got None"),
         (None, "the cat", "texts must be a list, .*; got one text"),
-        (None, [None], "text 0 must be a pair .*; got None"),
+        (None, [None], "text 0 must be a text or a pair .*; got None"),
     ],
 )
 def test_what_is_no_sentence_for_the_model_is_refused(make_classifier, takes_pairs, texts, message):

@@ -112,7 +112,7 @@ def test_special_tokens_in_a_text_are_read_as_characters(model):
     ("arguments", "message"),
     [
         ({"texts": "a cat"}, "texts must be a list, such as"),
-        ({"texts": ["a", 7]}, "text 1 must be a pair of texts"),
+        ({"texts": ["a", 7]}, "text 1 must be a text or a pair of texts"),
         ({"texts": ["\ud800"]}, "text 0 must be valid Unicode"),
         ({"texts": ["a"], "pooling": "first"}, "pooling must be mean or cls or max; got 'first'"),
         ({"texts": ["a"], "pooling": ["cls"]}, r"pooling must be mean or cls or max; got .+cls"),

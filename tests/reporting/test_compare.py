@@ -93,6 +93,28 @@ def test_settings_of_one_stage_have_short_names_and_files_are_compared_by_conten
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("learning_rate", 1e-3, 1.00001e-3),
+        (
+            "class_weights",
+            [0.9523809523809523, 1.1111111111111112, 0.98],
+            [9.5, 1.1111111111111112, 0.98],
+        ),
+        ("freeze", ["a" * 50], ["b", "a" * 50]),
+    ],
+)
+def test_settings_that_differ_where_the_table_shortens_them_are_told_apart(
+    tmp_path, capsys, name, one, other
+):
+    for folder, value in (("a", one), ("b", other)):
+        write_run(tmp_path / folder, [1], stages=[STAGE], optimizer={name: value})
+    assert call(tmp_path / "a", tmp_path / "b") == 0
+    found = rows(capsys.readouterr().out)
+    assert found["a"][name] != found["b"][name]
+
+
 def test_steps_that_minutes_gave_are_no_setting_and_other_ones_are_told_from_those_done(
     tmp_path, capsys
 ):

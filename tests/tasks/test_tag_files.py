@@ -105,6 +105,14 @@ def test_prefixed_and_plain_tags_cannot_be_converted(tmp_path):
         tag_files.read_tagged(path, "IOB2")
 
 
+def test_comments_with_the_columns_of_words_are_no_words(tmp_path):
+    lines = ["# id 7", "Anna NNP B-PER", "# 5 O", "", "# sent_id = 8", "# NN O", "Ben NNP B-PER"]
+    path = tmp_path / "a.conll"
+    path.write_text("\n".join(lines) + "\n")
+    sentences, _ = tag_files.read_tagged(str(path))
+    assert sentences.words == [["Anna", "#"], ["#", "Ben"]]
+
+
 # Predictions
 
 
