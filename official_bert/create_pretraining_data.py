@@ -259,7 +259,7 @@ def _create(args, settings, report):
             return counts | {"seconds": time.monotonic() - started}
         made, counts = builder.finish(parts) if finishes else builder.run()
     counts |= read()["counts"]
-    warned = read()["warnings"] + coverage.dropped(counts, plan) + coverage.warnings(counts, plan)
+    warned = coverage.warnings(counts, plan)
     tokens = "\n".join(vocabulary)  # written into the folder of a run
     manifest.write(
         shards, described | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
@@ -268,7 +268,8 @@ def _create(args, settings, report):
     summary = counts | {"seconds": time.monotonic() - started}
     if report:
         said = coverage.describe(summary, settings.max_seq_length)
-        report("\nwarning: ".join([said, *warned]))
+        left_out = read()["warnings"] + coverage.dropped(counts, plan)
+        report("\nwarning: ".join([said, *left_out, *warned]))
     return summary
 
 
