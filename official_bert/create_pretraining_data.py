@@ -315,7 +315,7 @@ def _finished(shards: list[str], described: dict, finishes: bool) -> dict | None
     made = manifest.read(manifest.path_for(shards))
     if not made:
         return None
-    if finishes and not build_shares.are_complete(shards):  # nor any more, when they are removed
+    if finishes and not build_shares.are_complete(shards):  # `finish` may have removed some
         if build_shares.comparable({key: made.get(key) for key in described}) != (
             build_shares.comparable(described)
         ):
