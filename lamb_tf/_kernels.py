@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from lamb_tf._replicas import BACKEND, Stack, are_distributed, cast, first_replica, on, read, stack
+from lamb_tf._replicas import (
+    BACKEND,
+    Stack,
+    are_distributed,
+    cast,
+    first_replica,
+    on,
+    read,
+    row_positions,
+    stack,
+)
 from lamb_tf._types import Slots, Tensor, Variables
 from lamb_tf.compile_target import KNOWS_XLA, compiles_for_cpu, in_xla, target
 
@@ -330,13 +340,15 @@ def parts(
         if len(positions) == 1:
             row = variables[first], states[first], gradients[first], scales[first]
             return Part(positions, *row, slice_axes[first])
-        state = {name: Stack([states[i][name] for i in positions]) for name in states[first]}
+        state = {n: Stack([states[i][n] for i in positions], rows) for n in states[first]}
         scale = None if scales[first] is None else stack([scales[i] for i in positions])
-        variable = Stack([variables[i] for i in positions])
+        variable = Stack([variables[i] for i in positions], rows)
         gradient = stack([gradients[i] for i in positions])
         return Part(positions, variable, state, gradient, scale, axes=(0,))
 
     found = []
+    largest = max(map(len, kinds.values()), default=0)
+    rows = row_positions(largest if largest > 1 else 0)
     for positions in kinds.values():
         count = len(positions)
         if BACKEND == "torch":

@@ -386,10 +386,16 @@ def cast(value: Tensor, dtype: str) -> Tensor:
 
 
 class Stack:
-    """Variables of one shape, on JAX or torch, as one; its first axis counts them."""
+    """Variables of one shape, on JAX or torch, as one; its first axis counts them.
 
-    def __init__(self, variables: Variables):
+    Args:
+        variables: The variables.
+        positions: On JAX 0, 1, … as `row_positions` has them.
+    """
+
+    def __init__(self, variables: Variables, positions: Sequence[Tensor]):
         self._variables = variables
+        self._positions = positions
         self._values = [variable.value for variable in variables]
         self.shape = (len(variables), *variables[0].shape)
 
@@ -404,12 +410,16 @@ class Stack:
         if BACKEND == "torch":
             torch._foreach_copy_(self._values, value.unbind())
             return
-        # The position of a row is an argument that XLA does not know beforehand, so that all rows
-        # share a kernel.
-        positions = jax.lax.optimization_barrier(jax.numpy.arange(len(self._variables)))
-        for i, variable in enumerate(self._variables):
-            row = ops.take(positions, [i, 0])[0]
+        for variable, row in zip(self._variables, self._positions):
             variable.assign(jax.lax.dynamic_index_in_dim(value, row, keepdims=False))
+
+
+def row_positions(count: int) -> list[Tensor]:
+    """0, 1, … as numbers that XLA does not know beforehand, so that all rows share a kernel."""
+    if BACKEND != "jax":
+        return []
+    unknown = jax.lax.optimization_barrier(jax.numpy.arange(count))
+    return [ops.take(unknown, [i, 0])[0] for i in range(count)]
 
 
 def no_autograd() -> AbstractContextManager:
