@@ -227,7 +227,7 @@ def _as_arguments(given):
     """The settings of an optimizer, given as a mapping or its JSON, as a plain dictionary."""
     try:
         text = given if isinstance(given, str) else json.dumps(dict(given), allow_nan=False)
-        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        found = settings.strict_json(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"optimizer_settings must be JSON; got {given!r}: {error}.") from None
     if not isinstance(found, dict):
@@ -235,16 +235,6 @@ def _as_arguments(given):
             f"""optimizer_settings must be a JSON object, such as '{{"beta_2": 0.98}}'; got """
             f"{given!r}."
         )
-    return found
-
-
-def _refuse_constant(name):
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _unique(pairs):
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a name is given twice")
     return found
 
 

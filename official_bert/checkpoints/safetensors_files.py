@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from official_bert.checkpoints.source import Tensor
+from official_bert.system import settings
 from official_bert.system.whole_files import start_writing_out
 
 DTYPES = {
@@ -47,7 +48,7 @@ def read(path: str | os.PathLike) -> dict[str, Tensor]:
             raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
         header = file.read(length)
     try:
-        entries = json.loads(header, object_pairs_hook=_without_repetition)
+        entries = settings.strict_json(header)
         entries.pop("__metadata__", None)
         tensors = {name: _entry(path, 8 + length, entry) for name, entry in entries.items()}
         ranges = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
@@ -110,13 +111,6 @@ def _entry(path, start, entry) -> Tensor:
         return array
 
     return Tensor(tuple(shape), dtype, read_bytes)
-
-
-def _without_repetition(pairs: list[tuple[str, object]]) -> dict:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return entries
 
 
 def _damaged(path, problem) -> ValueError:

@@ -18,6 +18,7 @@ words nor bounds: its field is `log_steps: int = like(Report, "log_steps")`, and
 
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -164,3 +165,21 @@ def check(settings: Any) -> None:
                 fault = f"must be {', '.join(choices[:-1])} or {choices[-1]}; got {each!r}."
         if fault:
             raise ValueError(f"{field.name} {fault}")
+
+
+def strict_json(text: str | bytes) -> Any:
+    """The value of a JSON text; raises ValueError on repeated names, infinities and NaN, too."""
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_with_unique_names)
+
+
+def _refuse_constant(name):
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _with_unique_names(pairs):
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name[:99]!r} is given twice")
+        found[name] = value
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from official_bert.model import Tensor
+from official_bert.system import settings
 from official_bert.tasks import labels, metrics
 from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
 from official_bert.tasks.tables import Examples
@@ -288,19 +289,13 @@ def _balanced(classes, examples):
     return tuple((counts.sum() / (len(counts) * counts)).tolist())
 
 
-def _unique(pairs):
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a class is named twice")
-    return found
-
-
 def _weight_table(given: str) -> dict:
     try:
         text = given
         if not given.lstrip().startswith("{"):
             with open(given, encoding="utf-8-sig") as file:
                 text = file.read()
-        table = json.loads(text, object_pairs_hook=_unique)
+        table = settings.strict_json(text)
         if not isinstance(table, dict):
             raise TypeError("it is no object")
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -37,12 +37,13 @@ def test_a_table_is_given_as_text_or_as_a_file(tmp_path):
         ("balanced", "train.tsv must have examples of each class to balance them; got none of 'm"),
         ("equal", r"must be balanced, a JSON object such as .*; got \'equal\' \(.*No such file"),
         ("{", "must be balanced, a JSON object"),
-        ('{"ham": 1, "maybe": 1, "spam": 1, "ham": 9}', r"\(a class is named twice\)"),
+        ('{"ham": 1, "maybe": 1, "spam": 1, "ham": 9}', r"\(the name 'ham' is given twice\)"),
+        ('{"ham": NaN}', r"\(NaN is no number of JSON\)"),
         ("{}", "a weight for each of 'ham', 'maybe', 'spam' and no other; got none"),
         ('{"ham": 1, "maybe": 1, "spam": 1, "Spam": 2}', "and no other; got 'ham', .*'Spam'"),
         *[
             (f'{{"ham": 1, "maybe": 1, "spam": {weight}}}', "numbers from 1e-06 to 1e.06; got")
-            for weight in ("0", "-1", "true", "NaN", "Infinity", "1e7", '"2"', "null", "[1]")
+            for weight in ("0", "-1", "true", "1e7", '"2"', "null", "[1]")
         ],
     ],
 )
