@@ -2,8 +2,11 @@
 
 import dataclasses
 import itertools
+import pathlib
 import re
+import signal
 
+import jax_training
 import keras
 import numpy as np
 import optimizer_runs
@@ -16,6 +19,7 @@ from small_runs import (
     SHORT,
     assert_same,
     begin,
+    final_tensors,
     log_lines,
     make_run,
     train,
@@ -99,6 +103,33 @@ def test_a_resumed_run_has_the_same_bits_and_the_engines_agree(
     assert one_go["optimizer/iterations"] == on_jax["optimizer/iterations"] == 3
     moved = [n for n, v in weights(one_go).items() if not np.array_equal(v, before[n])]
     assert len(moved) > len(weights(one_go)) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "kinds"), [("tensorflow", KINDS[3:]), ("jax", KINDS)])
+def test_a_killed_run_of_any_optimizer_resumes_to_the_same_bits(
+    small_corpus, tmp_path, backend, kinds
+):
+    jobs = [
+        jax_training.job(
+            small_corpus,
+            tmp_path / f"{number}",
+            stages=[{"steps": 12}],
+            optimizer={"type": kind},
+            options={"steps_per_loop": 1},
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    for job in jobs:
+        killed = jax_training.run_process([job | {"killed_at": 8}], tmp_path, backend=backend)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    in_one_go = [job | {"model_dir": f"{job['model_dir']}_in_one_go"} for job in jobs]
+    done = jax_training.run_process(jobs + in_one_go, tmp_path, backend=backend)
+    assert done.returncode == 0, done.stderr
+    for resumed, whole in zip(jobs, in_one_go):
+        folders = [pathlib.Path(job["model_dir"]) for job in (resumed, whole)]
+        assert_same(*map(final_tensors, folders))
+        assert log_lines(folders[0]) == log_lines(folders[1])
 
 
 def test_two_replicas_clip_the_summed_gradient_as_one_does(request, on_jax, tmp_path):
