@@ -108,7 +108,8 @@ def engine_loop(run, engine, updates, feed=None, measures_noise=False):
 
 def trainer_loop(run, updates, model_dir):
     """A `Trainer`, and a function that runs `updates` of its updates, one per call of the graph."""
-    from official_bert.engines.strategies import make_strategy
+    import tensorflow as tf
+
     from official_bert.engines.tf_distribute import TfDistribute
     from official_bert.stages import LoopOptions
     from official_bert.system import memory
@@ -116,7 +117,7 @@ def trainer_loop(run, updates, model_dir):
 
     memory.tune_malloc()  # as the commands do
     (stage,) = run.stages
-    engine = TfDistribute(make_strategy("off"))
+    engine = TfDistribute(tf.distribute.get_strategy())
     trainer = Trainer(run, LoopOptions(log_steps=updates, tensorboard=True), engine, model_dir)
     batches = trainer._records.training(stage)
     feed = engine.feed(lambda *_: batches, range(stage.steps))
@@ -141,13 +142,12 @@ def bare_updates(trainer, updates):
     """A function that runs forward pass, backward pass and update on the first batch of a run."""
     import tensorflow as tf
 
-    from official_bert.engines.tf_update import make_replica_update, parts_at_once
+    from official_bert.engines.tf_update import make_replica_update
 
     run, strategy = trainer.run, tf.distribute.get_strategy()
     batch = trainer._records.training(run.stages[0])[0]
     batch = {name: tf.constant(values) for name, values in batch.items()}
-    given = trainer.model, trainer.optimizer, parts_at_once(strategy)
-    replica_update = make_replica_update(run, *given)
+    replica_update = make_replica_update(run, trainer.model, trainer.optimizer)
 
     @tf.function
     def update(step):

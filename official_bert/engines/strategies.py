@@ -37,9 +37,6 @@ def make_strategy(
 ) -> tf.distribute.Strategy:
     """The strategy that the flags of the official script select.
 
-    On a CPU with two to four cores, it also sets TensorFlow's threads per operation to one for the
-    whole process, if nothing has been computed yet and the user has set no number.
-
     Args:
         name: One of `STRATEGIES`.
         num_gpus: GPUs of this host to use; 0 trains on the CPU. `None`: one if there is one; with

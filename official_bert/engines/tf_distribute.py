@@ -73,23 +73,16 @@ class TfDistribute(Engine):
             first = self._strategy.experimental_local_results
             return tf.nest.map_structure(lambda value: first(value)[0], found)
 
-        most = tf_update.parts_at_once(self._strategy)
-
-        def side_by_side(*parts):
-            found = [of_all(part) for part in parts]
-            return tf.nest.map_structure(lambda *of: tf.concat(of, 0), *found)
-
         @functools.cache
-        def graph(signature, count):
+        def graph(signature):
             specs = {name: tf.TensorSpec([None] * rank, dtype) for name, rank, dtype in signature}
-            settings = {} if self.compiles_each_shape else {"input_signature": count * [specs]}
-            return tf.function(side_by_side, autograph=False, **settings)
+            settings = {} if self.compiles_each_shape else {"input_signature": [specs]}
+            return tf.function(of_all, autograph=False, **settings)
 
         def outputs(batch):
             signature = tuple((name, rows.ndim, rows.dtype) for name, rows in batch.items())
             tensors = {name: tf.constant(rows) for name, rows in batch.items()}
-            parts = tf_update.row_parts(tensors, most)
-            found = graph(signature, len(parts))(*parts)
+            found = graph(signature)(tensors)
             return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
         return outputs

@@ -8,9 +8,7 @@ replicas nor of micro-batches.
 
 import dataclasses
 import functools
-import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,6 @@ from official_bert.protocols import LoopState, Reductions
 if TYPE_CHECKING:
     from official_bert.protocols import Task, UpdateSettings
 
-MAX_PARTS = 4  # on more cores nothing was measured, and each part lengthens the graph
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
@@ -48,7 +45,7 @@ def make_training_loop(
     Returns:
         A `TrainingLoop`.
     """
-    replica_update = make_replica_update(run, model, optimizer, parts_at_once(strategy))
+    replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
     clock = tf.timestamp if measures_input_wait(strategy) else lambda: tf.zeros((), tf.float64)
     totals = _shared_totals(strategy, len(run.task.sums) + 1)
@@ -138,33 +135,8 @@ def _tensors(state):
     }
 
 
-def parts_at_once(strategy: tf.distribute.Strategy) -> int:
-    """Parts of the rows to compute side by side: one for each core of a CPU with few cores.
-
-    A small model's operations are too short to be divided among cores, so the rows can be. It is 1
-    unless the process gave operations one thread each, by
-    `tf.config.threading.set_intra_op_parallelism_threads(1)`; and with several replicas, and on
-    other devices. Nothing here does that: some runs with it ended in a segmentation fault within
-    TensorFlow.
-    """
-    if tf.config.threading.get_intra_op_parallelism_threads() != 1:
-        return 1
-    on_cpu = measures_input_wait(strategy) and not tf.config.list_logical_devices("GPU")
-    return few_cores() if on_cpu and strategy.num_replicas_in_sync == 1 else 1
-
-
-def few_cores() -> int:
-    """The number of cores of this process, or 1 if there are more than `MAX_PARTS`."""
-    own = getattr(os, "sched_getaffinity", None)  # Linux has it
-    cores = len(own(0)) if own else os.cpu_count() or 1
-    return cores if cores <= MAX_PARTS else 1
-
-
 def make_replica_update(
-    run: "UpdateSettings",
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    parts: int = 1,
+    run: "UpdateSettings", model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[..., tf.Tensor]:
     """The work of a replica for one step, to be called in `strategy.run`.
 
@@ -172,7 +144,6 @@ def make_replica_update(
         run: A `stages.Run`.
         model: The task's model, made in the strategy's scope.
         optimizer: The optimizer, built on the model's trainable variables.
-        parts: Parts of a micro-batch's rows to compute side by side.
 
     Returns:
         A function `replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None)` of
@@ -183,8 +154,6 @@ def make_replica_update(
     forward_backward = _make_forward_backward(run, model)
     if run.enable_xla:
         forward_backward = tf.function(forward_backward, jit_compile=True)
-    if parts > 1:
-        forward_backward = _in_parts(forward_backward, parts)
 
     @tf.autograph.experimental.do_not_convert
     def replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None):
@@ -212,14 +181,11 @@ def make_evaluation_step(
     """A function that returns the task's sums of the next batch of a distributed iterator."""
 
     totals = _shared_totals(strategy, len(task.sums))
-    most = parts_at_once(strategy)
-
-    def sums_of(rows):
-        return _stacked(task, task.batch_sums(model(rows, training=False), rows))
 
     @tf.autograph.experimental.do_not_convert
     def on_replica(batch):
-        _put_total(totals, tf.add_n([sums_of(rows) for rows in row_parts(batch, most)]))
+        sums = _stacked(task, task.batch_sums(model(batch, training=False), batch))
+        _put_total(totals, sums)
 
     @tf.function
     def evaluation_step(iterator):
@@ -275,37 +241,6 @@ def _make_forward_backward(run, model):
         return dense, _stacked(task, sums)
 
     return forward_backward
-
-
-def _in_parts(forward_backward, most):
-    """The same, as branches of the graph that each have a part of the rows.
-
-    Their sums have one order, so which branch ends first does not matter.
-    """
-    of_part = tf.function(forward_backward, autograph=False)  # traced once for equal parts
-
-    def in_parts(batch, weights, seeds, loss_scale):
-        parts = row_parts({**batch, "seeds": seeds}, most)
-        found = [of_part(part, weights, part.pop("seeds"), loss_scale) for part in parts]
-        gradients, sums = zip(*found, strict=True)
-        return [tf.add_n(each) for each in zip(*gradients, strict=True)], tf.add_n(sums)
-
-    return in_parts
-
-
-def row_parts(batch: Mapping[str, tf.Tensor], most: int) -> list[dict[str, tf.Tensor]]:
-    """The rows of a batch in parts of about the same size, in order.
-
-    Args:
-        batch: Tensors (B, …).
-        most: Number of parts. There are fewer if there are fewer rows, and one if B is not known.
-    """
-    rows = next(iter(batch.values())).shape[0] or 1
-    count = min(most, rows)
-    if count == 1:
-        return [dict(batch)]
-    ends = [rows * part // count for part in range(count + 1)]
-    return [{n: v[a:b] for n, v in batch.items()} for a, b in itertools.pairwise(ends)]
 
 
 def _with_squares(forward_backward):

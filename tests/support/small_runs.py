@@ -51,19 +51,6 @@ def train(*arguments, **settings):
     return trainer
 
 
-def counted_parts(monkeypatch):
-    """A list of how many parts each batch of a graph is divided into, from now on."""
-    counts, divide = [], tf_update.row_parts
-
-    def counting(*arguments):
-        parts = divide(*arguments)
-        counts.append(len(parts))
-        return parts
-
-    monkeypatch.setattr(tf_update, "row_parts", counting)
-    return counts
-
-
 def losses_of_updates(run, model, optimizer, batches, updates):
     """The loss of each update, made by the loop in a call of its own."""
     strategy = tf.distribute.get_strategy()

@@ -48,18 +48,13 @@ def scales_by_definition(run, replicas):
     return found
 
 
-@pytest.mark.parametrize(("replicas", "parts"), [(2, 1), (1, 2)])
-def test_the_first_line_has_the_noise_scale_of_its_micro_batches(
-    small_corpus, tmp_path, monkeypatch, replicas, parts
-):
-    """Which parts of their rows are computed side by side does not matter."""
-    monkeypatch.setattr(tf_update, "parts_at_once", lambda _: parts)
+def test_the_first_line_has_the_noise_scale_of_its_micro_batches(small_corpus, tmp_path):
     stage = dataclasses.replace(SHORT, steps=1, batch_size=32)
     run = small_runs.make_run(small_corpus, [stage], gradient_accumulation_steps=2)
     options = dataclasses.replace(MEASURING, tensorboard=True)
-    small_runs.train(run, tmp_path, options, two_replicas() if replicas == 2 else None)
+    small_runs.train(run, tmp_path, options, two_replicas())
     (line,) = log_lines(tmp_path)
-    expected = scales_by_definition(run, replicas)
+    expected = scales_by_definition(run, replicas=2)
     found = {"": line["noise_scale"], **line["noise_scales"]}
     assert found.keys() == expected.keys() == {"", "embeddings", "layer_0", "head"}
     assert found == pytest.approx(expected, rel=1e-3)
@@ -68,11 +63,7 @@ def test_the_first_line_has_the_noise_scale_of_its_micro_batches(
     assert curves["noise_scale/head"] == {1: pytest.approx(line["noise_scales"]["head"])}
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_killed_run_resumes_it_exactly_and_measuring_changes_no_weights(
-    small_corpus, tmp_path, monkeypatch, parts
-):
-    monkeypatch.setattr(tf_update, "parts_at_once", lambda _: parts)
+def test_a_killed_run_resumes_it_exactly_and_measuring_changes_no_weights(small_corpus, tmp_path):
     optimizer = Optimizer(type="muon")  # not one of lamb_tf's
     settings = {"gradient_accumulation_steps": 2, "dtype": "fp16", "optimizer": optimizer}
     run = small_runs.make_run(small_corpus, [SHORT], **settings)
