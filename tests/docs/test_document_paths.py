@@ -13,6 +13,10 @@ PATH = re.compile(
 )
 
 
+def prose(document):
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_path_that_a_document_names_exists(document):
     named = set(PATH.findall(document.read_text()))
@@ -22,10 +26,26 @@ def test_every_path_that_a_document_names_exists(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_link_of_a_document_leads_to_a_file(document):
-    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose(document))
     relative = {link for link in links if "://" not in link}
     assert {link for link in relative if not (document.parent / link).exists()} == set()
+
+
+def anchors(document):
+    """GitHub's, from the titles; unlike those of the site, they keep neighbouring hyphens."""
+    titles = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    plain = (re.sub(r"\]\([^)]*\)", "]", title).lower() for title in titles)
+    found = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain]
+    again = (f"{a}-{found[:n].count(a)}" for n, a in enumerate(found) if a in found[:n])
+    return {*found, *again}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_within_the_documents_leads_to_a_title_on_github(document):
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", prose(document))
+    targets = ((document.parent / path if path else document, anchor) for path, anchor in links)
+    pages = ((page, anchor) for page, anchor in targets if page.is_file() and page.suffix == ".md")
+    assert {(page.name, anchor) for page, anchor in pages if anchor not in anchors(page)} == set()
 
 
 def test_the_paths_of_this_test_are_found_in_text():
