@@ -13,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from official_bert.data import arrow_files, text_files
@@ -34,6 +34,7 @@ _WIDTH_HINTS = {
     "line breaks as CSV or JSON lines.",
     "csv": "In CSV, put texts with commas or line breaks in quotation marks.",
 }
+REMEDY = "Fill in such rows, or remove them."
 # Stands for a CR within a line while `csv`, which would refuse it, splits the line. Text decoded
 # from UTF-8 cannot contain this code point.
 _HIDDEN_CR = "\udc0d"
@@ -150,6 +151,7 @@ def rows(
     header: Sequence[str] | None,
     broken: Callable[[int, str], object],
     lists: Sequence[str] = (),
+    remedies: Mapping[str, str] | None = None,
 ) -> _Rows:
     """The cells of some columns as text, with the line or row on which each begins, from 1.
 
@@ -161,29 +163,33 @@ def rows(
             cells. If it returns, the row is left out.
         lists: Columns of JSON lines, Parquet and Arrow that may hold lists of texts and numbers,
             which become JSON.
+        remedies: By column, what to do about another value, for the message.
 
     Raises:
         ValueError: the file cannot be read, lacks a column, or has another value than a text or a
             number in one. The message names the file, the line and what to do.
     """
+    remedies = dict.fromkeys(names, REMEDY) | dict(remedies or {})
     if os.path.isdir(path):
         first = 0
         for file in files_in(path):
             number = 0
-            for number, row in _arrow_rows(file, names, lists):
+            for number, row in _arrow_rows(file, names, lists, remedies):
                 yield first + number, row
             first += number
         return
     form = format_of(path)
     if form in arrow_files.FORMS:
-        yield from _arrow_rows(path, names, lists)
+        yield from _arrow_rows(path, names, lists, remedies)
     elif form == "jsonl":
-        yield from _fields(path, names, lists)
+        yield from _fields(path, names, lists, remedies)
     else:
         yield from cells(path, form, names, header, broken)
 
 
-def _arrow_rows(path: str, names: Sequence[str], lists: Sequence[str]) -> _Rows:
+def _arrow_rows(
+    path: str, names: Sequence[str], lists: Sequence[str], remedies: Mapping[str, str]
+) -> _Rows:
     form = format_of(path)
     for number, row in arrow_files.rows(path, form, names, numbers=True):
         for cell, name in zip(row, names):
@@ -191,7 +197,7 @@ def _arrow_rows(path: str, names: Sequence[str], lists: Sequence[str]) -> _Rows:
             faults = (arrow_files.not_text(one, name) for one in (cell if is_list else [cell]))
             fault = next(filter(None, faults), None)
             if fault:
-                raise ValueError(f"{path}, row {number} {fault}. Remove or fill in such rows.")
+                raise ValueError(f"{path}, row {number} {fault}. {remedies[name]}")
         yield number, [cell if isinstance(cell, str) else json.dumps(cell) for cell in row]
 
 
@@ -358,14 +364,16 @@ def json_objects(path: str) -> Iterator[tuple[int, "_Pairs"]]:
         yield number, fields
 
 
-def _fields(path: str, names: Sequence[str], lists: Sequence[str]) -> _Rows:
+def _fields(
+    path: str, names: Sequence[str], lists: Sequence[str], remedies: Mapping[str, str]
+) -> _Rows:
     """The values of the columns `names` in each object, as text."""
     for number, fields in json_objects(path):
         place = f"{path}, line {number}"
-        yield number, [_field(place, fields, name, name in lists) for name in names]
+        yield number, [_field(place, fields, n, n in lists, remedies[n]) for n in names]
 
 
-def _field(place: str, fields: _Pairs, name: str, may_be_list: bool) -> str:
+def _field(place: str, fields: _Pairs, name: str, may_be_list: bool, remedy: str) -> str:
     if name not in fields or name in fields.twice:
         found = "several" if name in fields.twice else "none"
         raise ValueError(
@@ -373,21 +381,22 @@ def _field(place: str, fields: _Pairs, name: str, may_be_list: bool) -> str:
         )
     value = fields[name]
     if may_be_list and isinstance(value, list):
-        return json.dumps([_as_text(place, one, name) for one in value])
-    return _as_text(place, value, name)
+        entry = f"{place}: an entry of {name!r}"
+        return json.dumps([_as_text(entry, one, remedy) for one in value])
+    return _as_text(f"{place}: {name!r}", value, remedy, " or a list of texts" * may_be_list)
 
 
-def _as_text(place: str, value: Any, name: str) -> str:
+def _as_text(named: str, value: Any, remedy: str, also: str = "") -> str:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place}: {name!r} must be text or a finite number; got {value}.")
+        raise ValueError(f"{named} must be text or a finite number; got {value}. {remedy}")
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if not isinstance(value, str):
-        raise ValueError(f"{place}: {name!r} must be text; got {json.dumps(value)[:40]}.")
+        raise ValueError(f"{named} must be text{also}; got {json.dumps(value)[:40]}. {remedy}")
     if not value.isascii() and _SURROGATES.search(value):
         raise ValueError(
-            f"{place}: {name!r} must be valid Unicode; got half of a character (a lone surrogate, "
-            "\\ud…)."
+            f"{named} must be valid Unicode; got half of a character (a lone surrogate, "
+            "\\ud…). Remove it."
         )
     return value
 

@@ -226,7 +226,8 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     """The classes of a training set: integers by value, other names by their code points.
 
     Numbers of one value are one class, however they are written. Warns of merged labels, of names
-    that differ only in case or hyphens, and of labels that hardly repeat.
+    that differ only in case or hyphens, of labels that hardly repeat, and of several labels that
+    are one class.
 
     Args:
         examples: The labelled set.
@@ -249,6 +250,13 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
         _require_no_measurements(examples.path, found)
     for warning in _suspicious(examples, spellings):
         print(f"warning: {examples.path}: {warning}", flush=True)
+    split_up = {name: {part.strip() for part in name.split(_SEPARATOR)} for name in spellings}
+    several = sorted(n for n, parts in split_up.items() if len(parts) > 1 and parts <= {*split_up})
+    if several:
+        messages.warn(
+            f"{examples.path}: a class each is made of {named(several)}; if they are several "
+            "labels, give --multi_label."
+        )
     return Classes(_in_order(found))
 
 

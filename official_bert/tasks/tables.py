@@ -3,10 +3,16 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from official_bert.data import table_files
+
+# What to do about a label that is no text.
+_OF_LABELS = (
+    f"{table_files.REMEDY} If an example may have any number of labels, give --multi_label."
+)
+_OF_LISTS = 'Write [] for no label, ["a"] for one and ["a", "b"] for two.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +99,10 @@ def read(
     wanted = [columns.sentence1, columns.sentence2, label, columns.index]
     names = [name for name in wanted if name is not None]
     lists = [columns.label] if label_lists else []
-    table = read_columns(path, names, lists=lists, header=header, skip_broken=skip_broken)
+    remedies = {columns.label: _OF_LISTS if label_lists else _OF_LABELS}
+    table = read_columns(
+        path, names, lists=lists, remedies=remedies, header=header, skip_broken=skip_broken
+    )
     _report_skipped(path, len(table.lines), tuple(table.skipped))
     sentences1 = table.columns[columns.sentence1]
     sentences2, labels, index = (name and table.columns[name] for name in wanted[1:])
@@ -117,6 +126,7 @@ def read_columns(
     names: Sequence[str],
     *,
     lists: Sequence[str] = (),
+    remedies: Mapping[str, str] | None = None,
     header: Sequence[str] | None = None,
     skip_broken: bool = False,
 ) -> Table:
@@ -130,6 +140,7 @@ def read_columns(
             `.arrow` file; or a folder of Parquet files or of a dataset (`table_files.files_in`).
         names: The names of the columns to read.
         lists: Those of them that may hold lists, as of `table_files.rows`.
+        remedies: As of `table_files.rows`.
         header: The names of all columns of a file that has no line with names.
         skip_broken: Leave out rows with too few or too many columns instead of refusing them.
 
@@ -152,7 +163,7 @@ def read_columns(
             raise ValueError(f"{path}, line {line} {message}")
         skipped.append(line)
 
-    rows = list(table_files.rows(path, names, header, broken, lists))
+    rows = list(table_files.rows(path, names, header, broken, lists, remedies))
     if not rows:
         raise ValueError(f"{path} must have at least one row; got none.")
     lines, cells = zip(*rows)

@@ -274,6 +274,16 @@ def test_lists_of_class_labels_are_their_names(tmp_path, kind):
             tables.read_columns(path, ["labels"], lists=["labels"])
 
 
+def test_lists_and_nulls_as_labels_are_refused_with_what_to_do(tmp_path):
+    lists = write(tmp_path / "lists.parquet", pa.table({"text": ["A."], "label": [["x"]]}))
+    columns = tables.Columns("text")
+    with pytest.raises(ValueError, match=r"'label'; got a list\. .* give --multi_label\.$"):
+        tables.read(lists, columns)
+    nulls = write(tmp_path / "n.parquet", pa.table({"text": ["A.", "B."], "label": [["x"], None]}))
+    with pytest.raises(ValueError, match=r"row 2 .* 'label'; got null\. Write \[\] for no label"):
+        tables.read(nulls, columns, label_lists=True)
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [

@@ -248,6 +248,12 @@ def test_sets_without_any_label_or_with_others_than_in_training_are_refused():
             LabelSets(wrong)
 
 
+def test_classes_that_seem_to_be_several_labels_are_pointed_out(capsys):
+    labels.find_classes(examples(["joy | anger", "joy", "anger", "joy|love"]))
+    warned = "warning: dev.tsv: a class each is made of 'joy | anger'; if they are several labels,"
+    assert capsys.readouterr().err == f"{warned} give --multi_label.\n"
+
+
 def test_labels_that_seem_to_be_several_are_pointed_out(capsys):
     labels.find_label_sets(examples(["anger,joy", "joy", "anger", "Joy"]))
     warned = capsys.readouterr().err

@@ -211,8 +211,21 @@ def test_a_list_of_labels_is_returned_as_json(write):
         tables.read_columns(path, ["a"], lists=["b"])
     for cell in "[null]", '[["x"]]', "[NaN]", '["\\ud83d"]':
         path = write("t.jsonl", f'{{"a": {cell}}}\n')
-        with pytest.raises(ValueError, match="line 1: 'a' must be"):
+        with pytest.raises(ValueError, match="line 1: an entry of 'a' must be"):
             tables.read_columns(path, ["a"], lists=["a"])
+
+
+@pytest.mark.parametrize("cell", [None, ["x", None], [["x"]], {"x": 1}, [{"x": 1}]])
+def test_a_label_that_is_no_text_is_refused_with_what_to_do(write, cell):
+    path = write("t.jsonl", json.dumps({"text": "A cat.", "label": cell}) + "\n")
+    columns = tables.Columns("text")
+    with pytest.raises(ValueError, match=r"'label' must be .*; got .* Write \[\] for no label"):
+        tables.read(path, columns, label_lists=True)
+    with pytest.raises(ValueError, match=r"'label' must be text; got .* give --multi_label\.$"):
+        tables.read(path, columns)
+    path = write("t.jsonl", json.dumps({"text": cell, "label": "x"}) + "\n")
+    with pytest.raises(ValueError, match=r"'text' must be text; got .* Fill in such rows, or"):
+        tables.read(path, columns, label_lists=True)
 
 
 def test_two_parts_of_an_example_cannot_be_one_column():
