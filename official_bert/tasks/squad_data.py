@@ -90,8 +90,8 @@ class Counts(NamedTuple):
 def read(path: str) -> Dataset:
     """Reads a file of questions; `.gz`, `.bz2`, `.xz` and `.zst` are unpacked.
 
-    In the flat layout, a question whose answers are empty or null is unanswerable, unless those of
-    all questions are.
+    In the flat layout, a question whose answers are empty, blank or null is unanswerable, unless
+    those of all questions are.
 
     Offsets count UTF-16 units, as in JavaScript and Java, if more of the file's answers then match
     the context than when counting characters.
@@ -117,7 +117,7 @@ def read(path: str) -> Dataset:
         questions.append(question)
         version_2 = version_2 or "is_impossible" in record
     if not questions:
-        raise ValueError(f"{path} must contain questions in one of SQuAD's layouts; got none.")
+        raise ValueError(f"{path} must contain questions; got none. {_REMEDY}")
     return Dataset(_in_characters(path, questions), version_2)
 
 
@@ -280,13 +280,23 @@ def _flat_records(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, d
                 )
             answers = [dict(zip(columns, values)) for values in zip(*columns.values())]
         if "answers" in row:
-            record["answers"] = [] if answers is None else answers
+            record["answers"] = [] if answers is None or _are_blank(answers) else answers
         found.append((place, context, record))
     is_labelled = any(record.get("answers") for _, _, record in found)
     for place, context, record in found:
         if is_labelled and record.get("answers") == []:
             record.setdefault("is_impossible", True)
         yield place, context, record
+
+
+def _are_blank(answers: Any) -> bool:
+    """Whether a list of answers has only empty ones, which some files have for none."""
+    return isinstance(answers, list) and all(
+        isinstance(answer, dict)
+        and isinstance(answer.get("text"), str)
+        and not answer["text"].strip()
+        for answer in answers
+    )
 
 
 def _arrow_rows(path: str) -> Iterator[tuple[str, dict]]:
@@ -304,7 +314,7 @@ def _arrow_rows(path: str) -> Iterator[tuple[str, dict]]:
             place, row = f"{path}, row {number}", dict(zip([*texts, *optional], cells))
             fault = next(filter(None, (arrow_files.not_text(row[n], n) for n in texts)), None)
             if fault:
-                raise ValueError(f"{place} {fault}. Remove or fill in such rows.")
+                raise ValueError(f"{place} {fault}. {table_files.REMEDY}")
             answers = dict(zip(_ANSWER, (row.pop(name, None) for name in columns)))
             if "answers" in held:
                 is_null = all(values is None for values in answers.values())
@@ -332,18 +342,22 @@ def _answer(place: str, record: dict) -> Answer:
 
 _KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a whole number"}
 _REQUIRED = object()
+_REMEDY = "Give SQuAD's JSON, or rows of questions with id, context, question and answers."
 
 
 def _field(place: str, record: Any, name: str, kind: type, default: Any = _REQUIRED) -> Any:
     """A value of a JSON object, checked."""
     if not isinstance(record, dict):
-        raise ValueError(f"{place} must be an object with {name!r}; got {_short(record)}.")
+        got = _short(record)
+        raise ValueError(f"{place} must be an object with {name!r}; got {got}. {_REMEDY}")
     if name not in record and default is not _REQUIRED:
         return default
     value = record.get(name)
     if type(value) is not kind:
-        got = _short(value) if name in record else "none"
-        raise ValueError(f"{place}: {name!r} must be {_KINDS[kind]}; got {got}.")
+        got, remedy = _short(value), "Correct it, or remove the question."
+        if name not in record:
+            got, remedy = f"none among the fields {_short([*record])}", _REMEDY
+        raise ValueError(f"{place}: {name!r} must be {_KINDS[kind]}; got {got}. {remedy}")
     return value
 
 
@@ -360,4 +374,5 @@ def _text(place: str, record: Any, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    return json.dumps(value)[:40]
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

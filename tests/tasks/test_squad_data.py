@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_question_id_that_stands_twice_is_refused_with_both_places(tmp_path):
         ("", "a.json must be JSON"),
         ('{"data": [', "a.json must be JSON"),
         ("[" * 100_000, "a.json must be JSON"),
-        ("[]", "a.json must contain questions in one of SQuAD's layouts; got none"),
+        ("[]", "a.json must contain questions; got none. Give SQuAD's JSON"),
         ("{}", "a.json: 'data' must be a list; got none"),
         ('{"data": []}', "must contain questions"),
         ('{"data": [{"paragraphs": [3]}]}', r"paragraphs\[0\] must be an object with .*; got 3"),
@@ -272,7 +273,10 @@ def test_a_single_line_answers_in_a_list_and_rows_without_answers_are_read(tmp_p
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("empty", [None, {"text": [], "answer_start": []}])
+@pytest.mark.parametrize(
+    "empty",
+    [None, *({"text": t, "answer_start": [-1] * len(t)} for t in ([], [""], [" ", "\n"]))],
+)
 def test_without_answers_a_question_is_unanswerable_where_others_have_some(tmp_path, form, empty):
     row = {"id": "1", "context": CONTEXT, "question": "What?", "answers": empty}
     other = row | {"id": "2", "answers": {"text": [MILL[0]], "answer_start": [MILL[1]]}}
@@ -294,6 +298,8 @@ def test_without_answers_a_question_is_unanswerable_where_others_have_some(tmp_p
         ({"answers": {"text": [7], "answer_start": [0]}}, r"answers\[0\]: 'text' must be a text"),
         ({"answers": {"text": ["a"], "answer_start": [0.5]}}, "must be a whole number; got 0.5"),
         ({"answers": "a"}, "'answers' must be a list; got"),
+        ({"answers": 5}, "'answers' must be a list; got 5. Correct it, or remove the question"),
+        ({"answers": [""]}, r"answers\[0\] must be an object with 'answer_start'; got \"\"\. Give"),
         ({"context": None}, "line 2: 'context' must be a text; got null"),
         ({"id": "1"}, "the id of a question must be unique; got '1', as for .*line 1"),
         ({"question": "\ud800"}, "line 2: 'question' must be valid Unicode"),
@@ -304,6 +310,15 @@ def test_a_damaged_row_is_refused_by_its_line(tmp_path, change, message):
     path = write_flat(tmp_path / "a.jsonl", [row, row | {"id": "2"} | change])
     with pytest.raises(ValueError, match=message):
         squad_data.read(path)
+
+
+@pytest.mark.parametrize("text", ['{"idx": 1, "passage": "a"}', '{"rows": []}', '[{"id": "1"}]'])
+def test_other_fields_are_named_with_what_to_give(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    given = re.escape("Give SQuAD's JSON, or rows of questions with id, context, question and")
+    with pytest.raises(ValueError, match=rf"got none among the fields \[.*\]\. {given}"):
+        squad_data.read(str(path))
 
 
 def test_a_column_that_is_no_answer_or_no_text_is_refused(tmp_path):
