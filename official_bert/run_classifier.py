@@ -127,9 +127,11 @@ def main(args: Classify) -> int:
 
 
 def _job(args):
+    from official_bert.checkpoints import source
     from official_bert.tasks import classification, classification_targets, labels
 
     config = fine_tuning.read_config(args)
+    fine_tuning.require_head(args, config, source.CLASSIFIER)
     sets = _sets(args, config)
     if args.class_weights is not None:
         examples = sets.task.read(sets.train_file)
@@ -192,15 +194,15 @@ def _known_labels(args, config):
     from official_bert.checkpoints import sources
     from official_bert.tasks import labels
 
-    if args.label_type == "number":
-        return labels.Numbers()
     if args.do_train:
-        return None
+        return labels.Numbers() if args.label_type == "number" else None
     file = os.path.join(args.seeds_and_folders()[0][1], LABELS)
     if args.init_checkpoint and not os.path.exists(file):
         named = sources.open_as_init(config, args.init_checkpoint).labels
         if named:
             return _require_kind(args, labels.from_json(named), args.init_checkpoint)
+    if args.label_type == "number" and not os.path.exists(file):
+        return labels.Numbers()
     return _require_kind(args, labels.load(file), file)
 
 
@@ -211,6 +213,10 @@ def _require_kind(args, found, origin):
     if args.multi_label and not isinstance(found, labels.LabelSets):
         raise ValueError(
             f"--multi_label must be left out for a model of classes or numbers; got {origin}."
+        )
+    if args.label_type == "number" and not isinstance(found, labels.Numbers):
+        raise ValueError(
+            f"--label_type=number must be left out for a model of classes or labels; got {origin}."
         )
     return found
 

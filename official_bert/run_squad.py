@@ -194,10 +194,12 @@ def _read_values(path, kind, expected):
 
 
 def _job(args):
+    from official_bert.checkpoints import source
     from official_bert.tasks.squad import QuestionAnswering
 
     decoding = Decoding(**values_of(Decoding, args))
     dataset, config = None, fine_tuning.read_config(args)
+    fine_tuning.require_head(args, config, source.QUESTION_ANSWERING)
     task = QuestionAnswering(
         vocab_file=args.vocab_file,
         do_lower_case=args.do_lower_case,

@@ -73,9 +73,11 @@ def main(args: Tag) -> int:
 
 
 def _job(args):
+    from official_bert.checkpoints import source
     from official_bert.tasks import labels, tagging
 
     config = fine_tuning.read_config(args)
+    fine_tuning.require_head(args, config, source.TAGGER)
     if args.do_train:
         classes = tagging.find_classes(tag_files.read_tagged(args.train_file)[0])
     else:

@@ -18,6 +18,7 @@ from official_bert.system.settings import values_of
 if TYPE_CHECKING:
     import keras
 
+    from official_bert.checkpoints.source import Head
     from official_bert.model.config import BertConfig
     from official_bert.protocols import Engine, Task
 
@@ -89,6 +90,29 @@ def read_config(args: FineTuning) -> "BertConfig":
             f"max_position_embeddings; got {args.max_seq_length}. Give a shorter one."
         )
     return found
+
+
+def require_head(args: FineTuning, config: "BertConfig", wanted: "Head") -> None:
+    """Refuses to use a checkpoint without the command's head, before its classes are looked for.
+
+    Raises:
+        ValueError: naming the checkpoint and its task.
+    """
+    if args.do_train or not args.init_checkpoint:
+        return
+    from official_bert.checkpoints import sources
+    from official_bert.checkpoints.source import HEADS, KINDS
+
+    tensors = sources.open_as_init(config, args.init_checkpoint).unmatched.keys()
+    found = [head for head in HEADS if head.variables.keys() <= tensors]
+    if wanted not in found:
+        tasks = {kind.head.part: kind.task for kind in KINDS if kind.head}
+        got = ", ".join(tasks[head.part] for head in found) or "no fine-tuned task"
+        raise ValueError(
+            f"--init_checkpoint must be a model for {tasks[wanted.part]}; got "
+            f"{args.init_checkpoint}, which is for {got}. Use the command of its task, or "
+            "fine-tune it for this one first (--do_train)."
+        )
 
 
 def resolve_paths(args: Settings, names: tuple[str, ...]) -> Settings:

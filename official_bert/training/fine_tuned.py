@@ -127,8 +127,9 @@ def load_checkpoint(
     loaded = model_state.load_weights(model, path)
     if any(task.is_trainable(name) for name in loaded.fresh):
         raise ValueError(
-            "The checkpoint must be fine-tuned for this task; got one that lacks weights of it: "
-            f"{loaded}. Fine-tune it first (--do_train)."
+            f"{path} must be fine-tuned for this task, with as many outputs; got one that lacks "
+            f"weights of it: {loaded}. Give the folder of one that is, or fine-tune it first "
+            "(--do_train)."
         )
     print(loaded)
     names = output_names(loaded.labels)

@@ -591,8 +591,9 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
     numbers = {"label_type": "number", "label_column": "score"}
     assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
     error = capsys.readouterr().err
-    assert "must be fine-tuned for this task" in error
-    assert "fresh: output_weights, output_bias" in error
+    assert "--init_checkpoint must be a model for text-classification; got" in error
+    assert "which is for no fine-tuned task. " in error
+    assert "fine-tune it for this one first (--do_train)." in error
 
 
 # Interruptions

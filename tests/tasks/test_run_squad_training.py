@@ -254,8 +254,9 @@ def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
     alone = without(files, *OF_TRAINING) | start_of(tmp_path / "start")
     assert call(alone) == 2
     error = capsys.readouterr().err
-    assert "must be fine-tuned for this task" in error
-    assert "fresh: cls/squad/output_weights, cls/squad/output_bias" in error
+    assert "--init_checkpoint must be a model for question-answering; got" in error
+    assert "which is for no fine-tuned task. " in error
+    assert "fine-tune it for this one first (--do_train)." in error
 
 
 def start_of(folder):

@@ -17,11 +17,12 @@ from command_processes import (
     newest_step,
     without,
 )
+from model_kinds import make_kind
 from small_runs import final_tensors, log_lines
 from small_tags import write_conll, write_json
 
 import official_bert
-from official_bert import convert_checkpoint, run_tagger
+from official_bert import convert_checkpoint, run_classifier, run_squad, run_tagger
 from official_bert.run_tagger import Tag
 from official_bert.tasks import tag_files, tag_schemes, tagging
 
@@ -106,6 +107,29 @@ def test_a_model_of_numbers_is_no_tagger(trained, capsys):
     assert call(trained | {"do_train": False, "train_file": None}) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert "--output_dir must be a model of tags; got" in last
+
+
+COMMANDS = {
+    "tags": (run_tagger, Tag),
+    "answers": (run_squad, run_squad.Squad),
+    "classes": (run_classifier, run_classifier.Classify),
+}
+
+
+@pytest.mark.parametrize("kind", [*COMMANDS, "labels", "number", "vectors"])
+def test_each_command_refuses_the_models_of_the_others_with_what_to_do(kind, tmp_path, capsys):
+    make_kind(kind, tmp_path / "model")
+    asked = {"predict_file": str(tmp_path / "asked.jsonl"), "do_predict": True}
+    start = {"init_checkpoint": str(tmp_path / "model"), "output_dir": str(tmp_path / "output")}
+    start |= {"max_seq_length": 20}
+    own = "classes" if kind in ("labels", "number") else kind
+    for name, command in COMMANDS.items():
+        if name != own:
+            assert in_process.call(*command, as_flags(asked | start)) == 2
+            *_, last = capsys.readouterr().err.splitlines()
+            assert re.search(r"error: --init_checkpoint must be a model for .*, which is for", last)
+            assert last.endswith("fine-tune it for this one first (--do_train).")
+            assert not Path(start["output_dir"]).exists()
 
 
 def test_sentences_without_words_are_refused_as_training_set(tmp_path):
