@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from official_bert.engines.loop_state import first_state
+from official_bert.stages import MAX_STEPS
 from official_bert.system.places import AnyPath, as_path
 from official_bert.training import (
     checkpoints,
@@ -70,8 +71,8 @@ def fix(
         log: Prints a line for each measurement.
 
     Raises:
-        ValueError: if the budget is too small for one update of each stage, `run.json` is damaged,
-            or as `trainer.Trainer`.
+        ValueError: if the budget is too small for one update of each stage or too large to count
+            them, `run.json` is damaged, or as `trainer.Trainer`.
         OSError: as `trainer.Trainer`.
     """
     started = time.monotonic()
@@ -155,7 +156,7 @@ def _with_updates_of(run, described):
 
 
 def _require_room(run, updates, spent, once, evaluations):
-    """Refuses a budget that has no room for one update of each stage."""
+    """Refuses a budget without room for one update of each stage, or with room for too many."""
     available = 60 * (run.minutes or 0.0) - spent - once - evaluations
     planned = sum(stage.steps * each for stage, each in zip(run.stages, updates, strict=True))
     lacking = planned / min(stage.steps for stage in run.stages) - available
@@ -167,6 +168,12 @@ def _require_room(run, updates, spent, once, evaluations):
             f"evaluation {evaluations:.0f} s, one step "
             f"{', '.join(f'{each:.2f}' for each in updates)} s. Give more minutes"
             + (", or fewer records in eval_files." if evaluations > spent + once else ".")
+        )
+    longest = MAX_STEPS * planned / max(stage.steps for stage in run.stages)
+    if available >= longest:
+        raise ValueError(
+            f"minutes must be at most {longest / 60:.3g}, for {MAX_STEPS:,} steps of a "
+            f"stage; got {run.minutes:g}. Give fewer."
         )
 
 
@@ -196,7 +203,7 @@ def _measured(run, options, engine, records, until, log):
     order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
     costs, took = {}, 0.0
     for index in order:
-        left = _left(engine, until)
+        left = max(_left(engine, until), 0.0)
         if costs and took > left:
             break
         log(f"budget: measuring stage {index + 1} of {len(order)}, for at most {left:.0f} s")

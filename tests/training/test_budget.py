@@ -165,6 +165,17 @@ def test_measuring_takes_a_tenth_of_the_budget_and_shows_what_it_does(
     assert any("estimated from its FLOPs" in line for line in said) or len(said) == 4
 
 
+def test_more_minutes_than_steps_can_be_counted_are_refused_by_their_name(
+    small_corpus, tmp_path, monkeypatch
+):
+    engine = ByItsOwnClock()
+    monkeypatch.setattr(budget, "time", engine)
+    run = three_stages(small_corpus, minutes=1e12)
+    options = dataclasses.replace(evaluated_options(small_corpus), eval_files=())
+    with pytest.raises(ValueError, match=r"minutes must be at most .* got 1e\+12\. Give fewer"):
+        budget.fix(run, options, engine, tmp_path)
+
+
 def test_evaluating_is_measured_by_some_batches_and_reckoned_for_all(
     small_corpus, tmp_path, monkeypatch
 ):
