@@ -187,6 +187,15 @@ def warnings(
             f"reduce_dtype={run.reduce_dtype} has no effect: with one replica there is nothing to "
             "reduce. Leave it out."
         )
+    if options.early_stopping:
+        begin = run.total_steps - run.stages[-1].steps
+        within = (run.total_steps - 1) // options.eval_steps - begin // options.eval_steps
+        if within <= options.early_stopping:
+            yield (
+                f"early_stopping={options.early_stopping} cannot end this run: it has {within} "
+                f"evaluations before its last step, {run.total_steps}, the first of which is the "
+                "lowest so far. Give smaller eval_steps."
+            )
     window = options.profile_steps
     if window and step >= window[1]:
         yield (
