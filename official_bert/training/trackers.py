@@ -66,7 +66,7 @@ class Trackers:
     def __init__(self, names: Iterable[str], model_dir: Place):
         self._model_dir = model_dir
         self._settings: dict = {}
-        self._links = [_Link(name, _TRACKERS[name]()) for name in names]
+        self._links = [_Link(name, _TRACKERS[name]()) for name in dict.fromkeys(names)]
 
     def __bool__(self):
         return bool(self._links)
@@ -173,7 +173,7 @@ class _Link:
             self._has_warned = True
             messages.warn(
                 f"{self.name} cannot be reached, so the run goes on without it and its rows wait: "
-                f"{self._reason}"
+                f"{self._reason}. If it is not only away, {_REMEDIES[self.name]}."
             )
 
     def end(self, code: int, files: Sequence[pathlib.Path], folder: Place) -> None:
@@ -205,7 +205,8 @@ class _Link:
 
 
 def _reason(error):
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".")
+    return (text if len(text) <= 300 else f"{text[:300]}…") or type(error).__name__
 
 
 class _Wandb:
@@ -272,7 +273,15 @@ class _Mlflow:
         import mlflow
 
         if run_id:
-            return mlflow.start_run(run_id=run_id, nested=True).info.run_id
+            try:
+                return mlflow.start_run(run_id=run_id, nested=True).info.run_id
+            except mlflow.exceptions.MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                messages.warn(
+                    f"mlflow has no run {run_id}, which {IDS} names, so a new one begins, without "
+                    "what was sent before. Was MLFLOW_TRACKING_URI another one then?"
+                )
         run = mlflow.start_run(run_name=name, nested=True)
         most, _, longest = _MLFLOW_LIMITS
         params = [(_mlflow_name(n), str(v)[:longest]) for n, v in run_files.flat(settings).items()]
@@ -320,4 +329,9 @@ def _mlflow_name(name):
     return "/".join(parts)[: _MLFLOW_LIMITS[1]]
 
 
+_REMEDIES = {
+    "wandb": "log in with `wandb login`, or set WANDB_MODE=offline",
+    "mlflow": "set MLFLOW_TRACKING_URI to a server, or install mlflow (not mlflow-skinny) for a "
+    "database on this machine",
+}
 _TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import struct
 import types
@@ -284,6 +285,35 @@ def test_mlflow_leaves_no_run_open_whose_settings_it_did_not_get(stores, monkeyp
     monkeypatch.setattr(mlflow, "log_params", lambda *_: 1 / 0)
     Trackers(["mlflow"], stores / "model").begin({"seed": 1})
     assert mlflow.active_run() is None
+
+
+def test_where_mlflow_lacks_the_run_that_began_a_new_one_begins(stores, monkeypatch, capsys):
+    mlflow = peers.load("mlflow")
+    folder = stores / "model"
+    folder.mkdir()
+    found = []
+    for store in "mlruns", "others", "others":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{stores / store}")
+        mlflow.set_tracking_uri(None)
+        reporting = Trackers(["mlflow", "mlflow"], folder)  # named twice, it is one
+        reporting.begin({"seed": 1})
+        reporting.write("train", len(found), {"loss": 1.0})
+        reporting.end(0)
+        found.append(json.loads((folder / "trackers.json").read_text())["mlflow"])
+        warned = f"warning: mlflow has no run {found[0]}, which trackers.json names, so a new one"
+        assert (warned in capsys.readouterr().err) == (len(found) == 2)
+    first, *others = found
+    assert len({*others}) == 1
+    assert first not in others
+    client, run = mlflow_run(stores)
+    assert len(client.get_metric_history(run.info.run_id, "train/loss")) == 2
+
+
+def test_the_first_failure_is_told_with_what_to_do(tmp_path, fake, capsys):
+    fake.raises = {"begin": OSError("x" * 999 + ".")}
+    Trackers(["mlflow", "mlflow"], tmp_path).write("train", 1, {"loss": 1.0})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"rows wait: x{300}…\. If it is not only away, set MLFLOW_TRACKING_URI", line)
 
 
 def test_wandb_is_waited_for_a_little_and_ends_a_run_that_is_still_open(
