@@ -208,12 +208,22 @@ def _define(field, values):
     if typing.get_origin(field.type) is tuple:
         flags.DEFINE_list(**flag)
     elif bool in types:
-        flags.DEFINE_bool(**flag)
+        flags.DEFINE(_Boolean(), boolean=True, **flag)
     elif number:
         parser = _Number(number, field.metadata["bounds"])
         flags.DEFINE(parser, serializer=flags.ArgumentSerializer(), **flag)
     else:
         flags.DEFINE_string(**flag)
+
+
+class _Boolean(flags.BooleanParser):
+    """Parses a boolean; its errors complete `--name …`."""
+
+    def parse(self, argument):
+        try:
+            return super().parse(argument)
+        except ValueError:
+            raise ValueError(f"must be true or false; got {argument!r}.") from None
 
 
 class _Number(flags.ArgumentParser):

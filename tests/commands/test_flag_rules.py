@@ -191,11 +191,13 @@ def test_scoring_a_file_of_answers_ignores_the_flags_of_a_model_aloud(capsys):
         ("run_squad", "--doc_stride=0", "at least 1; got 0."),
         ("run_tagger", "--max_seq_length=2", "at least 3; got 2."),
         ("create_data", "--max_ngram_size=0", "at least 1; got 0."),
+        ("create_data", "--strip_accents=foo", "true or false; got 'foo'."),
+        ("run_classifier", "--do_lower_case=", "true or false; got ''."),
         ("create_data", "--short_seq_prob=10", "at least 0 and below 1; got 10. 10 %"),
         ("rehearse", "--host_network_gbits=0", "at least 0.001; got 0."),
     ],
 )
-def test_a_number_out_of_bounds_is_refused_by_its_flag(command, given, message):
+def test_a_value_out_of_bounds_is_refused_by_its_flag(command, given, message):
     name = given.split("=")[0]
     with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(message)}"):
         parse(command, given)
