@@ -24,6 +24,7 @@ STATIC_TYPES = {
     "next_sentence_labels": np.int8,
 }
 _OF_PACKED = "sequence_ids"  # a feature of packed rows only
+_OF_DYNAMIC = "sentence_lengths"  # a feature of records for dynamic masking only
 _TYPES = {**STATIC_TYPES, _OF_PACKED: np.int16}
 _PREDICTIONS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 PARSED_AT_ONCE = 2048
@@ -83,6 +84,13 @@ def _beyond_the_vocabulary(where: str, token: int, vocab_size: int | None) -> Va
     )
 
 
+def _mixed(feature: str, having: str, lacking: str) -> ValueError:
+    return ValueError(
+        f"input_files must have one kind of records; got {having} with the feature {feature!r} and "
+        f"{lacking} without it. Read the files of one build only, and join no files of several."
+    )
+
+
 class StaticParser:
     """Parses the official schema; the first record, named `where`, decides the names of features.
 
@@ -106,8 +114,14 @@ class StaticParser:
         max_predictions: int,
         vocab_size: int | None = None,
     ):
-        self._max_seq_length, self._vocab_size = max_seq_length, vocab_size
+        self._max_seq_length, self._vocab_size, self._first = max_seq_length, vocab_size, where
         there, self.features = _features(first, where), {}
+        if _OF_DYNAMIC in there:
+            raise ValueError(
+                f"{where} must lie next to its manifest, which tells how to mask it; got a record "
+                "of --dynamic_masking that no manifest lists. Put the .manifest.json of its build "
+                "next to it, and keep the names of both."
+            )
         for name in _TYPES:
             names = [n for n in (name, V2_NAMES.get(name, name)) if n in there]
             if not names and name == _OF_PACKED:
@@ -137,11 +151,16 @@ class StaticParser:
             feature: FLOATS if _TYPES[key] is np.float32 else INTEGERS
             for key, (feature, _) in self.features.items()
         }
-        found, made = columns(serialized, kinds, name), {}
+        found, made = columns(serialized, {_OF_PACKED: INTEGERS, **kinds}, name), {}
+        if _OF_PACKED not in self.features and (also := found[_OF_PACKED].counts).any():
+            raise _mixed(_OF_PACKED, name(int(np.argmax(also > 0))), self._first)
         for key, (feature, length) in self.features.items():
             values, counts = found[feature]
             if (counts != length).any():
                 number = int(np.argmax(counts != length))
+                lacking = [other for other in kinds if not found[other].counts[number]]
+                if lacking and name(number) != self._first:
+                    raise _mixed(lacking[0], self._first, name(number))
                 flag = "max_predictions_per_seq" if key in _PREDICTIONS else "max_seq_length"
                 cure = f" Set {flag} to that of the records." if length > 1 else ""
                 raise ValueError(
@@ -348,6 +367,7 @@ def _packed_in_step(records, kinds) -> dict[str, tuple[bytes, np.ndarray]] | Non
     """
     if not records:
         return None
+    none = b"", np.zeros(len(records), np.int64)
     data, found = b"".join(records) + bytes(2 + _LONGEST), {}
     try:
         for key, kind, starts, ends in _lists_in_step(data, np.array(list(map(len, records)))):
@@ -358,7 +378,7 @@ def _packed_in_step(records, kinds) -> dict[str, tuple[bytes, np.ndarray]] | Non
                 found[key] = b"".join([data[a:b] for a, b in places]), ends - starts
     except (_Unlike, UnicodeDecodeError):
         return None
-    return found if found.keys() == kinds.keys() else None
+    return {key: found.get(key, none) for key in kinds}
 
 
 def _lists_in_step(padded: bytes, sizes: np.ndarray):

@@ -310,6 +310,14 @@ def _check_same_make(paths: list[str], made: list[dict | None]) -> None:
         having = [(path, m[key]) for path, m in known if key in m]
         for path, value in having:
             if value != having[0][1]:
+                unlisted = next((p for p, m in zip(paths, made, strict=True) if not m), None)
+                if unlisted in (path, having[0][0]):
+                    listed = having[0][0] if unlisted == path else path
+                    raise ValueError(
+                        f"{unlisted} must be listed in a manifest next to it, as {listed} is; got "
+                        "none that lists it. Put the .manifest.json of its build next to it, or "
+                        "read the files of one build only."
+                    )
                 raise ValueError(
                     f"{path} and {having[0][0]} must be made with the same settings; got manifests "
                     f"that differ in {key!r}. Read the files of one build only."

@@ -368,8 +368,39 @@ def test_packed_rows_are_known_without_their_manifest(made, tmp_path):
     with pytest.raises(ValueError, match=r"use_next_sentence_label must be False .*=packed\)"):
         Batches(*copies)
     both = [f"{tmp_path}/static.tfrecord-*", f"{made}/static_packed.tfrecord-*"]
-    with pytest.raises(ValueError, match="manifests that differ in 'row_filling'"):
+    message = r"static.tfrecord-\S+ must be listed in a manifest next to it, as .*packed.* is; got"
+    with pytest.raises(ValueError, match=message):
         Batches(both, 64, LENGTH, PREDICTIONS, use_next_sentence=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "feature"),
+    [
+        (("static", "static_packed"), "sequence_ids"),
+        (("static_packed", "static"), "sequence_ids"),
+        (("static", "dynamic"), "input_mask"),
+    ],
+)
+def test_rows_of_two_kinds_joined_into_one_file_are_refused(made, tmp_path, names, feature):
+    paths = [sorted(made.glob(f"{name}.tfrecord-*"))[0] for name in names]
+    joined = tmp_path / "joined.tfrecord"
+    joined.write_bytes(b"".join(path.read_bytes() for path in paths))
+    found = Batches(str(joined), 64, LENGTH, PREDICTIONS, use_next_sentence=False, shuffle=False)
+    second = rf"record {RecordFiles(str(paths[0])).num_records} with"
+    message = rf"^input_files must have one kind of records; (?=.*{second}).*{feature!r}"
+    with pytest.raises(ValueError, match=message):
+        list(map(found.__getitem__, range(found.num_batches)))
+
+
+def test_dynamic_records_without_their_manifest_are_named_as_such(made, tmp_path):
+    for path in made.glob("dynamic.tfrecord-*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    alone = f"{tmp_path}/dynamic.tfrecord-*"
+    with pytest.raises(ValueError, match=r"record 0 must lie next to its manifest, .* no manifest"):
+        Batches(alone, 64, LENGTH, PREDICTIONS)
+    message = rf"^{tmp_path}.* must be listed in a manifest next to it, as .* is; got none that"
+    with pytest.raises(ValueError, match=message):
+        Batches([f"{made}/dynamic.tfrecord-*", alone], 64, LENGTH, PREDICTIONS)
 
 
 def test_each_host_reads_whole_blocks_and_only_its_own(made, monkeypatch):
