@@ -16,6 +16,7 @@ from official_bert.system import local_paths
 FORMS = ("parquet", "arrow")
 BATCH_BYTES, BATCH_ROWS = 2 << 20, 256  # a batch of a Parquet file has at most this much
 _SAVED, _SPLITS = "state.json", "dataset_dict.json"  # the notes of `Dataset`, `DatasetDict`
+_INFO = "dataset_info.json"  # of a `Dataset`, next to its list
 # Of Spark and Hive, which may lie above the folders with the files.
 _NOTES = ("_SUCCESS", "_metadata", "_common_metadata")
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -41,14 +42,22 @@ def names_of_data(folder: str, names: Sequence[str]) -> list[str]:
     files. Notes that Spark, Hive and `datasets` leave are not data.
 
     Raises:
-        ValueError: the folder of a dataset is damaged, or lacks one of its files.
+        ValueError: the folder of a dataset is damaged, or lacks one of its files or splits.
     """
-    if _SAVED in names and any(name.endswith(".arrow") for name in names):
+    if _SAVED in names and any(name.endswith((".arrow", _INFO)) for name in names):
         return _listed(folder, names)
+    listed = splits(folder) if _SPLITS in names else []
+    gone = [name for name in listed if not os.path.isdir(os.path.join(folder, name))]
+    if gone:
+        raise ValueError(
+            f"{folder} must hold all splits that its {_SPLITS} lists; got none named "
+            f"{', '.join(gone[:3])}{' …' * (len(gone) > 3)}. Fetch or save the dataset again, or "
+            "give the folder of one split."
+        )
     if any(name.endswith(".parquet") for name in names):
         return [name for name in names if not name.startswith("_")]
     if any(name.endswith(".arrow") for name in names):
-        return [name for name in names if name != "dataset_info.json"]
+        return [name for name in names if name != _INFO]
     return [name for name in names if name not in (_SPLITS, *_NOTES)]
 
 

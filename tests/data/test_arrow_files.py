@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -237,6 +238,20 @@ def test_the_folders_of_datasets_and_of_spark_are_read_as_their_lists_say(tmp_pa
         lines_of(tmp_path / "both")
     (tmp_path / "both/train/state.json").write_text("{")
     with pytest.raises(ValueError, match=r"state\.json must list the files of a dataset"):
+        lines_of(tmp_path / "both")
+
+
+def test_the_folder_of_a_dataset_that_lacks_all_files_or_a_split_is_refused(tmp_path):
+    for split in "train", "test":
+        save_dataset(tmp_path / "both" / split, pa.table({"text": ["A.", "B."]}))
+    (tmp_path / "both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for path in (tmp_path / "both/train").glob("*.arrow"):
+        path.unlink()
+    for folder in tmp_path / "both", tmp_path / "both/train":
+        with pytest.raises(ValueError, match=r"both/train must hold all 2 files that its state"):
+            lines_of(folder)
+    shutil.rmtree(tmp_path / "both/train")
+    with pytest.raises(ValueError, match=r"must hold all splits that .*; got none named train\."):
         lines_of(tmp_path / "both")
 
 
