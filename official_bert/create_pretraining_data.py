@@ -37,6 +37,10 @@ from official_bert.system.places import as_path, is_remote
 from official_bert.system.settings import documented, like, setting, values_of
 
 WORKERS_PER_CORE = 4  # more would only take memory
+OTHER_TIMES = (
+    "the files of the text have other times than when the records were made. If the text was "
+    "changed, make the parts again, then finish."
+)
 
 
 @documented
@@ -179,6 +183,7 @@ def _create(args, settings, report):
     shards = coverage.shard_paths(args.output_file, args.num_shards)
     coverage.check_apart(shards, args.input_file, paths, args.vocab_file)
     manifest.require_free(shards)
+    build_shares.require_folders(shards)
     unread = format_detection.check(paths, args.input_format, args.field(), args.language)
     if report:
         for reason in unread.values():
@@ -205,12 +210,14 @@ def _create(args, settings, report):
         "drop_duplicate_documents": args.drop_duplicate_documents,
     }
     finishes = args.build_part == build_shares.FINISH
-    finished = _finished(shards, described, finishes)
+    finished = _finished(shards, described, args.build_part)
     if finished and (finishes or args.skip_bad_lines or not finished["counts"].get("bad_lines")):
         record_builder.remove_parts(shards, finishes)
         if report:
-            said = f"{manifest.path_for(shards)} is up to date: nothing to do."
-            report("\nwarning: ".join([said, *manifest.warnings(finished)]))
+            said = [f"{manifest.path_for(shards)} is up to date: nothing to do."]
+            if finished["inputs"] != described["inputs"]:
+                said.append(OTHER_TIMES)
+            report("\nwarning: ".join([*said, *manifest.warnings(finished)]))
         return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(
         paths,
@@ -262,7 +269,10 @@ def _create(args, settings, report):
     warned = coverage.warnings(counts, plan)
     tokens = "\n".join(vocabulary)  # written into the folder of a run
     manifest.write(
-        shards, described | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
+        shards,
+        described
+        | {"counts": counts, "warnings": warned, "shards": made, "tokens": tokens}
+        | {"text_digest": text["text"] if finishes else builder.text_digest},
     )
     record_builder.remove_parts(shards, finishes)
     summary = counts | {"seconds": time.monotonic() - started}
@@ -305,24 +315,21 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> 
     }
 
 
-def _finished(shards: list[str], described: dict, finishes: bool) -> dict | None:
+def _finished(shards: list[str], described: dict, build_part: str) -> dict | None:
     """The manifest of an earlier run with the same result, if its shards are intact.
 
-    Args:
-        finishes: Whether parts of several machines are put together, whose copies of the text may
-            have other times.
+    Where parts of several machines are put together, their copies of the text may have other times.
     """
     made = manifest.read(manifest.path_for(shards))
-    if not made:
+    if not made or (build_part and build_shares.are_begun_anew(shards, made)):
         return None
-    if finishes and not build_shares.are_complete(shards):  # `finish` may have removed some
-        if build_shares.comparable({key: made.get(key) for key in described}) != (
-            build_shares.comparable(described)
-        ):
-            return None
-    elif any(made.get(key) != value for key, value in described.items()):
-        return None
-    if [entry["file"] for entry in made["shards"]] != list(map(os.path.basename, shards)):
+    theirs = {key: made.get(key) for key in described}
+    if build_part == build_shares.FINISH:
+        is_same = build_shares.comparable(theirs) == build_shares.comparable(described)
+    else:
+        is_same = theirs == described
+    names = [entry["file"] for entry in made["shards"]]
+    if not is_same or names != list(map(os.path.basename, shards)):
         return None
     return made if all(map(manifest.is_intact, shards, made["shards"])) else None
 

@@ -8,12 +8,13 @@ the duplicates depend on all text before; tokens and records are made only for i
 
 import dataclasses
 import json
+import os
 import re
 from typing import Any
 
 from official_bert.data import manifest
 from official_bert.system import locks
-from official_bert.system.places import Place, as_path
+from official_bert.system.places import Place, as_path, is_remote
 
 FINISH = "finish"
 _NOTE = "share.json"
@@ -73,14 +74,35 @@ def folders(shards: list[str]) -> dict[Place, Share]:
     return {path: Share(int(match[1]), int(match[2])) for path, match in named if match}
 
 
-def are_complete(shards: list[str]) -> bool:
-    """Whether all shares of a build are there and complete."""
-    found = folders(shards)
-    return (
-        bool(found)
-        and len(found) == max(share.count for share in found.values())
-        and all(manifest.read_note(f"{path}/{_NOTE}") for path in found)
-    )
+def require_folders(shards: list[str]) -> None:
+    """Refuses a file in the place of a folder of parts.
+
+    Raises:
+        ValueError: names the file.
+    """
+    for path in (as_path(manifest.building_folder(shards)), *folders(shards)):
+        if not is_remote(path) and os.path.lexists(str(path)) and not path.is_dir():
+            raise ValueError(
+                f"output_file must leave the name {path} for a folder of parts; got a file there. "
+                "Remove it, or choose another output_file."
+            )
+
+
+def are_begun_anew(shards: list[str], made: dict) -> bool:
+    """Whether a share was begun after the build of this manifest, of another text or settings.
+
+    Others are left from that build, by a kill while they were removed.
+    """
+    for path in folders(shards):
+        note = manifest.read_note(f"{path}/{_NOTE}")
+        if not note:
+            if (path / manifest.PLAN).exists():
+                return True
+            continue
+        ours, theirs = {key: made.get(key) for key in note["described"]}, note["described"]
+        if note["text"] != made.get("text_digest") or comparable(ours) != comparable(theirs):
+            return True
+    return False
 
 
 def require_none(shards: list[str]) -> None:
@@ -100,6 +122,12 @@ def require_none(shards: list[str]) -> None:
 def forget(share_folder: str) -> None:
     """Removes the note of a finished share, before it is made again."""
     as_path(f"{share_folder}/{_NOTE}").unlink(missing_ok=True)
+
+
+def leave(shards: list[str]) -> None:
+    """Marks the shares of a finished build as not begun anew, before they are removed."""
+    for path in folders(shards):
+        (path / manifest.PLAN).unlink(missing_ok=True)
 
 
 def write(share_folder: str, note: dict) -> None:
@@ -174,8 +202,8 @@ def _require_same(share: Share, theirs: dict, ours: dict) -> None:
 def comparable(described: dict) -> dict[str, Any]:
     """A manifest's entries by name, with the input files without times, which copies change."""
     found = json.loads(json.dumps(described))
-    files = [[each["file"], each["bytes"]] for each in found.pop("inputs")]
-    return {**found.pop("settings"), **found, "input_file": files}
+    files = [[each["file"], each["bytes"]] for each in found.pop("inputs") or ()]
+    return {**(found.pop("settings") or {}), **found, "input_file": files}
 
 
 def refuse_damaged(parts: list[dict]) -> None:

@@ -28,6 +28,7 @@ from official_bert.system.whole_files import write_whole
 FORMAT = "pre-training records 1"
 ENDING = ".manifest.json"
 BUILDING = ".building"
+PLAN = "build.json"  # the note of an unfinished build's settings, in its folder
 _SPECIAL = ("[CLS]", "[SEP]", "[MASK]")
 _NUMBERED = re.compile(r"(.*)-\d{5}-of-(\d{5})")
 
@@ -208,10 +209,16 @@ def require_free(shards: list[str]) -> None:
     An earlier build of the same name with another number of shards is allowed.
 
     Raises:
-        ValueError: names the files of unknown origin, or the manifest of another build that lists
-            one of `shards` or would be replaced.
+        ValueError: names the files of unknown origin, a folder in the place of a file, or the
+            manifest of another build that lists one of `shards` or would be replaced.
     """
     folder, own = os.path.dirname(shards[0]), path_for(shards)
+    taken_by_folder = (p for p in (*shards, own) if not is_remote(p) and os.path.isdir(p))
+    if path := next(taken_by_folder, None):
+        raise ValueError(
+            f"output_file must leave the name {path} for a file of the build; got a folder there. "
+            "Remove it, or choose another output_file."
+        )
     names = set(map(os.path.basename, shards))
     others = [name for name in _listed(own) if _whole(name) not in set(map(_whole, names))]
     if others:

@@ -97,9 +97,14 @@ class Builder:
             build_shares.forget(self._folder)
             self._forget_other_builds()
             parts = self._make_parts()
-            read = of_text() | {"text": self._text.hexdigest()}
+            read = of_text() | {"text": self.text_digest}
             build_shares.write(self._folder, read | {"described": described, "parts": parts})
         return _total(parts) if parts else {}
+
+    @property
+    def text_digest(self) -> str:
+        """A digest of the whole text, once it has been read."""
+        return self._text.hexdigest()
 
     def finish(self, parts: list[dict]) -> tuple[list[dict], dict]:
         """Builds the shards from the parts of all shares; returns as `run` does."""
@@ -122,7 +127,7 @@ class Builder:
 
     def _forget_other_builds(self) -> None:
         """Removes parts of other settings, or of a build whose shards were removed since."""
-        path = os.path.join(self._folder, "build.json")
+        path = os.path.join(self._folder, manifest.PLAN)
         names = {"shards": [*map(os.path.basename, self._shards)]}
         build = json.dumps(dataclasses.asdict(self._plan) | names, sort_keys=True)
         build += hashlib.sha256(as_path(self._plan.vocab_file).read_bytes()).hexdigest()
@@ -168,7 +173,7 @@ class Builder:
             for shard in manifest.of_unfinished_build(self._shards) - kept:
                 as_path(shard).unlink()  # without the notes, their build would be unknown
         for path in as_path(self._folder).iterdir():
-            if path.name not in (".lock", ".owner.json", "build.json") and not path.is_dir():
+            if path.name not in (".lock", ".owner.json", manifest.PLAN) and not path.is_dir():
                 path.unlink()
 
     def _made(self, number: int) -> str:
@@ -297,6 +302,7 @@ def remove_parts(shards: list[str], finishes: bool) -> None:
                 return
             for share in shares:
                 locks.require_free(share)
+            build_shares.leave(shards)
             folder.rmtree() if isinstance(folder, RemotePath) else shutil.rmtree(folder)
 
 

@@ -279,6 +279,90 @@ def test_finishing_again_has_nothing_to_do_even_if_the_times_of_the_text_are_oth
     assert contents(shares) == expected
 
 
+def changed_in_place(text, tmp_path):
+    """A copy of the text, and a function that changes it without a change of its size."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(Path(text.path).read_bytes())
+    return text._replace(path=str(path)), lambda: path.write_text(
+        path.read_text().replace("the", "teh", 1)
+    )
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_part_of_changed_text_after_a_finished_build_is_not_taken_for_done(
+    text, tmp_path, monkeypatch, is_whole
+):
+    text, change = changed_in_place(text, tmp_path)
+    for part in "0/2", "1/2", "finish":
+        build(text, tmp_path / "a", part)
+    change()
+    with monkeypatch.context() as patch, contextlib.suppress(ZeroDivisionError):
+        if not is_whole:
+            patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
+        build(text, tmp_path / "a", "0/2")
+    missing = "1/2" if is_whole else "0/2, 1/2"
+    with pytest.raises(ValueError, match=f"needs all 2 parts; got all but {missing}, not begun"):
+        build(text, tmp_path / "a", "finish")
+    for part in "0/2", "1/2", "finish":
+        build(text, tmp_path / "a", part)
+    build(text, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_a_part_of_other_settings_after_a_finished_build_is_not_taken_for_done(shares, text):
+    build(text, shares, "finish")
+    build(text, shares, "1/2", row_filling="packed")
+    build(text, shares, "0/2")  # which the manifest alone would take for done
+    with pytest.raises(ValueError, match="got 1/2 with another row_filling than this command"):
+        build(text, shares, "finish")
+
+
+def test_finishing_again_says_that_the_text_has_another_time(text, tmp_path):
+    text, change = changed_in_place(text, tmp_path)
+    for part in "0/2", "1/2", "finish":
+        build(text, tmp_path / "a", part)
+    said = []
+    build(text, tmp_path / "a", "finish", report=said.append)
+    change()
+    build(text, tmp_path / "a", "finish", report=said.append)
+    warned = ["the files of the text have other times" in line for line in said]
+    assert warned == [False, True]
+
+
+def test_killed_while_it_removed_the_parts_it_has_nothing_to_do(shares, text, monkeypatch):
+    def remove_a_note(folder):
+        (folder / "1-of-2/share.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(record_builder.shutil, "rmtree", remove_a_note)
+        build(text, shares, "finish")
+    assert build(text, shares, "finish")["seconds"] == 0
+    assert not (shares / "a.building").exists()
+
+
+@pytest.mark.parametrize("part", ["", "0/2", "1/2", "finish"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.building", "for a folder of parts; got a file"),
+        ("a.building/0-of-2", "for a folder of parts; got a file"),
+        ("a.manifest.json/", "for a file of the build; got a folder"),
+        ("a.tfrecord-00001-of-00003/", "for a file of the build; got a folder"),
+    ],
+)
+def test_what_is_in_the_way_of_a_build_is_named_before_anything_is_written(
+    text, tmp_path, part, name, message
+):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if name.endswith("/") else path.write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=f"^output_file must leave the name {path} {message} th"):
+        build(text, tmp_path, part)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("part", ["2/2", "-1/2", "1", "1/0", "finished", "0/2/3", "a/b", "٣/٤"])
 def test_a_part_that_is_none_is_refused(part):
     with pytest.raises(ValueError, match="build_part must be i/n, from 0/n to n-1/n"):
