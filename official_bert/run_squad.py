@@ -162,7 +162,10 @@ def evaluate(
     dataset = squad_data.read(predict_file)
     predictions = _read_values(predictions_file, str, "a text")
     null_odds = _read_values(null_odds_file, (int, float), "a number") if null_odds_file else None
-    return squad_evaluation.evaluate(dataset, predictions, null_odds)
+    try:
+        return squad_evaluation.evaluate(dataset, predictions, null_odds)
+    except ValueError as error:
+        raise ValueError(f"{predict_file}: {error}") from None
 
 
 def _evaluate(args):

@@ -131,8 +131,8 @@ class QuestionAnswering(Task):
         if marked and not self.version_2_with_negative:
             raise ValueError(
                 f"{file} must have no unanswerable question (marked is_impossible, or with empty "
-                f"answers in the flat layout); got {marked} of {len(dataset.questions)}. Give "
-                "--version_2_with_negative, or another file."
+                f"answers in the flat layout); got {marked} of {len(dataset.questions)}. Remove "
+                "these, or train and predict with --version_2_with_negative."
             )
         if scored:
             try:

@@ -152,8 +152,8 @@ def require_answers(dataset: Dataset) -> None:
         if not question.answers and not question.is_impossible:
             also = ", or be marked is_impossible" if dataset.version_2 else ""
             raise ValueError(
-                f"question {question.id!r} must have an answer to compare with{also}; got none. A "
-                "test set without answers cannot be scored."
+                f"question {question.id!r} must have an answer to compare with{also}; got none. "
+                "Give a file with all answers; a test set without them cannot be scored."
             )
         if question.answers and question.is_impossible:
             raise ValueError(

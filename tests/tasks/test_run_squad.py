@@ -66,6 +66,16 @@ def test_version_2_has_its_scores_and_with_null_odds_its_best_thresholds(files):
     assert (best["best_f1"], best["best_f1_thresh"]) == (100, -3)
 
 
+def test_a_file_without_answers_is_named_with_what_to_give(tmp_path, files, command):
+    path = write_squad(tmp_path / "asked.json", (CONTEXT, [qa("1"), qa("2")]))
+    code, _, error = command(
+        "--evaluate", f"--predict_file={path}", f"--predictions_file={files['predictions']}"
+    )
+    assert code == 2
+    assert error.startswith(f"run_squad: error: {path}: question '1' must have an answer to comp")
+    assert "got none. Give a file with all answers" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -196,7 +196,7 @@ def test_the_order_of_the_questions_changes_nothing(order):
             False,
             {"0": ""},
             None,
-            "'0' must have an answer .*; got none. A",
+            "'0' must have an answer .*; got none. Give",
         ),
         ([answered()], True, {"0": ""}, None, "with, or be marked is_impossible"),
         (
