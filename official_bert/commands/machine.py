@@ -142,6 +142,8 @@ def enable_xla(args: Machine, flag: bool | None, engine: "Engine", model_dir: st
 def set_backend(engine: str) -> None:
     """Makes the engine's library the backend of Keras, before Keras is imported.
 
+    Warns if the environment names another one.
+
     Raises:
         ValueError: Keras is already imported with another one.
     """
@@ -150,6 +152,12 @@ def set_backend(engine: str) -> None:
             "--engine must match the Keras backend of this process, "
             f"{sys.modules['keras'].backend.backend()}; got {engine}. Start the command in "
             "a process of its own."
+        )
+    given = os.environ.get("KERAS_BACKEND", engine)
+    if given != engine:
+        messages.warn(
+            f"KERAS_BACKEND={given} has no effect, because --engine={engine} sets it. Give another "
+            "--engine, or leave the variable out."
         )
     os.environ["KERAS_BACKEND"] = engine
 

@@ -20,6 +20,7 @@ from jax_training import job
 from small_runs import assert_same, final_tensors, forget_after, log_lines
 
 from official_bert import run_pretraining
+from official_bert.commands import machine
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data.instances import Settings
@@ -272,6 +273,15 @@ def test_packed_records_train_alike_on_both_engines_and_resume(small_corpus, tmp
     for name in names:
         assert_losses_agree(losses(tmp_path / name), losses(whole), 1e-4)
         assert_same(final_tensors(tmp_path / name), final_tensors(whole), atol=2e-4)
+
+
+def test_a_backend_that_the_engine_overrides_is_warned_of(monkeypatch, capsys):
+    for given, warned in (("jax", 1), ("tensorflow", 0)):
+        monkeypatch.setenv("KERAS_BACKEND", given)
+        machine.set_backend("tensorflow")
+        assert os.environ["KERAS_BACKEND"] == "tensorflow"
+        message = "warning: KERAS_BACKEND=jax has no effect, because --engine=tensorflow sets it."
+        assert capsys.readouterr().err.count(message) == warned
 
 
 def test_a_machine_without_jax_is_told_what_to_install(monkeypatch):
