@@ -4,7 +4,9 @@ Nearly any file can be cut into lines and made into records: Wikipedia's dump wi
 table, an archive. Any file but text in a supported format is refused, with its kind and the remedy.
 """
 
+import contextlib
 import csv
+import json
 import re
 from collections.abc import Iterable
 from typing import NoReturn
@@ -151,7 +153,8 @@ def check(
         are plain text and others are not.
 
     Raises:
-        ValueError: as `recognise`; the language is unknown; a table lacks the column.
+        ValueError: as `recognise`; the language is unknown; a table lacks the column, or the first
+            JSON lines the field.
     """
     if language is not None and language not in LANGUAGES:
         raise ValueError(
@@ -165,6 +168,8 @@ def check(
         forms.setdefault(found := recognise(path, form), path)
         if found in TABLES:
             _require_column(path, found, text_field or "text")
+        elif found == "jsonl":
+            _require_field(path, text_field or "text")
     if "sentences" in forms and len(forms) > 1:
         other = next(found for found in forms if found != "sentences")
         idle["input_file"] = (
@@ -191,6 +196,22 @@ def _require_column(path: str, form: str, name: str) -> None:
     except ValueError as error:
         cure = " Name one with --text_field." if f"column {name!r}" in str(error) else ""
         raise ValueError(f"{error}{cure}") from None
+
+
+def _require_field(path: str, name: str) -> None:
+    """Refuses JSON lines of which none of the first has the field."""
+    fields: dict[str, object] = {}
+    for line in text_files.head(path, _HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):  # named when it is read
+            made = json.loads(line)
+            if isinstance(made, dict):
+                fields |= made
+    if fields and name not in fields:
+        names = ", ".join(map(repr, list(fields)[:5]))
+        raise ValueError(
+            f"{path} must have JSON objects with the text in {name!r}; got the fields "
+            f"{names[:200]}. Name one with --text_field."
+        )
 
 
 def _refuse(path: str, what: str, cure: str, may_be_text: bool = True) -> None:

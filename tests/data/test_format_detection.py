@@ -222,6 +222,16 @@ def test_a_description_next_to_tables_is_named_since_it_becomes_text(tmp_path):
     assert not format_detection.check([paths[1]], "auto")
 
 
+def test_json_lines_of_other_fields_are_refused_before_the_work(tmp_path):
+    table = write(tmp_path, "0.csv", "id,body\n1,Some text.\n")
+    lines = '{"title": "A"}\n\n{"text": "Some text."}\n{"text": "cut'
+    paths = [table, write(tmp_path, "1.jsonl", lines)]
+    with pytest.raises(ValueError, match=r"1.jsonl must .* in 'body'; got the fields 'title', 'te"):
+        format_detection.check(paths, "auto", "body")
+    for name in "text", "title":  # a line may lack it
+        assert not format_detection.check(paths[1:], "auto", name)
+
+
 def test_the_last_of_many_files_is_looked_at_before_the_work(small_text, tmp_path, capsys):
     for n in range(3):
         write(tmp_path, f"{n}.txt", "Some text.\n" * 20)
