@@ -27,7 +27,7 @@ _FLAGS = {
 _FOLDER = re.compile(r"(\d+)-of-(\d+)")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class Share:
     """The parts `index`, `index + count`, `index + 2 * count`, …"""
 
@@ -111,10 +111,10 @@ def require_none(shards: list[str]) -> None:
     Raises:
         ValueError: names their folder.
     """
-    if folders(shards):
+    if found := folders(shards):
         raise ValueError(
             f"build_part must be given where parts of several machines are; got none, with "
-            f"{_listed(folders(shards).values())} in {manifest.building_folder(shards)}. Give "
+            f"{_listed(sorted(found.values()))} in {manifest.building_folder(shards)}. Give "
             "--build_part=finish when all are made, or remove that folder."
         )
 

@@ -237,9 +237,11 @@ def _places(path: str, header: Sequence[str], names: Sequence[str]) -> list[int]
     for name in names:
         if header.count(name) != 1:
             found = "none" if name not in header else "several"
+            is_one = len(header) == 1 and re.search(r"[,;|\t]", header[0])
+            cure = " Separate columns with commas in CSV, with tabs in TSV." if is_one else ""
             raise ValueError(
                 f"{path} must have one column {name!r}; got {found}. Its first line names "
-                f"{_listed(header)}."
+                f"{_listed(header)}.{cure}"
             )
     return list(map(header.index, names))
 

@@ -211,7 +211,7 @@ def test_a_part_of_another_text_is_refused_by_name(text, shares, tmp_path, expec
 
 
 def test_one_machine_does_not_build_over_the_parts_of_several(text, shares, expected):
-    with pytest.raises(ValueError, match="got none, with ./2, ./2 in .*a.building. Give --build"):
+    with pytest.raises(ValueError, match="got none, with 0/2, 1/2 in .*a.building. Give --build"):
         build(text, shares)
 
 

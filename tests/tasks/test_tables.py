@@ -152,7 +152,7 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
         ("t.tsv", "a\tb\n", "t.tsv must have at least one row"),
         ("t.jsonl", "\n", "t.jsonl must have at least one row"),
         ("t.tsv", "b\tc\nx\t1\n", "t.tsv must have one column 'a'; got none. .* names 'b', 'c'"),
-        ("t.csv", "a;b\nx;1\n", "one column 'a'; got none. Its first line names 'a;b'"),
+        ("t.csv", "a;b\nx;1\n", "names 'a;b'. Separate columns with commas in CSV, with tabs in"),
         ("t.tsv", "a\tb\ta\nx\t1\t2\n", "one column 'a'; got several"),
         ("t.tsv", "a\tb\rx\t1\r", "LF or CR LF; got CR .* `tr "),
         ("t.csv", 'a,b\nx,1\n"open,2\ny,3\n', "t.csv, line 3 must be CSV"),
