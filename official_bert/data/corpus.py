@@ -545,6 +545,11 @@ def _text_of(line: str, field: str) -> str | None:
         names = ", ".join(map(repr, itertools.islice(made, 5))) or "none"
         raise ValueError(f"{expected}; got the fields {names[:200]}. Name one with --text_field")
     text = made[field]
+    # The name in the line comes first: it is seldom there twice, and to collect all takes long.
+    if line.count(f'"{field}"') > 1 and (
+        field in json.loads(line, object_pairs_hook=table_files.Pairs).twice
+    ):
+        raise ValueError(f"must have one field {field!r}; got several. Fix or remove the line")
     if text is None:
         return None
     if not isinstance(text, str):

@@ -332,7 +332,7 @@ def _without_blank_lines(rows: _Rows, width: int) -> _Rows:
 # JSON lines
 
 
-class _Pairs(dict):
+class Pairs(dict):
     """A JSON object that records which of its names occurred twice."""
 
     def __init__(self, pairs: list[tuple]):
@@ -341,7 +341,7 @@ class _Pairs(dict):
         self.twice = {name for name in names if len(self) < len(names) and names.count(name) > 1}
 
 
-def json_objects(path: str) -> Iterator[tuple[int, "_Pairs"]]:
+def json_objects(path: str) -> Iterator[tuple[int, "Pairs"]]:
     """The objects of a file of JSON lines, with their lines from 1; empty lines are left out.
 
     Raises:
@@ -352,13 +352,13 @@ def json_objects(path: str) -> Iterator[tuple[int, "_Pairs"]]:
             continue
         place = f"{path}, line {number}"
         try:
-            fields = json.loads(line, object_pairs_hook=_Pairs)
+            fields = json.loads(line, object_pairs_hook=Pairs)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{place} must be a JSON object; got invalid JSON ({error}). Write one object per "
                 "line, as `jq -c .` does."
             ) from None
-        if not isinstance(fields, _Pairs):
+        if not isinstance(fields, Pairs):
             raise ValueError(
                 f"{place} must be a JSON object; got other JSON. Write one object per line, as "
                 "`jq -c '.[]'` does for an array."
@@ -375,7 +375,7 @@ def _fields(
         yield number, [_field(place, fields, n, n in lists, remedies[n]) for n in names]
 
 
-def _field(place: str, fields: _Pairs, name: str, may_be_list: bool, remedy: str) -> str:
+def _field(place: str, fields: Pairs, name: str, may_be_list: bool, remedy: str) -> str:
     if name not in fields or name in fields.twice:
         found = "several" if name in fields.twice else "none"
         raise ValueError(

@@ -142,6 +142,7 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
         ("a.jsonl", b"no json\n", r"line 1 .*invalid JSON \(Expecting value at character 1\). Fix"),
         ("a.jsonl", b'{"text": "a"}\n[1]\n', r"a\.jsonl, line 2 must be .*; got list"),
         ("a.jsonl", b'{"text": 5}\n', r"a\.jsonl, line 1 must have a string in 'text'; got int"),
+        ("a.jsonl", b'{"text": "A.", "text": "B."}\n', "line 1 must have one field .text.; got se"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1 .*surrogate"),
         ("a.jsonl", b'{"text": "a", "n": %b}\n' % (b"9" * 5000), r"a\.jsonl, line 1 must be a"),
         ("a.jsonl", b'{"text": "a", "n": %b\n' % (b"[" * 200_000), r"a\.jsonl, line 1 must be a"),
