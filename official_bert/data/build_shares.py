@@ -8,13 +8,12 @@ the duplicates depend on all text before; tokens and records are made only for i
 
 import dataclasses
 import json
-import os
 import re
 from typing import Any
 
 from official_bert.data import manifest
 from official_bert.system import locks
-from official_bert.system.places import Place, as_path, is_remote
+from official_bert.system.places import Place, RemotePath, as_path
 
 FINISH = "finish"
 _NOTE = "share.json"
@@ -75,16 +74,19 @@ def folders(shards: list[str]) -> dict[Place, Share]:
 
 
 def require_folders(shards: list[str]) -> None:
-    """Refuses a file in the place of a folder of parts.
+    """Refuses a file, or a link to another disk, in the place of a folder of parts.
 
     Raises:
-        ValueError: names the file.
+        ValueError: names the file or link.
     """
     for path in (as_path(manifest.building_folder(shards)), *folders(shards)):
-        if not is_remote(path) and os.path.lexists(str(path)) and not path.is_dir():
+        if isinstance(path, RemotePath):
+            continue
+        is_link = path.is_symlink()
+        if is_link or (path.exists() and not path.is_dir()):
             raise ValueError(
-                f"output_file must leave the name {path} for a folder of parts; got a file there. "
-                "Remove it, or choose another output_file."
+                f"output_file must leave the name {path} for a folder of parts; got a "
+                f"{'link' if is_link else 'file'} there. Remove it, or choose another output_file."
             )
 
 

@@ -347,6 +347,7 @@ def test_killed_while_it_removed_the_parts_it_has_nothing_to_do(shares, text, mo
     [
         ("a.building", "for a folder of parts; got a file"),
         ("a.building/0-of-2", "for a folder of parts; got a file"),
+        ("a.building@", "for a folder of parts; got a link"),
         ("a.manifest.json/", "for a file of the build; got a folder"),
         ("a.tfrecord-00001-of-00003/", "for a file of the build; got a folder"),
     ],
@@ -354,9 +355,14 @@ def test_killed_while_it_removed_the_parts_it_has_nothing_to_do(shares, text, mo
 def test_what_is_in_the_way_of_a_build_is_named_before_anything_is_written(
     text, tmp_path, part, name, message
 ):
-    path = tmp_path / name
+    path = tmp_path / name.rstrip("@")
     path.parent.mkdir(exist_ok=True)
-    path.mkdir() if name.endswith("/") else path.write_bytes(b"")
+    if name.endswith("@"):
+        path.symlink_to(tmp_path)
+    elif name.endswith("/"):
+        path.mkdir()
+    else:
+        path.write_bytes(b"")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=f"^output_file must leave the name {path} {message} th"):
         build(text, tmp_path, part)
