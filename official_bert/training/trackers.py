@@ -9,7 +9,6 @@ what was not sent.
 """
 
 import collections
-import contextlib
 import json
 import os
 import pathlib
@@ -216,13 +215,11 @@ class _Wandb:
     def __init__(self):
         self._run: Any = None
         self._new_id = uuid.uuid4().hex[:8]  # the same at each try
-        self._begun: tuple = ()
 
     def begin(self, run_id, name, settings):
         import wandb
 
         run_id = run_id or self._new_id
-        self._begun = run_id, name, settings
         patience = {
             setting: seconds
             for setting, seconds in _WANDB_PATIENCE.items()
@@ -237,7 +234,7 @@ class _Wandb:
                 settings=wandb.Settings(**patience),
             )
         except Exception:
-            self._abandon()  # else its process refuses this id at the next try
+            wandb.teardown()  # else its process refuses this id at the next try
             raise
         self._run.config.update(settings, allow_val_change=True)
         # A step of its own: a resumed run may write the rows since its checkpoint again.
@@ -247,20 +244,7 @@ class _Wandb:
 
     def write(self, row):
         kind, step, values = row
-        if self._run is None:
-            self.begin(*self._begun)
-        try:
-            self._run.log({f"{kind}/{n}": value for n, value in values.items()} | {"step": step})
-        except ConnectionError:  # its process is lost: the next try starts another one
-            self._abandon()
-            raise
-
-    def _abandon(self):
-        import wandb
-
-        self._run = None
-        with contextlib.suppress(Exception):
-            wandb.teardown()
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()} | {"step": step})
 
     def keep(self, files):
         import wandb

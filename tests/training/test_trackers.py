@@ -341,26 +341,6 @@ def test_wandb_is_waited_for_a_little_and_ends_a_run_that_is_still_open(
     assert first["id"] == second["id"]
 
 
-def test_where_the_process_of_wandb_is_lost_another_one_continues_the_run(stores, monkeypatch):
-    peers.load("wandb")
-    monkeypatch.setattr(trackers, "FIRST_PAUSE", 0.0)
-    (stores / "model").mkdir()
-    reporting = Trackers(["wandb"], stores / "model")
-    reporting.begin({"seed": 1})
-    reporting.write("train", 0, {"loss": 1.0})
-    tracker = reporting._links[0].tracker
-    lost = types.SimpleNamespace(log=lambda _: (_ for _ in ()).throw(ConnectionResetError("lost")))
-    tracker._run.finish()
-    tracker._run = lost
-    for step in 1, 2:
-        reporting.write("train", step, {"loss": 1.0})
-    reporting.end(0)
-    folders = sorted(stores.glob("wandb/offline-run-*"))
-    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
-    steps = [row["step"] for folder in folders for row in wandb_rows(folder) if "step" in row]
-    assert steps == [0, 1, 2]
-
-
 def test_a_run_that_never_began_opens_no_tracker(stores):
     peers.load("mlflow")
     Trackers(["mlflow"], stores).end(2)
