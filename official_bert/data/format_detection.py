@@ -150,7 +150,7 @@ def check(
 
     Returns:
         {option without effect on these files: reason}, and under `input_file` that some of them
-        are plain text and others are not.
+        are plain text and others are not, or that one is read as plain text and is not.
 
     Raises:
         ValueError: as `recognise`; the language is unknown; a table lacks the column, or the first
@@ -163,13 +163,19 @@ def check(
         )
     if text_field == "":
         raise ValueError("text_field must be the name of a column or field; got ''.")
-    forms, idle = {}, {}  # forms: the first file of each
+    paths, forms, idle = list(paths), {}, {}  # forms: the first file of each
     for path in paths:
         forms.setdefault(found := recognise(path, form), path)
         if found in TABLES:
             _require_column(path, found, text_field or "text")
         elif found == "jsonl":
             _require_field(path, text_field or "text")
+    if form in ("sentences", "paragraphs") and (other := _not_plain(paths)):
+        idle["input_file"] = (
+            f"{other[0]} looks like {other[1]}, but is read as plain text, as --input_format="
+            f"{form} says. If its marks are not text to train on, leave the flag out, or write the "
+            "text of all files in one format."
+        )
     if "sentences" in forms and len(forms) > 1:
         other = next(found for found in forms if found != "sentences")
         idle["input_file"] = (
@@ -196,6 +202,15 @@ def _require_column(path: str, form: str, name: str) -> None:
     except ValueError as error:
         cure = " Name one with --text_field." if f"column {name!r}" in str(error) else ""
         raise ValueError(f"{error}{cure}") from None
+
+
+def _not_plain(paths: Iterable[str]) -> tuple[str, str] | None:
+    """The first file that is recognised as another format than plain text, and that format."""
+    for path in paths:
+        with contextlib.suppress(ValueError):  # refused only without the user's format
+            if (found := recognise(path)) != "sentences":
+                return path, found
+    return None
 
 
 def _require_field(path: str, name: str) -> None:

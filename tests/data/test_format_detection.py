@@ -222,6 +222,16 @@ def test_a_description_next_to_tables_is_named_since_it_becomes_text(tmp_path):
     assert not format_detection.check([paths[1]], "auto")
 
 
+@pytest.mark.parametrize("form", ["sentences", "paragraphs"])
+def test_a_table_that_a_format_makes_plain_text_is_named(tmp_path, form):
+    plain = write(tmp_path, "0.txt", "Some text.\n")
+    page = write(tmp_path, "1.html", "<html>\n")  # the flag is the cure of its refusal
+    lines = write(tmp_path, "2.jsonl", '{"text": "Some text."}\n')
+    assert not format_detection.check([plain, page], form)
+    said = format_detection.check([plain, page, lines], form)["input_file"]
+    assert said.startswith(f"{lines} looks like jsonl, but is read as plain text, as --input_form")
+
+
 def test_json_lines_of_other_fields_are_refused_before_the_work(tmp_path):
     table = write(tmp_path, "0.csv", "id,body\n1,Some text.\n")
     lines = '{"title": "A"}\n\n{"text": "Some text."}\n{"text": "cut'
