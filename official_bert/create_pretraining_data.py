@@ -240,7 +240,7 @@ def _create(args, settings, report):
             coverage.check_memory(source, plan)
             coverage.check_sample(source, plan, len(shards))
         if not is_remote(shards[0]):
-            coverage.make_folder(os.path.dirname(os.path.abspath(shards[0])))
+            coverage.make_folder("output_file", shards[0])
             coverage.check_disk(source, shards, plan)
         progress = record_builder.Progress(source, report, share.count if share else 1)
 

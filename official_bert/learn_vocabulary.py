@@ -4,7 +4,6 @@ r"""Learns a WordPiece vocabulary from text.
         --vocab_file=vocab.txt --vocab_size=30522
 """
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 from official_bert.commands import commands
 from official_bert.commands.training_settings import Text
-from official_bert.data import corpus, format_detection, tokenization
+from official_bert.data import corpus, coverage, format_detection, tokenization
 from official_bert.system import local_paths, messages
 from official_bert.system.settings import documented, setting
 
@@ -66,14 +65,9 @@ def learn_vocabulary(
     paths = corpus.find_files(input_file)
     local_paths.require_apart({"vocab_file": [vocab_file]}, {"input_file": paths})
     corpus.require_outside({"vocab_file": [vocab_file]}, {"input_file": input_file})
-    folder = os.path.dirname(os.path.abspath(vocab_file))
-    if not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"vocab_file must be in a folder that can be written to; got {folder}. Check its "
-            "permissions, or write elsewhere."
-        )
     for reason in format_detection.check(paths, args.input_format, args.field()).values():
         messages.warn(reason)
+    coverage.make_folder("vocab_file", vocab_file)
     source = corpus.Corpus(
         paths, args.input_format, args.field() or "text", skip_bad_lines=args.skip_bad_lines
     )

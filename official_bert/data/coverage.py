@@ -77,14 +77,15 @@ def check_apart(
     corpus.require_outside(outputs, {"input_file": input_file})
 
 
-def make_folder(folder: str) -> None:
-    """Makes the folder of the output, and checks that it is writable."""
+def make_folder(flag: str, path: str) -> None:
+    """Makes the folder of an output, and checks that it is writable."""
+    folder = os.path.dirname(os.path.abspath(path))
     try:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(
-            f"output_file must be in a folder that can be written to; got {folder} ({error}). "
+            f"{flag} must be in a folder that can be written to; got {folder} ({error}). "
             "Check its permissions, or write elsewhere."
         ) from None
 

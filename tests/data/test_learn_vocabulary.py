@@ -108,8 +108,10 @@ def test_words_without_end_are_read_as_far_as_the_memory_holds_them(
 def test_what_cannot_be_used_is_refused(small_text, tmp_path):
     with pytest.raises(ValueError, match="input_file must match at least one file"):
         learn_vocabulary("nowhere.txt", str(tmp_path / "v.txt"))
-    with pytest.raises(ValueError, match="vocab_file must be in a folder that can be written to"):
-        learn_vocabulary(small_text.path, "/proc/none/v.txt")
+    (tmp_path / "file").write_bytes(b"")
+    for path in "/proc/none/v.txt", str(tmp_path / "file/v.txt"):
+        with pytest.raises(ValueError, match="vocab_file must be in a folder that can be written"):
+            learn_vocabulary(small_text.path, path)
     with pytest.raises(ValueError, match="must be the path of a file to write"):
         learn_vocabulary(small_text.path, str(tmp_path))
     with pytest.raises(ValueError, match="vocab_file must be the path of a file to write; got ''"):
