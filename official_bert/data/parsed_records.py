@@ -158,8 +158,8 @@ class StaticParser:
             values, counts = found[feature]
             if (counts != length).any():
                 number = int(np.argmax(counts != length))
-                lacking = [other for other in kinds if not found[other].counts[number]]
-                if lacking and name(number) != self._first:
+                there = _features(serialized[number], name(number))
+                if lacking := [other for other in kinds if other not in there]:
                     raise _mixed(lacking[0], self._first, name(number))
                 flag = "max_predictions_per_seq" if key in _PREDICTIONS else "max_seq_length"
                 cure = f" Set {flag} to that of the records." if length > 1 else ""
