@@ -335,6 +335,9 @@ def parts(
         kind = (tuple(variable.shape), variable.dtype, *state) if alike else i
         kinds.setdefault(kind, []).append(i)
 
+    largest = max(map(len, kinds.values()), default=0)
+    rows = row_positions(largest) if largest > 1 else []
+
     def part(positions):
         first = positions[0]
         if len(positions) == 1:
@@ -347,8 +350,6 @@ def parts(
         return Part(positions, variable, state, gradient, scale, axes=(0,))
 
     found = []
-    largest = max(map(len, kinds.values()), default=0)
-    rows = row_positions(largest if largest > 1 else 0)
     for positions in kinds.values():
         count = len(positions)
         if BACKEND == "torch":

@@ -390,12 +390,12 @@ class Stack:
 
     Args:
         variables: The variables.
-        positions: On JAX 0, 1, … as `row_positions` has them.
+        positions: On JAX the numbers of its rows, or of more, as `row_positions` has them.
     """
 
     def __init__(self, variables: Variables, positions: Sequence[Tensor]):
         self._variables = variables
-        self._positions = positions
+        self._positions = positions[: len(variables)]
         self._values = [variable.value for variable in variables]
         self.shape = (len(variables), *variables[0].shape)
 
@@ -410,7 +410,7 @@ class Stack:
         if BACKEND == "torch":
             torch._foreach_copy_(self._values, value.unbind())
             return
-        for variable, row in zip(self._variables, self._positions):
+        for variable, row in zip(self._variables, self._positions, strict=True):
             variable.assign(jax.lax.dynamic_index_in_dim(value, row, keepdims=False))
 
 
