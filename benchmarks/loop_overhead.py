@@ -5,8 +5,8 @@
 One process alternates between updates by the loop (records read, decoded and shuffled from disk,
 learning rate, sums, log line, trust ratios, TensorBoard summaries, progress line) and the same
 number of updates by the engine's own forward pass, backward pass and update on one batch in memory.
-Two models: the size of a demo, whose steps are so short that overhead shows, and four layers of
-BERT-Base's width.
+Models: the size of a demo at two batch sizes, whose steps are so short that overhead shows, and
+four layers of BERT-Base's width.
 """
 
 import dataclasses

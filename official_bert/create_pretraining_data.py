@@ -38,7 +38,7 @@ from official_bert.system.settings import documented, like, setting, values_of
 
 WORKERS_PER_CORE = 4  # more would only take memory
 OTHER_TIMES = (
-    "the files of the text have other times than when the records were made. If the text was "
+    "the files of the text were changed or copied after the records were made. If their content "
     "changed, make the parts again, then finish."
 )
 
@@ -184,7 +184,9 @@ def _create(args, settings, report):
     coverage.check_apart(shards, args.input_file, paths, args.vocab_file)
     manifest.require_free(shards)
     build_shares.require_folders(shards)
-    unread = format_detection.check(paths, args.input_format, args.field(), args.language)
+    unread = format_detection.check(
+        paths, args.input_format, args.field(), args.language, args.skip_bad_lines
+    )
     if report:
         for reason in unread.values():
             report(f"warning: {reason}")

@@ -65,7 +65,10 @@ def learn_vocabulary(
     paths = corpus.find_files(input_file)
     local_paths.require_apart({"vocab_file": [vocab_file]}, {"input_file": paths})
     corpus.require_outside({"vocab_file": [vocab_file]}, {"input_file": input_file})
-    for reason in format_detection.check(paths, args.input_format, args.field()).values():
+    unread = format_detection.check(
+        paths, args.input_format, args.field(), skip_bad_lines=args.skip_bad_lines
+    )
+    for reason in unread.values():
         messages.warn(reason)
     coverage.make_folder("vocab_file", vocab_file)
     source = corpus.Corpus(

@@ -218,7 +218,7 @@ def _require_kind(args, found, origin):
         raise ValueError(
             f"--label_type=number must be left out for a model of classes or labels; got {origin}."
         )
-    return found
+    return labels.Numbers() if args.label_type == "number" else found  # of any scale
 
 
 def _use(args, sets, engine, model, folder):

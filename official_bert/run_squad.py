@@ -163,9 +163,10 @@ def evaluate(
     predictions = _read_values(predictions_file, str, "a text")
     null_odds = _read_values(null_odds_file, (int, float), "a number") if null_odds_file else None
     try:
-        return squad_evaluation.evaluate(dataset, predictions, null_odds)
+        squad_evaluation.require_answers(dataset)
     except ValueError as error:
         raise ValueError(f"{predict_file}: {error}") from None
+    return squad_evaluation.evaluate(dataset, predictions, null_odds)
 
 
 def _evaluate(args):

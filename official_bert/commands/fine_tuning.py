@@ -107,11 +107,13 @@ def require_head(args: FineTuning, config: "BertConfig", wanted: "Head") -> None
     found = [head for head in HEADS if head.variables.keys() <= tensors]
     if wanted not in found:
         tasks = {kind.head.part: kind.task for kind in KINDS if kind.head}
-        got = ", ".join(tasks[head.part] for head in found) or "no fine-tuned task"
+        got, cure = "has no head of a task", "Fine-tune it first (--do_train)."
+        if found:
+            got = f"is for {', '.join(tasks[head.part] for head in found)}"
+            cure = "Use the command of its task, or fine-tune it for this one first (--do_train)."
         raise ValueError(
             f"--init_checkpoint must be a model for {tasks[wanted.part]}; got "
-            f"{args.init_checkpoint}, which is for {got}. Use the command of its task, or "
-            "fine-tune it for this one first (--do_train)."
+            f"{args.init_checkpoint}, which {got}. {cure}"
         )
 
 

@@ -93,6 +93,7 @@ def run(args: Machine, command: str, work: Callable[[], int]) -> int:
     if args.local_workers:
         arguments = commands.as_flags(args.without(["local_workers"]))
         arguments.append("--distribution_strategy=multi_worker_mirrored")
+        choose_backend(args.engine)  # so that not every worker warns
         return local_workers.run(args.local_workers, f"official_bert.{command}", arguments)
     if args.distribution_strategy == "tpu" and args.tpu:
         quiet_tensorflow.prepare_tpu(args.tpu, os.environ)
@@ -142,8 +143,6 @@ def enable_xla(args: Machine, flag: bool | None, engine: "Engine", model_dir: st
 def set_backend(engine: str) -> None:
     """Makes the engine's library the backend of Keras, before Keras is imported.
 
-    Warns if the environment names another one.
-
     Raises:
         ValueError: Keras is already imported with another one.
     """
@@ -153,11 +152,16 @@ def set_backend(engine: str) -> None:
             f"{sys.modules['keras'].backend.backend()}; got {engine}. Start the command in "
             "a process of its own."
         )
-    given = os.environ.get("KERAS_BACKEND", engine)
+    choose_backend(engine)
+
+
+def choose_backend(engine: str) -> None:
+    """Names the engine's library in the environment; warns if that named another one."""
+    given = os.environ.get("KERAS_BACKEND") or engine
     if given != engine:
         messages.warn(
-            f"KERAS_BACKEND={given} has no effect, because --engine={engine} sets it. Give another "
-            "--engine, or leave the variable out."
+            f"KERAS_BACKEND={given} has no effect, because the engine is {engine}. Unset it, or "
+            "give another --engine where the command has one."
         )
     os.environ["KERAS_BACKEND"] = engine
 

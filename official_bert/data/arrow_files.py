@@ -52,7 +52,7 @@ def names_of_data(folder: str, names: Sequence[str]) -> list[str]:
         raise ValueError(
             f"{folder} must hold all splits that its {_SPLITS} lists; got none named "
             f"{', '.join(gone[:3])}{' …' * (len(gone) > 3)}. Fetch or save the dataset again, or "
-            "give the folder of one split."
+            "give the folders of the splits to read, with commas between them."
         )
     if any(name.endswith(".parquet") for name in names):
         return [name for name in names if not name.startswith("_")]

@@ -74,15 +74,16 @@ def folders(shards: list[str]) -> dict[Place, Share]:
 
 
 def require_folders(shards: list[str]) -> None:
-    """Refuses a file, or a link to another disk, in the place of a folder of parts.
+    """Refuses a file in the place of a folder of parts, or a link in that of the folder of all.
 
     Raises:
         ValueError: names the file or link.
     """
-    for path in (as_path(manifest.building_folder(shards)), *folders(shards)):
+    whole = as_path(manifest.building_folder(shards))
+    for path in (whole, *folders(shards)):
         if isinstance(path, RemotePath):
             continue
-        is_link = path.is_symlink()
+        is_link = path == whole and path.is_symlink()
         if is_link or (path.exists() and not path.is_dir()):
             raise ValueError(
                 f"output_file must leave the name {path} for a folder of parts; got a "

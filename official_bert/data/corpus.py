@@ -545,7 +545,7 @@ def _text_of(line: str, field: str) -> str | None:
         names = ", ".join(map(repr, itertools.islice(made, 5))) or "none"
         raise ValueError(f"{expected}; got the fields {names[:200]}. Name one with --text_field")
     text = made[field]
-    # The name in the line comes first: it is seldom there twice, and to collect all takes long.
+    # Counting the name in the line is cheap; collecting all pairs is not, and is seldom needed.
     if line.count(f'"{field}"') > 1 and (
         field in json.loads(line, object_pairs_hook=table_files.Pairs).twice
     ):

@@ -57,6 +57,7 @@ _BINARY = {
 }
 # Read by pyarrow.
 _ARROW = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+_NAMES = {"jsonl": "JSON lines", "wikiextractor": "WikiExtractor's output"}
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _HTML = re.compile(r"<(!doctype html|html|head|body|title|meta|link|script|div|p|h1)\b", re.I)
 _COLUMN = re.compile(r"\s*[\w-]+([ .][\w-]+)?\s*")
@@ -144,9 +145,18 @@ def _refuse_other_than_its_name(path: str, start: bytes) -> NoReturn:
 
 
 def check(
-    paths: Iterable[str], form: str, text_field: str | None = None, language: str | None = None
+    paths: Iterable[str],
+    form: str,
+    text_field: str | None = None,
+    language: str | None = None,
+    skip_bad_lines: bool = False,
 ) -> dict[str, str]:
     """Checks the beginning of every file, and the user's options that need a certain format.
+
+    Args:
+        paths, form: The files, and the format that the user gives.
+        text_field, language: The user's options.
+        skip_bad_lines: Whether lines without the field will be left out.
 
     Returns:
         {option without effect on these files: reason}, and under `input_file` that some of them
@@ -168,13 +178,13 @@ def check(
         forms.setdefault(found := recognise(path, form), path)
         if found in TABLES:
             _require_column(path, found, text_field or "text")
-        elif found == "jsonl":
+        elif found == "jsonl" and not skip_bad_lines:
             _require_field(path, text_field or "text")
     if form in ("sentences", "paragraphs") and (other := _not_plain(paths)):
         idle["input_file"] = (
-            f"{other[0]} looks like {other[1]}, but is read as plain text, as --input_format="
-            f"{form} says. If its marks are not text to train on, leave the flag out, or write the "
-            "text of all files in one format."
+            f"{other[0]} looks like {_NAMES.get(other[1], other[1])}, but is read as plain text, "
+            f"as --input_format={form} says. If its marks are not text to train on, leave the flag "
+            "out, or write the text of all files in one format."
         )
     if "sentences" in forms and len(forms) > 1:
         other = next(found for found in forms if found != "sentences")
@@ -200,7 +210,10 @@ def _require_column(path: str, form: str, name: str) -> None:
     try:
         table_files.require_column(path, form, name)
     except ValueError as error:
-        cure = " Name one with --text_field." if f"column {name!r}" in str(error) else ""
+        may_name = f"column {name!r}" in str(error) and not error.args[0].endswith(
+            table_files.SEPARATE
+        )
+        cure = " Name one with --text_field." if may_name else ""
         raise ValueError(f"{error}{cure}") from None
 
 
@@ -225,7 +238,8 @@ def _require_field(path: str, name: str) -> None:
         names = ", ".join(map(repr, list(fields)[:5]))
         raise ValueError(
             f"{path} must have JSON objects with the text in {name!r}; got the fields "
-            f"{names[:200]}. Name one with --text_field."
+            f"{names[:200]}. Name one with --text_field, or give --skip_bad_lines to leave such "
+            "lines out."
         )
 
 

@@ -86,7 +86,7 @@ def _beyond_the_vocabulary(where: str, token: int, vocab_size: int | None) -> Va
 
 def _mixed(feature: str, having: str, lacking: str) -> ValueError:
     return ValueError(
-        f"input_files must have one kind of records; got {having} with the feature {feature!r} and "
+        f"Records must be of one kind; got {having} with the feature {feature!r} and "
         f"{lacking} without it. Read the files of one build only, and join no files of several."
     )
 

@@ -35,6 +35,7 @@ _WIDTH_HINTS = {
     "csv": "In CSV, put texts with commas or line breaks in quotation marks.",
 }
 REMEDY = "Fill in such rows, or remove them."
+SEPARATE = "Separate columns with commas in CSV, with tabs in TSV."
 # Stands for a CR within a line while `csv`, which would refuse it, splits the line. Text decoded
 # from UTF-8 cannot contain this code point.
 _HIDDEN_CR = "\udc0d"
@@ -238,7 +239,7 @@ def _places(path: str, header: Sequence[str], names: Sequence[str]) -> list[int]
         if header.count(name) != 1:
             found = "none" if name not in header else "several"
             is_one = len(header) == 1 and re.search(r"[,;|\t]", header[0])
-            cure = " Separate columns with commas in CSV, with tabs in TSV." if is_one else ""
+            cure = f" {SEPARATE}" if is_one else ""
             raise ValueError(
                 f"{path} must have one column {name!r}; got {found}. Its first line names "
                 f"{_listed(header)}.{cure}"

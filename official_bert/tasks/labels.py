@@ -251,10 +251,12 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     for warning in _suspicious(examples, spellings):
         print(f"warning: {examples.path}: {warning}", flush=True)
     split_up = {name: {part.strip() for part in name.split(_SEPARATOR)} for name in spellings}
-    several = sorted(n for n, parts in split_up.items() if len(parts) > 1 and parts <= {*split_up})
+    several = sorted(
+        n for n, parts in split_up.items() if len(parts) > 1 and parts <= split_up.keys()
+    )
     if several:
         messages.warn(
-            f"{examples.path}: a class each is made of {named(several)}; if they are several "
+            f"{examples.path}: read as one class each: {named(several)}; if they are several "
             "labels, give --multi_label."
         )
     return Classes(_in_order(found))

@@ -171,9 +171,10 @@ def _require_room(run, updates, spent, once, evaluations):
         )
     longest = MAX_STEPS * planned / max(stage.steps for stage in run.stages)
     if available >= longest:
+        most = math.floor((longest + spent + once + evaluations) / 60)
         raise ValueError(
-            f"minutes must be at most {longest / 60:.3g}, for {MAX_STEPS:,} steps of a "
-            f"stage; got {run.minutes:g}. Give fewer."
+            f"minutes must be at most {most:,}, for {MAX_STEPS:,} steps of a stage; got "
+            f"{run.minutes:,.0f}. Give fewer."
         )
 
 

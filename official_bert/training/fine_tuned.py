@@ -127,8 +127,8 @@ def load_checkpoint(
     loaded = model_state.load_weights(model, path)
     if any(task.is_trainable(name) for name in loaded.fresh):
         raise ValueError(
-            f"{path} must be fine-tuned for this task, with as many outputs; got one that lacks "
-            f"weights of it: {loaded}. Give the folder of one that is, or fine-tune it first "
+            f"{path} must be fine-tuned for this task and have its number of outputs; got weights "
+            f"that lack some: {loaded}. Give the folder of such a model, or fine-tune it first "
             "(--do_train)."
         )
     print(loaded)

@@ -192,9 +192,10 @@ def warnings(
         within = (run.total_steps - 1) // options.eval_steps - begin // options.eval_steps
         if within <= options.early_stopping:
             yield (
-                f"early_stopping={options.early_stopping} cannot end this run: it has {within} "
-                f"evaluations before its last step, {run.total_steps}, the first of which is the "
-                "lowest so far. Give smaller eval_steps."
+                f"early_stopping={options.early_stopping} is unlikely to end this run: its last "
+                f"stage has {within} evaluation{'s' * (within != 1)} before step "
+                f"{run.total_steps}, and {options.early_stopping + 1} are needed, as the first is "
+                "the lowest so far. Give smaller eval_steps."
             )
     window = options.profile_steps
     if window and step >= window[1]:

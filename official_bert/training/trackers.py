@@ -173,7 +173,7 @@ class _Link:
             self._has_warned = True
             messages.warn(
                 f"{self.name} cannot be reached, so the run goes on without it and its rows wait: "
-                f"{self._reason}. If it is not only away, {_REMEDIES[self.name]}."
+                f"{self._reason}. If this is not a passing outage, {_REMEDIES[self.name]}."
             )
 
     def end(self, code: int, files: Sequence[pathlib.Path], folder: Place) -> None:
@@ -280,7 +280,8 @@ class _Mlflow:
                     raise
                 messages.warn(
                     f"mlflow has no run {run_id}, which {IDS} names, so a new one begins, without "
-                    "what was sent before. Was MLFLOW_TRACKING_URI another one then?"
+                    "what was sent before. To continue that run, set MLFLOW_TRACKING_URI as it was "
+                    "then."
                 )
         run = mlflow.start_run(run_name=name, nested=True)
         most, _, longest = _MLFLOW_LIMITS

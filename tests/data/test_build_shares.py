@@ -325,7 +325,7 @@ def test_finishing_again_says_that_the_text_has_another_time(text, tmp_path):
     build(text, tmp_path / "a", "finish", report=said.append)
     change()
     build(text, tmp_path / "a", "finish", report=said.append)
-    warned = ["the files of the text have other times" in line for line in said]
+    warned = ["the files of the text were changed or copied" in line for line in said]
     assert warned == [False, True]
 
 

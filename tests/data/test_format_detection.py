@@ -223,13 +223,23 @@ def test_a_description_next_to_tables_is_named_since_it_becomes_text(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["sentences", "paragraphs"])
-def test_a_table_that_a_format_makes_plain_text_is_named(tmp_path, form):
+def test_json_lines_and_tables_that_a_format_makes_plain_text_are_named(tmp_path, form):
     plain = write(tmp_path, "0.txt", "Some text.\n")
     page = write(tmp_path, "1.html", "<html>\n")  # the flag is the cure of its refusal
     lines = write(tmp_path, "2.jsonl", '{"text": "Some text."}\n')
     assert not format_detection.check([plain, page], form)
     said = format_detection.check([plain, page, lines], form)["input_file"]
-    assert said.startswith(f"{lines} looks like jsonl, but is read as plain text, as --input_form")
+    assert said.startswith(f"{lines} looks like JSON lines, but is read as plain text, as --input")
+    table = write(tmp_path, "3.csv", "id,text\n1,Some text.\n")
+    assert f"{table} looks like csv" in format_detection.check([table], form)["input_file"]
+
+
+def test_a_table_with_other_separators_is_not_read_as_one_column(tmp_path):
+    table = write(tmp_path, "0.csv", "id;text\n1;Some text.\n")
+    with pytest.raises(
+        ValueError, match=r"Separate columns with commas in CSV, with tabs in TSV\.$"
+    ):
+        format_detection.check([table], "auto")
 
 
 def test_json_lines_of_other_fields_are_refused_before_the_work(tmp_path):
@@ -240,6 +250,7 @@ def test_json_lines_of_other_fields_are_refused_before_the_work(tmp_path):
         format_detection.check(paths, "auto", "body")
     for name in "text", "title":  # a line may lack it
         assert not format_detection.check(paths[1:], "auto", name)
+    assert not format_detection.check(paths, "auto", "body", skip_bad_lines=True)
 
 
 def test_the_last_of_many_files_is_looked_at_before_the_work(small_text, tmp_path, capsys):

@@ -387,7 +387,7 @@ def test_rows_of_two_kinds_joined_into_one_file_are_refused(made, tmp_path, name
     joined.write_bytes(b"".join(path.read_bytes() for path in paths))
     found = Batches(str(joined), 64, LENGTH, PREDICTIONS, use_next_sentence=False, shuffle=False)
     second = rf"record {RecordFiles(str(paths[0])).num_records} with"
-    message = rf"^input_files must have one kind of records; (?=.*{second}).*{feature!r}"
+    message = rf"^Records must be of one kind; (?=.*{second}).*{feature!r}"
     with pytest.raises(ValueError, match=message):
         list(map(found.__getitem__, range(found.num_batches)))
 

@@ -280,7 +280,7 @@ def test_a_backend_that_the_engine_overrides_is_warned_of(monkeypatch, capsys):
         monkeypatch.setenv("KERAS_BACKEND", given)
         machine.set_backend("tensorflow")
         assert os.environ["KERAS_BACKEND"] == "tensorflow"
-        message = "warning: KERAS_BACKEND=jax has no effect, because --engine=tensorflow sets it."
+        message = "warning: KERAS_BACKEND=jax has no effect, because the engine is tensorflow."
         assert capsys.readouterr().err.count(message) == warned
 
 

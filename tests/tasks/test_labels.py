@@ -250,7 +250,7 @@ def test_sets_without_any_label_or_with_others_than_in_training_are_refused():
 
 def test_classes_that_seem_to_be_several_labels_are_pointed_out(capsys):
     labels.find_classes(examples(["joy | anger", "joy", "anger", "joy|love"]))
-    warned = "warning: dev.tsv: a class each is made of 'joy | anger'; if they are several labels,"
+    warned = "warning: dev.tsv: read as one class each: 'joy | anger'; if they are several labels,"
     assert capsys.readouterr().err == f"{warned} give --multi_label.\n"
 
 

@@ -592,8 +592,7 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
     assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
     error = capsys.readouterr().err
     assert "--init_checkpoint must be a model for text-classification; got" in error
-    assert "which is for no fine-tuned task. " in error
-    assert "fine-tune it for this one first (--do_train)." in error
+    assert "which has no head of a task. Fine-tune it first (--do_train)." in error
 
 
 # Interruptions

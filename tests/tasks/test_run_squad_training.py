@@ -255,8 +255,7 @@ def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
     assert call(alone) == 2
     error = capsys.readouterr().err
     assert "--init_checkpoint must be a model for question-answering; got" in error
-    assert "which is for no fine-tuned task. " in error
-    assert "fine-tune it for this one first (--do_train)." in error
+    assert "which has no head of a task. Fine-tune it first (--do_train)." in error
 
 
 def start_of(folder):

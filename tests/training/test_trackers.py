@@ -313,7 +313,9 @@ def test_the_first_failure_is_told_with_what_to_do(tmp_path, fake, capsys):
     fake.raises = {"begin": OSError("x" * 999 + ".")}
     Trackers(["mlflow", "mlflow"], tmp_path).write("train", 1, {"loss": 1.0})
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"rows wait: x{300}…\. If it is not only away, set MLFLOW_TRACKING_URI", line)
+    assert re.search(
+        r"rows wait: x{300}…\. If this is not a passing outage, set MLFLOW_TRACKING_URI", line
+    )
 
 
 def test_wandb_is_waited_for_a_little_and_ends_a_run_that_is_still_open(
