@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from official_bert import stacking
-from official_bert.commands import commands, machine, pretraining_settings
+from official_bert.commands import commands, pretraining_settings
 from official_bert.commands.arguments import apply, idle
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.rehearsal import gpu_compiler, programs
@@ -120,7 +120,7 @@ def main(args: Rehearse) -> int:
     _check_report_file(args)
     args = pretraining_settings.check(apply(args, RULES))
     network = _network(args)
-    machine.choose_backend(args.engine)  # JAX needs no TensorFlow
+    os.environ["KERAS_BACKEND"] = args.engine  # JAX needs no TensorFlow
     try:
         from official_bert import run_pretraining
 
