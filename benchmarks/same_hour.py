@@ -75,6 +75,9 @@ ARMS = {  # name: ingredients
     "before + more masks": {**BEFORE, "stages": ((1_000, 16, 7, 200), (6_500, 64, 26, 200))},
     "before + full rows": {**BEFORE, "rows": "full"},
     "before + more short rows": {**BEFORE, "stages": ((1_000, 16, 3, 100), (3_000, 64, 16, 200))},
+    "now with fewer masks": {**NOW, "stages": ((1_000, 16, 3, 100), (3_000, 64, 16, 200))},
+    "now with falling masks": {**NOW, "stages": ((1_000, 16, 7, 100), (3_000, 64, 13, 200))},
+    "now with a growing batch": {**NOW, "batch_shares": (0.5, 1.0)},
     "now with LAMB": {**NOW, "optimizer": "lamb"},
     "now with AdamW": {**NOW, "optimizer": "adamw"},
     "now with OrScale": {**NOW, "optimizer": "orscale"},
@@ -225,13 +228,14 @@ def train_ours(folder, model_dir, settings, trial):
 def run_of(folder, settings, ingredients, seed):
     """The run of an arm."""
     kind, stages = ingredients["optimizer"], []
+    shares = ingredients.get("batch_shares", (1.0, 1.0))
     for index, (steps, length, predicted, warmup_steps) in enumerate(ingredients["stages"]):
         rate = settings[f"{kind}_rate"]
         path = trained(folder, ingredients["rows"], length, predicted)
         stages.append(
             Stage(
                 steps=steps,
-                batch_size=settings["tokens"] // length,
+                batch_size=int(shares[index] * settings["tokens"]) // length,
                 max_seq_length=length,
                 max_predictions_per_seq=predicted,
                 learning_rate=rate,
