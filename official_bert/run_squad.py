@@ -186,6 +186,11 @@ def _read_values(path, kind, expected):
             f"{path} must be a JSON object with {expected} for each question id; got "
             f"{type(values).__name__}."
         )
+    if values.twice:
+        raise ValueError(
+            f"{path} must have each question id once; got {min(values.twice)!r} twice. Remove "
+            "one of them."
+        )
     for name, value in values.items():
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(

@@ -124,12 +124,14 @@ def read(path: str) -> Dataset:
 def read_json(path: str) -> Any:
     """The contents of a JSON file, compressed or not, with or without a byte order mark.
 
+    Objects are `table_files.Pairs`.
+
     Raises:
         ValueError: the file cannot be read or is not JSON.
     """
     text = "\n".join(text_files.lines(path, whole=True))
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=table_files.Pairs)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON; got invalid JSON ({error}).") from error
 
@@ -268,6 +270,8 @@ def _flat_records(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, d
     found = []
     for place, row in rows:
         context, answers = _text(place, row, "context"), row.get("answers")
+        for name in row:
+            _require_single(place, row, name)
         record = {name: value for name, value in row.items() if name != "answers"}
         if type(record.get("id")) is int:
             record["id"] = str(record["id"])
@@ -352,6 +356,7 @@ def _field(place: str, record: Any, name: str, kind: type, default: Any = _REQUI
         raise ValueError(f"{place} must be an object with {name!r}; got {got}. {_REMEDY}")
     if name not in record and default is not _REQUIRED:
         return default
+    _require_single(place, record, name)
     value = record.get(name)
     if type(value) is not kind:
         got, remedy = _short(value), "Correct it, or remove the question."
@@ -359,6 +364,12 @@ def _field(place: str, record: Any, name: str, kind: type, default: Any = _REQUI
             got, remedy = f"none among the fields {_short([*record])}", _REMEDY
         raise ValueError(f"{place}: {name!r} must be {_KINDS[kind]}; got {got}. {remedy}")
     return value
+
+
+def _require_single(place: str, record: dict, name: str) -> None:
+    """Refuses a field that a JSON object has several times; rows of Arrow have each once."""
+    if name in getattr(record, "twice", ()):
+        raise ValueError(f"{place} must have one field {name!r}; got several. Remove all but one.")
 
 
 def _text(place: str, record: Any, name: str) -> str:

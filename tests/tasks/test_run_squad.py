@@ -33,6 +33,8 @@ def files(tmp_path):
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(values))
         paths[name] = str(tmp_path / f"{name}.json")
+    (tmp_path / "twice.json").write_text('{"1": "the old mill", "2": "mill", "1": "mill"}')
+    paths["twice"] = str(tmp_path / "twice.json")
     return paths
 
 
@@ -92,6 +94,10 @@ def test_a_file_without_answers_is_named_with_what_to_give(tmp_path, files, comm
         (
             ["--evaluate", "--predict_file={v1}", "--predictions_file={nbest}"],
             '\'1\' must have a text; got [{"text": "mill"}]',
+        ),
+        (
+            ["--evaluate", "--predict_file={v1}", "--predictions_file={twice}"],
+            "'1' twice. Remove one",
         ),
         (["--evaluate", "--predict_file={predictions}", "--predictions_file={v1}"], "'data'"),
         (

@@ -72,6 +72,22 @@ def test_what_is_no_squad_file_is_refused(tmp_path, text, message):
         squad_data.read(str(tmp_path / "a.json"))
 
 
+@pytest.mark.parametrize("field", ["id", "question", "context", "answers"])
+@pytest.mark.parametrize("layout", ["official", "flat"])
+def test_a_field_that_is_given_twice_is_refused(tmp_path, layout, field):
+    fields = {"id": "1", "question": "Past what?", "context": CONTEXT, "answers": []}
+    if layout == "official":
+        paragraph = {"context": fields.pop("context"), "qas": [fields]}
+        text = json.dumps({"data": [{"paragraphs": [paragraph]}]})
+    else:
+        text = json.dumps(fields)
+    name = f'"{field}": '
+    path = tmp_path / "a.json"
+    path.write_text(text.replace(name, f"{name}null, {name}"))
+    with pytest.raises(ValueError, match=f"must have one field '{field}'; got several"):
+        squad_data.read(str(path))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
