@@ -21,8 +21,9 @@ sys.path += [str(ROOT / "benchmarks/claims"), str(ROOT)]
 
 MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (  # studies with kept records
-    *("batch_scaling", "legw", "mixed_batch", "variants", "stacking_study", "learning_curves"),
-    *("fine_tuning_scores", "install_matrix", "row_filling", "same_hour", "semantic_search"),
+    *("batch_scaling", "lars", "legw", "mixed_batch", "variants", "stacking_study"),
+    *("learning_curves", "fine_tuning_scores", "install_matrix", "row_filling", "same_hour"),
+    "semantic_search",
 )
 
 

@@ -22,6 +22,7 @@ TINY_BERT = {
 }
 TINY = {
     "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
+    "lars": {"updates": 4, "rates": [1e-3], "variants": ["study", "rows"], "batch_size": 8},
     "mixed_batch": {
         "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
         "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
@@ -183,16 +184,17 @@ def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
     assert len(set(searched)) == methods * len(settings["multiples"])
 
 
-def test_the_variants_differ_from_each_other_in_what_a_few_steps_do():
+@pytest.mark.parametrize("study", ["variants", "lars"])
+def test_the_forms_differ_from_each_other_in_what_a_few_steps_do(study):
     import keras
 
-    variants = script("variants")
+    variants = script(study)
     generator = np.random.default_rng(1)
-    shapes = {"kernel": (4, 3), "bias": (4,), "LayerNorm": (3,)}
+    shapes = {"kernel": (4, 3), "bias": (4,), "LayerNorm": (3,), "word_embeddings": (5, 3)}
     first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
     gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
     ends = {}
-    for variant in variants.LABELS:
+    for variant in variants.LABELS.keys() - variants.FORMS.without_warmup:
         weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
         settings = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
         optimizer = settings.make(weights)
@@ -282,7 +284,9 @@ def test_a_tiny_study_of_bert_runs_all_its_trials_and_writes_its_page(name, tmp_
     flags = command(name, tmp_path, settings, f"--data_dir={bert_data}")[2:]
     assert claim.main(module.CLAIM, claim.parser(module.CLAIM, "").parse_args(flags)) == 0
     found = records_of(tmp_path, name)
-    assert [each["trial"] for each in found] == module.trials(module.SETTINGS | settings, found)
+    assert [each["trial"] for each in found] == module.CLAIM.trials(
+        module.SETTINGS | settings, found
+    )
     assert not any(each["diverged"] for each in found)
     assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
     assert f"| trials | {len(found)} of {len(found)} done" in (tmp_path / f"{name}.md").read_text()
