@@ -161,6 +161,39 @@ def _attention_gradient(upstream, weights, seed, scale, rate):
     return ops.cast(scale * (product - _row_sums(product) * weights), upstream.dtype)
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of each row in nats, and the class with its largest logit, int32.
+
+    (…, V) float32 logits and (…) labels → (…), (…). TensorFlow's own operation computes class by
+    class, without vector instructions; its softmax uses them.
+    """
+    labels = ops.cast(labels, "int32")
+    if _plain or keras.backend.backend() != "tensorflow":
+        loss = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        return loss, ops.argmax(logits, axis=-1)
+
+    @tf.custom_gradient
+    def run(logits):
+        best = tf.argmax(logits, axis=-1, output_type="int32")
+        probabilities = tf.nn.softmax(logits)
+
+        def of(values, classes):
+            return tf.gather(values, classes, batch_dims=classes.shape.rank)
+
+        # The best class has a probability of at least 1/V, which has a logarithm.
+        loss = of(logits, best) - of(logits, labels) - tf.math.log(of(probabilities, best))
+        gradient = functools.partial(_cross_entropy_gradient, probabilities, labels)
+        return (loss, best), lambda d_loss, _: gradient(d_loss)
+
+    return run(logits)
+
+
+@_compiled
+def _cross_entropy_gradient(probabilities, labels, d_loss):
+    is_label = ops.equal(ops.arange(probabilities.shape[-1], dtype="int32"), labels[..., None])
+    return d_loss[..., None] * (probabilities - ops.cast(is_label, "float32"))
+
+
 def look_up(table: Tensor, ids: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     """Rows of a float32 table, and all of it, both as `dtype`: (V, H), (B, S) → (B, S, H), (V, H).
 

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from official_bert.model import Tensor, Tensors
+from official_bert.model import Tensor, Tensors, fused
 from official_bert.model.config import BertConfig
 from official_bert.model.configured_model import ConfiguredModel
 from official_bert.model.encoder import BertEncoder
@@ -15,9 +15,6 @@ from official_bert.model.layers import (
     matmul_transposed,
     norm,
 )
-
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
 
 
 @keras.saving.register_keras_serializable(package="official_bert")
@@ -123,16 +120,9 @@ def pretraining_sums(outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
     }
     for task, (labels, weights) in tasks.items():
         logits, labels, weights = outputs[f"{task}_logits"], batch[labels], batch[weights]
-        loss = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        hit = ops.cast(ops.equal(_argmax(logits), ops.cast(labels, "int32")), "float32")
+        loss, best = fused.cross_entropy(logits, labels)
+        hit = ops.cast(ops.equal(best, ops.cast(labels, "int32")), "float32")
         sums[f"{task}_loss"] = ops.sum(ops.multiply(weights, loss))
         sums[f"{task}_correct"] = ops.sum(ops.multiply(weights, hit))
         sums[f"{task}_weight"] = ops.sum(weights)
     return sums
-
-
-def _argmax(x):
-    """`ops.argmax`, which on TensorFlow passes over x several times to distinguish −0 from 0."""
-    if keras.backend.backend() == "tensorflow":
-        return tf.argmax(x, axis=-1, output_type="int32")
-    return ops.argmax(x, axis=-1)

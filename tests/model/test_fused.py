@@ -172,3 +172,38 @@ def test_all_bits_of_a_draw_take_part():
     assert (sets[0] >= sets[1]).all()
     assert (sets[1] >= sets[2]).all()
     assert (sets[0] != sets[1]).mean() == pytest.approx(1e-4, rel=0.2)
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "XLA"])
+def test_the_cross_entropy_and_its_gradient_are_those_in_float64(way):
+    logits = normal(2, 5, 300) * 8
+    logits[0, 0] = 0  # ties: the first class is the best
+    logits[0, 1, 7], logits[0, 2, 9] = 1e4, -1e4
+    labels = np.random.default_rng(6).integers(0, 300, (2, 5))
+    labels[0, :3] = 5, 7, 9
+    upstream = normal(2, 5, seed=8)
+
+    def run(logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            loss, best = fused.cross_entropy(logits, labels)
+        return loss, best, tape.gradient(loss, logits, upstream)
+
+    if way != "eager":
+        run = tf.function(run, jit_compile=way == "XLA")
+    loss, best, gradient = (np.asarray(found) for found in run(tf.constant(logits)))
+    shifted = logits.astype("float64") - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    is_label = np.arange(300) == labels[..., None]
+    expected = -log_probabilities[is_label].reshape(labels.shape)
+    np.testing.assert_allclose(loss, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(best, logits.argmax(-1))
+    expected = upstream[..., None] * (np.exp(log_probabilities) - is_label)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_logit_that_is_not_finite_makes_the_loss_of_its_row_alone_not_finite():
+    logits = normal(3, 300)
+    logits[0, 4], logits[2, 5] = np.nan, np.inf
+    loss, _ = fused.cross_entropy(tf.constant(logits), np.array([1, 2, 3]))
+    assert np.isfinite(loss).tolist() == [False, True, False]
