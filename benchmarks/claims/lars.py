@@ -25,26 +25,25 @@ LABELS = {
     "every tensor": "every tensor adapted",
     "before": "ratio before the momentum",
     "rows": "a ratio per row of the embeddings",
-    "embeddings": "only the embeddings adapted, the rest by momentum SGD",
-    "kernels": "only the kernels adapted, the rest by momentum SGD",
+    "units": "also a ratio per unit of the kernels",
     "plain": "momentum SGD: no tensor adapted",
-    "lamb": "LAMB",
+    "lamb": "LAMB, at 0.3 times the rate",
 }
 SHORT = LABELS | {
     "study": "LARS as in the study",
     "rows": "ratio per row of embeddings",
-    "embeddings": "only embeddings adapted",
-    "kernels": "only kernels adapted",
+    "units": "ratio per row and per unit",
     "plain": "momentum SGD",
+    "lamb": "LAMB",
 }
 SETTINGS = {
     "variants": [*LABELS],
     "max_seq_length": 16,
     "max_predictions_per_seq": 4,
-    "batch_size": 256,
-    "updates": 1000,
-    "warmup_steps": 40,
-    "rates": [0.02, 0.01],  # the first is run first
+    "batch_size": 64,
+    "updates": 1200,
+    "warmup_steps": 120,
+    "rates": [0.02, 0.01, 0.04],  # the first is run first
     "beta_1": 0.93,
     "beta_2": 0.98,
     "weight_decay": 0.002,
@@ -53,12 +52,8 @@ SETTINGS = {
     "evaluations": 5,
 }
 QUICK = {"rates": [0.02], "seeds": 1}
-PLAIN = {  # the variables without a ratio; SGD needs another rate, as in the study over the batch
-    "embeddings": ["kernel", "LayerNorm", "bias"],
-    "kernels": ["_embeddings", "LayerNorm", "bias"],
-    "plain": [""],
-}
-PLAIN_RATE = 170.0  # of the rate
+# Of the rate: about those of SGD in the study over the batch, and of LAMB in that of its variants.
+SGD_RATE, LAMB_RATE = 170.0, 0.3
 ROWS = {"(word|position)_embeddings": 0}
 
 
@@ -67,7 +62,8 @@ def optimizer(form, settings):
     names = ("beta_1", "weight_decay", "global_clipnorm")
     given = {name: settings[name] for name in names}
     if form == "lamb":
-        return Optimizer(beta_2=settings["beta_2"], **given)
+        rate = {"learning_rate_multipliers": {"": LAMB_RATE}}
+        return Optimizer(beta_2=settings["beta_2"], settings=rate, **given)
     changes = {
         "every tensor": {"exclude_from_layer_adaptation": ()},
         # Its momentum adds up instead of averaging.
@@ -75,12 +71,10 @@ def optimizer(form, settings):
             "settings": {"ratio": "before_momentum", "trust_coefficient": 1 - settings["beta_1"]}
         },
         "rows": {"settings": {"trust_ratio_axes": ROWS}},
-        **{
-            plain: {
-                "exclude_from_layer_adaptation": tuple(paths),
-                "settings": {"learning_rate_multipliers": dict.fromkeys(paths, PLAIN_RATE)},
-            }
-            for plain, paths in PLAIN.items()
+        "units": {"settings": {"trust_ratio_axes": ROWS | {"kernel": 1}}},
+        "plain": {
+            "exclude_from_layer_adaptation": ("",),
+            "settings": {"learning_rate_multipliers": {"": SGD_RATE}},
         },
     }.get(form, {})
     return Optimizer(type="lars", epsilon=0.0, **given, **changes)
