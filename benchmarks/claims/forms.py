@@ -133,10 +133,10 @@ class Forms:
                 axes[1].errorbar([mean(gaps)], [place], xerr=stats.half_width(gaps), **style)
         axes[0].set_yticks(range(len(names)), [self.short[form] for form in names])
         axes[1].set_yticks(range(len(names)), [""] * len(names))
-        axes[0].set_xlabel("held-out masked-LM loss, nats; a dot a seed, the bar their mean")
+        axes[0].set_xlabel("held-out masked-LM loss, nats; bar: mean of the seeds")
         axes[1].axvline(0, color="#777777", lw=0.8, ls="--")
         reference = self.short[self.reference]
-        axes[1].set_xlabel(f"difference from {reference!r} with the same seed; 95 % interval")
+        axes[1].set_xlabel(f"less that of: {reference}; 95 % interval")
         for axis in axes:
             axis.grid(axis="x", alpha=0.3)
         return figure
