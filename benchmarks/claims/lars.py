@@ -58,7 +58,7 @@ ROWS = {"(word|position)_embeddings": 0}
 
 
 def optimizer(form, settings):
-    """The optimizer of a form; LARS has the best momentum and decay of the study's search."""
+    """The optimizer of a form; LARS has about the best momentum and decay of the search."""
     names = ("beta_1", "weight_decay", "global_clipnorm")
     given = {name: settings[name] for name in names}
     if form == "lamb":

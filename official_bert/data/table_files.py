@@ -333,13 +333,20 @@ def _without_blank_lines(rows: _Rows, width: int) -> _Rows:
 # JSON lines
 
 
+_NO_NAMES: frozenset[str] = frozenset()
+
+
 class Pairs(dict):
     """A JSON object that records which of its names occurred twice."""
 
+    __slots__ = ("twice",)  # a file of questions has hundreds of thousands of objects
+
     def __init__(self, pairs: list[tuple]):
         super().__init__(pairs)
-        names = [name for name, _ in pairs]
-        self.twice = {name for name in names if len(self) < len(names) and names.count(name) > 1}
+        self.twice = _NO_NAMES
+        if len(self) < len(pairs):
+            names = [name for name, _ in pairs]
+            self.twice = frozenset(name for name in names if names.count(name) > 1)
 
 
 def json_objects(path: str) -> Iterator[tuple[int, "Pairs"]]:

@@ -1,12 +1,12 @@
-"""The encoder's element-wise parts, each as one compiled kernel.
+"""The encoder's element-wise parts and the words' loss, with compiled kernels.
 
 One operation at a time, they would read and write the activations many times, at the speed of
 memory. On TensorFlow, XLA compiles each of them, forward and backward; the backward kernel
 recomputes the forward values. Programs compiled as a whole (by JAX, or for a TPU) fuse them like
 any other operations; torch runs them one by one.
 
-All but `attention_weights` compute in float32 for any input type; all but `look_up` return the type
-of their first argument. Gamma, beta and the biases are float32.
+All but `attention_weights` compute in float32 for any input type; all but `look_up` and
+`cross_entropy` return the type of their first argument. Gamma, beta and the biases are float32.
 """
 
 import contextlib
@@ -164,8 +164,8 @@ def _attention_gradient(upstream, weights, seed, scale, rate):
 def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The cross-entropy of each row in nats, and the class with its largest logit, int32.
 
-    (…, V) float32 logits and (…) labels → (…), (…). TensorFlow's own operation computes class by
-    class, without vector instructions; its softmax uses them.
+    (…, V) float32 logits and (…) labels → (…), (…). TensorFlow's own cross-entropy is slow on CPUs:
+    it computes class by class, without vector instructions. Its softmax uses them.
     """
     labels = ops.cast(labels, "int32")
     if _plain or keras.backend.backend() != "tensorflow":
@@ -174,13 +174,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     @tf.custom_gradient
     def run(logits):
+        # `ops.argmax` passes over the logits several times to distinguish −0 from 0.
         best = tf.argmax(logits, axis=-1, output_type="int32")
         probabilities = tf.nn.softmax(logits)
 
         def of(values, classes):
             return tf.gather(values, classes, batch_dims=classes.shape.rank)
 
-        # The best class has a probability of at least 1/V, which has a logarithm.
+        # The best class has a probability of at least 1/V, so its logarithm is finite.
         loss = of(logits, best) - of(logits, labels) - tf.math.log(of(probabilities, best))
         gradient = functools.partial(_cross_entropy_gradient, probabilities, labels)
         return (loss, best), lambda d_loss, _: gradient(d_loss)

@@ -30,7 +30,8 @@ def test_every_arm_is_a_run_for_the_time(arm, tmp_path):
     assert run.seed == 7
     assert run.optimizer.type == ingredients["optimizer"]
     assert run.minutes == settings["training_minutes"]
-    assert run.stages[-1].tokens == settings["tokens"]
+    shares = ingredients.get("batch_shares", (1, 1))
+    assert [stage.tokens for stage in run.stages] == [s * settings["tokens"] for s in shares]
     assert run.stages[-1].end_learning_rate == 0
 
 
