@@ -3,8 +3,8 @@
     python benchmarks/claims/batch_scaling.py
 
 The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
-the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch,
-and at the largest ones the same number again with long warm-ups. Untuned, each trains by a rule
+quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch, and at the largest
+ones the same number again with long warm-ups; LARS and Nesterov SGD have fewer than the others. Untuned, each trains by a rule
 from its best settings at the smallest batch. The best of all by one held-out set trains with more
 seeds and is reported on another.
 
@@ -37,7 +37,14 @@ SETTINGS = {
     "multiples": [1, 4, 16, 64],
     "long_warmup_multiples": [16, 64],  # where a run has few updates
     "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["muon"], ["nesterov"]],
-    "trials": 4,  # at each batch
+    "trials": {  # at each of the multiples
+        "lamb": [4, 4, 6, 6],
+        "adamw": [4, 4, 6, 6],
+        "lars": [4, 4, 4, 4],
+        "orscale": [4, 4, 6, 6],
+        "muon": [4, 4, 6, 6],
+        "nesterov": [4, 4, 4, 4],
+    },
     "seeds": 3,
     "rates": {  # at the smallest batch; √k times as high at another
         "lamb": [1e-3, 1e-2],
@@ -59,7 +66,7 @@ QUICK = {
     "sequences": 96_000,
     "multiples": [1, 4],
     "groups": [["lamb", "adamw"]],
-    "trials": 1,
+    "trials": {"lamb": [1, 1], "adamw": [1, 1]},
     "seeds": 1,
 }
 LINEAR = ("nesterov",)  # scaled by k; the rate of the others, by √k
@@ -69,12 +76,22 @@ def trials(settings, records):
     """For each group of methods the two parts of the search and the rule, then more seeds."""
     multiples, larger = settings["multiples"], settings["multiples"][1:]
     longer = [k for k in multiples if k in settings["long_warmup_multiples"]]
-    numbers, seeds = range(1, settings["trials"] + 1), range(1, settings["seeds"] + 1)
+    seeds = range(1, settings["seeds"] + 1)
+
+    def points(part, group, at):
+        return [
+            trial(part, m, k, n, 1)
+            for n in range(1, 1 + max(map(max, settings["trials"].values())))
+            for k in at
+            for m in group
+            if n <= results.points(settings, m, k)
+        ]
+
     found = []
     for group in settings["groups"]:
-        found += [trial("search", m, k, n, 1) for n in numbers for k in multiples for m in group]
+        found += points("search", group, multiples)
         found += [trial("rule", m, k, None, 1) for k in larger for m in group]
-        found += [trial("long warm-up", m, k, n, 1) for n in numbers for k in longer for m in group]
+        found += points("long warm-up", group, longer)
         found += [trial("best", m, k, None, s) for s in seeds[1:] for k in multiples for m in group]
         found += [trial("rule", m, k, None, s) for s in seeds[1:] for k in larger for m in group]
     return found
@@ -208,6 +225,9 @@ def problem(settings):
         return f"groups must be among {', '.join(rates)}; got {', '.join(unknown)}."
     if multiples != sorted({1, *multiples}):
         return f"multiples must be 1 and larger numbers, in order; got {multiples}."
+    counts = settings["trials"]
+    if not all(len(counts.get(m, ())) == len(multiples) for g in settings["groups"] for m in g):
+        return f"trials must have a number for each of multiples, for each method; got {counts}."
     if 1 in settings["long_warmup_multiples"]:
         return "long_warmup_multiples must be above 1, the base of the rule; got 1."
     return None

@@ -59,14 +59,19 @@ def tuned(records, settings, method, multiple):
 
 def complete(records, settings, method, multiple):
     """The tuned runs at a batch; empty until its search has ended."""
-    done = len(searched(records, method, multiple)) == to_search(settings, multiple)
+    done = len(searched(records, method, multiple)) == to_search(settings, method, multiple)
     return tuned(records, settings, method, multiple) if done else []
 
 
-def to_search(settings, multiple):
+def to_search(settings, method, multiple):
     """The number of runs from which the best is chosen when all are done."""
     parts = 1 + (multiple in settings["long_warmup_multiples"])
-    return parts * settings["trials"] + (multiple != settings["multiples"][0])
+    return parts * points(settings, method, multiple) + (multiple != settings["multiples"][0])
+
+
+def points(settings, method, multiple):
+    """The number of points of the sequence that a part of the search tries."""
+    return settings["trials"][method][settings["multiples"].index(multiple)]
 
 
 def untuned(records, settings, method, multiple):
@@ -211,7 +216,7 @@ def warmups(records, settings):
 
 
 def _tuned_cell(records, settings, method, multiple):
-    tried, wanted = len(searched(records, method, multiple)), to_search(settings, multiple)
+    tried, wanted = len(searched(records, method, multiple)), to_search(settings, method, multiple)
     of = "" if tried == wanted else f" of {wanted}"
     return _loss_cell(tuned(records, settings, method, multiple), f"{tried}{of} trials; ")
 

@@ -36,7 +36,7 @@ TINY = {
         "multiples": [1, 2],
         "long_warmup_multiples": [2],
         "groups": [["nesterov"]],
-        "trials": 1,
+        "trials": {"nesterov": [1, 1]},
     },
 }
 
@@ -132,7 +132,7 @@ def test_a_run_that_two_parts_have_in_common_is_trained_once():
 
 def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
     scaling = script("batch_scaling")
-    settings = scaling.SETTINGS | {"trials": 1, "seeds": 2, "groups": [["lamb"]]}
+    settings = scaling.SETTINGS | {"trials": {"lamb": [1]}, "seeds": 2, "groups": [["lamb"]]}
     settings |= {"multiples": [1], "long_warmup_multiples": []}
 
     def run(part, number, seed, values, loss):
@@ -153,7 +153,7 @@ def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
         run("search", 2, 1, points[1], 3.9),
     ]
     assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
-    assert counted(settings | {"trials": 2}) == [("search", 1, 1), ("search", 2, 1)]
+    assert counted(settings | {"trials": {"lamb": [2]}}) == [("search", 1, 1), ("search", 2, 1)]
     low, high = settings["rates"]["lamb"]
     rounded = {"lamb": [low, high * (1 + 1e-15)]}  # as another library of mathematics may
     assert len(counted(settings | {"rates": settings["rates"] | rounded})) == 2
@@ -170,14 +170,17 @@ def test_the_rule_keeps_the_updates_of_warmup():
     assert scaling.by_rule({}, "nesterov", chosen, 4)["rate"] == 4e-3
 
 
-def test_every_method_has_the_same_number_of_trials_and_none_comes_twice():
+def test_compared_methods_have_the_same_number_of_trials_and_none_comes_twice():
     scaling = script("batch_scaling")
     settings = scaling.SETTINGS
     trials = scaling.trials(settings, [])
     names = [json.dumps(trial) for trial in trials]
     assert len(set(names)) == len(names)
     searched = [(t["method"], t["multiple"]) for t in trials if t["part"] == "search"]
-    assert {searched.count(each) for each in searched} == {settings["trials"]}
+    for place, multiple in enumerate(settings["multiples"]):
+        counts = {method: searched.count((method, multiple)) for method in settings["rates"]}
+        assert counts == {m: numbers[place] for m, numbers in settings["trials"].items()}
+        assert len({counts[m] for m in ("lamb", "adamw", "orscale", "muon")}) == 1
     longer = [(t["method"], t["multiple"]) for t in trials if t["part"] == "long warm-up"]
     assert sorted(longer) == sorted(each for each in searched if each[1] in (16, 64))
     methods = sum(map(len, settings["groups"]))
