@@ -4,9 +4,9 @@
 
 The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
 quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch, and at the largest
-ones the same number again with long warm-ups; LARS and Nesterov SGD have fewer than the others. Untuned, each trains by a rule
-from its best settings at the smallest batch. The best of all by one held-out set trains with more
-seeds and is reported on another.
+ones the same number again with long warm-ups; LARS and Nesterov SGD have fewer than the others.
+Untuned, each trains by a rule from its best settings at the smallest batch. The best of all by one
+held-out set trains with more seeds and is reported on another.
 
 For each group of methods the search comes first, breadth first over the batches, then the rule, the
 long warm-ups, and more seeds of the best and of the rule, so that an unfinished study has results.
