@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from lamb_tf._replicas import (
@@ -22,6 +23,7 @@ from lamb_tf._replicas import (
     are_distributed,
     cast,
     first_replica,
+    is_known,
     on,
     read,
     row_positions,
@@ -46,6 +48,7 @@ elif BACKEND == "jax":
 
 ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow makes a new resource each time
 STACKED_ELEMENTS = 2**14  # larger tensors are not worth a copy
+GATHERED_ELEMENTS = 2**12  # of a tensor whose norm is computed with others, on JAX
 BLOCK_ELEMENTS = 2**17  # of float32, with what is made of them, in the cache of a core
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
@@ -69,6 +72,13 @@ def compiled(function: Callable) -> Callable:
         return (function if tf.executing_eagerly() or are_distributed(args) else kernel)(*args)
 
     return call
+
+
+def traced_once(function: Callable, x: Tensor) -> Callable | None:
+    """The function, traced once for all tensors of a shape; None where x is not being traced."""
+    if BACKEND != "jax" or is_known(x):
+        return None
+    return jax.jit(function)
 
 
 # Tensors without axes, under the names that TensorFlow's kernel for Adam has for them.
@@ -314,16 +324,18 @@ def parts(
     gradients: Sequence[Tensor],
     scales: Sequence[Tensor | None],
     slice_axes: Sequence[tuple[int, ...]],
-    may_stack: bool = True,
+    may_stack: bool,
+    is_elementwise: bool,
 ) -> list[Part]:
     """The variables, small ones of a shape together where an operation costs time for each.
 
-    It does to compile, on JAX for a CPU, and to call, on torch, unless a kernel has many tensors in
-    one call. Variables that are divided over devices, in slices or of 16 bits are left apart.
+    It does to call, on torch, unless a kernel has many tensors in one call; and to compile, on JAX
+    for a CPU. There elementwise kernels of a shape are compiled once, and XLA joins and cuts
+    tensors slowly, so those are left apart. So are variables that are divided over devices, in
+    slices or of 16 bits.
     """
     kinds: dict[object, list[int]] = {}
-    # What several devices divide must not be gathered.
-    may_stack &= BACKEND == "torch" or (_jax_for_cpu() and jax.device_count() == 1)
+    may_stack &= BACKEND == "torch" or (_jax_gathers() and not is_elementwise)
     for i, (variable, state) in enumerate(zip(variables, states)):
         alike = (
             may_stack
@@ -362,6 +374,11 @@ def parts(
 def _jax_for_cpu():
     """Whether JAX traces for a CPU."""
     return BACKEND == "jax" and (target() or jax.default_backend()).lower() == "cpu"
+
+
+def _jax_gathers():
+    """Whether small tensors are gathered on JAX: not what several devices divide."""
+    return _jax_for_cpu() and jax.device_count() == 1
 
 
 def over_rows(
@@ -479,11 +496,30 @@ def sums_of_squares(
             for x, own in zip(tensors, axes)
         ]
         return tf.concat([tf.reshape(each, (-1,)) for each in sums], axis=0)
+    if not any(axes) and _jax_gathers():
+        return _sums_of_squares_gathered(tensors)
     squares = _apart([ops.square(x) for x in tensors])
     if not any(axes):
         return ops.stack([ops.sum(square) for square in squares])
     sums = [ops.sum(square, axis=_rest(square, own)) for square, own in zip(squares, axes)]
     return ops.concatenate([ops.reshape(each, (-1,)) for each in sums])
+
+
+def _sums_of_squares_gathered(tensors):
+    """Σ x² of each tensor, small ones of a shape in one kernel.
+
+    XLA for a CPU makes three kernels of a sum; of what is larger they cost less than the copy.
+    """
+    kinds: dict[object, list[int]] = {}
+    for i, x in enumerate(tensors):
+        alike = math.prod(x.shape) <= GATHERED_ELEMENTS
+        kinds.setdefault(tuple(x.shape) if alike else i, []).append(i)
+    sums = []
+    for positions in kinds.values():
+        rows = ops.square(stack([tensors[i] for i in positions]))
+        sums.append(ops.sum(rows, axis=range(1, len(rows.shape))))
+    order = np.concatenate([*kinds.values()])
+    return ops.take(ops.concatenate(sums), np.argsort(order))
 
 
 def _rest(x, axes):
@@ -536,6 +572,16 @@ def unstack(vector: Tensor, counts: Sequence[int] | None = None) -> Sequence[Ten
         if count:
             elements.append(vector[start : start + count])
         else:
-            elements.append(ops.take(vector, [start, 0])[0] if gathers else vector[start])
+            elements.append(_gathered(vector, start) if gathers else vector[start])
         start += count or 1
     return elements
+
+
+def _gathered(vector, position):
+    """An element of a vector, by a gather of two."""
+    if BACKEND == "tensorflow":
+        return tf.gather(vector, [position, 0])[0]
+    # Without the selection that `jax.numpy` makes where a position may be out of bounds.
+    positions, numbers = np.array([[position], [0]]), jax.lax.GatherDimensionNumbers((), (0,), (0,))
+    found = jax.lax.gather(vector, positions, numbers, (1,), mode="promise_in_bounds")
+    return jax.lax.squeeze(jax.lax.slice(found, [0], [1]), [0])

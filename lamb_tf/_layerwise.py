@@ -235,7 +235,7 @@ class LayerwiseOptimizer(OptimizerState):
         """x ← x − η factor ratio u for all tensors, on one replica; returns telemetry's metrics."""
         grads = _kernels.zeros_if_nonfinite(scalars.finite, grads, variables)
         tensors = variables, states, grads, scales, slice_axes
-        parts = _kernels.parts(*tensors, may_stack=not self._kernel)
+        parts = _kernels.parts(*tensors, not self._kernel, self.is_elementwise)
         order = np.concatenate([part.positions for part in parts])
         is_ordered = (np.diff(order) > 0).all()
         if not is_ordered:
@@ -287,33 +287,36 @@ class LayerwiseOptimizer(OptimizerState):
     def _compute_directions(self, xs, parts, decays, scalars):
         """u of each tensor, by the kernel where there is one; moves their slots."""
         if not self._kernel or _kernels.in_compiled_graph():
+            equations = _kernels.traced_once(functools.partial(self._equations, scalars), xs[0])
             return [
-                self._fused_direction(x, p.gradient, p.state, p.scale, decay, scalars, p.axes)
+                self._fused_direction(
+                    x, p.gradient, p.state, p.scale, decay, scalars, p.axes, equations
+                )
                 for x, p, decay in zip(xs, parts, decays)
             ]
         gs = (self._scaled(p.gradient, p.scale) for p in parts)
         states = [p.state for p in parts]
         return self._kernel.of_all(xs, gs, states, decays, scalars.coefficients.kernel)
 
-    def _direction_traced(self, x, g, state, scale, decay, scalars, axes):
-        finite = scalars.finite
+    def _direction_traced(self, x, g, state, scale, decay, scalars, axes, equations):
+        equations = equations or functools.partial(self._equations, scalars)
         given = {"x": _replicas.cast(x, self._precision), "g": g}
         given |= {name: _replicas.read(slot) for name, slot in state.items() if name != "seed"}
         of_tensor = {"decay": decay} | ({} if scale is None else {"scale": scale})
-
-        def equations(x, g, decay, scale=None, **old):
-            g = self._scaled(g, scale)
-            moments = self.moments(x, g, old, decay)
-            slots = {n: where_finite(finite, new, old.get(n, new)) for n, new in moments.items()}
-            u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
-            return u, {name: slots[name] for name in slots.keys() & old.keys()}
-
         if self.is_elementwise and _kernels.is_worth_blocks(x):
             return _kernels.in_blocks(equations, given, of_tensor)
         u, slots = _kernels.over_rows(equations, given, of_tensor, self.is_elementwise, axes)
         for name, slot in slots.items():
             self.assign(state[name], slot)
         return u
+
+    def _equations(self, scalars, x, g, decay, scale=None, **old):
+        """u and the slots that moved, of arrays."""
+        g, finite = self._scaled(g, scale), scalars.finite
+        moments = self.moments(x, g, old, decay)
+        slots = {n: where_finite(finite, new, old.get(n, new)) for n, new in moments.items()}
+        u = self.direction(x, g, {**old, **slots}, decay, scalars.coefficients)
+        return u, {name: slots[name] for name in slots.keys() & old.keys()}
 
     def _scaled(self, g, scale):
         """The gradient that the equations see: unscaled and clipped."""

@@ -388,7 +388,8 @@ def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
         def watched_equation(*args):
             frame, frames = sys._getframe(1), []
             while frame.f_code is not apply:
-                frames.append(frame.f_code.co_qualname)
+                if "/jax/" not in frame.f_code.co_filename:  # a traceback leaves those out, too
+                    frames.append(frame.f_code.co_qualname)
                 frame = frame.f_back
             lists.append(frames)
             return equation(*args)
@@ -409,8 +410,8 @@ def test_few_frames_lie_between_apply_and_the_equation(monkeypatch, compiled):
         steps.take_steps(optimizer, variables, gradients)
     else:
         optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients[0]], variables)
-    # On JAX, the two variables of one shape are moved together; on torch, all five.
-    assert len(lists) == {"tensorflow": 5, "jax": 4, "torch": 1}[BACKEND]
+    # On JAX, two variables of one shape are traced once; on torch, all five are moved together.
+    assert len(lists) == {"tensorflow": 5, "jax": 4 if compiled else 5, "torch": 1}[BACKEND]
     for frames in lists:
         assert len(frames) <= 10, frames
 
