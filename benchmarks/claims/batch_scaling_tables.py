@@ -59,7 +59,8 @@ def tuned(records, settings, method, multiple):
 
 def complete(records, settings, method, multiple):
     """The tuned runs at a batch; empty until its search has ended."""
-    done = len(searched(records, method, multiple)) == to_search(settings, method, multiple)
+    tried = len(searched(records, method, multiple))
+    done = tried and tried == to_search(settings, method, multiple)
     return tuned(records, settings, method, multiple) if done else []
 
 
