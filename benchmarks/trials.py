@@ -53,24 +53,20 @@ class Study:
         """The records that count, by the trial's name.
 
         They are of the study's own trials, with settings that it would choose now. What was chosen
-        from a trial that does not count does not count either.
+        from a trial that does not count does not count either. Of several records of a trial the
+        newest of those counts.
         """
         ours = self._decisive(self.settings)
-        found = {
-            stats.trial_name(record["trial"]): record
-            for record in read(self.results)
-            if self._decisive(record["settings"]) == ours
-        }
-        names = {stats.trial_name(trial) for trial in self._lists(list(found.values()))}
-        found = {name: record for name, record in found.items() if name in names}
+        found = [r for r in read(self.results) if self._decisive(r["settings"]) == ours]
+        names = {stats.trial_name(trial) for trial in self._lists(list(_newest(found).values()))}
+        found = [r for r in found if stats.trial_name(r["trial"]) in names]
         while True:
-            known = list(found.values())
-            standing = {
-                n: r for n, r in found.items() if not self._stands or self._stands(r, known)
-            }
-            if len(standing) == len(found):
-                return found
-            found = standing
+            newest = _newest(found)
+            known = list(newest.values())
+            others = [r for r in known if self._stands and not self._stands(r, known)]
+            if not others:
+                return newest
+            found = [record for record in found if not any(record is other for other in others)]
 
     def _decisive(self, settings):
         return {key: value for key, value in settings.items() if key not in self.extent}
@@ -118,6 +114,11 @@ class Study:
         """Appends a record to the file."""
         self.results.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.results, _whole_lines(self.results) + json.dumps(record) + "\n")
+
+
+def _newest(records):
+    """The last record of each trial, by the trial's name."""
+    return {stats.trial_name(record["trial"]): record for record in records}
 
 
 @contextlib.contextmanager

@@ -139,12 +139,18 @@ def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
         trial = scaling.trial(part, "lamb", 1, number, seed)
         return record(trial, values=values, select=loss, report=loss)
 
-    def counted(settings):
+    def done(settings):
         study = claim.study(scaling.CLAIM, settings, tmp_path / "r.jsonl")
         lines = [json.dumps(each | {"settings": settings}) for each in runs]
         (tmp_path / "r.jsonl").write_text("\n".join(lines))
-        found = (each["trial"] for each in study.done().values())
+        return study.done().values()
+
+    def counted(settings):
+        found = (each["trial"] for each in done(settings))
         return [(trial["part"], trial["number"], trial["seed"]) for trial in found]
+
+    def losses(settings):
+        return [each["report"] for each in done(settings)]
 
     points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
     runs = [
@@ -160,6 +166,9 @@ def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
     assert not counted(settings | {"rates": settings["rates"] | {"lamb": [1e-3, 1.0]}})
     others = counted(settings | {"rates": settings["rates"] | {"lars": [1e-3, 1.0]}})
     assert others == [("search", 1, 1), ("best", None, 2)]
+    runs.append(run("best", None, 2, points[1], 3.8))  # the same trial, at what is now best
+    assert losses(settings) == [4.0, 4.1]  # the older record counts
+    assert losses(settings | {"trials": {"lamb": [2]}}) == [4.0, 3.8, 3.9]
 
 
 def test_the_rule_keeps_the_updates_of_warmup():
