@@ -2,11 +2,11 @@
 
     python benchmarks/claims/batch_scaling.py
 
-The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. Every optimizer has
-the same number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay at each batch,
-and at the largest ones the same number again with long warm-ups. Untuned, each trains by a rule
-from its best settings at the smallest batch. The best of all by one held-out set trains with more
-seeds and is reported on another.
+The demo's BERT sees the same number of sequences in batches × 1, 4, 16 and 64. At each batch, an
+optimizer has a number of quasi-random trials over ranges of rate, 1 − β₁, warm-up and decay, and at
+the largest batches the same number again with long warm-ups; LARS and SGD have fewer than the other
+four. Untuned, each trains by a rule from its best settings at the smallest batch. The best of all
+by one held-out set trains with more seeds and is reported on another.
 
 For each group of methods the search comes first, breadth first over the batches, then the rule, the
 long warm-ups, and more seeds of the best and of the rule, so that an unfinished study has results.
@@ -38,11 +38,11 @@ SETTINGS = {
     "long_warmup_multiples": [16, 64],  # where a run has few updates
     "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["muon"], ["nesterov"]],
     "trials": {  # at each of the multiples
-        "lamb": [4, 4, 4, 4],
-        "adamw": [4, 4, 4, 4],
+        "lamb": [4, 4, 6, 6],
+        "adamw": [4, 4, 6, 6],
         "lars": [4, 4, 4, 4],
-        "orscale": [4, 4, 4, 4],
-        "muon": [4, 4, 4, 4],
+        "orscale": [4, 4, 6, 6],
+        "muon": [4, 4, 6, 6],
         "nesterov": [4, 4, 4, 4],
     },
     "seeds": 3,
