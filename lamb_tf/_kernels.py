@@ -146,8 +146,8 @@ class AdamDirection:
     def of_all(
         self, xs: Sequence, gs: Iterable, states: Sequence, decays: Sequence, scalars: Any
     ) -> list:
-        """u of each tensor."""
-        return [self(*tensors, scalars) for tensors in zip(xs, gs, states, decays)]
+        """u of each tensor; `scalars` are `coefficients` of LAMB."""
+        return [self(*tensors, scalars.kernel) for tensors in zip(xs, gs, states, decays)]
 
 
 class AdamDirectionOnTorch:
@@ -159,8 +159,8 @@ class AdamDirectionOnTorch:
 
         Averages are an operation after the other, for which `parts` had better stack variables.
         """
-        are_on_cpu = all(read(variable).device.type == "cpu" for variable in variables)
-        return are_on_cpu and epsilon > TINY and not use_ema and hasattr(torch, "_fused_adam_")
+        exact = epsilon > TINY and not use_ema
+        return exact and _are_on_cpu(variables) and hasattr(torch, "_fused_adam_")
 
     def scalars(
         self, betas: Sequence[float], corrections: Sequence[Tensor], epsilon: float, _: None
@@ -177,17 +177,51 @@ class AdamDirectionOnTorch:
         gs: Iterable[Tensor],
         states: Sequence[Slots],
         decays: Sequence[Tensor],
-        scalars: dict[str, Any],
+        scalars: Any,
     ) -> list[Tensor]:
-        """u of each tensor, with new m and v in `states`."""
+        """u of each tensor, with new m and v in `states`; `scalars` are `coefficients` of LAMB."""
         m, v = ([read(state[name]) for state in states] for name in ("m", "v"))
         wide = [x.to(slot.dtype) for x, slot in zip(xs, m)]
         # The kernel takes the elements as they lie in memory, where weights may be by columns.
         us = [u.contiguous() for u in torch._foreach_mul(wide, decays)]
         gs = [g.contiguous() for g in gs]
         steps = [torch.tensor(math.inf)] * len(us)  # 1 − βᵗ = 1: the rate has the corrections
-        torch._fused_adam_(us, gs, m, v, [], steps, **scalars)
+        torch._fused_adam_(us, gs, m, v, [], steps, **scalars.kernel)
         return us
+
+
+class MomentumOnTorch:
+    """LARS with the ratio before the momentum, on a CPU: four calls of torch for a tensor.
+
+    They write into the slot and the variable, so that small tensors need not be stacked.
+    """
+
+    @staticmethod
+    def computes(variables: Variables, use_ema: bool) -> bool:
+        """Whether there is such a kernel here."""
+        return BACKEND == "torch" and _are_on_cpu(variables) and not use_ema
+
+    def of_all(self, xs: Sequence, gs: Iterable, *_: object) -> list:
+        """u of each tensor: its gradient."""
+        return [*gs]
+
+    def move(
+        self,
+        x: Tensor,
+        g: Tensor,
+        slots: Slots,
+        step_size: Tensor,
+        decay: Tensor,
+        momentum: float,
+    ) -> None:
+        """v ← μ v + γ ratio (g + λ x); x ← x − v."""
+        x, v = read(x), read(slots["momentum"])
+        v.mul_(momentum).add_(torch.add(g, x, alpha=float(decay)), alpha=float(step_size))
+        x.sub_(v)
+
+
+def _are_on_cpu(variables):
+    return all(read(variable).device.type == "cpu" for variable in variables)
 
 
 def adam_direction(

@@ -296,7 +296,7 @@ class LayerwiseOptimizer(OptimizerState):
             ]
         gs = (self._scaled(p.gradient, p.scale) for p in parts)
         states = [p.state for p in parts]
-        return self._kernel.of_all(xs, gs, states, decays, scalars.coefficients.kernel)
+        return self._kernel.of_all(xs, gs, states, decays, scalars.coefficients)
 
     def _direction_traced(self, x, g, state, scale, decay, scalars, axes, equations):
         equations = equations or functools.partial(self._equations, scalars)

@@ -63,7 +63,7 @@ class OptimizerState(_hyperparameters.Configured):
     scalar_slots: tuple[str, ...] = ()  # of these, numbers of a variable, or of each slice of it
     is_elementwise = True  # whether u of a part of a tensor follows from that part
     trust_ratio_axes: Any  # pairs, as `_slices.rules` returns them
-    _kernel = None  # `_kernels.AdamDirection`, where that computes `moments` and `direction`
+    _kernel: Any = None  # of `_kernels`, where one computes `moments` and `direction`
     _masters: ClassVar = {}  # of variables of 16 bits, by position; see `_master_weights`
 
     def __init__(

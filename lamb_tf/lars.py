@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Unpack
 
 import keras
 
+from lamb_tf import _kernels
 from lamb_tf._checks import (
     Dependent,
     boolean,
@@ -114,6 +115,19 @@ class LARS(LayerwiseOptimizer):
         self.epsilon = epsilon
         self.nesterov = nesterov
         self.weight_norm_bounds = weight_norm_bounds
+
+    def _build(self, variables):
+        super()._build(variables)
+        plain = self.has_kernels and self.ratio == "before_momentum" and not self.nesterov
+        if plain and _kernels.MomentumOnTorch.computes(variables, self.use_ema):
+            self._kernel = _kernels.MomentumOnTorch()
+
+    def _apply_step(self, part, u, step_size, decay, scalars):
+        """By the kernel, where there is one and the variable has nothing but its slot."""
+        if self._kernel and part.state.keys() == {"momentum"} and not part.axes:
+            self._kernel.move(part.variable, u, part.state, step_size, decay, self.momentum)
+        else:
+            super()._apply_step(part, u, step_size, decay, scalars)
 
     @property
     def moves_along_u(self) -> bool:  # type: ignore[override]  # nothing assigns it

@@ -65,6 +65,30 @@ def test_the_decay_is_in_the_denominator_as_the_form_has_it(ratio, denominator):
     assert moved == pytest.approx(0.1 * 5 / denominator * 5, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude_from_weight_decay": ["bias$"]},
+        {"momentum": 0.0, "global_clipnorm": 0.5, "trust_ratio_bounds": (0.0, 0.01)},
+        {"learning_rate_multipliers": {"bias$": 0.0, "kernel": 0.5}, "clipvalue": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="only torch has a kernel for it")
+def test_a_step_by_the_kernel_is_that_of_the_equations(options, dtype):
+    class WithoutKernels(lamb_tf.LARS):
+        has_kernels = False
+
+    weights, gradients = steps.weights_and_gradients(steps=5)
+    one, other = (m(0.1, weight_decay=0.1, **options) for m in (lamb_tf.LARS, WithoutKernels))
+    trained = [steps.train(optimizer, weights, gradients, dtype) for optimizer in (one, other)]
+    assert one._kernel
+    assert not other._kernel
+    digits = {"float32": 1e-6, "float64": 1e-15, "bfloat16": 2.0**-7}[dtype]
+    steps.assert_close(*trained, rtol=digits, atol=digits / 10)
+
+
 @pytest.mark.parametrize("ratio", FORMS)
 def test_excluded_variables_get_momentum_alone(ratio):
     weights, gradients = steps.weights_and_gradients()
