@@ -20,7 +20,8 @@ LARGEST = float(np.finfo(np.float32).max)  # optimizers compute in float32: 1e39
 
 def number(value: Any, argument: str, error: type[Exception] = ValueError) -> float:
     """A real number; anything else raises `error`."""
-    if isinstance(value, (bool, str)) or np.ndim(value) or not hasattr(value, "__float__"):
+    is_other = isinstance(value, (bool, np.bool_, np.complexfloating))
+    if is_other or not hasattr(value, "__float__") or np.ndim(value):
         raise error(f"`{argument}` must be a number; got {value!r}.")
     try:
         return float(value)

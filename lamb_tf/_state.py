@@ -84,6 +84,9 @@ class OptimizerState(_hyperparameters.Configured):
                     f"`{other_name}` must be spelled `{own_name}` here; got another library's "
                     f"name. Write `{own_name}={kwargs[other_name]!r}`."
                 )
+        if kwargs.get("use_ema") and "ema_momentum" in kwargs:  # which Keras compares at once
+            momentum = _hyperparameters.number(kwargs["ema_momentum"], "ema_momentum")
+            kwargs["ema_momentum"] = momentum
         if _selection.is_variable(learning_rate):
             _hyperparameters.keras_variable(learning_rate, "learning_rate")
             if _replicas.is_known(learning_rate):

@@ -235,6 +235,9 @@ REFUSED = {
         ("epsilon", -1e-6, ""),
         ("epsilon", "1e-6", "a number.*'1e-6'"),
         ("epsilon", np.inf, "finite"),
+        ("epsilon", [[1], [2, 3]], "a number"),
+        ("epsilon", np.bool_(True), "a number"),
+        ("epsilon", np.complex64(1), "a number"),
         ("bias_correction", "False", "True or False"),
         ("nesterov", True, "'first'"),
         ("weight_decay", [0.1, 0.2], ""),
@@ -281,6 +284,19 @@ REFUSED = {
 def test_a_value_out_of_range_is_refused(make, argument, value, message):
     with pytest.raises(ValueError, match=f"`{argument}` must .*{message}"):
         make(**{argument: value})
+
+
+@pytest.mark.parametrize("value", [None, "0.9", [0.9], np.array([0.9, 0.99]), True])
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_momentum_of_the_averages_that_is_no_number_is_refused(make, value):
+    with pytest.raises(ValueError, match="`ema_momentum` must be a number; got"):
+        make(use_ema=True, ema_momentum=value)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_momentum_of_the_averages_is_a_plain_number_in_the_config(make):
+    config = make(use_ema=True, ema_momentum=np.float32(0.5)).get_config()
+    assert json.loads(json.dumps(config["ema_momentum"])) == 0.5
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
