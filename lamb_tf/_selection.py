@@ -139,7 +139,8 @@ def as_list(exclusions: Exclusions) -> list[Exclusion]:
     """None, one exclusion or several, as a list."""
     if exclusions is None:
         return []
-    one = isinstance(exclusions, (str, Mapping)) or callable(exclusions) or is_variable(exclusions)
+    one = isinstance(exclusions, (str, bytes, Mapping)) or callable(exclusions)
+    one = one or is_variable(exclusions) or not np.iterable(exclusions)  # an array without axes
     return list(exclusions) if isinstance(exclusions, Iterable) and not one else [exclusions]
 
 
@@ -320,7 +321,7 @@ class Multipliers:
     """
 
     def __init__(self, given: Rules):
-        pairs = list(given.items() if isinstance(given, Mapping) else given or ())
+        pairs: list[Any] = [*given.items()] if isinstance(given, Mapping) else as_list(given)
         if isinstance(given, str) or not all(map(_is_pair, pairs)):
             raise TypeError(
                 f"`{MULTIPLIERS}` must be a mapping of regular expressions to factors, or pairs of "

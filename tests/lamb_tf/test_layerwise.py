@@ -4,6 +4,7 @@ Runs on the Keras backend that is set; what needs tf.distribute is in test_repli
 """
 
 import inspect
+import re
 import sys
 import warnings
 
@@ -73,6 +74,12 @@ def test_a_list_that_names_no_variable_raises_and_one_idle_pattern_among_others_
         built(exclude_from_weight_decay=["LayerNorm", "gamma"])
     with pytest.warns(UserWarning, match="'LayerNorm' in `exclude_from_weight_decay`"):
         built(exclude_from_weight_decay=["LayerNorm", "bias"])
+
+
+@pytest.mark.parametrize("value", [b"bias", np.array(0.5)])
+def test_exclusions_that_are_one_value_of_another_type_are_refused_as_given(value):
+    with pytest.raises(TypeError, match=f"must hold .* got {re.escape(repr(value))} of type"):
+        lamb_tf.LAMB(exclude_from_weight_decay=value)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_a_factor_that_is_no_finite_number_of_at_least_0_is_refused(factor):
     ("given", "error"),
     [
         *((given, TypeError) for given in ("bias", ["bias"], [("bias", 1.0, 2.0)], {3.5: 1.0})),
+        *((given, TypeError) for given in (0.5, True, b"bias", np.array(0.5), np.array([0.5, 1]))),
         ([(True, 1)], TypeError),
         ({keras.layers.Dense: 0.5}, TypeError),
         ({"(bias": 0.5}, ValueError),
