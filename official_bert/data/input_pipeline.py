@@ -408,8 +408,9 @@ def _dynamic_masking(
         padding = f": {1 - made_for / max_seq_length:.0%} would be padding"
         raise ValueError(
             f"max_seq_length must be {made_for}, for which {path} was made; got "
-            f"{max_seq_length}{padding if made_for < max_seq_length else ''}. Make records for "
-            "each length, and write {max_seq_length} in place of the length in --input_files."
+            f"{max_seq_length}{padding if made_for < max_seq_length else ''}. Set max_seq_length "
+            f"to {made_for}; for a recipe, make records for each of its lengths, and write "
+            "{max_seq_length} in place of the length in --input_files."
         )
     chosen = {key: settings[key] if value is None else value for key, value in given.items()}
     if chosen["max_ngram_size"] > 1 and not chosen["do_whole_word_mask"]:

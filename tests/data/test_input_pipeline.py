@@ -261,8 +261,11 @@ def test_wrong_files_and_settings_are_refused_before_any_batch(made, tmp_path):
         ValueError, match="made with a vocabulary of at most .*, the model's vocab_size; got 800"
     ):
         batches(made, vocab_size=700)
-    for length, padding in ((16, r"16\."), (512, r"512: 94% would be padding\.")):
-        message = f"max_seq_length must be 32, for which .* was made; got {padding}"
+    for length, padding in ((16, "16"), (512, "512: 94% would be padding")):
+        message = (
+            f"max_seq_length must be 32, for which .* was made; got {padding}. Set max_seq_length "
+            "to 32; for a recipe, .* write {max_seq_length} in"
+        )
         with pytest.raises(ValueError, match=message):
             Batches([f"{made}/dynamic.tfrecord-*"], 2, length, PREDICTIONS)
     with pytest.raises(
