@@ -142,7 +142,7 @@ def texts(
         broken(
             line,
             f"must be UTF-8 in {name!r}; got {got!r}. Convert the file first, for example with "
-            "`iconv -f latin1 -t utf-8`.",
+            "`iconv -f cp1252 -t utf-8`.",
         )
 
 

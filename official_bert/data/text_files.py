@@ -184,7 +184,7 @@ def _opened(path: str):
 
 def _not_utf8(place, error: UnicodeDecodeError) -> str:
     from_utf16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    conversion = "`iconv -f latin1 -t utf-8` or `iconv -c -t utf-8`"
+    conversion = "`iconv -f cp1252 -t utf-8` or `iconv -c -t utf-8`"
     return (
         f"line {place.line} must be UTF-8; got {error.object[error.start : error.start + 4]!r} at "
         f"byte {error.start} of the line. Convert the file first, for example with "
