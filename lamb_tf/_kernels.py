@@ -191,7 +191,7 @@ class AdamDirectionOnTorch:
 
 
 class MomentumOnTorch:
-    """LARS with the ratio before the momentum, on a CPU: four calls of torch for a tensor.
+    """LARS with the ratio before the momentum, on a CPU: four operations of torch for a tensor.
 
     They write into the slot and the variable, so that small tensors need not be stacked.
     """
@@ -202,8 +202,9 @@ class MomentumOnTorch:
         return BACKEND == "torch" and _are_on_cpu(variables) and not use_ema
 
     def of_all(self, xs: Sequence, gs: Iterable, *_: object) -> list:
-        """u of each tensor: its gradient."""
-        return [*gs]
+        """u of each tensor: its gradient, copied if that is a variable which moves, too."""
+        moving = {x.data_ptr() for x in xs}
+        return [g.clone() if g.data_ptr() in moving else g for g in gs]
 
     def move(
         self,

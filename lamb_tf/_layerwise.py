@@ -49,6 +49,12 @@ class LayerwiseOptimizer(OptimizerState):
         self._fused_sync_master = compiled(_master_weights.sync_master)
         self._fused_update_ema = compiled(self._update_ema)
 
+    def _has_equations_of(self, owner):
+        """Whether a kernel for that class may stand for the equations: no subclass has others."""
+        names = "moments", "direction", "move"
+        own = all(getattr(type(self), name) is getattr(owner, name) for name in names)
+        return self.has_kernels and own
+
     @_replicas.not_converted
     def apply(
         self,

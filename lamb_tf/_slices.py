@@ -78,6 +78,7 @@ def _positions(axes, shape, item, path):
         "be axes of all variables that it matches": any(not -rank <= a < rank for a in axes),
         "have each axis once": len(positions) < len(axes),
         "leave an axis for the norms": len(positions) == rank,
+        "number at least one slice": any(shape[axis] == 0 for axis in positions),
     }
     for wanted, is_missing in problems.items():
         if is_missing:

@@ -306,14 +306,14 @@ class OptimizerState(_hyperparameters.Configured):
                 f"Telemetry must be turned on before the first step; got {self.name!r}, which has "
                 "made one. Call `telemetry.record` on a new optimizer."
             )
-        self._records_telemetry = True
-        self._records_noise |= noise_scale
+        noise = self._records_noise or noise_scale
+        if self.built and is_new and noise:
+            self._require_micro_batches(_replicas.num_replicas(self._trainable_variables))
+        self._records_telemetry, self._records_noise = True, noise
         if not self.built or not is_new:
             return
-        if self._records_noise:
-            self._require_micro_batches(_replicas.num_replicas(self._trainable_variables))
         recorded = recorded or Metrics(self)
-        if self._records_noise:
+        if noise:
             recorded.add_noise(self)
         self._telemetry = recorded
 

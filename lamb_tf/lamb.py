@@ -153,7 +153,7 @@ class LAMB(LayerwiseOptimizer):
         super()._build(variables)
         self._betas = rounded((self.beta_1, self.beta_2), self._precision)
         # In a plain graph of TensorFlow, and on torch, it stands for `moments` and `direction`.
-        if self.has_kernels and not self.nesterov:
+        if not self.nesterov and self._has_equations_of(LAMB):
             self._kernel = _kernels.adam_direction(
                 self._betas, self.epsilon, variables, self.use_ema
             )

@@ -118,8 +118,10 @@ class LARS(LayerwiseOptimizer):
 
     def _build(self, variables):
         super()._build(variables)
-        plain = self.has_kernels and self.ratio == "before_momentum" and not self.nesterov
-        if plain and _kernels.MomentumOnTorch.computes(variables, self.use_ema):
+        plain = self.ratio == "before_momentum" and not self.nesterov
+        if not plain or not self._has_equations_of(LARS):
+            return
+        if _kernels.MomentumOnTorch.computes(variables, self.use_ema):
             self._kernel = _kernels.MomentumOnTorch()
 
     def _apply_step(self, part, u, step_size, decay, scalars):

@@ -40,7 +40,7 @@ def record(optimizer: keras.optimizers.Optimizer, noise_scale: bool = False) -> 
         noise_scale: Whether to measure the gradient noise scale, too, for which each micro-batch's
             gradient is read once more. It needs micro-batches: replicas, or
             `gradient_accumulation_steps`. (On JAX, `fit` sums over devices before the optimizer
-            sees a gradient, so only the latter count.)
+            sees a gradient, so only the latter count.) A variable needs a gradient in each of them.
 
     Raises:
         TypeError: another optimizer.
@@ -194,9 +194,10 @@ class Metrics:
         count: int,
         finite: Tensor | None,
     ) -> None:
-        """Moves the averages, as `gradient_noise.next_averages`."""
+        """Moves the averages, as `gradient_noise.next_averages`; those of other variables to 0."""
+        takes_part = self._in_place(ops.ones_like(whole), positions) > 0
         whole, before = self._in_place(whole, positions), _replicas.read(self.noise)
-        small = ops.cast(small, "float32")
+        small = ops.where(takes_part, ops.cast(small, "float32"), 0.0)
         self.noise.assign(gradient_noise.next_averages(before, small, whole, count, finite))
 
     def _in_place(self, values, positions):

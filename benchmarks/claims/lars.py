@@ -1,4 +1,4 @@
-"""Why LARS stays on the plateau of word frequencies when it trains BERT, and what leaves it.
+"""What brings LARS off the plateau of word frequencies when it trains BERT, of five changes.
 
     python benchmarks/claims/lars.py
 
@@ -52,7 +52,7 @@ SETTINGS = {
     "evaluations": 5,
 }
 QUICK = {"rates": [0.02], "seeds": 1}
-# Of the rate: about those of SGD in the study over the batch, and of LAMB in that of its variants.
+# Factors on the rate: SGD and LAMB have about their best rates of the two other studies.
 SGD_RATE, LAMB_RATE = 170.0, 0.3
 ROWS = {"(word|position)_embeddings": 0}
 

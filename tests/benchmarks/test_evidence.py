@@ -82,7 +82,8 @@ def test_the_losses_of_the_readme_are_those_of_the_page():
     shown = dict(re.findall(r"^\| ([A-Z][^|]*?) \| ((?:\d|–).*) \|$", section(), re.MULTILINE))
     assert set(shown) == set(tuned)
     for name, row in shown.items():
-        of_page = [*(tuned[name][place] for place in (0, 2, 3)), untuned[name][3]]
+        of_tuned, of_untuned = tuned[name], untuned[name]
+        of_page = [of_tuned[0], of_tuned[2], of_untuned[2], of_tuned[3], of_untuned[3]]
         for cell, of in zip(row.split(" | "), of_page, strict=True):
             loss = re.match(r"(\d\.\d{3}) ±", of)
             assert (

@@ -140,6 +140,22 @@ def test_one_micro_batch_on_one_replica_is_refused_in_one_line():
     built.build(variables)
     with pytest.raises(ValueError, match="gradient_accumulation_steps"):
         telemetry.record(built, noise_scale=True)
+    telemetry.record(built)  # without what was refused
+    assert telemetry.read(built)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.skipif(steps.BACKEND == "jax", reason="a step has one set of gradients there")
+def test_a_variable_without_a_gradient_in_the_last_micro_batch_adds_nothing():
+    optimizer = lamb_tf.LAMB(0.0, gradient_accumulation_steps=2)
+    telemetry.record(optimizer, noise_scale=True)
+    variables = [keras.Variable(np.ones(3, "float32"), name=name) for name in "ab"]
+    ones, twos = (keras.ops.convert_to_tensor(np.full(3, n, "float32")) for n in (1, 2))
+    for gradients in ([ones, ones], [twos, None]):
+        optimizer.apply(gradients, variables)
+    averages = keras.ops.convert_to_numpy(optimizer._telemetry.noise)
+    assert (averages[:, 0] != 0).all()
+    assert (averages[:, 1] == 0).all()
 
 
 @pytest.mark.skipif(steps.BACKEND != "tensorflow", reason="needs a loop inside a graph")

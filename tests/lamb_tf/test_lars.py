@@ -99,3 +99,19 @@ def test_excluded_variables_get_momentum_alone(ratio):
     trained = steps.train(optimizer, weights, gradients)
     expected = FORMS[ratio](weights[2], [g[2] for g in gradients], 0.01, adapt=False)
     np.testing.assert_allclose(trained[2], expected, rtol=3e-6, atol=3e-7)
+
+
+def test_a_subclass_with_other_equations_is_heard():
+    class Still(lamb_tf.LARS):
+        def move(self, x, u, slots, step_size, decay):
+            return x, {}
+
+    weights, gradients = steps.weights_and_gradients()
+    steps.assert_close(steps.train(Still(0.1), weights, gradients), weights, rtol=0, atol=0)
+
+
+def test_a_gradient_may_be_the_tensor_of_another_variable():
+    x, y = (keras.Variable(np.full(3, value, "float32"), name="x") for value in (1.0, 2.0))
+    optimizer = lamb_tf.LARS(0.1, momentum=0.0, exclude_from_layer_adaptation=["x"])
+    optimizer.apply([*map(keras.ops.convert_to_tensor, (y, x))], [x, y])  # of the sum of x y
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(y), 2.0 - 0.1 * 1.0, rtol=1e-6)

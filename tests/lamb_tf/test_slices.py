@@ -275,6 +275,12 @@ def test_axes_that_the_variables_lack_are_refused_in_one_line(make, given, messa
     assert "\n" not in str(raised.value)
 
 
+def test_a_variable_without_slices_is_refused():
+    optimizer = lamb_tf.LAMB(trust_ratio_axes={"stack": 0})
+    with pytest.raises(ValueError, match="of 'stack' must number at least one slice; got"):
+        optimizer.build([keras.Variable(np.ones((0, 3, 4), "float32"), name="stack")])
+
+
 def test_axes_of_variables_that_are_not_adapted_are_refused():
     optimizer = lamb_tf.LAMB(trust_ratio_axes={"heads": 0}, exclude_from_layer_adaptation=["bias"])
     with pytest.raises(ValueError, match="that have a trust ratio; got 'heads', which matches"):
