@@ -202,7 +202,7 @@ class MomentumOnTorch:
         return BACKEND == "torch" and _are_on_cpu(variables) and not use_ema
 
     def of_all(self, xs: Sequence, gs: Iterable, *_: object) -> list:
-        """u of each tensor: its gradient, copied if that is a variable which moves, too."""
+        """u of each tensor: its gradient; a copy where that is a variable, which moves, too."""
         moving = {x.data_ptr() for x in xs}
         return [g.clone() if g.data_ptr() in moving else g for g in gs]
 
