@@ -54,19 +54,23 @@ class Study:
 
         They are of the study's own trials, with settings that it would choose now. What was chosen
         from a trial that does not count does not count either. Of several records of a trial the
-        newest of those counts.
+        newest of those counts, so that one file may hold a study and its beginning with a longer
+        search.
         """
         ours = self._decisive(self.settings)
         found = [r for r in read(self.results) if self._decisive(r["settings"]) == ours]
-        names = {stats.trial_name(trial) for trial in self._lists(list(_newest(found).values()))}
-        found = [r for r in found if stats.trial_name(r["trial"]) in names]
+        names = map(stats.trial_name, self._lists(list(_newest(found).values())))
+        place = {name: number for number, name in enumerate(names)}
+        found = [r for r in found if stats.trial_name(r["trial"]) in place]
         while True:
             newest = _newest(found)
             known = list(newest.values())
             others = [r for r in known if self._stands and not self._stands(r, known)]
             if not others:
                 return newest
-            found = [record for record in found if not any(record is other for other in others)]
+            # One at a time: those that follow in the study may have been chosen from its older one.
+            first = min(others, key=lambda record: place[stats.trial_name(record["trial"])])
+            found = [record for record in found if record is not first]
 
     def _decisive(self, settings):
         return {key: value for key, value in settings.items() if key not in self.extent}

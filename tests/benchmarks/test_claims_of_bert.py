@@ -171,6 +171,44 @@ def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
     assert losses(settings | {"trials": {"lamb": [2]}}) == [4.0, 3.8, 3.9]
 
 
+def test_one_file_holds_a_study_and_its_beginning_with_a_longer_search(tmp_path):
+    scaling = script("batch_scaling")
+    settings = scaling.SETTINGS | {"trials": {"lamb": [1, 1]}, "seeds": 2, "groups": [["lamb"]]}
+    settings |= {"multiples": [1, 4], "long_warmup_multiples": []}
+    longer = settings | {"trials": {"lamb": [2, 1]}}
+
+    def points(multiple):
+        return [scaling.point(settings, "lamb", multiple, number) for number in (1, 2)]
+
+    def by_rule(values):
+        return scaling.by_rule(settings, "lamb", values, 4)
+
+    def run(part, multiple, number, seed, values, loss):
+        trial = scaling.trial(part, "lamb", multiple, number, seed)
+        return record(trial, values=values, select=loss, report=loss)
+
+    runs = [
+        run("search", 1, 1, 1, points(1)[0], 4.0),
+        run("search", 4, 1, 1, points(4)[0], 4.5),
+        run("rule", 4, None, 1, by_rule(points(1)[0]), 4.7),
+        run("best", 4, None, 2, points(4)[0], 4.4),
+        run("search", 1, 2, 1, points(1)[1], 3.9),  # the longer search begins
+        run("rule", 4, None, 1, by_rule(points(1)[1]), 3.8),
+    ]
+
+    def losses(settings):
+        lines = "\n".join(json.dumps(each | {"settings": settings}) for each in runs)
+        (tmp_path / "r.jsonl").write_text(lines)
+        study = claim.study(scaling.CLAIM, settings, tmp_path / "r.jsonl")
+        return sorted(each["report"] for each in study.done().values())
+
+    assert losses(settings) == [4.0, 4.4, 4.5, 4.7]
+    assert losses(longer) == [3.8, 3.9, 4.0, 4.5]
+    runs.append(run("best", 4, None, 2, by_rule(points(1)[1]), 3.7))
+    assert losses(settings) == [4.0, 4.4, 4.5, 4.7]
+    assert losses(longer) == [3.7, 3.8, 3.9, 4.0, 4.5]
+
+
 def test_the_rule_keeps_the_updates_of_warmup():
     scaling = script("batch_scaling")
     chosen = {"rate": 1e-3, "one_minus_beta_1": 0.1, "warmup_share": 0.05, "weight_decay": 0.01}
