@@ -14,6 +14,7 @@ from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
 from official_bert.model.fine_tuning import BertClassifier
 from official_bert.protocols import Lengths, Task
+from official_bert.system import messages
 from official_bert.tasks import classification_features, classification_targets, metrics, tables
 from official_bert.tasks.classification_targets import Target
 from official_bert.tasks.labels import Labels, LabelSets, Numbers, order_by_name
@@ -168,7 +169,7 @@ class Classification(Task):
     def arrays(
         self, examples: Examples, max_seq_length: int, config: BertConfig
     ) -> dict[str, np.ndarray]:
-        """The model's inputs for N examples.
+        """The model's inputs for N examples; prints a warning if some have no text.
 
         Returns:
             The arrays of `classification_features.make_features` and, unless the examples have
@@ -184,6 +185,7 @@ class Classification(Task):
         tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
         sentences = examples.sentences1, examples.sentences2
         arrays = classification_features.make_features(*sentences, tokenizer, max_seq_length)
+        _warn_of_rows_without_text(examples, arrays["input_mask"])
         if examples.labels is not None:
             arrays["labels"] = self.labels.encode(examples)
         return arrays
@@ -263,6 +265,16 @@ class Classification(Task):
 @functools.lru_cache(maxsize=4)  # sets; the loop opens each several times
 def _labelled_arrays(task, file, stamp, max_seq_length, config):
     return task.arrays(task.read(file), max_seq_length, config)
+
+
+def _warn_of_rows_without_text(examples, input_mask):
+    special = 2 if examples.sentences2 is None else 3  # [CLS], and a [SEP] for each sentence
+    empty = np.flatnonzero(input_mask.sum(axis=1) <= special)
+    if empty.size:
+        messages.warn(
+            f"{examples.path}: {empty.size:,} of {len(input_mask):,} rows have no text, first on "
+            f"line {examples.lines[empty[0]]}; what the model says of them means nothing."
+        )
 
 
 def require_finite(outputs: np.ndarray, file: str) -> None:

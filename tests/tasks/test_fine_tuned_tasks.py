@@ -353,6 +353,17 @@ def test_an_edited_file_is_read_anew(small_questions, tmp_path):
     assert positions[0] == positions[1] + 1
 
 
+def test_rows_without_text_are_warned_of(small_sentences, tmp_path, capsys):
+    task, table = sentences.make_task(small_sentences), tmp_path / "some.tsv"
+    table.write_text("sentence\tlabel\nreturn it\tbegun\n\u200b\tplain\n \tplain\n")
+    arrays = task.labelled_arrays(str(table), 32, small_sentences.config)
+    warned = f"warning: {table}: 2 of 3 rows have no text, first on line 3; what the model says "
+    assert capsys.readouterr().err.startswith(warned)
+    assert arrays["input_mask"].sum(axis=1).tolist()[1:] == [2, 2]
+    task.labelled_arrays(small_sentences.dev, 32, small_sentences.config)
+    assert not capsys.readouterr().err
+
+
 def test_several_tables_are_one_set(small_sentences):
     run, files = sentences.make_run(small_sentences), (small_sentences.train, small_sentences.dev)
     batches = run.task.batches(files, STAGE, 16, run.config, seed=1, shard=(0, 1), held_out=True)
