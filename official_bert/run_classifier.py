@@ -67,7 +67,8 @@ class Classify(FineTuning):
     do_predict: bool = setting("Predict the test set, or --predict_file.", False)
 
 
-_COLUMNS = ("sentence1_column", "sentence2_column", "label_column", "label_type", "multi_label")
+_NAMES = ("sentence1_column", "sentence2_column", "label_column")
+_COLUMNS = (*_NAMES, "label_type", "multi_label")
 _TABLES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
 RULES = (
     contradiction(
@@ -162,6 +163,7 @@ def _job(args):
 
 def _sets(args, config):
     """The examples that the flags name; all of them are read here for the first time."""
+    from official_bert.data.arrow_files import UnfitColumn
     from official_bert.tasks import glue
     from official_bert.tasks.tables import Columns
 
@@ -177,16 +179,20 @@ def _sets(args, config):
             predict_file=args.predict_file,
         )
     columns = Columns(args.sentence1_column, args.sentence2_column, args.label_column)
-    return glue.of_tables(
-        columns,
-        _known_labels(args, config),
-        *vocabulary,
-        several_labels=args.multi_label,
-        numbers_are_classes="label_type" in args.given,
-        train_file=args.train_file,
-        dev_file=args.dev_file,
-        predict_file=args.predict_file,
-    )
+    try:
+        return glue.of_tables(
+            columns,
+            _known_labels(args, config),
+            *vocabulary,
+            several_labels=args.multi_label,
+            numbers_are_classes="label_type" in args.given,
+            train_file=args.train_file,
+            dev_file=args.dev_file,
+            predict_file=args.predict_file,
+        )
+    except UnfitColumn as error:
+        flag = {getattr(args, name): name for name in _NAMES}[error.name]
+        raise ValueError(f"{error} Name one with --{flag}.") from None
 
 
 def _known_labels(args, config):

@@ -23,6 +23,18 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _MEND = "The file is damaged or truncated: fetch or make it again."
 
 
+class UnfitColumn(ValueError):
+    """A table has no column of a name, several, or one of another type.
+
+    Attributes:
+        name: The name.
+    """
+
+    def __init__(self, message: str, name: str):
+        super().__init__(message)
+        self.name = name
+
+
 def require_pyarrow(path: str) -> None:
     """Raises a ValueError at an address, or that names the extra if `pyarrow` is missing."""
     local_paths.require_local(**{"a Parquet or Arrow file": path})
@@ -276,17 +288,19 @@ def _require_column(path: str, schema, name: str, numbers: bool) -> None:
         if name not in names and _inner_type(schema, name) is not None:
             found = _inner_type(schema, name)
         else:
-            raise ValueError(
+            raise UnfitColumn(
                 f"{path} must have one column {name!r}; got "
                 f"{'several' if name in names else 'none'}. Its columns are "
-                f"{', '.join(_described(schema)[:20]) or 'none'}."
+                f"{', '.join(_described(schema)[:20]) or 'none'}.",
+                name,
             )
     else:
         found = schema.field(name).type
     if not _is_text(found) and not (numbers and _is_number(found)):
-        raise ValueError(
+        raise UnfitColumn(
             f"{path} must have text in its column {name!r}; got {str(found)[:60]}. Its columns are "
-            f"{', '.join(_described(schema)[:20])}."
+            f"{', '.join(_described(schema)[:20])}.",
+            name,
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from official_bert.data import arrow_files, records, table_files, text_files
+from official_bert.data.arrow_files import UnfitColumn
 
 FORMS = text_files.FORMS
 TABLES = ("csv", "tsv", *arrow_files.FORMS)
@@ -209,12 +210,8 @@ def check(
 def _require_column(path: str, form: str, name: str) -> None:
     try:
         table_files.require_column(path, form, name)
-    except ValueError as error:
-        may_name = f"column {name!r}" in str(error) and not error.args[0].endswith(
-            table_files.SEPARATE
-        )
-        cure = " Name one with --text_field." if may_name else ""
-        raise ValueError(f"{error}{cure}") from None
+    except UnfitColumn as error:
+        raise ValueError(f"{error} Name one with --text_field.") from None
 
 
 def _not_plain(paths: Iterable[str]) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from official_bert.data import arrow_files, text_files
+from official_bert.data.arrow_files import UnfitColumn
 
 _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _FORMATS = {
@@ -35,7 +36,7 @@ _WIDTH_HINTS = {
     "csv": "In CSV, put texts with commas or line breaks in quotation marks.",
 }
 REMEDY = "Fill in such rows, or remove them."
-SEPARATE = "Separate columns with commas in CSV, with tabs in TSV."
+_SEPARATE = "Separate columns with commas in CSV, with tabs in TSV."
 # Stands for a CR within a line while `csv`, which would refuse it, splits the line. Text decoded
 # from UTF-8 cannot contain this code point.
 _HIDDEN_CR = "\udc0d"
@@ -238,12 +239,13 @@ def _places(path: str, header: Sequence[str], names: Sequence[str]) -> list[int]
     for name in names:
         if header.count(name) != 1:
             found = "none" if name not in header else "several"
-            is_one = len(header) == 1 and re.search(r"[,;|\t]", header[0])
-            cure = f" {SEPARATE}" if is_one else ""
-            raise ValueError(
+            message = (
                 f"{path} must have one column {name!r}; got {found}. Its first line names "
-                f"{_listed(header)}.{cure}"
+                f"{_listed(header)}."
             )
+            if len(header) == 1 and re.search(r"[,;|\t]", header[0]):
+                raise ValueError(f"{message} {_SEPARATE}")
+            raise UnfitColumn(message, name)
     return list(map(header.index, names))
 
 

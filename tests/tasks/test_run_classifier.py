@@ -151,7 +151,11 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
         ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv must be an existing file."),
         ({"train_file": "/nowhere/a.xlsx"}, "must have a name that ends in .tsv"),
         ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv must be an existing file."),
-        ({"label_column": "stars"}, "must have one column 'stars'; got none."),
+        (
+            {"label_column": "stars"},
+            "must have one column 'stars'; got none. Its first line names 'sentence', 'other', "
+            "'label', 'score', 'labels'. Name one with --label_column.",
+        ),
         ({"label_column": "sentence"}, "label must be different columns; got 'sentence'"),
         ({"label_type": "number"}, "the label must be a number; got 'plain'."),
         ({"label_column": "score"}, "Give --label_type=number to predict numbers (regression), or"),
