@@ -74,7 +74,24 @@ class InLoop(KerasOptimizer):
         once = {"aggregation": "only_first_replica"}
         self.skipped_updates = self.add_variable((), dtype="int", name="skipped_updates", **once)
         self.gradient_norm = self.add_variable((), name="gradient_norm", **once)
+        self._require_no_hidden_state()
         self.__dict__["_is_complete"] = True
+
+    def _require_no_hidden_state(self):
+        """Refuses state that Keras does not know of: not saved, and on JAX not even changed."""
+        import keras
+
+        known = {id(variable) for variable in (*self.variables, *self._trainable_variables)}
+        kinds = keras.Variable, keras.optimizers.Optimizer, keras.random.SeedGenerator
+        private_last = sorted(vars(self).items(), key=lambda item: item[0].startswith("_"))
+        for name, value in private_last:
+            for part in keras.tree.flatten(value):
+                if isinstance(part, kinds) and id(part) not in known:
+                    raise ValueError(
+                        "optimizer_type must be a class that makes its state with add_variable or "
+                        f"add_variable_from_reference; got {type(self).__name__}, whose {name} "
+                        f"holds a {type(part).__name__} besides, which would not be saved."
+                    )
 
     def add_variable_from_reference(
         self, reference_variable: "keras.Variable", name: str = "var", *args: Any, **options: Any

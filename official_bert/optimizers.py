@@ -213,14 +213,32 @@ class Optimizer:
             arguments["learning_rate_multipliers"] = learning_rate_multipliers
         try:
             optimizer = cls(**arguments)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # of whatever the class does
             raise ValueError(
                 f"optimizer_settings must be arguments of {_signature(row, cls)}; got "
                 f"{self.settings}: {error}"
             ) from None
         if isinstance(optimizer, InLoop):
+            self._require_of_keras(optimizer, arguments)
             optimizer.prepare(self.exclude_from_weight_decay, self.global_clipnorm)
         return optimizer
+
+    def _require_of_keras(self, optimizer, arguments):
+        """Refuses a class that sets rate or decay in a way of its own, which would be kept."""
+        import keras
+
+        if not isinstance(optimizer._learning_rate, keras.Variable):
+            raise ValueError(
+                "optimizer_type must be a class that takes its learning_rate, which the stages "
+                f"set; got {self.type}, with a schedule of its own. Pass the argument on."
+            )
+        decays = arguments.get("weight_decay") and optimizer.weight_decay is None
+        if decays and self.exclude_from_weight_decay:
+            raise ValueError(
+                f"exclude_from_weight_decay must be empty with optimizer_type={self.type}, which "
+                f"decays all variables by itself; got {self.exclude_from_weight_decay}. Let the "
+                "class pass weight_decay on to Keras' Optimizer, or set it to 0."
+            )
 
 
 def _as_arguments(given):
@@ -281,6 +299,11 @@ def find(kind: str) -> type:
             f"optimizer_type must be a Keras optimizer; got {kind!r}: {name} {there} (Keras "
             f"{keras.__version__}). {row.missing}".rstrip()
         )
+    if "inner_optimizer" in _parameters(found):
+        raise ValueError(
+            f"optimizer_type must not wrap another optimizer; got {kind!r}. Name the inner one: "
+            "the training loop scales the loss itself (--dtype=fp16)."
+        )
     lacks_step = getattr(found, "update_step", None) is keras.optimizers.Optimizer.update_step
     if lacks_step and not has_trust_ratios(found):
         raise ValueError(
@@ -332,6 +355,13 @@ def _arguments(given, row, cls, paths):
             f"{given.layer_decay:g}, and it has no learning_rate_multipliers. Use lamb, adamw, "
             "lars or orscale."
         )
+    decay, exclusions = "weight_decay", "exclude_from_weight_decay"
+    excluded = getattr(given, exclusions)
+    if excluded and given.differs(exclusions) and not {decay, exclusions} & taken.keys():
+        raise ValueError(
+            f"{exclusions} must be left out with optimizer_type={given.type}, which has no "
+            f"{decay}; got {excluded}."
+        )
     arguments: dict[str, Any] = {"learning_rate": 0.0}
     for field in _FIELDS:
         if field in getattr(cls, "applied", ()):
@@ -373,6 +403,8 @@ def _require_kind(name, value, default):
         fits, kind = is_number or (default is None and value is None), "a number"
     else:
         return
+    if name in ("clipnorm", "clipvalue") and fits and value is not None:
+        fits, kind = value > 0, "above 0"  # Keras does not clip by others
     if not fits:
         raise ValueError(f"optimizer_settings: {name} must be {kind}; got {value!r}. Correct it.")
 

@@ -88,10 +88,13 @@ def carry_over(
         for variable in optimizer.trainable_variables
         for slot in optimizer.slots(variable).values()
     }
+    # Numbered ones may belong to a variable each, which has another number in the new model.
+    numbered = {name.partition("#")[0] for name in others if "#" in name}
     unlike = [
         name
         for name, variable in (slots | others).items()
         if tuple(variable.shape) != shapes.get(id(variable), ())
+        or (name in others and name.partition("#")[0] in numbered)
     ]
     known = [name for name in slots | others if name in tensors and name not in unlike]
     for name in known:
@@ -235,7 +238,7 @@ def _head_alone(model, source):
 def _moments(optimizer, source):
     """(variable, name, tensor) for the state of an optimizer in a checkpoint, and its steps."""
     state, found = _slots(optimizer), source.slots
-    if any(name.startswith("optimizer/") for name in state):
+    if getattr(optimizer, "slot_names", ()) not in _IN_TF1:
         _require_same(optimizer, source)
         state, found = state | _others(optimizer), source.counters
         del state["optimizer/skipped_updates"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lamb_tf import gradient_noise
-from official_bert import stacking
+from official_bert import optimizers, stacking
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place, RemotePath
 from official_bert.training import flops, model_directory, model_state
@@ -243,7 +243,7 @@ def require_space(
 
 
 def checkpoint_bytes(run: "Run", stage: "Stage", optimizer: "keras.optimizers.Optimizer") -> float:
-    """Bytes of a checkpoint of this stage: all weights, and the slots of the trained ones.
+    """Bytes of a checkpoint of this stage: all weights, slots of the trained ones, other state.
 
     Args:
         optimizer: The optimizer of this stage or of another; variables that this one does not
@@ -257,7 +257,8 @@ def checkpoint_bytes(run: "Run", stage: "Stage", optimizer: "keras.optimizers.Op
     trained = flops.trained_parameters(run.config, stage, run.optimizer.freeze).items()
     most = max(shares.values())
     slots = sum(size * shares.get(_of_any_layer(path), most) for path, size in trained)
-    return weight_bytes(run.config, stage) + BYTES_OF_NUMBER * slots
+    others = sum(math.prod(v.shape) for v in optimizers.other_state(optimizer).values())
+    return weight_bytes(run.config, stage) + BYTES_OF_NUMBER * (slots + others)
 
 
 def _of_any_layer(path):

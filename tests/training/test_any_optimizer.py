@@ -33,6 +33,7 @@ from official_bert.stages import Optimizer
 from official_bert.training import model_state, run_checks
 from official_bert.training.trainer import Diverged
 
+SCALED = f"{__name__}:Scaled"
 KINDS = ("lamb", "adamw", "lars", "orscale", "muon", "keras.optimizers:Adam")
 TASKS = ("pre-training", "classification", "questions")
 CLIPPED = {"type": "keras.optimizers:Adam", "global_clipnorm": 0.01}
@@ -189,6 +190,17 @@ def test_slots_are_carried_to_a_larger_model_and_others_start_again(small_corpus
         assert again == (scalar_slots > 0)
 
 
+def test_numbered_state_starts_again_in_a_larger_model(small_corpus, tmp_path, capsys):
+    config = dataclasses.replace(small_corpus.config, num_hidden_layers=2)
+    stages = [dataclasses.replace(SHORT, steps=2, depth=1), dataclasses.replace(SHORT, steps=2)]
+    run = make_run(small_corpus, stages, config=config, optimizer=Optimizer(type=SCALED))
+    scales = train(run, tmp_path).optimizer.scales
+    assert "start again, as they are not shaped like a variable: optimizer/scale" in (
+        capsys.readouterr().out
+    )
+    assert {float(scale.value) for scale in scales} == {3.0}  # 1, and the steps of the stage
+
+
 def test_slots_that_begin_as_the_weights_follow_an_initial_checkpoint(small_corpus, tmp_path):
     optimizer = Optimizer(type="keras.optimizers:ScheduleFreeAdamW")
     train(make_run(small_corpus, [SHORT]), tmp_path / "first")
@@ -237,6 +249,47 @@ class Plain(keras.optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * gradient)
 
 
+class Decaying(keras.optimizers.SGD):
+    """Decays all variables by itself."""
+
+    def __init__(self, learning_rate=0.1, weight_decay=0.0):
+        super().__init__(learning_rate)
+
+
+class Broken(keras.optimizers.SGD):
+    def __init__(self, learning_rate=0.1, milestones=None):
+        assert milestones, "no milestones"
+
+
+class Scheduled(keras.optimizers.SGD):
+    def __init__(self, learning_rate=0.1):
+        super().__init__(keras.optimizers.schedules.CosineDecay(0.1, 10))
+
+
+class Wrapping(Plain):
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+        self.inner = keras.optimizers.SGD(learning_rate, momentum=0.9)
+
+
+class Noisy(Plain):
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+        self.seeds = [keras.random.SeedGenerator(1)]
+
+
+class Scaled(keras.optimizers.SGD):
+    """Has a scalar for each variable."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.scales = [self.add_variable((), "ones", name="scale") for _ in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(self.scales[self._get_variable_index(variable)], 1.0)
+        super().update_step(gradient, variable, learning_rate)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -277,12 +330,61 @@ class Plain(keras.optimizers.Optimizer):
             "exclude_from_layer_adaptation must be left out with optimizer_type=muon",
         ),
         ({"type": f"{__name__}:Plain", "weight_decay": 0.1}, "weight_decay must be left out"),
+        (
+            {"type": f"{__name__}:Plain", "exclude_from_weight_decay": ("bias",)},
+            "exclude_from_weight_decay must be left out with .*:Plain, which has no weight_decay",
+        ),
+        ({"type": f"{__name__}:Decaying"}, "must be empty with .* decays all variables by itself"),
+        ({"type": f"{__name__}:Broken"}, r"arguments of .*:Broken\(.*no milestones"),
+        ({"type": f"{__name__}:Scheduled"}, "which the stages set; got .*a schedule of its own"),
+        (
+            {"type": "keras.optimizers:LossScaleOptimizer"},
+            "must not wrap another optimizer; got .*--dtype=fp16",
+        ),
+        ({"type": "lamb_tf:LossScaleOptimizer"}, "must not wrap another optimizer; got"),
+        ({"type": ADAM, "settings": {"clipnorm": -1}}, "clipnorm must be above 0; got -1"),
+        ({"settings": {"name": "mine"}}, "must not contain name: state is saved without it"),
+        ({"settings": {"global_clipnorm": 1.0}}, "global_clipnorm: it has a flag of its own"),
+        (
+            {"type": ADAM, "settings": {"gradient_accumulation_steps": 2}},
+            "gradient_accumulation_steps: it has a flag of its own",
+        ),
+        ({"type": ADAM, "settings": {"loss_scale_factor": 2.0}}, "the training loop scales the"),
+        ({"settings": {"shard_state": True}}, "shard_state: --shard_optimizer does this"),
     ],
     ids=str,
 )
 def test_what_an_optimizer_cannot_do_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         Optimizer(**given).make()
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [("Wrapping", "whose inner holds a SGD"), ("Noisy", "whose seeds holds a SeedGenerator")],
+)
+def test_state_that_would_not_be_saved_is_refused(kind, holds):
+    kernel = keras.Variable([1.0], name="kernel")
+    made = Optimizer(type=f"{__name__}:{kind}", exclude_from_weight_decay=()).make([kernel])
+    with pytest.raises(ValueError, match=f"makes its state with add_variable .*{holds}"):
+        made.build([kernel])
+
+
+def test_what_the_loop_does_for_keras_optimizers_it_does_together(request, tmp_path):
+    kind = {"type": ADAM, "freeze": ("embeddings/", "layer_0/"), "global_clipnorm": 0.5}
+    changes = {}, {"gradient_accumulation_steps": 2}, {"dtype": "fp16", "loss_scale": "1024"}
+    runs = [run_of(request, "classification", kind, **changed) for changed in changes]
+    ends = [on_tensorflow(run, tmp_path / f"{n}") for n, run in enumerate(runs)]
+    for (_, after, _), tolerance in zip(ends, (0, 1e-5, 2e-3), strict=True):
+        assert_same(weights(ends[0][1]), weights(after), rtol=tolerance, atol=tolerance)
+        assert after["optimizer/skipped_updates"] == 0
+    before, after, _ = map(weights, ends[1])
+    moved = {name for name in after if not np.array_equal(after[name], before[name])}
+    assert moved
+    is_frozen = re.compile("embeddings/|layer_0/").search
+    assert any(map(is_frozen, after))
+    assert not any(map(is_frozen, moved))
+    assert not any(is_frozen(n) for n in ends[1][1] if n.endswith("velocity"))
 
 
 def test_where_keras_lacks_muon_one_line_names_the_version_that_has_it(monkeypatch):
