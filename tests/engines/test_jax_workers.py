@@ -345,11 +345,11 @@ def test_sharded_state_gives_the_same_weights_and_moments_in_less_memory(small_c
             engine={"shards_optimizer": shards},
             measures=kind == "lamb",
         )
-        for kind in ("lamb", "lars")
+        for kind in ("lamb", "lars", "muon")
         for shards in (False, True)
     ]
     results = jax_training.run_jobs(jobs, tmp_path, devices)
-    for kind in ("lamb", "lars"):
+    for kind in ("lamb", "lars", "muon"):
         whole, sharded = (final_tensors(tmp_path / f"{kind}_{s}") for s in (False, True))
         assert_same(sharded, whole, atol=1e-6)
     whole, sharded = results[:2]
