@@ -26,10 +26,13 @@ follows them only for the 1 + P tokens that the heads read. Scores of padding co
 between the sequences of a packed row: they are computed before they are masked.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from official_bert.checkpoints import names
 from official_bert.model.config import BertConfig
 
 if TYPE_CHECKING:
@@ -153,29 +156,8 @@ def reduced_bytes(config: BertConfig, stage: "Stage", freeze: Sequence[str] = ()
 
 def parameters(config: BertConfig, depth: int) -> dict[str, int]:
     """Numbers of parameters of the model that is pre-trained, by the paths of its variables."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    sizes = {
-        _WORDS: config.vocab_size * hidden,
-        f"{_EMBEDDINGS}token_type_embeddings": config.type_vocab_size * hidden,
-        f"{_EMBEDDINGS}position_embeddings": config.max_position_embeddings * hidden,
-        "cls/predictions/output_bias": config.vocab_size,
-        "cls/seq_relationship/output_weights": 2 * hidden,
-        "cls/seq_relationship/output_bias": 2,
-    }
-    dense = {"bert/pooler/": (hidden, hidden), "cls/predictions/transform/": (hidden, hidden)}
-    norms = [_EMBEDDINGS, "cls/predictions/transform/"]
-    for layer in map(_layer, range(depth)):
-        for name in ("query", "key", "value"):
-            sizes[f"{layer}attention/self/{name}/kernel"] = hidden**2
-            sizes[f"{layer}attention/self/{name}/bias"] = hidden
-        dense |= {f"{layer}attention/output/": (hidden, hidden)}
-        dense |= {f"{layer}intermediate/": (hidden, inner), f"{layer}output/": (inner, hidden)}
-        norms += [f"{layer}attention/output/", f"{layer}output/"]
-    for name, (inputs, outputs) in dense.items():
-        sizes |= {f"{name}dense/kernel": inputs * outputs, f"{name}dense/bias": outputs}
-    for name in norms:
-        sizes |= dict.fromkeys((f"{name}LayerNorm/gamma", f"{name}LayerNorm/beta"), hidden)
-    return sizes
+    config = dataclasses.replace(config, num_hidden_layers=depth)
+    return {row.official: math.prod(names.shape(row, config)) for row in names.rows(config)}
 
 
 def trained_parameters(
