@@ -45,7 +45,7 @@ def load(
         "tagger": _word_tagger,
         "masked_lm": _blank_filler,
     }.get(_head(source), _text_encoder)
-    return make(source, run, policy)
+    return make(source, run, _model(source, policy))
 
 
 def _head(source):
@@ -152,21 +152,36 @@ def _check(source, folder):
 # The kinds of models
 
 
-def _blank_filler(source, run, policy):
-    from official_bert.model.pretrainer import BertPretrainer
+def _model(source, policy):
+    """The model of a source with its weights; unused heads that it lacks are 0."""
+    import numpy as np
+
+    from official_bert.checkpoints import keras_files
+    from official_bert.checkpoints.source import ENCODER
+    from official_bert.training import model_state
+
+    kind = source.kind if _head(source) else ENCODER  # also of a next-sentence head alone
+    make = keras_files.model_class(kind.model)
+    model = make(source.config, **source.model_arguments, seed=None, dtype=policy)
+    fresh = model_state.load_weights(model, source.path).fresh
+    for variable in model.weights:
+        if variable.path in fresh:
+            variable.assign(np.zeros(variable.shape, np.float32))
+    return model
+
+
+def _blank_filler(source, run, model):
     from official_bert.prediction.predictors import BlankFiller
 
-    model = _filled(BertPretrainer(source.config, seed=None, dtype=policy), source)
     length = source.text_length
     return BlankFiller(model, _tokenizer(source), _origin(source), max_seq_length=length)
 
 
-def _text_encoder(source, run, policy):
-    from official_bert.model.encoder import BertEncoder
+def _text_encoder(source, run, model):
     from official_bert.prediction.predictors import TextEncoder
 
     return TextEncoder(
-        _filled(BertEncoder(source.config, seed=None, dtype=policy), source),
+        model,
         _tokenizer(source),
         max_seq_length=source.text_length,
         has_pooler="pooler" in source.parts,
@@ -174,30 +189,25 @@ def _text_encoder(source, run, policy):
     )
 
 
-def _sentence_classifier(source, run, policy):
-    from official_bert.model.fine_tuning import BertClassifier
+def _sentence_classifier(source, run, model):
     from official_bert.prediction.predictors import SentenceClassifier
 
-    outputs = source.head.num_outputs(source.head_weights)
-    model = BertClassifier(source.config, outputs, seed=None, dtype=policy)
     return SentenceClassifier(
-        _filled(model, source),
+        model,
         _tokenizer(source),
-        _labels(source, outputs),
+        _labels(source, model.num_outputs),
         max_seq_length=source.text_length,
         takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
         origin=_origin(source),
     )
 
 
-def _question_answerer(source, run, policy):
-    from official_bert.model.fine_tuning import BertQuestionAnswering
+def _question_answerer(source, run, model):
     from official_bert.prediction.predictors import QuestionAnswerer
     from official_bert.tasks.squad_data import Windows
 
-    model = BertQuestionAnswering(source.config, seed=None, dtype=policy)
     return QuestionAnswerer(
-        _filled(model, source),
+        model,
         source.vocab_file,
         source.do_lower_case,
         windows=Windows(**source.windows),
@@ -206,16 +216,13 @@ def _question_answerer(source, run, policy):
     )
 
 
-def _word_tagger(source, run, policy):
-    from official_bert.model.fine_tuning import BertTagger
+def _word_tagger(source, run, model):
     from official_bert.prediction.tagger import WordTagger
 
-    outputs = source.head.num_outputs(source.head_weights)
-    model = BertTagger(source.config, outputs, seed=None, dtype=policy)
     return WordTagger(
-        _filled(model, source),
+        model,
         _tokenizer(source),
-        _labels(source, outputs),
+        _labels(source, model.num_outputs),
         max_seq_length=source.text_length,
         origin=_origin(source),
     )
@@ -238,19 +245,6 @@ def _labels(source, outputs):
             f"{number}. Correct them in its folder."
         )
     return found
-
-
-def _filled(model, source):
-    """The model with the weights of a source; unused heads that it lacks are 0."""
-    import numpy as np
-
-    from official_bert.training import model_state
-
-    fresh = model_state.load_weights(model, source.path).fresh
-    for variable in model.weights:
-        if variable.path in fresh:
-            variable.assign(np.zeros(variable.shape, np.float32))
-    return model
 
 
 def _tokenizer(source):
