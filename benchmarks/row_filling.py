@@ -167,20 +167,12 @@ class Shape:
 
     def __init__(self, folder, settings, length, packed):
         from official_bert.engines.jax_mesh import JaxMesh
-        from official_bert.model.config import BertConfig
         from official_bert.stages import Optimizer, Run, Stage
         from official_bert.tasks.pretraining import Pretraining
         from official_bert.training.stage_model import make_model_and_optimizer
 
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        config = BertConfig(
-            vocab_size=len(tokenization.read_vocabulary(str(folder / "vocab.txt"))),
-            **{name: settings[name] for name in names},
-            max_position_embeddings=max(LENGTHS.values()),
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            initializer_range=settings["initializer_range"],
-        )
+        longest, deviation = max(LENGTHS.values()), settings["initializer_range"]
+        config = trials.config_of(folder, settings, longest, deviation)
         stage = Stage(
             steps=1_000_000,
             batch_size=settings["tokens"] // length,

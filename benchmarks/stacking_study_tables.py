@@ -3,6 +3,7 @@
 import math
 from statistics import mean, median
 
+import numpy as np
 import stats
 
 LABELS = {
@@ -63,13 +64,8 @@ def levels(groups):
 
 def loss_at(curve, share):
     """The loss at a share of the whole time, interpolated linearly."""
-    at = share * curve[-1]["seconds"]
-    after = next(i for i, line in enumerate(curve) if line["seconds"] >= at)
-    if not after:
-        return curve[0]["masked_lm_loss"]
-    low, high = curve[after - 1 : after + 1]
-    part = (at - low["seconds"]) / (high["seconds"] - low["seconds"])
-    return low["masked_lm_loss"] + part * (high["masked_lm_loss"] - low["masked_lm_loss"])
+    seconds, losses = zip(*((line["seconds"], line["masked_lm_loss"]) for line in curve))
+    return float(np.interp(share * seconds[-1], seconds, losses))
 
 
 def flops_until(stages, step):
