@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from official_bert.checkpoints import names, safetensors_files
-from official_bert.checkpoints.model_folder import json_object
 from official_bert.checkpoints.source import (
     CLASSIFIER,
     LABELS,
@@ -20,6 +19,7 @@ from official_bert.checkpoints.source import (
 )
 from official_bert.data import tokenization
 from official_bert.model.config import BertConfig
+from official_bert.system.whole_files import json_object
 
 _TO_HF = {"gelu": "gelu_new", "gelu_erf": "gelu"}  # "gelu" is the exact one there
 _ARCHITECTURES = {

@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from official_bert.checkpoints.model_folder import RUN, json_object
+from official_bert.checkpoints.model_folder import RUN
 from official_bert.checkpoints.source import PRETRAINER, Source, output_names
+from official_bert.system.whole_files import json_object
 
 NAME = "README.md"
 SUMMARY = "summaries/training_summary.txt"

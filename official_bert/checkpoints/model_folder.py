@@ -21,7 +21,7 @@ from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths
 from official_bert.system.places import Place
-from official_bert.system.whole_files import write_text
+from official_bert.system.whole_files import json_object, write_text
 
 RUN = "run.json"
 PLAIN_VOCABULARY = "vocab.txt"
@@ -207,15 +207,6 @@ class ModelFolder:
         folders = [self.folder, *([self.run_folder] if self.run_folder else [])]
         places = (folder / name for folder in folders for name in names)
         return next((place for place in places if place.is_file()), None)
-
-
-def json_object(file: pathlib.Path) -> dict:
-    """The object in a JSON file; {} without a valid one."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def of(

@@ -12,6 +12,7 @@ from official_bert.data import tokenization, tokenizer_settings
 from official_bert.data.tokenization import Casing
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths, places, quiet_tensorflow
+from official_bert.system.whole_files import json_object
 
 _SAME = {"gelu_new": "gelu"}  # two names of one activation
 
@@ -121,7 +122,7 @@ def _with_head(source, model):
 def _labels(model: ModelFolder, outputs):
     if model.kind == "hugging_face":
         file = model.folder / "config.json"
-        return hugging_face.labels(model_folder.json_object(file), outputs, file)
+        return hugging_face.labels(json_object(file), outputs, file)
     return _read_labels(model.labels_file) if model.labels_file else None
 
 

@@ -1,7 +1,8 @@
-"""Writes files that appear only when complete, and survive a loss of power."""
+"""Writes files that appear only when complete, and survive a loss of power; reads JSON."""
 
 import contextlib
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -61,6 +62,15 @@ def write_whole(
 def write_text(path: AnyPath, text: str) -> None:
     """Replaces a UTF-8 text file in one step."""
     write_whole(path, [text.encode("utf-8")])
+
+
+def json_object(path: AnyPath) -> dict:
+    """The object in a JSON file; {} without a valid one."""
+    try:
+        found = json.loads(as_path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def put_in_place(temporary: str | os.PathLike, path: str | os.PathLike) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from official_bert.checkpoints import tensor_bundles
 from official_bert.system.places import AnyPath, RemotePath, as_path
-from official_bert.system.whole_files import put_in_place, sync, write_text
+from official_bert.system.whole_files import json_object, put_in_place, sync, write_text
 from official_bert.training.model_directory import same_examples
 from official_bert.training.run_files import Abandoned, is_name, step_and_count
 
@@ -179,7 +179,7 @@ class CheckpointStore:
 
     def known_good(self) -> str | None:
         """The name of the checkpoint last confirmed, or `None`."""
-        name = _read_record(self.directory / "known_good.json").get("checkpoint")
+        name = json_object(self.directory / "known_good.json").get("checkpoint")
         return name if name in self._names() else None
 
     def _names(self):
@@ -307,7 +307,7 @@ def save_best(
 
 def read_best(directory: AnyPath) -> dict:
     """The content of `best.json`; empty if it is not there or damaged."""
-    return _read_record(as_path(directory) / "best.json")
+    return json_object(as_path(directory) / "best.json")
 
 
 def leave_best(directory: AnyPath, step: int, left: str) -> None:
@@ -389,15 +389,6 @@ def write_bundle(
             left.unlink()  # on a full disk there is room again
         if is_finished:
             aside.rmdir()
-
-
-def _read_record(path):
-    """The JSON object in a file; empty if there is none, or it is damaged and will be replaced."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _prune_bundles(directory, start, but):
