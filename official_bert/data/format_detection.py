@@ -59,7 +59,6 @@ _BINARY = {
 # Read by pyarrow.
 _ARROW = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _NAMES = {"jsonl": "JSON lines", "wikiextractor": "WikiExtractor's output"}
-_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _HTML = re.compile(r"<(!doctype html|html|head|body|title|meta|link|script|div|p|h1)\b", re.I)
 _COLUMN = re.compile(r"\s*[\w-]+([ .][\w-]+)?\s*")
 _TAG = re.compile(r"<[!?/a-z][^<>]*>$", re.I)
@@ -97,7 +96,7 @@ def recognise(path: str, form: str = "auto") -> str:
         return form
     if text.startswith("<doc "):
         return "wikiextractor"
-    name = _COMPRESSED.sub("", path).lower()
+    name = text_files.unpacked_name(path).lower()
     if name.endswith((".jsonl", ".json", ".ndjson")) or re.match(r'\{\s*"|\[\s*[\[{"]', text):
         _refuse_json_over_lines(path, first, whole or bool(more))
         return "jsonl"
@@ -127,7 +126,7 @@ def _require_arrow(path: str, form: str, found: str | None) -> str:
             f"{path} must be {what}, as --input_format={form} says; got {kinds[found]}. Give "
             "--input_format=auto."
         )
-    if _COMPRESSED.search(path):
+    if path.endswith(text_files.COMPRESSED):
         raise ValueError(
             f"{path} must not be compressed as a whole; got {kinds[found]} in an archive. Unpack "
             "it: such files are compressed inside."

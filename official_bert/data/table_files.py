@@ -19,7 +19,6 @@ from typing import Any
 from official_bert.data import arrow_files, text_files
 from official_bert.data.arrow_files import UnfitColumn
 
-_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _FORMATS = {
     ".tsv": "tsv",
     ".txt": "tsv",
@@ -51,7 +50,7 @@ def format_of(path: str) -> str:
     Raises:
         ValueError: the ending is unknown.
     """
-    form = _FORMATS.get(os.path.splitext(_COMPRESSED.sub("", path))[1].lower())
+    form = _FORMATS.get(os.path.splitext(text_files.unpacked_name(path))[1].lower())
     if form is None:
         raise ValueError(
             f"{path} must have a name that ends in {', '.join(_FORMATS)}, which gives the format "

@@ -19,6 +19,7 @@ FORMS = (
     *("auto", "sentences", "paragraphs", "wikiextractor", "jsonl"),
     *("csv", "tsv", "parquet", "arrow"),
 )
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")  # endings of files that are unpacked
 
 # In bytes. A longer line is cut, because some "lines" are whole files. A longer line of JSON is
 # refused, because the parsed object takes many times its size.
@@ -36,6 +37,12 @@ def head(path: str, size: int) -> bytes:
         return file.read(size)
 
 
+def unpacked_name(path: str) -> str:
+    """The path without the ending of a compressed file."""
+    ending = next(filter(path.endswith, COMPRESSED), "")
+    return path.removesuffix(ending)
+
+
 def require_intact(path: str) -> None:
     """Refuses an archive that is damaged in its first GB of text.
 
@@ -44,7 +51,7 @@ def require_intact(path: str) -> None:
     Raises:
         ValueError: the file is an archive and damaged.
     """
-    if path.endswith(_COMPRESSED):
+    if path.endswith(COMPRESSED):
         with _opened(path) as (_, file, place):
             for _ in range(_CHECKED_BYTES >> 20):
                 chunk = file.read(1 << 20)
@@ -243,11 +250,8 @@ def _where_to_cut(line: bytes) -> int:
     return at
 
 
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
-
 def _decompressed(path: str, file):
-    if not path.endswith(_COMPRESSED):
+    if not path.endswith(COMPRESSED):
         return file
     if not file.peek(1):
         raise EOFError("the file is empty")  # to gzip, it is an empty text

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from official_bert.data import text_files
 from official_bert.data.tokenization import Casing
 from official_bert.system.whole_files import write_text
 from official_bert.tasks import labels, tables
@@ -18,7 +19,6 @@ from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
 from official_bert.tasks.tables import Columns, Examples
 
 _SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
-_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 _METRICS = {
     Classes: ("accuracy", "f1_macro", "matthews_correlation"),
     Numbers: ("pearson", "spearman"),
@@ -172,7 +172,7 @@ def find_file(one: GlueTask, data_dir: str, split: str) -> str:
         ValueError: there is no such file.
     """
     name = os.path.join(data_dir, f"{split}.tsv")
-    for ending in _COMPRESSED:
+    for ending in ("", *text_files.COMPRESSED):
         if os.path.isfile(name + ending):
             return name + ending
     inner = os.path.join(data_dir, one.name)

@@ -19,7 +19,6 @@ from official_bert.data import table_files, text_files
 from official_bert.system.whole_files import write_whole
 from official_bert.tasks import tag_schemes
 
-_COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _JSON = (".jsonl", ".ndjson", ".json")
 _DOCUMENT = "-DOCSTART-"
 PREDICTED = "predicted_tags"  # the field of a prediction in JSON lines
@@ -112,12 +111,12 @@ def write_predictions(path: str, folder: str | os.PathLike, tags: Sequence[Seque
 
 def predictions_file(path: str, folder: str | os.PathLike) -> str:
     """The file for the predictions of a file: `predictions`, with the same ending."""
-    ending = pathlib.PurePath(_COMPRESSED.sub("", path)).suffix
+    ending = pathlib.PurePath(text_files.unpacked_name(path)).suffix
     return os.path.join(folder, f"predictions{ending}")
 
 
 def _is_json(path):
-    return _COMPRESSED.sub("", path).lower().endswith(_JSON)
+    return text_files.unpacked_name(path).lower().endswith(_JSON)
 
 
 # CoNLL
