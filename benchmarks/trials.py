@@ -68,7 +68,7 @@ class Study:
             others = [r for r in known if self._stands and not self._stands(r, known)]
             if not others:
                 return newest
-            # One at a time: those that follow in the study may have been chosen from its older one.
+            # Only the first: later ones may have been chosen from an older record of that trial.
             first = min(others, key=lambda record: place[stats.trial_name(record["trial"])])
             found = [record for record in found if record is not first]
 

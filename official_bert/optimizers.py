@@ -219,12 +219,12 @@ class Optimizer:
                 f"{self.settings}: {error}"
             ) from None
         if isinstance(optimizer, InLoop):
-            self._require_of_keras(optimizer, arguments)
+            self._require_rate_and_decay(optimizer, arguments)
             optimizer.prepare(self.exclude_from_weight_decay, self.global_clipnorm)
         return optimizer
 
-    def _require_of_keras(self, optimizer, arguments):
-        """Refuses a class that sets rate or decay in a way of its own, which would be kept."""
+    def _require_rate_and_decay(self, optimizer, arguments):
+        """Refuses a class that ignores the rate of the stages, or decays what is excluded."""
         import keras
 
         if not isinstance(optimizer._learning_rate, keras.Variable):
